@@ -1,0 +1,237 @@
+"""Config: every setting of a run, validated; from defaults, a TOML file, flags and --set, in that order.
+
+Values and names are the field's (INRIA, gsplat); where the two differ the choice is said beside the field.
+Steps in ``schedule`` are absolute: ``Schedule.scaled`` shrinks the 30,000-step recipe to a shorter run once, when
+the run is made, and the result is stored with the run, so that a resumed run follows the very same schedule.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splatcli.errors import UsageError
+
+#: The run length that the field's schedules are written for.
+REFERENCE_ITERATIONS = 30_000
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+
+
+class DataConfig(_Section):
+    """Where the photos are and how they are read."""
+
+    scene: str = ""
+    #: Folder of images, relative to the scene; None takes the layout's own.
+    images: str | None = None
+    #: 1, 2, 4 or 8 divide; a larger number is a width in pixels; None keeps images up to 1600 px wide.
+    resolution: float | None = Field(None, gt=0)
+    #: Every n-th view in name order is held out; 0 holds none out.
+    test_every: int = Field(8, ge=0)
+    #: Bytes of decoded uint8 images that may stay in memory.
+    cache_bytes: int = Field(2 << 30, gt=0)
+    #: Go on without the photos that a camera names and the disk lacks.
+    skip_missing: bool = False
+
+
+class ModelConfig(_Section):
+    """The Gaussians before the first step."""
+
+    sh_degree: int = Field(3, ge=0, le=4)
+    #: "sfm", "random", or the path of a PLY or checkpoint.
+    init: str = "sfm"
+    init_opacity: float = Field(0.1, gt=0, lt=1)
+    #: Times the RMS distance to the three nearest neighbours.
+    init_scale: float = Field(1.0, gt=0)
+    random_points: int = Field(100_000, gt=0)
+
+
+class OptimConfig(_Section):
+    """Adam, one learning rate a group; that of the means decays log-linearly."""
+
+    #: Times the scene extent.
+    means_lr: float = Field(1.6e-4, gt=0)
+    means_lr_final: float = Field(1.6e-6, gt=0)
+    log_scales_lr: float = Field(5e-3, gt=0)
+    quats_lr: float = Field(1e-3, gt=0)
+    #: gsplat's value; INRIA's is 0.025 since October 2024.
+    logit_opacities_lr: float = Field(5e-2, gt=0)
+    sh0_lr: float = Field(2.5e-3, gt=0)
+    shN_lr: float = Field(1.25e-4, gt=0)
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-15, gt=0)
+
+
+class Schedule(_Section):
+    """When things happen, in steps counted from 1."""
+
+    refine_start: int = Field(500, ge=0)
+    refine_stop: int = Field(15_000, ge=0)
+    refine_every: int = Field(100, gt=0)
+    reset_every: int = Field(3_000, gt=0)
+    sh_degree_interval: int = Field(1_000, gt=0)
+    #: Steps over which the means' learning rate falls to its final value; it stays there.
+    lr_steps: int = Field(REFERENCE_ITERATIONS, gt=0)
+
+    @classmethod
+    def scaled(cls, iterations: int) -> Schedule:
+        """The 30,000-step recipe squeezed into a shorter run (gsplat's ``steps_scaler``); never stretched.
+
+        ``refine_every`` shrinks with its square root only: a decision needs statistics over enough views.
+        """
+        factor = min(1.0, iterations / REFERENCE_ITERATIONS)
+
+        def scale(steps: int, power: float = 1.0) -> int:
+            return max(1, round(steps * factor**power))
+
+        return cls(
+            refine_start=scale(500),
+            refine_stop=scale(15_000),
+            refine_every=scale(100, 0.5),
+            reset_every=scale(3_000),
+            sh_degree_interval=scale(1_000),
+            lr_steps=max(1, iterations),
+        )
+
+
+class StrategyConfig(_Section):
+    """Adaptive density control."""
+
+    name: Literal["default"] = "default"
+    #: No more Gaussians than this; None sets no bound.
+    cap_max: int | None = Field(None, gt=0)
+    #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
+    grow_grad2d: float = Field(2e-4, gt=0)
+    #: Times the scene extent: smaller Gaussians are cloned, larger are split.
+    grow_scale3d: float = Field(0.01, gt=0)
+    prune_opacity: float = Field(0.005, ge=0, lt=1)
+    #: Times the scene extent; applied after the first opacity reset.
+    prune_scale3d: float = Field(0.1, gt=0)
+
+
+class TrainConfig(_Section):
+    """The loop."""
+
+    iterations: int = Field(REFERENCE_ITERATIONS, gt=0)
+    seed: int = 42
+    ssim_lambda: float = Field(0.2, ge=0, le=1)
+    background: Literal["black", "white", "random"] = "black"
+    antialiased: bool = False
+    #: Steps between evaluations on the held-out views beside the last one; 0 evaluates at the end only.
+    eval_every: int = Field(0, ge=0)
+
+
+class SaveConfig(_Section):
+    """Checkpoints."""
+
+    every_minutes: float = Field(2.0, gt=0)
+    #: Also at these steps; these are never deleted.
+    steps: tuple[int, ...] = (7_000, 30_000)
+    keep_last: int = Field(2, ge=1)
+
+
+class Config(_Section):
+    """All settings of a run."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    schedule: Schedule = Field(default_factory=Schedule)
+    strategy: StrategyConfig = Field(default_factory=StrategyConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    save: SaveConfig = Field(default_factory=SaveConfig)
+
+
+def build_config(
+    flags: dict[str, Any] | None = None,
+    *,
+    file: Path | None = None,
+    assignments: list[str] | None = None,
+) -> Config:
+    """The settings of a new run.
+
+    flags: dotted key -> value; a value of None means that the flag was not given.
+    file: a TOML file with the sections above.
+    assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
+    Later sources win. The schedule is scaled to ``train.iterations`` before explicit schedule keys are applied.
+    Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values.update(_flatten(_read_toml(file)))
+    values.update({key: value for key, value in (flags or {}).items() if value is not None})
+    for text in assignments or []:
+        key, equals, raw = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set wants key=value, got {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
+        values[key.strip()] = _parse_value(raw.strip())
+
+    known = set(_flatten(Config().model_dump()))
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for the keys"
+            raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
+    try:
+        config = Config.model_validate(_nest(values))
+        iterations = config.train.iterations
+        schedule = Schedule.scaled(iterations).model_dump()
+        schedule.update({k.split(".", 1)[1]: v for k, v in values.items() if k.startswith("schedule.")})
+        config.schedule = Schedule.model_validate(schedule)
+    except ValidationError as error:
+        raise UsageError(_describe(error), where=file) from None
+    return config
+
+
+def parse_config(data: dict[str, Any]) -> Config:
+    """Settings stored with a run, validated again. Raises pydantic.ValidationError."""
+    return Config.model_validate(data)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read the settings: {error.strerror}", where=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"not valid TOML: {error}", where=path) from None
+
+
+def _parse_value(raw: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
+def _describe(error: ValidationError) -> str:
+    problems = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
+    return "settings out of range: " + "; ".join(problems)

@@ -1,0 +1,88 @@
+"""Gaussians: the raw, pre-activation parameters of a scene; there is no other form of them.
+
+Nothing in this package holds exp(log_scales), sigmoid(logit_opacities) or normalised quaternions:
+activation happens inside the rasterizer and nowhere else, so nothing can be activated twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: The six parameter groups, in the order that every loop over them uses.
+GROUPS = ("means", "quats", "log_scales", "logit_opacities", "sh0", "shN")
+
+#: SH coefficients beside the constant one, by degree.
+SH_REST = (0, 3, 8, 15, 24)
+
+
+@dataclass(slots=True)
+class Gaussians:
+    """N Gaussians as float32 leaf tensors on one device.
+
+    means            [N, 3]    world units, the scene's own frame
+    quats            [N, 4]    w x y z, Hamilton, not normalised
+    log_scales       [N, 3]    natural logarithm of the standard deviations, world units
+    logit_opacities  [N]       logit of the opacity
+    sh0              [N, 3]    constant SH coefficient of R G B; colour = 0.5 + 0.2820948 sh0 + ...
+    shN              [N, K, 3] the other coefficients, K = 0, 3, 8, 15 or 24 (INRIA's order and signs)
+
+    The object is a bundle of names: optimisers change the numbers in place.
+    """
+
+    means: Tensor
+    quats: Tensor
+    log_scales: Tensor
+    logit_opacities: Tensor
+    sh0: Tensor
+    shN: Tensor
+
+    def __post_init__(self) -> None:
+        n = self.means.shape[0]
+        expected = {
+            "means": (n, 3),
+            "quats": (n, 4),
+            "log_scales": (n, 3),
+            "logit_opacities": (n,),
+            "sh0": (n, 3),
+            "shN": (n, self.shN.shape[1] if self.shN.dim() == 3 else -1, 3),
+        }
+        for name, tensor in self.items():
+            if tuple(tensor.shape) != expected[name]:
+                raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {expected[name]}")
+            if tensor.device != self.means.device:
+                raise ValueError(f"{name} is on {tensor.device}, means on {self.means.device}")
+            if tensor.dtype != self.means.dtype:
+                raise ValueError(f"{name} is {tensor.dtype}, means {self.means.dtype}")
+        if self.shN.shape[1] not in SH_REST:
+            raise ValueError(f"shN has {self.shN.shape[1]} coefficients, not one of {SH_REST}")
+
+    def __len__(self) -> int:
+        return self.means.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.means.device
+
+    @property
+    def sh_degree(self) -> int:
+        """The highest SH degree that shN has room for, 0 to 4."""
+        return SH_REST.index(self.shN.shape[1])
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """(name, tensor) for each group, in the order of GROUPS."""
+        for name in GROUPS:
+            yield name, getattr(self, name)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> Gaussians:
+        """A new bundle with ``fn`` applied to each tensor."""
+        return Gaussians(**{name: fn(tensor) for name, tensor in self.items()})
+
+    def to(self, device: torch.device | str) -> Gaussians:
+        return self.map(lambda t: t.to(device))
+
+    def detach_clone(self) -> Gaussians:
+        return self.map(lambda t: t.detach().clone())

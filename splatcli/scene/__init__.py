@@ -1,0 +1,1 @@
+"""Scenes: cameras, images and points, read from what people have on disk."""
