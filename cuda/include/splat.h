@@ -1,0 +1,156 @@
+/* The C ABI of the native core. One header for every backend: the CPU library and the CUDA library export the same
+ * names. No function allocates; outputs and workspaces are the caller's, sizes follow from the functions below.
+ *
+ * Every struct starts with its own size, so that a caller built against another header is refused and not misread.
+ * Pointers are to contiguous arrays on the call's device; `real` means float or double, by SplatCall.dtype.
+ * Functions return 0, or -1 with a message in splat_last_error() (one a thread).
+ */
+#ifndef SPLAT_H
+#define SPLAT_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define SPLAT_ABI_VERSION 1
+#define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
+#define SPLAT_TILE 16        /* pixels a side */
+#define SPLAT_RECORD 16      /* reals of a visible Gaussian */
+#define SPLAT_ROW 16         /* reals of a (Gaussian, tile) pair in the backward pass */
+#define SPLAT_POSE 16        /* reals of a chunk's share of the pose gradient */
+
+enum { SPLAT_FLOAT32 = 0, SPLAT_FLOAT64 = 1 };
+enum { SPLAT_ISA_AUTO = 0, SPLAT_ISA_PORTABLE = 1, SPLAT_ISA_AVX2 = 2, SPLAT_ISA_AVX512 = 3 };
+
+/* How to run: first argument of every entry. */
+typedef struct SplatCall {
+  uint32_t struct_size;
+  int32_t device;  /* ordinal; ignored by the CPU library */
+  void* stream;    /* the caller's current stream; ignored by the CPU library */
+  int32_t dtype;   /* SPLAT_FLOAT32 or SPLAT_FLOAT64 (CPU only, always the portable build) */
+  int32_t threads; /* CPU threads, at least 1 */
+  int32_t isa;     /* SPLAT_ISA_AUTO takes the best that this processor runs */
+  int32_t reserved;
+} SplatCall;
+
+/* A pinhole camera, OpenCV axes; how to render through it. */
+typedef struct SplatView {
+  uint32_t struct_size;
+  int32_t width, height; /* pixels */
+  int32_t sh_degree;     /* in use, 0 to 4 */
+  int32_t antialiased;   /* scale opacity by what the blur added */
+  int32_t with_depth;    /* also accumulate depth */
+  double viewmat[16];    /* world to camera, row major */
+  double fx, fy, cx, cy; /* pixels */
+  double z_near, z_far;  /* world units */
+} SplatView;
+
+/* Raw parameters, or anything of the same shape (gradients, moments). */
+typedef struct SplatGaussians {
+  uint32_t struct_size;
+  int32_t sh_rest;        /* K: coefficients in shN, 0 3 8 15 or 24 */
+  int64_t n;
+  void* means;            /* real [n, 3] */
+  void* quats;            /* real [n, 4] w x y z, unnormalised */
+  void* log_scales;       /* real [n, 3] */
+  void* logit_opacities;  /* real [n] */
+  void* sh0;              /* real [n, 3] */
+  void* shN;              /* real [n, K, 3] */
+} SplatGaussians;
+
+/* What the stages hand to each other for one view. M = n rounded up to SPLAT_CHUNK; T = tiles of the image. */
+typedef struct SplatFrame {
+  uint32_t struct_size;
+  int32_t reserved;
+  /* splat_project */
+  void* records;           /* real [M, SPLAT_RECORD]; 64-byte aligned */
+  int32_t* ids;            /* [M] index of the Gaussian */
+  int64_t* chunk_counts;   /* [M / SPLAT_CHUNK, 2] visible Gaussians; upper bound of their tile pairs */
+  int64_t visible;         /* result */
+  int64_t pair_bound;      /* result: at least the number of pairs */
+  /* splat_bin */
+  void* workspace;         /* splat_bin_bytes() */
+  int64_t workspace_bytes;
+  uint32_t* row_starts;    /* [M] first row of a visible Gaussian */
+  uint32_t* row_counts;    /* [M] and how many */
+  int64_t* tile_starts;    /* [T + 1] */
+  uint32_t* pair_records;  /* [pair_bound] front to back in each tile */
+  uint32_t* pair_rows;     /* [pair_bound] */
+  uint16_t* pair_masks;    /* [pair_bound] 4x4 blocks of the tile that are reached */
+  int64_t pairs;           /* result */
+  /* splat_blend */
+  int32_t* tile_ends;      /* [T] pairs of the tile up to its last stop */
+  /* splat_blend_vjp */
+  void* rows;              /* real [pairs, SPLAT_ROW]; 64-byte aligned */
+} SplatFrame;
+
+typedef struct SplatImages {
+  uint32_t struct_size;
+  int32_t reserved;
+  void* image;      /* real [height, width, 3] */
+  void* alpha;      /* real [height, width] */
+  void* depth;      /* real [height, width], sum of weight times z; may be NULL without with_depth */
+} SplatImages;
+
+/* Adam in place. Moments have the shapes of the parameters. */
+typedef struct SplatAdam {
+  uint32_t struct_size;
+  int32_t reserved;
+  int64_t step;       /* counted from 1 */
+  double beta1, beta2, eps;
+  double lr[6];       /* in the order of SplatGaussians */
+  SplatGaussians exp_avg, exp_avg_sq;
+} SplatAdam;
+
+/* Where splat_project_vjp puts things; every pointer may be NULL. */
+typedef struct SplatProjectGrad {
+  uint32_t struct_size;
+  int32_t reserved;
+  const SplatGaussians* gradients; /* written in full, zero where invisible */
+  const SplatAdam* adam;           /* or applied at once, never materialised */
+  void* pose_partials;             /* real [M / SPLAT_CHUNK, SPLAT_POSE] workspace, with v_viewmat */
+  void* v_viewmat;                 /* real [4, 4], last row 0 */
+  void* grad2d;                    /* real [n], += |(W/2, H/2) dL/dmean2d| */
+  void* count;                     /* real [n], += 1 where visible */
+} SplatProjectGrad;
+
+typedef struct SplatLoss {
+  uint32_t struct_size;
+  int32_t width, height;
+  int32_t target_is_u8;
+  double ssim_lambda;   /* loss = (1 - lambda) mean|x - y| + lambda (1 - mean SSIM) */
+  const void* image;    /* real [height, width, 3] */
+  const void* target;   /* uint8 or real, same shape */
+  void* v_image;        /* real, same shape: gradient of the loss */
+  void* workspace;      /* splat_loss_bytes() */
+  double l1, ssim;      /* results: means */
+} SplatLoss;
+
+int32_t splat_abi_version(void);
+const char* splat_last_error(void);
+int32_t splat_best_isa(void);
+
+/* Projects, activates, colours; counts. */
+int32_t splat_project(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
+/* Bytes that splat_bin needs for `visible` Gaussians and `pair_bound` pairs in the view's tiles. */
+int64_t splat_bin_bytes(const SplatCall*, const SplatView*, const SplatFrame*);
+/* Sorts by depth and lists, for each tile, what reaches it. */
+int32_t splat_bin(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
+int32_t splat_blend(const SplatCall*, const SplatView*, const SplatFrame*, const void* background,
+                    const SplatImages* out);
+/* v_out: gradients of the images; alpha and depth may be NULL. background_partials: real [T, 3], with v_background. */
+int32_t splat_blend_vjp(const SplatCall*, const SplatView*, const SplatFrame*, const void* background,
+                        const SplatImages* out, const SplatImages* v_out, void* background_partials,
+                        void* v_background);
+int32_t splat_project_vjp(const SplatCall*, const SplatView*, const SplatGaussians*, const SplatFrame*,
+                          const SplatProjectGrad*);
+int64_t splat_loss_bytes(const SplatCall*, const SplatLoss*);
+int32_t splat_loss(const SplatCall*, SplatLoss*);
+int32_t splat_adam(const SplatCall*, const SplatGaussians* params, const SplatGaussians* gradients, const SplatAdam*);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

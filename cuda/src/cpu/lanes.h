@@ -1,0 +1,331 @@
+// Lanes<T, W>: W numbers that the math/ templates take for one. The only file with compiler-specific vector code.
+//
+// A Lanes wider than a machine register is a pair of halves, down to the register width of the instruction set that
+// the including file is compiled for. Without FMA (the portable build) every operation rounds as in scalar code.
+#pragma once
+#include <cstring>
+
+#include "../../math/hd.h"
+
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#include <immintrin.h>
+#define SPLAT_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#include <immintrin.h>
+#define SPLAT_VECTOR_BYTES 32
+#else
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+#define SPLAT_VECTOR_BYTES 16
+#endif
+
+#define SPLAT_INLINE inline __attribute__((always_inline))
+
+namespace splat {
+// An inline namespace a build variant: the same templates compiled for several instruction sets never meet at link.
+namespace SPLAT_ISA {
+
+template <class T>
+struct IntFor;
+template <>
+struct IntFor<float> {
+  using type = int32_t;
+};
+template <>
+struct IntFor<double> {
+  using type = int64_t;
+};
+
+template <class T, int W, bool Native = (W * sizeof(T) <= SPLAT_VECTOR_BYTES)>
+struct Lanes;
+template <class T, int W, bool Native = (W * sizeof(T) <= SPLAT_VECTOR_BYTES)>
+struct LaneMask;
+
+// ---- masks -------------------------------------------------------------------------------------------------------
+
+template <class T, int W>
+struct LaneMask<T, W, true> {
+  typedef typename IntFor<T>::type Raw __attribute__((vector_size(W * sizeof(T))));
+  Raw v;
+  friend SPLAT_INLINE LaneMask operator&(LaneMask a, LaneMask b) { return {a.v & b.v}; }
+  friend SPLAT_INLINE LaneMask operator|(LaneMask a, LaneMask b) { return {a.v | b.v}; }
+  SPLAT_INLINE uint32_t bits() const {
+#if defined(__AVX2__)
+    if constexpr (sizeof(T) == 4 && W == 8) return uint32_t(_mm256_movemask_ps((__m256)v));
+    if constexpr (sizeof(T) == 8 && W == 4) return uint32_t(_mm256_movemask_pd((__m256d)v));
+#endif
+#if defined(__SSE2__)
+    if constexpr (sizeof(T) == 4 && W == 4) return uint32_t(_mm_movemask_ps((__m128)v));
+    if constexpr (sizeof(T) == 8 && W == 2) return uint32_t(_mm_movemask_pd((__m128d)v));
+#endif
+    uint32_t out = 0;
+    for (int i = 0; i < W; ++i) out |= uint32_t(v[i] & 1) << i;
+    return out;
+  }
+};
+template <class T, int W>
+struct LaneMask<T, W, false> {
+  using Half = LaneMask<T, W / 2>;
+  Half lo, hi;
+  friend SPLAT_INLINE LaneMask operator&(LaneMask a, LaneMask b) { return {a.lo & b.lo, a.hi & b.hi}; }
+  friend SPLAT_INLINE LaneMask operator|(LaneMask a, LaneMask b) { return {a.lo | b.lo, a.hi | b.hi}; }
+  SPLAT_INLINE uint32_t bits() const { return lo.bits() | (hi.bits() << (W / 2)); }
+};
+#if SPLAT_VECTOR_BYTES == 64
+template <>
+struct LaneMask<float, 16, true> {
+  __mmask16 v;
+  friend SPLAT_INLINE LaneMask operator&(LaneMask a, LaneMask b) { return {__mmask16(a.v & b.v)}; }
+  friend SPLAT_INLINE LaneMask operator|(LaneMask a, LaneMask b) { return {__mmask16(a.v | b.v)}; }
+  SPLAT_INLINE uint32_t bits() const { return v; }
+};
+#endif
+template <class T, int W>
+SPLAT_INLINE bool any(LaneMask<T, W> m) { return m.bits() != 0; }
+
+// ---- numbers -----------------------------------------------------------------------------------------------------
+
+template <class T, int W>
+struct Lanes<T, W, true> {
+  typedef T Raw __attribute__((vector_size(W * sizeof(T))));
+  typedef typename IntFor<T>::type IntRaw __attribute__((vector_size(W * sizeof(T))));
+  using Mask = LaneMask<T, W>;
+  static constexpr bool kNative = true;
+  Raw v;
+  Lanes() = default;
+  SPLAT_INLINE Lanes(Raw raw) : v(raw) {}
+  template <class S, class = typename std::enable_if<std::is_arithmetic<S>::value>::type>
+  SPLAT_INLINE Lanes(S x) : v(Raw{} + T(x)) {}
+  static SPLAT_INLINE Lanes load(const T* p) {
+    Lanes r;
+    std::memcpy(&r.v, p, sizeof(Raw));
+    return r;
+  }
+  SPLAT_INLINE void store(T* p) const { std::memcpy(p, &v, sizeof(Raw)); }
+  friend SPLAT_INLINE Lanes operator+(Lanes a, Lanes b) { return {a.v + b.v}; }
+  friend SPLAT_INLINE Lanes operator-(Lanes a, Lanes b) { return {a.v - b.v}; }
+  friend SPLAT_INLINE Lanes operator*(Lanes a, Lanes b) { return {a.v * b.v}; }
+  friend SPLAT_INLINE Lanes operator/(Lanes a, Lanes b) { return {a.v / b.v}; }
+  friend SPLAT_INLINE Lanes operator-(Lanes a) { return {-a.v}; }
+  SPLAT_INLINE Lanes& operator+=(Lanes b) { return v += b.v, *this; }
+  SPLAT_INLINE Lanes& operator-=(Lanes b) { return v -= b.v, *this; }
+#if SPLAT_VECTOR_BYTES == 64
+#define SPLAT_COMPARE(op, code)                                                          \
+  friend SPLAT_INLINE Mask operator op(Lanes a, Lanes b) {                               \
+    if constexpr (sizeof(T) == 4 && W == 16) {                                           \
+      return {_mm512_cmp_ps_mask(__m512(a.v), __m512(b.v), code)};                       \
+    } else {                                                                             \
+      return {(typename Mask::Raw)(a.v op b.v)};                                         \
+    }                                                                                    \
+  }
+#else
+#define SPLAT_COMPARE(op, code) \
+  friend SPLAT_INLINE Mask operator op(Lanes a, Lanes b) { return {(typename Mask::Raw)(a.v op b.v)}; }
+#endif
+  SPLAT_COMPARE(<, _CMP_LT_OQ)
+  SPLAT_COMPARE(<=, _CMP_LE_OQ)
+  SPLAT_COMPARE(>, _CMP_GT_OQ)
+  SPLAT_COMPARE(>=, _CMP_GE_OQ)
+#undef SPLAT_COMPARE
+};
+template <class T, int W>
+struct Lanes<T, W, false> {
+  using Half = Lanes<T, W / 2>;
+  using Mask = LaneMask<T, W>;
+  static constexpr bool kNative = false;
+  Half lo, hi;
+  Lanes() = default;
+  SPLAT_INLINE Lanes(Half a, Half b) : lo(a), hi(b) {}
+  template <class S, class = typename std::enable_if<std::is_arithmetic<S>::value>::type>
+  SPLAT_INLINE Lanes(S x) : lo(x), hi(x) {}
+  static SPLAT_INLINE Lanes load(const T* p) { return {Half::load(p), Half::load(p + W / 2)}; }
+  SPLAT_INLINE void store(T* p) const { lo.store(p), hi.store(p + W / 2); }
+#define SPLAT_BINARY(op) \
+  friend SPLAT_INLINE Lanes operator op(Lanes a, Lanes b) { return {a.lo op b.lo, a.hi op b.hi}; }
+  SPLAT_BINARY(+)
+  SPLAT_BINARY(-)
+  SPLAT_BINARY(*)
+  SPLAT_BINARY(/)
+#undef SPLAT_BINARY
+  friend SPLAT_INLINE Lanes operator-(Lanes a) { return {-a.lo, -a.hi}; }
+  SPLAT_INLINE Lanes& operator+=(Lanes b) { return lo += b.lo, hi += b.hi, *this; }
+  SPLAT_INLINE Lanes& operator-=(Lanes b) { return lo -= b.lo, hi -= b.hi, *this; }
+#define SPLAT_COMPARE(op) \
+  friend SPLAT_INLINE Mask operator op(Lanes a, Lanes b) { return {a.lo op b.lo, a.hi op b.hi}; }
+  SPLAT_COMPARE(<)
+  SPLAT_COMPARE(<=)
+  SPLAT_COMPARE(>)
+  SPLAT_COMPARE(>=)
+#undef SPLAT_COMPARE
+};
+
+// ---- functions that math/ and the drivers call ---------------------------------------------------------------------
+
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> select(LaneMask<T, W> m, Lanes<T, W> yes, Lanes<T, W> no) {
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {select(m.lo, yes.lo, no.lo), select(m.hi, yes.hi, no.hi)};
+#if SPLAT_VECTOR_BYTES == 64
+  } else if constexpr (sizeof(T) == 4 && W == 16) {
+    return {(typename Lanes<T, W>::Raw)_mm512_mask_blend_ps(m.v, __m512(no.v), __m512(yes.v))};
+#endif
+  } else {
+    return {m.v ? yes.v : no.v};
+  }
+}
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> min_(Lanes<T, W> a, Lanes<T, W> b) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4 && W == 16) {
+    return {(typename Lanes<T, W>::Raw)_mm512_min_ps(__m512(a.v), __m512(b.v))};
+  } else
+#endif
+    return select(a < b, a, b);
+}
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> max_(Lanes<T, W> a, Lanes<T, W> b) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4 && W == 16) {
+    return {(typename Lanes<T, W>::Raw)_mm512_max_ps(__m512(a.v), __m512(b.v))};
+  } else
+#endif
+    return select(a > b, a, b);
+}
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> abs_(Lanes<T, W> a) { return max_(a, -a); }
+
+// Applies a scalar function to each lane; for what no vector instruction does and no hot path needs.
+template <class T, int W, class F>
+SPLAT_INLINE Lanes<T, W> each(Lanes<T, W> a, F f) {
+  T x[W];
+  a.store(x);
+  for (int i = 0; i < W; ++i) x[i] = f(x[i]);
+  return Lanes<T, W>::load(x);
+}
+
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> sqrt_(Lanes<T, W> a) {
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {sqrt_(a.lo), sqrt_(a.hi)};
+#if SPLAT_VECTOR_BYTES == 64
+  } else if constexpr (sizeof(T) == 4 && W == 16) {
+    return {(typename Lanes<T, W>::Raw)_mm512_sqrt_ps(__m512(a.v))};
+#elif SPLAT_VECTOR_BYTES == 32
+  } else if constexpr (sizeof(T) == 4 && W == 8) {
+    return {(typename Lanes<T, W>::Raw)_mm256_sqrt_ps(__m256(a.v))};
+#elif defined(__SSE2__)
+  } else if constexpr (sizeof(T) == 4 && W == 4) {
+    return {(typename Lanes<T, W>::Raw)_mm_sqrt_ps(__m128(a.v))};
+#endif
+  } else {
+    return each(a, [](T x) { return splat::sqrt_(x); });
+  }
+}
+
+// 2^x for x in [-126, 127], about 1e-7 relative; outside it, and for NaN, the result is meaningless.
+// Split at the nearest integer by adding 1.5 * 2^23; the rest goes through a minimax polynomial.
+template <int W>
+SPLAT_INLINE Lanes<float, W> exp2_bounded(Lanes<float, W> x) {
+  if constexpr (!Lanes<float, W>::kNative) {
+    return {exp2_bounded(x.lo), exp2_bounded(x.hi)};
+  } else {
+    using L = Lanes<float, W>;
+    const L shifted = x + L(12582912.0f);
+    const L f = x - (shifted - L(12582912.0f));
+    L p = f * L(1.326472718e-03f) + L(9.671512641e-03f);
+    p = p * f + L(5.550733743e-02f);
+    p = p * f + L(2.402224209e-01f);
+    p = p * f + L(6.931469776e-01f);
+    p = p * f + L(1.0f);
+    return {(typename L::Raw)((typename L::IntRaw)p.v + ((typename L::IntRaw)shifted.v << 23))};
+  }
+}
+template <int W>
+SPLAT_INLINE Lanes<double, W> exp2_bounded(Lanes<double, W> x) {
+  return each(x, [](double v) { return splat::exp2_(v); });
+}
+
+// e^x with about 2e-7 relative error; saturates instead of overflowing; NaN stays NaN.
+template <int W>
+SPLAT_INLINE Lanes<float, W> exp_(Lanes<float, W> x) {
+  if constexpr (!Lanes<float, W>::kNative) {
+    return {exp_(x.lo), exp_(x.hi)};
+  } else {
+    using L = Lanes<float, W>;
+    x = min_(L(88.0f), max_(L(-87.0f), x));
+    const L shifted = x * L(1.44269504f) + L(12582912.0f);
+    const L n = shifted - L(12582912.0f);
+    const L r = (x - n * L(0.693359375f)) - n * L(-2.12194440e-4f);
+    L p = r * L(1.0f / 720.0f) + L(1.0f / 120.0f);
+    p = p * r + L(1.0f / 24.0f);
+    p = p * r + L(1.0f / 6.0f);
+    p = p * r + L(0.5f);
+    p = p * r + L(1.0f);
+    p = p * r + L(1.0f);
+    // A product, not an addition to the exponent, so that NaN survives.
+    const typename L::IntRaw power = ((typename L::IntRaw)shifted.v + 127) << 23;
+    return p * L((typename L::Raw)power);
+  }
+}
+template <int W>
+SPLAT_INLINE Lanes<double, W> exp_(Lanes<double, W> x) {
+  return each(x, [](double v) { return splat::exp_(v); });
+}
+
+// log2 of a positive normal number, about 1e-7 absolute; NaN stays NaN.
+template <int W>
+SPLAT_INLINE Lanes<float, W> log2_(Lanes<float, W> x) {
+  if constexpr (!Lanes<float, W>::kNative) {
+    return {log2_(x.lo), log2_(x.hi)};
+  } else {
+    using L = Lanes<float, W>;
+    using I = typename L::IntRaw;
+    const I bits = (I)x.v;
+    const I exponent = (bits - 0x3f3504f3) >> 23;  // mantissa in [sqrt(1/2), sqrt(2))
+    const L m((typename L::Raw)(bits - (exponent << 23)));
+    const L e(__builtin_convertvector(exponent, typename L::Raw));
+    const L s = (m - L(1.0f)) / (m + L(1.0f)), ss = s * s;
+    L p = ss * L(0.32059889f) + L(0.41219858f);
+    p = p * ss + L(0.57707802f);
+    p = p * ss + L(0.96179669f);
+    p = p * ss + L(2.8853901f);
+    return select(x >= x, p * s + e, x);
+  }
+}
+template <int W>
+SPLAT_INLINE Lanes<double, W> log2_(Lanes<double, W> x) {
+  return each(x, [](double v) { return splat::log2_(v); });
+}
+
+// Lane i takes p[index[i]].
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> gather(const T* p, const int32_t* index) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4 && W == 16) {
+    return {(typename Lanes<T, W>::Raw)_mm512_i32gather_ps(_mm512_loadu_si512(index), p, 4)};
+  }
+#endif
+  T x[W];
+  for (int i = 0; i < W; ++i) x[i] = p[index[i]];
+  return Lanes<T, W>::load(x);
+}
+template <class T, int W>
+SPLAT_INLINE void scatter(Lanes<T, W> a, T* p, const int32_t* index, int count) {
+  T x[W];
+  a.store(x);
+  for (int i = 0; i < count; ++i) p[index[i]] = x[i];
+}
+
+// Sum of all lanes in a fixed order: halves are added until one number is left.
+template <class T, int W>
+SPLAT_INLINE T sum(Lanes<T, W> a) {
+  T x[W];
+  a.store(x);
+  for (int width = W / 2; width > 0; width /= 2)
+    for (int i = 0; i < width; ++i) x[i] += x[i + width];
+  return x[0];
+}
+
+}  // namespace SPLAT_ISA
+}  // namespace splat

@@ -1,0 +1,17 @@
+// Threads: numbered jobs run by a fixed pool, in any order; results never depend on who ran which.
+#pragma once
+#include <cstdint>
+
+namespace splat {
+
+// Runs job(context, i) for i in [0, count) on at most `threads` threads, the caller among them; returns when all
+// are done. One parallel loop at a time: a second caller waits. Jobs must not call it again.
+void run_jobs(int threads, int64_t count, void (*job)(void* context, int64_t i), void* context);
+
+// The same for any callable.
+template <class F>
+void parallel_for(int threads, int64_t count, F&& f) {
+  run_jobs(threads, count, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f);
+}
+
+}  // namespace splat
