@@ -19,7 +19,14 @@ from splatcli.raster.reference_projection import (
 )
 from splatcli.scene.camera import Camera
 
-__all__ = ["ReferenceProjection", "loss_reference", "project_reference", "render_reference", "ssim_reference"]
+__all__ = [
+    "ReferenceProjection",
+    "blend_reference",
+    "loss_reference",
+    "project_reference",
+    "render_reference",
+    "ssim_reference",
+]
 
 #: No single Gaussian hides everything: keeps 1 - alpha away from zero, by which the adjoint divides.
 ALPHA_MAX = 0.999
@@ -57,10 +64,6 @@ def render_reference(
     Returns (image [H, W, 3], alpha [H, W], depth [H, W] accumulated camera-space z, not divided by alpha)
     in the Gaussians' dtype and on their device. ValueError for a wrong degree or shape.
     """
-    means = gaussians.means
-    background = means.new_zeros(3) if background is None else background.to(means)
-    if background.shape != (3,):
-        raise ValueError(f"background has shape {tuple(background.shape)}, not (3,)")
     _, splats = project_visible(
         gaussians,
         camera,
@@ -69,15 +72,28 @@ def render_reference(
         antialiased=antialiased,
         detach_directions=detach_directions,
     )
+    return blend_reference(splats, camera.width, camera.height, background)
+
+
+def blend_reference(
+    splats: Splats, width: int, height: int, background: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The second half of ``render_reference``: what splats, ordered by their Gaussians' indices, look like.
+
+    Apart from it, so that the gradient by the projected means can be asked for.
+    """
+    background = splats.means2d.new_zeros(3) if background is None else background.to(splats.means2d)
+    if background.shape != (3,):
+        raise ValueError(f"background has shape {tuple(background.shape)}, not (3,)")
     # One gather orders everything by depth. Indices ascend before, and the sort is stable: ties go by index.
     table = _pack(splats).index_select(0, splats.depths.detach().argsort(stable=True))
     boxes = _support_boxes(table.detach())
     strips = []
-    for top in range(0, camera.height, BLOCK):
-        bottom = min(top + BLOCK, camera.height)
+    for top in range(0, height, BLOCK):
+        bottom = min(top + BLOCK, height)
         blocks = []
-        for left in range(0, camera.width, BLOCK):
-            right = min(left + BLOCK, camera.width)
+        for left in range(0, width, BLOCK):
+            right = min(left + BLOCK, width)
             touching = torch.nonzero(_touches(boxes, left, top, right, bottom)).squeeze(1)
             pixels = _pixel_centers(left, top, right, bottom, table)
             # Recomputing a block in the backward pass keeps one block's intermediates alive, not the image's.
