@@ -1,0 +1,110 @@
+"""Replace a file in one step: whatever happens, its place holds the whole old content or the whole new one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from splatcli.errors import OutputError
+
+#: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
+TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
+
+#: A file system that cannot reserve space or sync a folder says so in one of these ways; it is no fault.
+_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
+
+
+def write_atomically(
+    path: Path,
+    write: Callable[[BinaryIO], None],
+    *,
+    what: str,
+    reserve: int = 0,
+    verify: Callable[[Path], object] | None = None,
+) -> None:
+    """Write a file through ``write`` and put it at ``path`` when it is complete, verified and on the disk.
+
+    what: what is being written, for the message.
+    reserve: bytes to claim beforehand, so that a full disk shows before minutes of work; 0 claims nothing.
+    verify: reads the temporary file and raises when it is not what was meant.
+    Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure; the old
+    file is then untouched and no temporary file is left.
+    """
+    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
+    try:
+        with temporary.open("xb") as file:
+            if reserve:
+                _reserve(file.fileno(), reserve)
+            write(file)
+            file.flush()
+            file.truncate(file.tell())  # gives back what was reserved in excess
+            os.fsync(file.fileno())
+        if verify is not None:
+            verify(temporary)
+        os.replace(temporary, path)
+    except BaseException as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if not isinstance(error, Exception):
+            raise  # Ctrl-C and the like
+        # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
+        raise OutputError(
+            f"could not write {what} (disk full?); the old one is kept: {_reason(error)}",
+            where=path,
+            remedy="free some space, or check the permissions of the folder",
+        ) from error
+    try:
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{what} is written, but the disk does not confirm it: {_reason(error)}", where=path
+        ) from error
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in a folder survive a loss of power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def probe_folder(folder: Path) -> None:
+    """Raise OutputError unless files can be created, synced and removed in an existing folder."""
+    probe = folder / f".probe.tmp.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        with probe.open("xb") as file:
+            file.write(b"\0")
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+        raise OutputError(
+            f"cannot write here: {_reason(error)}", where=folder, remedy="choose another place with -o"
+        ) from None
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,188 @@
+"""A Checkpoint as (manifest, stored tensors), and back."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+from pydantic import ValidationError
+from torch import Tensor
+
+from splatcli.checkpoint.schema import (
+    FORMAT,
+    FORMAT_VERSION,
+    MOMENT_PREFIXES,
+    STORED_NAMES,
+    CameraSpec,
+    DatasetSpec,
+    Manifest,
+    TensorSpec,
+    TrainSpec,
+    digests_of,
+    dtype_name,
+    space_of,
+    writer_info,
+)
+from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
+from splatcli.config import Config, parse_config
+from splatcli.errors import ModelFileError
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.scene.camera import Camera
+
+
+def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    """Stored name -> tensor, each contiguous on the CPU in a storage of its own that it fills exactly.
+
+    Tensors that are so already are not copied.
+    """
+    named: dict[str, Tensor] = {}
+    for group, tensor in checkpoint.gaussians.items():
+        named[STORED_NAMES[group]] = _stored_shape(group, tensor)
+    if checkpoint.moments is not None:
+        for group in GROUPS:
+            for prefix, moment in zip(MOMENT_PREFIXES, checkpoint.moments[group], strict=True):
+                named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
+    named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
+    named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
+
+    owned: dict[str, Tensor] = {}
+    seen: set[int] = set()
+    for name, tensor in named.items():
+        plain = tensor.detach().to("cpu").contiguous()
+        storage = plain.untyped_storage()
+        window = storage.nbytes() != plain.nbytes
+        if window or (storage.nbytes() and storage.data_ptr() in seen):
+            plain = plain.clone()
+        seen.add(plain.untyped_storage().data_ptr())
+        owned[name] = plain
+    return owned
+
+
+def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manifest:
+    """The manifest of a checkpoint whose tensors ``pack_tensors`` has made; reads every byte once for the digests."""
+    specs = []
+    digests = digests_of(tensors)
+    for name, tensor in tensors.items():
+        space, units = space_of(name)
+        specs.append(
+            TensorSpec(
+                name=name,
+                dtype=dtype_name(tensor),  # type: ignore[arg-type]  # validated at run time
+                shape=list(tensor.shape),
+                nbytes=tensor.nbytes,
+                sha256=digests[name],
+                space=space,
+                units=units,
+            )
+        )
+    dataset = checkpoint.dataset
+    return Manifest.model_construct(
+        format=FORMAT,
+        format_version=list(FORMAT_VERSION),
+        min_reader=list(FORMAT_VERSION),
+        requires=[],
+        writer=writer_info(),
+        sh_basis="real, INRIA signs",
+        tensors=specs,
+        config=checkpoint.config.model_dump(mode="json"),
+        cameras=[_camera_spec(camera) for camera in checkpoint.cameras],
+        train_views=[int(i) for i in checkpoint.train],
+        test_views=[int(i) for i in checkpoint.test],
+        dataset=DatasetSpec.model_construct(
+            root=dataset.root, kind=dataset.kind, extent=float(dataset.extent), fingerprint=dict(dataset.fingerprint)
+        ),
+        train=TrainSpec.model_construct(
+            step=int(checkpoint.step),
+            adam_step=int(checkpoint.adam_step),
+            active_sh_degree=int(checkpoint.active_sh_degree),
+            strategy={k: v for k, v in checkpoint.strategy.items() if not isinstance(v, Tensor)},
+            sampler={key: int(value) for key, value in checkpoint.sampler.items()},
+        ),
+    )
+
+
+def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Checkpoint:
+    """The Checkpoint that a checked manifest and checked tensors describe; the tensors are not copied.
+
+    Raises ModelFileError when settings or cameras contradict each other or the tensors.
+    """
+    gaussians = Gaussians(**{group: _group_shape(group, tensors[name]) for group, name in STORED_NAMES.items()})
+    cameras = [_camera(spec, where) for spec in manifest.cameras]
+    for views in (manifest.train_views, manifest.test_views):
+        if any(not 0 <= index < len(cameras) for index in views):
+            raise ModelFileError(f"a view index is outside the {len(cameras)} cameras", where=where)
+    if manifest.train.active_sh_degree > gaussians.sh_degree:
+        raise ModelFileError(
+            f"SH degree {manifest.train.active_sh_degree} is in use, but the tensors have room for "
+            f"{gaussians.sh_degree}",
+            where=where,
+        )
+    strategy: dict[str, Tensor | Scalar] = dict(manifest.train.strategy)
+    strategy.update(_under("strategy.", tensors))
+    return Checkpoint(
+        step=manifest.train.step,
+        gaussians=gaussians,
+        moments=_moments(tensors),
+        adam_step=manifest.train.adam_step,
+        active_sh_degree=manifest.train.active_sh_degree,
+        strategy=strategy,
+        rng=_under("rng.", tensors),
+        sampler=dict(manifest.train.sampler),
+        config=_config(manifest, where),
+        cameras=cameras,
+        train=list(manifest.train_views),
+        test=list(manifest.test_views),
+        dataset=DatasetInfo(**manifest.dataset.model_dump()),
+    )
+
+
+def _stored_shape(group: str, tensor: Tensor) -> Tensor:
+    """INRIA's shapes: [N, 1, 3] for the constant SH coefficient, [N, 1] for the opacity."""
+    return tensor.unsqueeze(1) if group in ("sh0", "logit_opacities") else tensor
+
+
+def _group_shape(group: str, tensor: Tensor) -> Tensor:
+    return tensor.squeeze(1) if group in ("sh0", "logit_opacities") else tensor
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _moments(tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
+    if MOMENT_PREFIXES[0] + STORED_NAMES["means"] not in tensors:
+        return None
+    pairs = {}
+    for group in GROUPS:
+        first, second = (_group_shape(group, tensors[prefix + STORED_NAMES[group]]) for prefix in MOMENT_PREFIXES)
+        pairs[group] = (first, second)
+    return pairs
+
+
+def _config(manifest: Manifest, where: object) -> Config:
+    try:
+        return parse_config(manifest.config)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ModelFileError(f"the settings stored inside are not valid: {problems}", where=where) from None
+
+
+def _camera_spec(camera: Camera) -> CameraSpec:
+    return CameraSpec.model_construct(
+        name=camera.name,
+        width=int(camera.width),
+        height=int(camera.height),
+        fx=float(camera.fx),
+        fy=float(camera.fy),
+        cx=float(camera.cx),
+        cy=float(camera.cy),
+        viewmat=cast(list[list[float]], np.asarray(camera.viewmat, dtype=np.float64).tolist()),
+    )
+
+
+def _camera(spec: CameraSpec, where: object) -> Camera:
+    if any(len(row) != 4 for row in spec.viewmat):
+        raise ModelFileError(f"the matrix of camera {spec.name!r} is not 4x4", where=where)
+    fields = spec.model_dump()
+    fields["viewmat"] = np.array(spec.viewmat, dtype=np.float64)
+    return Camera(**fields)

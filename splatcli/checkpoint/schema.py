@@ -1,0 +1,286 @@
+"""The checkpoint's manifest: which tensors a file holds, in which space, and every number beside them.
+
+The manifest is JSON text inside the file. Doubles survive JSON exactly (shortest representation that reads back
+to the same bits), so cameras and learning state are stored as plain numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
+
+from splatcli import __version__
+from splatcli.errors import ModelFileError, VersionError
+
+FORMAT: Final = "splatcli-checkpoint"
+#: [major, minor] of the format written here. A reader takes a file when the major number is its own and the
+#: file's min_reader is not above its own version.
+FORMAT_VERSION = (1, 0)
+
+#: Stored name of each parameter group; the names are INRIA's, which everyone knows to hold raw values.
+STORED_NAMES = {
+    "means": "_xyz",
+    "quats": "_rotation",
+    "log_scales": "_scaling",
+    "logit_opacities": "_opacity",
+    "sh0": "_features_dc",
+    "shN": "_features_rest",
+}
+
+#: Stored name -> (space, units). No activated space exists.
+PARAMETER_SPACES = {
+    "_xyz": ("world", "scene units"),
+    "_rotation": ("raw_quat_wxyz", "1"),
+    "_scaling": ("log", "ln(scene units)"),
+    "_opacity": ("logit", "1"),
+    "_features_dc": ("sh_dc", "1"),
+    "_features_rest": ("sh_rest", "1"),
+}
+
+#: First and second moment of Adam, as prefixes of the parameters' names.
+MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
+
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "uint8": torch.uint8,
+    "bool": torch.bool,
+}
+
+#: Last parts of names that other programs give to activated tensors.
+_ACTIVATED_NAME = re.compile(r"get_\w+|scales?|scaling|opacity|opacities|alphas?|rotations?|quats|covariances?|cov3d")
+
+_FREE_NAME = re.compile(r"(strategy|rng)\.[A-Za-z0-9_][A-Za-z0-9_.]*")
+
+
+class _Part(BaseModel):
+    """Strict: no number is taken for a string or a string for a number. Keys not known are left alone,
+    since a newer minor version may add optional ones; what must be understood is listed under ``requires``."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class TensorSpec(_Part):
+    """What the file says about one of its tensors; checked before the tensor is used."""
+
+    name: str
+    dtype: Literal["float32", "float64", "int32", "int64", "uint8", "bool"]
+    shape: list[int] = Field(max_length=8)
+    nbytes: int = Field(ge=0)
+    #: Of the tensor's bytes, little-endian, row-major.
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    space: str
+    units: str
+
+
+class CameraSpec(_Part):
+    """A Camera as JSON: pixels, and the 4x4 world-to-camera matrix in double precision."""
+
+    name: str
+    width: int = Field(gt=0)
+    height: int = Field(gt=0)
+    fx: float
+    fy: float
+    cx: float
+    cy: float
+    viewmat: list[list[float]] = Field(min_length=4, max_length=4)
+
+
+class DatasetSpec(_Part):
+    root: str
+    kind: str
+    extent: float
+    fingerprint: dict[str, str | int]
+
+
+class TrainSpec(_Part):
+    """The numbers of a run; its tensors are listed under ``tensors``."""
+
+    step: int = Field(ge=0)
+    adam_step: int = Field(ge=0)
+    active_sh_degree: int = Field(ge=0, le=4)
+    strategy: dict[str, bool | int | float | str]
+    sampler: dict[str, int]
+
+
+class Manifest(_Part):
+    format: Literal["splatcli-checkpoint"]
+    format_version: list[int] = Field(min_length=2, max_length=2)
+    min_reader: list[int] = Field(min_length=2, max_length=2)
+    #: Features without which the file cannot be understood; this version knows none.
+    requires: list[str]
+    writer: dict[str, str]
+    sh_basis: Literal["real, INRIA signs"]
+    tensors: list[TensorSpec]
+    config: dict[str, Any]
+    cameras: list[CameraSpec]
+    train_views: list[int]
+    test_views: list[int]
+    dataset: DatasetSpec
+    train: TrainSpec
+
+    def to_text(self) -> str:
+        """The JSON that is stored. Raises ValueError when a number is not finite."""
+        return json.dumps(self.model_dump(mode="python"), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+
+
+def writer_info() -> dict[str, str]:
+    """Who wrote the file, for messages only."""
+    return {"tool": "splatcli", "version": __version__, "torch": str(torch.__version__)}
+
+
+def parse_manifest(text: str, where: object) -> Manifest:
+    """The manifest in JSON text.
+
+    Raises VersionError when a newer splatcli wrote the file, ModelFileError when the manifest is not valid;
+    every fault is listed, up to twenty.
+    """
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ModelFileError(f"the manifest is not valid JSON ({error})", where=where) from None
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ModelFileError(f"the manifest does not say format = {FORMAT!r}", where=where)
+    _check_version(data, where)
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        problems = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ModelFileError(listed("the manifest is not valid", problems), where=where) from None
+
+
+def _check_version(data: dict[str, Any], where: object) -> None:
+    version, needed, requires = (data.get(key) for key in ("format_version", "min_reader", "requires"))
+    for pair in (version, needed):
+        if not (isinstance(pair, list) and len(pair) == 2 and all(type(part) is int for part in pair)):
+            raise ModelFileError("the manifest has no format_version and min_reader [major, minor]", where=where)
+    assert isinstance(version, list)
+    assert isinstance(needed, list)
+    writer = data.get("writer")
+    maker = f"splatcli {writer.get('version', '?')}" if isinstance(writer, dict) else "an unknown program"
+    ours = "{}.{}".format(*FORMAT_VERSION)
+    if version[0] != FORMAT_VERSION[0] or tuple(needed) > FORMAT_VERSION:
+        theirs = "{}.{}".format(*version)
+        raise VersionError(
+            f"made by {maker} in format {theirs}; this is splatcli {__version__}, which reads format {ours}",
+            where=where,
+            remedy="pip install --upgrade splatcli" if tuple(version) > FORMAT_VERSION else f"use {maker}",
+        )
+    if requires:
+        raise VersionError(
+            f"made by {maker}; it needs {requires!r}, which splatcli {__version__} does not know",
+            where=where,
+            remedy="pip install --upgrade splatcli",
+        )
+
+
+def space_of(name: str) -> tuple[str, str]:
+    """(space, units) that a tensor of this name has."""
+    if name in PARAMETER_SPACES:
+        return PARAMETER_SPACES[name]
+    if name.startswith(MOMENT_PREFIXES):
+        return ("gradient" if name.startswith(MOMENT_PREFIXES[0]) else "gradient_squared", "1")
+    return ("generator_state" if name.startswith("rng.") else "statistic", "1")
+
+
+def name_problems(names: list[str]) -> list[str]:
+    """What is wrong with a set of tensor names: missing, unknown, or the name of an activated tensor."""
+    parameters = set(PARAMETER_SPACES)
+    moments = {prefix + name for prefix in MOMENT_PREFIXES for name in parameters}
+    present = set(names)
+    problems = [f"{name} is listed twice" for name in sorted(present) if names.count(name) > 1]
+    problems += [f"{name} is missing" for name in sorted(parameters - present)]
+    if present & moments:
+        problems += [f"{name} is missing" for name in sorted(moments - present)]
+    for name in sorted(present - parameters - moments):
+        if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
+            problems.append(
+                f"{name} names an activated tensor; checkpoints hold raw parameters only "
+                "(_scaling is a logarithm, _opacity a logit), so that nothing is activated twice"
+            )
+        elif not _FREE_NAME.fullmatch(name):
+            problems.append(f"{name} is not a tensor of this format")
+    return problems
+
+
+def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
+    """What is wrong with dtypes and shapes of parameters, moments and generator states, given that all are there."""
+    count = tensors["_xyz"].shape[0] if tensors["_xyz"].dim() else -1
+    rest = tensors["_features_rest"]
+    shapes = {
+        "_xyz": (count, 3),
+        "_rotation": (count, 4),
+        "_scaling": (count, 3),
+        "_opacity": (count, 1),
+        "_features_dc": (count, 1, 3),
+        "_features_rest": (count, rest.shape[1] if rest.dim() == 3 else 0, 3),
+    }
+    problems = []
+    for name, tensor in tensors.items():
+        base = name.removeprefix(MOMENT_PREFIXES[0]).removeprefix(MOMENT_PREFIXES[1])
+        if base in shapes:
+            if tensor.dtype != torch.float32:
+                problems.append(f"{name} is {dtype_name(tensor)}, not float32")
+            if tuple(tensor.shape) != shapes[base]:
+                problems.append(f"{name} has shape {list(tensor.shape)}, not {list(shapes[base])}")
+        elif name.startswith("rng.") and (tensor.dtype != torch.uint8 or tensor.dim() != 1):
+            problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not a uint8 vector")
+    if rest.dim() == 3 and rest.shape[1] not in (0, 3, 8, 15, 24):
+        problems.append(f"_features_rest has {rest.shape[1]} coefficients, not 0, 3, 8, 15 or 24")
+    return problems
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def digests_of(tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Name -> sha256 in hex of each contiguous CPU tensor's bytes, without a copy; several at a time."""
+
+    def digest(tensor: Tensor) -> str:
+        return hashlib.sha256(tensor.reshape(-1).numpy().view(np.uint8).data).hexdigest()  # releases the GIL
+
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        return dict(zip(tensors, pool.map(digest, tensors.values()), strict=True))
+
+
+def nonfinite(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
+    """How many values are NaN or infinite and the index of the first; None when all are finite."""
+    if not tensor.is_floating_point():
+        return None
+    # One bad value spoils the sum, and a sum is several times faster; finite values may overflow it, though.
+    if bool(torch.isfinite(tensor.sum())):
+        return None
+    bad = (~torch.isfinite(tensor)).nonzero()
+    return (len(bad), tuple(bad[0].tolist())) if len(bad) else None
+
+
+def nonfinite_path(value: object, path: str = "") -> str | None:
+    """The dotted path of the first number in nested dicts and lists that JSON cannot hold; None when there is none."""
+    if isinstance(value, float):
+        return None if math.isfinite(value) else path
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}" if path else str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+    else:
+        return None
+    return next((found for key, item in items if (found := nonfinite_path(item, key)) is not None), None)
+
+
+def listed(title: str, problems: list[str], limit: int = 20) -> str:
+    """``title`` and its faults on one line, the first ``limit`` of them."""
+    text = "; ".join(problems[:limit])
+    return f"{title}: {text}" + (f"; and {len(problems) - limit} more" if len(problems) > limit else "")

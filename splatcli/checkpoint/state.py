@@ -1,0 +1,59 @@
+"""Checkpoint: everything a training run is made of, between two steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from splatcli.config import Config
+from splatcli.gaussians import Gaussians
+from splatcli.scene.camera import Camera
+
+#: What a strategy may keep beside tensors.
+Scalar = int | float | str | bool
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetInfo:
+    """Where the photos came from, and enough about them to notice that they have changed.
+
+    root: the scene's absolute path when the run started.
+    kind: the layout, as named by the scene reader.
+    extent: world units; scales the means' learning rate.
+    fingerprint: counts and digests of the images, from ``Scene.fingerprint()``.
+    """
+
+    root: str
+    kind: str
+    extent: float
+    fingerprint: dict[str, str | int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """The state of a run after ``step`` steps; a run continued from it gives the bits of one never stopped.
+
+    gaussians: raw parameters, float32.
+    moments: parameter group -> Adam's (exp_avg, exp_avg_sq), each of the group's shape; None before training.
+    adam_step: steps that Adam has counted.
+    active_sh_degree: SH degree in use, at most ``gaussians.sh_degree``.
+    strategy: the strategy's accumulators and numbers, by name.
+    rng: states of torch generators, uint8 [S], by name.
+    sampler: the counters from which the order of the views follows.
+    cameras: every camera at the training resolution; train and test index into them.
+    """
+
+    step: int
+    gaussians: Gaussians
+    moments: dict[str, tuple[Tensor, Tensor]] | None
+    adam_step: int
+    active_sh_degree: int
+    strategy: dict[str, Tensor | Scalar]
+    rng: dict[str, Tensor]
+    sampler: dict[str, int]
+    config: Config
+    cameras: list[Camera]
+    train: list[int]
+    test: list[int]
+    dataset: DatasetInfo
