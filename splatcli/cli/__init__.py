@@ -1,0 +1,14 @@
+"""The command line: thin commands, one file each; nothing heavy is imported before one of them runs."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
+    try:
+        from splatcli.cli.boundary import run
+    except KeyboardInterrupt:
+        return 130
+    return run(sys.argv[1:])

@@ -1,0 +1,42 @@
+# setup, demo, test, lint: each sets up what it needs first.
+#
+# A machine that reaches only PyPI and has no GPU can spare itself the CUDA packages of torch:
+#   make setup PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+
+PYTHON ?= python3
+PIP_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+
+.PHONY: setup demo test lint clean
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help:
+	@echo "make setup   a virtual environment in $(VENV) with everything in it"
+	@echo "make demo    photos to splats on the sample scene, and a picture to look at"
+	@echo "make test    the tests"
+	@echo "make lint    ruff and mypy"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "splatcli needs Python 3.11 or newer")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup
+	scripts/demo $(BIN)/splat
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,7 @@
+"""``python -m splatcli`` is ``splat``."""
+
+import sys
+
+from splatcli.cli import main
+
+sys.exit(main())

@@ -1,0 +1,94 @@
+"""The boundary: every way in which a command can end becomes an exit code and a message fit to read."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from splatcli import __version__
+from splatcli.cli.app import app
+from splatcli.cli.output import Output
+from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
+
+_INTERRUPTED = 130
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line, ``argv`` without the program's name; returns the exit code and never raises.
+
+    With ``--json`` an error is also the last object on stdout.
+    """
+    _make_streams_lenient()
+    out = Output(json="--json" in argv, quiet=False)
+    try:
+        code = app(args=list(argv), prog_name="splat", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        problem = _as_splat_error(error)
+        if problem is not None:
+            out.error(problem)
+            return problem.exit_code
+        out.error(_report_crash(error, argv))
+        return SplatError.exit_code
+    finally:
+        out.close()
+
+
+def _as_splat_error(error: Exception) -> SplatError | None:
+    """The user's view of an exception; None for a bug of ours."""
+    if isinstance(error, SplatError):
+        return error
+    if isinstance(error, typer.TyperException):
+        return _from_typer(error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(
+            "the disk is full", where=error.filename, remedy="free some space, or write elsewhere with -o"
+        )
+    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
+        return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
+    return None
+
+
+def _from_typer(error: typer.TyperException) -> UsageError:
+    context, unknown = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if context is None:
+        return UsageError(error.format_message().rstrip("."), remedy="see splat --help")
+    remedy = f"see {context.command_path} --help"
+    names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+    if unknown is None or unknown in names:
+        return UsageError(error.format_message().rstrip("."), remedy=remedy)
+    near = [name for name in names if name.startswith(unknown)] or difflib.get_close_matches(unknown, names, n=1)
+    return UsageError(f"there is no option {unknown}", remedy=f"did you mean {near[0]}?" if near else remedy)
+
+
+def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
+    """Put the traceback where it can be sent from and return the one line that says so."""
+    text = f"splatcli {__version__}\nsplat {' '.join(argv)}\n\n{''.join(traceback.format_exception(error))}"
+    path = Path(tempfile.gettempdir()) / f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
+    summary = f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError:
+        sys.stderr.write(text)
+        return SplatError(summary, remedy="this is a bug; please report it with the traceback above")
+    return SplatError(summary, remedy=f"this is a bug; please report it with {path}")
+
+
+def _make_streams_lenient() -> None:
+    """A path that is no valid text must not turn a result into a crash."""
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=errors)

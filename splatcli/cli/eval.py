@@ -1,0 +1,100 @@
+"""``splat eval``: a checkpoint and its scene in, figures out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splatcli.cli import options
+from splatcli.errors import SceneError, UsageError
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.state import Checkpoint
+    from splatcli.scene.scene import Scene
+
+
+def evaluate(
+    model: options.Model = None,
+    views: Annotated[str, typer.Option("--views", metavar="VIEWS", help="test, train or all.")] = "test",
+    sheet: Annotated[
+        Path | None,
+        typer.Option("--sheet", metavar="PNG", help="Also write a contact sheet: each photo beside its render."),
+    ] = None,
+    data: options.Data = None,
+    device: options.Device = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Measure a checkpoint against photos that training never saw.
+
+    Prints the mean PSNR and SSIM over the views, the number of Gaussians and the path of the sheet, if one is made.
+    With --json: one object with every view and the protocol, without which figures do not compare.
+
+    \b
+    Examples:
+      splat eval output/scene
+      splat eval output/scene --sheet sheet.png
+      splat eval output/scene --json > figures.json
+    """
+    from splatcli.cli.device import resolve_device
+    from splatcli.cli.drive import photo_background
+    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.output import speaking
+    from splatcli.scene.read import read_scene
+
+    resolve_device(device)
+    if views not in ("test", "train", "all"):
+        raise UsageError(f"{views!r} names no views with photos", where="--views", remedy="test, train or all")
+    with speaking(json=json, quiet=quiet) as out:
+        path = find_model(model)
+        checkpoint = load_model(path).checkpoint
+        if checkpoint is None:
+            raise UsageError("a PLY knows neither cameras nor photos", where=path, remedy="evaluate a checkpoint")
+        config = checkpoint.config
+        scene = read_scene(data or Path(checkpoint.dataset.root), config.data, background=photo_background(config))
+        facts, lines = _measure(checkpoint, scene, views, sheet)
+        out.result({"model": path, **facts}, lines)
+    return 0
+
+
+def _measure(checkpoint: Checkpoint, scene: Scene, views: str, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The figures as JSON's object and as lines; raises SceneError for a photo that is missing."""
+    from splatcli.train.metrics import mean_scores, protocol
+    from splatcli.views.pictures import Look, png_bytes, render_pixels, write_bytes
+    from splatcli.views.scoring import Photos
+    from splatcli.views.selection import select_views
+    from splatcli.views.sheet import Pair, contact_sheet
+
+    photos, look = Photos(scene), Look.trained(checkpoint)
+    compared = []
+    for camera in select_views(views, checkpoint.cameras, checkpoint.train, checkpoint.test).cameras:
+        one = photos.compare(camera.name, render_pixels(checkpoint.gaussians, camera, look))
+        if one is None:
+            raise SceneError(
+                f"there is no photo {camera.name} of {camera.width}x{camera.height} pixels",
+                where=scene.root,
+                remedy="give the folder that the run was trained on: --data DIR",
+            )
+        compared.append(one)
+
+    psnr, ssim = mean_scores([one.score for one in compared])
+    count = len(checkpoint.gaussians)
+    facts: dict[str, Any] = {
+        "psnr": psnr,
+        "ssim": ssim,
+        "num_gaussians": count,
+        "step": checkpoint.step,
+        "views": [asdict(one.score) for one in compared],
+        "protocol": {**protocol(checkpoint.config, scene, [one.index for one in compared]), "views_of": views},
+    }
+    lines = [f"psnr {psnr:.3f}", f"ssim {ssim:.4f}", f"num_gaussians {count}"]
+    if sheet is not None:
+        pairs = [Pair(c.truth, c.pixels, f"{c.score.name}   {c.score.psnr:.2f} dB") for c in compared]
+        title = f"photo | render   step {checkpoint.step}   {count:,} Gaussians   PSNR {psnr:.2f} dB   SSIM {ssim:.4f}"
+        write_bytes(sheet, png_bytes(contact_sheet(pairs, title)))
+        facts["sheet"] = sheet
+        lines.append(f"sheet {sheet}")
+    return facts, lines

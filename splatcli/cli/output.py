@@ -1,0 +1,143 @@
+"""Output: results go to stdout and nothing else does; words for people go to stderr."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+from splatcli.errors import SplatError
+
+
+class Output:
+    """Where a command's words go.
+
+    json: results and events are JSON objects, one a line.
+    quiet: stderr stays silent but for errors.
+
+    When the reader of stdout goes away the rest of the output is dropped and the work goes on:
+    ``splat train ... | head -1`` must not cost a training run.
+    """
+
+    def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
+        self.json = json
+        self.quiet = quiet
+
+    def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
+        """The outcome: ``facts`` as the final JSON object, or else ``lines``, one value a line."""
+        if self.json:
+            self.event("result", facts)
+        else:
+            self._to_stdout("".join(f"{line}\n" for line in lines))
+
+    def event(self, name: str, facts: dict[str, Any]) -> None:
+        """One JSON object on stdout, with --json only."""
+        if self.json:
+            self._to_stdout(json.dumps(_plain({"event": name, **facts}), allow_nan=False) + "\n")
+
+    def data(self, payload: bytes) -> None:
+        """Bytes on stdout, for ``-o -``."""
+        stream: BinaryIO | None = getattr(sys.stdout, "buffer", None)
+        if stream is None:
+            return
+        try:
+            stream.write(payload)
+            stream.flush()
+        except BrokenPipeError:
+            _detach(sys.stdout)
+
+    def note(self, text: str) -> None:
+        """Something worth knowing."""
+        if not self.quiet:
+            self._to_stderr(text)
+
+    def warn(self, text: str) -> None:
+        """Something that may be wrong."""
+        if not self.quiet:
+            self._to_stderr(f"warning: {text}")
+
+    def error(self, problem: SplatError) -> None:
+        """The reason of a failure: ``error[E003]: what``, with where and help on lines of their own."""
+        self.event("error", problem.as_dict())
+        lines = [f"error[{problem.code}]: {problem.what}"]
+        if problem.where is not None:
+            lines.append(f"  where: {problem.where}")
+        if problem.remedy is not None:
+            lines.append(f"  help: {problem.remedy}")
+        self._to_stderr("\n".join(lines))
+
+    def close(self) -> None:
+        """Flush, so that the interpreter finds nothing left to complain about at exit."""
+        self._to_stdout("")
+        self._to_stderr("", end="")
+
+    @staticmethod
+    def _to_stdout(text: str) -> None:
+        if sys.stdout is None:
+            return
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _detach(sys.stdout)
+
+    @staticmethod
+    def _to_stderr(text: str, end: str = "\n") -> None:
+        if sys.stderr is None:
+            return
+        try:
+            sys.stderr.write(text + end)
+            sys.stderr.flush()
+        except BrokenPipeError:
+            _detach(sys.stderr)
+
+
+@contextmanager
+def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
+    """An Output for one command; while open, the library's warnings and log records go through it as well."""
+    out = Output(json=json, quiet=quiet)
+    logger, handler = logging.getLogger("splatcli"), _LogHandler(out)
+    logger.addHandler(handler)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_args, **_kwargs: out.warn(str(message))
+        try:
+            yield out
+        finally:
+            logger.removeHandler(handler)
+
+
+class _LogHandler(logging.Handler):
+    def __init__(self, out: Output) -> None:
+        super().__init__(logging.INFO)
+        self._out = out
+
+    def emit(self, record: logging.LogRecord) -> None:
+        say = self._out.warn if record.levelno >= logging.WARNING else self._out.note
+        say(record.getMessage())
+
+
+def _detach(stream: TextIO) -> None:
+    """Point a stream whose reader is gone at nothing."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
+
+
+def _plain(value: Any) -> Any:
+    """``value`` in JSON's types; what is not finite becomes null, for JSON has no word for it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,64 @@
+"""``splat resume``: an interrupted run goes on as if nothing had happened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splatcli.cli import options
+
+
+def resume(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CKPT]",
+            help="Checkpoint or run folder. Without it: the path that comes through a pipe, else the newest run under "
+            "output/.",
+            show_default=False,
+        ),
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            "--iterations",
+            "--max-steps",
+            "-n",
+            metavar="N",
+            min=1,
+            help="Go on to N steps in all; the schedule stays as it was.",
+        ),
+    ] = None,
+    stop_at: options.StopAt = None,
+    data: options.Data = None,
+    device: options.Device = "auto",
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Go on with a run that was stopped, or extend one that is finished.
+
+    Settings, cameras and the place of the scene are in the checkpoint; the result has the same bits as an
+    uninterrupted run. Prints the path of the last checkpoint.
+
+    \b
+    Examples:
+      splat resume output/scene
+      splat resume output/scene/ckpts/ckpt_007000.pt --iterations 30000
+      splat train scene/ --stop-at 1000 | splat resume
+    """
+    from splatcli.cli.device import resolve_device
+    from splatcli.cli.drive import resume_training
+    from splatcli.cli.model import find_model
+    from splatcli.cli.output import speaking
+
+    with speaking(json=json, quiet=quiet) as out:
+        return resume_training(
+            find_model(checkpoint),
+            iterations=iterations,
+            stop_at=stop_at,
+            data=data,
+            device=resolve_device(device),
+            out=out,
+        )

@@ -1,0 +1,110 @@
+"""``splat train``: a scene in, a run folder with checkpoints out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from splatcli.cli import options
+from splatcli.errors import UsageError
+
+
+def train(
+    scene: Annotated[Path, typer.Argument(metavar="SCENE", help="Folder with a COLMAP, nerfstudio or Blender scene.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="DIR", help="Run folder.  [default: output/NAME, numbered]"),
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option("--iterations", "--max-steps", "-n", metavar="N", help="Steps of the schedule.  [default: 30000]"),
+    ] = None,
+    stop_at: options.StopAt = None,
+    resolution: Annotated[
+        float | None,
+        typer.Option(
+            "-r",
+            "--resolution",
+            metavar="F",
+            help="Divide image sides by 1, 2, 4 or 8; more is a width in pixels.  [default: at most 1600 wide]",
+        ),
+    ] = None,
+    images: Annotated[
+        str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")
+    ] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", metavar="NAME", help="How Gaussians are added.  [default: default]")
+    ] = None,
+    cap_max: Annotated[
+        int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
+    ] = None,
+    sh_degree: Annotated[
+        int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
+    ] = None,
+    test_every: Annotated[
+        int | None, typer.Option("--test-every", metavar="N", help="Hold out every N-th view; 0: none.  [default: 8]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same bits.  [default: 42]")] = None,
+    init: Annotated[
+        str | None, typer.Option("--init", metavar="HOW", help="sfm, random, or a model's path.  [default: sfm]")
+    ] = None,
+    device: options.Device = "auto",
+    config: Annotated[
+        Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags win over it.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of docs/settings.md; may be repeated."),
+    ] = None,
+    white_background: Annotated[bool, typer.Option("--white-background", help="White where nothing is.")] = False,
+    random_background: Annotated[bool, typer.Option("--random-background", help="A new colour each step.")] = False,
+    antialiased: Annotated[
+        bool, typer.Option("--antialiased", help="Keep the brightness of Gaussians smaller than a pixel.")
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
+    ] = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Train Gaussians on the photos of a scene.
+
+    Prints the path of the last checkpoint. Ctrl-C and SIGTERM end at the next step, after a complete save.
+
+    \b
+    Examples:
+      splat train scene/
+      splat train scene/ -r 2 --iterations 7000 -o output/small
+      splat train scene/ | splat render --views
+      splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
+    """
+    from splatcli.cli.device import resolve_device
+    from splatcli.cli.drive import start_training
+    from splatcli.cli.output import speaking
+
+    if white_background and random_background:
+        raise UsageError("--white-background and --random-background exclude each other")
+    background = "white" if white_background else "random" if random_background else None
+    flags: dict[str, Any] = {
+        "data.scene": str(scene.absolute()),
+        "data.images": images,
+        "data.resolution": resolution,
+        "data.test_every": test_every,
+        "model.sh_degree": sh_degree,
+        "model.init": init,
+        "strategy.name": strategy,
+        "strategy.cap_max": cap_max,
+        "train.iterations": iterations,
+        "train.seed": seed,
+        "train.background": background,
+        "train.antialiased": antialiased or None,
+    }
+    with speaking(json=json, quiet=quiet) as out:
+        from splatcli.config import build_config
+
+        settings = build_config(flags, file=config, assignments=assignments)
+        return start_training(
+            settings, output=output, overwrite=overwrite, stop_at=stop_at, device=resolve_device(device), out=out
+        )
