@@ -1,0 +1,1 @@
+"""Training: from a scene to Gaussians, as a stream of events."""

@@ -1,0 +1,157 @@
+"""The Gaussians before the first step: from SfM points, from random points, or from a model that is given."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from splatcli.config import Config
+from splatcli.errors import SceneError, UsageError
+from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.scene.scene import Scene
+from splatcli.train.strategies.default import logit
+
+#: The constant SH basis function, 1 / (2 sqrt(pi)).
+SH_C0 = 0.28209479177387814
+
+#: A mean squared neighbour distance below this is raised to it (INRIA), so that no scale starts at log(0).
+MIN_SQUARED_DISTANCE = 1e-7
+
+#: Fewer distinct points than this have no three neighbours to take a size from.
+MIN_POINTS = 4
+
+#: A point nearer to a camera centre than this, times the extent, is noise that would fill that camera's view.
+MIN_CAMERA_DISTANCE = 1e-4
+
+#: Half the edge of the cube that random points fill: in a Blender scene, and elsewhere in scene extents.
+BLENDER_HALF_EDGE = 1.3
+RANDOM_HALF_EDGE = 3.0
+
+
+def initial_gaussians(
+    config: Config, scene: Scene, generator: torch.Generator, given: Gaussians | None = None
+) -> tuple[Gaussians, list[str]]:
+    """The Gaussians that ``config.model.init`` asks for, on the CPU, and notes for the user.
+
+    generator: on the CPU; drawn from for random points and for the choice among too many.
+    given: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
+    Raises SceneError for points that are not finite, UsageError for a given model above ``strategy.cap_max``.
+    """
+    if given is not None:
+        return _from_model(config, given)
+    if config.model.init not in ("sfm", "random"):
+        raise ValueError(f"the caller has to read {config.model.init!r}")
+
+    notes: list[str] = []
+    cap = config.strategy.cap_max
+    points = _sfm_points(scene, notes) if config.model.init == "sfm" else None
+    if points is None:
+        xyz, rgb = _random_points(scene, min(config.model.random_points, cap or math.inf), generator)
+        notes.append(f"started from {len(xyz)} random points")
+    else:
+        xyz, rgb = points
+        if cap is not None and len(xyz) > cap:
+            rows = torch.randperm(len(xyz), generator=generator)[:cap].sort().values.numpy()
+            notes.append(f"kept {cap} of {len(xyz)} points, the cap")
+            xyz, rgb = xyz[rows], rgb[rows]
+    return gaussians_from_points(xyz, rgb, config), notes
+
+
+def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], config: Config) -> Gaussians:
+    """Round, grey-lobed Gaussians at ``xyz`` [P, 3] (world units) with colours ``rgb`` [P, 3] in 0..1."""
+    model = config.model
+    n = len(xyz)
+    log_scale = 0.5 * np.log(mean_squared_distance(xyz)) + math.log(model.init_scale)
+    return Gaussians(
+        means=torch.tensor(xyz, dtype=torch.float32),
+        quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(n, 1),
+        log_scales=torch.tensor(log_scale, dtype=torch.float32)[:, None].repeat(1, 3),
+        logit_opacities=torch.full((n,), logit(model.init_opacity)),
+        sh0=torch.tensor((rgb - 0.5) / SH_C0, dtype=torch.float32),
+        shN=torch.zeros(n, SH_REST[model.sh_degree], 3),
+    )
+
+
+def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
+    """[P] mean of the squared distances to the three nearest other points, at least MIN_SQUARED_DISTANCE.
+
+    With fewer than four points, to all others; a point alone gets MIN_SQUARED_DISTANCE.
+    """
+    points = xyz.astype(np.float64)
+    neighbours = min(3, len(points) - 1)
+    if neighbours < 1:
+        return np.full(len(points), MIN_SQUARED_DISTANCE)
+    distances, _ = cKDTree(points).query(points, k=neighbours + 1, workers=-1)
+    mean: NDArray[np.float64] = (distances[:, 1:] ** 2).mean(axis=1)
+    return np.maximum(mean, MIN_SQUARED_DISTANCE)
+
+
+def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+    """Distinct points of the scene in file order and their colours in 0..1; None when there are too few."""
+    if scene.points is None or len(scene.points.xyz) == 0:
+        notes.append("the scene has no points")
+        return None
+    xyz, rgb = scene.points.xyz, scene.points.rgb
+    broken = ~np.isfinite(xyz).all(axis=1)
+    if broken.any():
+        raise SceneError(
+            f"{int(broken.sum())} of {len(xyz)} points are not finite, the first is point {int(broken.argmax())}",
+            where=scene.root,
+            remedy="repair the reconstruction, or start with --init random",
+        )
+    first = np.sort(np.unique(xyz, axis=0, return_index=True)[1])
+    if len(first) < len(xyz):
+        notes.append(f"dropped {len(xyz) - len(first)} points that repeat another")
+    xyz, rgb = xyz[first], rgb[first]
+
+    centers = np.stack([scene.cameras[i].center for i in scene.train])
+    to_camera, _ = cKDTree(centers).query(xyz.astype(np.float64), workers=-1)
+    clear = to_camera >= MIN_CAMERA_DISTANCE * scene.extent
+    if not clear.all():
+        notes.append(f"dropped {int((~clear).sum())} points at a camera's centre")
+        xyz, rgb = xyz[clear], rgb[clear]
+    if len(xyz) < MIN_POINTS:
+        notes.append(f"the scene has only {len(xyz)} usable points")
+        return None
+    return xyz, rgb.astype(np.float32) / 255.0
+
+
+def _random_points(
+    scene: Scene, count: float, generator: torch.Generator
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Uniform points with uniform colours: in Blender's usual cube, else in a cube around the training cameras."""
+    n = int(count)
+    if scene.kind == "blender":
+        center, half = np.zeros(3), BLENDER_HALF_EDGE
+    else:
+        center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)
+        half = RANDOM_HALF_EDGE * scene.extent
+    cube = torch.rand(n, 3, generator=generator, dtype=torch.float64).numpy() * 2.0 - 1.0
+    rgb = torch.rand(n, 3, generator=generator).numpy()
+    return (center + half * cube).astype(np.float32), rgb
+
+
+def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]:
+    cap, degree = config.strategy.cap_max, config.model.sh_degree
+    if cap is not None and len(given) > cap:
+        raise UsageError(
+            f"the model has {len(given)} Gaussians, more than the cap of {cap}",
+            where=config.model.init,
+            remedy=f"raise the cap to at least {len(given)}, or leave it out",
+        )
+    if len(given) == 0:
+        raise UsageError("the model has no Gaussians to start from", where=config.model.init)
+    gaussians = given.to("cpu").detach_clone()
+    notes = [f"started from {len(given)} Gaussians of {config.model.init}"]
+    if given.sh_degree != degree:
+        coefficients = gaussians.shN.new_zeros(len(given), SH_REST[degree], 3)
+        shared = min(SH_REST[degree], given.shN.shape[1])
+        coefficients[:, :shared] = gaussians.shN[:, :shared]
+        gaussians.shN = coefficients
+        verb = "dropped" if degree < given.sh_degree else "added as zeros"
+        notes.append(f"SH degree {given.sh_degree} -> {degree}: the difference is {verb}")
+    return gaussians, notes

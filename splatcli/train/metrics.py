@@ -1,0 +1,87 @@
+"""Quality on views: PSNR and SSIM, and the protocol that makes such figures comparable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from splatcli.config import Config
+from splatcli.raster.reference import ssim_reference
+from splatcli.scene.camera import Camera
+from splatcli.scene.scene import Scene
+from splatcli.train.events import ViewScore
+
+#: A mean squared error below this counts as this, so that equal images have a PSNR (100 dB) that JSON can hold.
+MIN_MSE = 1e-10
+
+
+def psnr(x: Tensor, y: Tensor) -> float:
+    """Peak signal-to-noise ratio in dB of two images of one shape with values in 0..1; at most 100."""
+    mse = float((x.double() - y.double()).square().mean())
+    return -10.0 * math.log10(mse if mse > MIN_MSE or math.isnan(mse) else MIN_MSE)
+
+
+@torch.no_grad()
+def ssim(x: Tensor, y: Tensor) -> float:
+    """Mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding."""
+    return float(ssim_reference(x, y))
+
+
+def quantised(image: Tensor) -> Tensor:
+    """``image`` clamped to 0..1 and rounded to what an 8-bit file can hold."""
+    return (image.clamp(0.0, 1.0) * 255.0).round() / 255.0
+
+
+def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> Iterator[ViewScore]:
+    """The scores of views ``indices`` of ``scene``, one after another.
+
+    render: gives the [H, W, 3] float image of a camera, with the scene's size; it is quantised to 8 bits first.
+    """
+    for i in indices:
+        camera = scene.cameras[i]
+        image = quantised(render(camera))
+        truth = load_target(scene, i, image.device).to(image.dtype) / 255.0
+        yield ViewScore(camera.name, psnr(image, truth), ssim(image, truth))
+
+
+def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:
+    """``score_views``, all at once."""
+    return list(score_views(render, scene, indices))
+
+
+def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
+    """(mean of the views' PSNR, mean of their SSIM); ValueError where there are none."""
+    if not views:
+        raise ValueError("no view was scored")
+    return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
+
+
+def load_target(scene: Scene, index: int, device: torch.device | str) -> Tensor:
+    """[H, W, 3] uint8, the photo of view ``index`` on ``device``."""
+    pixels = scene.images.load(index)
+    # The cache may hand out read-only arrays, which torch cannot wrap.
+    return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).to(device)
+
+
+def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, object]:
+    """How figures were obtained, for the record beside them; two figures compare only if these agree."""
+    return {
+        "images": config.data.images or "the layout's own folder",
+        "downscale": "none" if config.data.resolution == 1 else "resized on load, unless the folder holds that size",
+        "resolution": config.data.resolution,
+        "sizes": sorted({f"{scene.cameras[i].width}x{scene.cameras[i].height}" for i in indices}),
+        "split": f"every {config.data.test_every}th view in name order is held out",
+        "views": len(indices),
+        "quantisation": "renders are rounded to 8 bits",
+        "background": evaluation_background(config),
+        "psnr": "mean of the views' values; peak 1",
+        "ssim": {"taps": 11, "sigma": 1.5, "padding": "zeros, same size", "channels": "RGB mean"},
+    }
+
+
+def evaluation_background(config: Config) -> str:
+    """The colour behind evaluated renders: that of training; black where training draws it at random."""
+    return "white" if config.train.background == "white" else "black"

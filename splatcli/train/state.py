@@ -1,0 +1,153 @@
+"""TrainState: everything that changes while a run trains, and its two-way conversion to a Checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
+from splatcli.config import Config
+from splatcli.errors import ModelFileError
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.raster.stats import GrowthStats
+from splatcli.scene.camera import Camera
+from splatcli.train.lr import active_sh_degree
+from splatcli.train.sampler import ViewSampler
+
+#: The random streams of a run and what tells their seeds apart. Each has a generator of its own, so that one more draw
+#: in one moves none of the others; the order of the views has none at all (see ViewSampler).
+STREAMS = {"init": 0, "splits": 1, "background": 2}
+
+#: The streams that are drawn from while training.
+TRAINING_STREAMS = ("splits", "background")
+
+
+@dataclass(slots=True)
+class TrainState:
+    """A run between two steps; saved and loaded, it goes on with the same bits.
+
+    step: completed steps.
+    generators: one for each of TRAINING_STREAMS, on the CPU.
+    cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
+    """
+
+    config: Config
+    step: int
+    gaussians: Gaussians
+    adam: AdamState
+    stats: GrowthStats
+    sampler: ViewSampler
+    generators: dict[str, torch.Generator]
+    cameras: list[Camera]
+    train: list[int]
+    test: list[int]
+    dataset: DatasetInfo
+
+    def sh_degree(self) -> int:
+        """The SH degree that the last step used."""
+        return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
+
+    def to_checkpoint(self) -> Checkpoint:
+        """The state on the CPU. Tensors may be shared with the state: write it before the next step."""
+        strategy: dict[str, Tensor | Scalar] = {
+            "grad2d": self.stats.grad2d.cpu(),
+            "count": self.stats.count.cpu(),
+        }
+        first, second = self.adam.exp_avg.to("cpu"), self.adam.exp_avg_sq.to("cpu")
+        return Checkpoint(
+            step=self.step,
+            gaussians=self.gaussians.map(lambda t: t.detach().cpu()),
+            moments={name: (getattr(first, name), getattr(second, name)) for name in GROUPS},
+            adam_step=self.adam.step,
+            active_sh_degree=self.sh_degree(),
+            strategy=strategy,
+            rng={name: generator.get_state() for name, generator in self.generators.items()},
+            sampler=self.sampler.state(),
+            config=self.config,
+            cameras=self.cameras,
+            train=self.train,
+            test=self.test,
+            dataset=self.dataset,
+        )
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, device: str | torch.device = "cpu") -> TrainState:
+        """The state that was saved, on ``device``, sharing no tensor with ``checkpoint``.
+
+        Raises ModelFileError, with all that is missing, when the checkpoint holds no state of a training run.
+        """
+        problems = list(_problems(checkpoint))
+        if problems:
+            raise ModelFileError(
+                "this checkpoint cannot be resumed: " + "; ".join(problems),
+                remedy="start a new run from its Gaussians: splat train SCENE --init CKPT",
+            )
+        assert checkpoint.moments is not None
+        optim, seed = checkpoint.config.optim, checkpoint.config.train.seed
+        gaussians = _copy(checkpoint.gaussians, device)
+        first, second = (
+            _copy(Gaussians(**{name: checkpoint.moments[name][i] for name in GROUPS}), device) for i in (0, 1)
+        )
+        stats = GrowthStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
+        return cls(
+            config=checkpoint.config.model_copy(deep=True),
+            step=checkpoint.step,
+            gaussians=gaussians,
+            adam=AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps),
+            stats=stats,
+            sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler),
+            generators={name: _generator(name, checkpoint.rng[name]) for name in TRAINING_STREAMS},
+            cameras=list(checkpoint.cameras),
+            train=list(checkpoint.train),
+            test=list(checkpoint.test),
+            dataset=checkpoint.dataset,
+        )
+
+
+def stream_generator(seed: int, name: str) -> torch.Generator:
+    """The generator on the CPU with which stream ``name`` of STREAMS starts in a run with ``seed``."""
+    sequence = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF, spawn_key=(STREAMS[name],))
+    # torch's CPU generator reads 32 bits of its seed.
+    return torch.Generator().manual_seed(int(sequence.generate_state(1, np.uint32)[0]))
+
+
+def _generator(name: str, state: Tensor) -> torch.Generator:
+    try:
+        return torch.Generator().set_state(state.cpu())
+    except RuntimeError as error:
+        raise ModelFileError(f"the random state of {name!r} is not one of torch's: {error}") from None
+
+
+def _copy(gaussians: Gaussians, device: str | torch.device) -> Gaussians:
+    return gaussians.map(lambda t: t.detach().to(device, copy=True).contiguous())
+
+
+def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
+    value = checkpoint.strategy[name]
+    assert isinstance(value, Tensor)
+    return value
+
+
+def _problems(checkpoint: Checkpoint) -> Iterator[str]:
+    """What keeps a checkpoint from being resumed, in words."""
+    n = len(checkpoint.gaussians)
+    if checkpoint.moments is None:
+        yield "it holds no optimiser state"
+    elif set(checkpoint.moments) != set(GROUPS):
+        yield f"its optimiser state is of {sorted(checkpoint.moments)}"
+    for name in ("grad2d", "count"):
+        value = checkpoint.strategy.get(name)
+        if not isinstance(value, Tensor) or value.shape != (n,) or value.dtype != torch.float32:
+            yield f"strategy.{name} is not a float32 tensor of {n} numbers"
+    yield from (f"the random state of {name!r} is missing" for name in TRAINING_STREAMS if name not in checkpoint.rng)
+    epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
+    if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
+        yield f"its place in the order of views, {checkpoint.sampler}, is none"
+    cameras = len(checkpoint.cameras)
+    if not all(0 <= i < cameras for i in (*checkpoint.train, *checkpoint.test)):
+        yield f"its views are not among its {cameras} cameras"

@@ -1,0 +1,24 @@
+"""Strategy: the one interface between the training loop and density control."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from splatcli.gaussians import Gaussians
+from splatcli.raster.stats import GrowthStats
+from splatcli.train.strategies.edit import Edit
+
+
+class Strategy(Protocol):
+    """Decides from statistics and the step number; keeps no state of its own, so that a checkpoint misses none."""
+
+    def observes(self, step: int) -> bool:
+        """Whether the step about to be done, counted from 1, should add to the statistics."""
+
+    def edit(self, step: int, gaussians: Gaussians, stats: GrowthStats, generator: torch.Generator) -> Edit | None:
+        """What to change after step number ``step``; None changes nothing.
+
+        generator: on the CPU, whatever the device of the Gaussians, so that all devices draw the same numbers.
+        """

@@ -1,0 +1,84 @@
+"""Edit: a change of rows, applied to parameters, moments and statistics at once so that they cannot drift apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.raster.stats import GrowthStats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edit:
+    """How M new rows come from N old ones.
+
+    source: [M] int64, the old row that each new row is copied from.
+    fresh: [M] bool, new rows that begin with zero moments.
+    values: group -> [M, ...], columns that replace the copied ones.
+    opacity_ceiling: logit that no opacity exceeds afterwards; the opacity moments of all rows are zeroed with it.
+    clear_stats: the statistics start anew; else each row keeps those of its source.
+    cloned, split, pruned: numbers of Gaussians, for the record.
+    """
+
+    source: Tensor
+    fresh: Tensor
+    values: dict[str, Tensor] = field(default_factory=dict)
+    opacity_ceiling: float | None = None
+    clear_stats: bool = True
+    cloned: int = 0
+    split: int = 0
+    pruned: int = 0
+
+    @classmethod
+    def same_rows(cls, n: int, device: torch.device, *, opacity_ceiling: float | None = None) -> Edit:
+        """An edit that keeps all ``n`` rows with their statistics."""
+        return cls(
+            source=torch.arange(n, device=device),
+            fresh=torch.zeros(n, dtype=torch.bool, device=device),
+            opacity_ceiling=opacity_ceiling,
+            clear_stats=False,
+        )
+
+    def __len__(self) -> int:
+        return self.source.shape[0]
+
+
+@torch.no_grad()
+def apply_edit(
+    edit: Edit, gaussians: Gaussians, adam: AdamState, stats: GrowthStats
+) -> tuple[Gaussians, AdamState, GrowthStats]:
+    """New Gaussians, moments and statistics after ``edit``; the arguments stay as they are."""
+    unknown = set(edit.values) - set(GROUPS)
+    if unknown:
+        raise ValueError(f"an edit names unknown groups {sorted(unknown)}")
+
+    rows = gaussians.map(lambda column: column[edit.source])
+    for name, column in edit.values.items():
+        if column.shape != getattr(rows, name).shape:
+            raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
+        setattr(rows, name, column.clone())
+
+    def moments(old: Gaussians) -> Gaussians:
+        taken = old.map(lambda column: column[edit.source])
+        return taken.map(lambda column: column.masked_fill_(_as_column(edit.fresh, column), 0.0))
+
+    first, second = moments(adam.exp_avg), moments(adam.exp_avg_sq)
+    if edit.opacity_ceiling is not None:
+        rows.logit_opacities.clamp_(max=edit.opacity_ceiling)
+        first.logit_opacities.zero_()
+        second.logit_opacities.zero_()
+
+    if edit.clear_stats:
+        new_stats = GrowthStats.zeros(len(edit), gaussians.device)
+    else:
+        new_stats = GrowthStats(stats.grad2d[edit.source], stats.count[edit.source])
+    return rows, AdamState(first, second, adam.step, adam.beta1, adam.beta2, adam.eps), new_stats
+
+
+def _as_column(mask: Tensor, like: Tensor) -> Tensor:
+    """[M] -> [M, 1, ...] with as many dimensions as ``like``."""
+    return mask.reshape(-1, *[1] * (like.dim() - 1))

@@ -1,0 +1,75 @@
+"""apply_edit: parameters, moments and statistics change together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from splatcli.gaussians import GROUPS
+from splatcli.raster.stats import GrowthStats
+from splatcli.train.strategies import Edit, apply_edit
+from tests.train.worlds import random_adam, random_gaussians
+
+SOURCE = torch.tensor([4, 0, 2, 2])
+FRESH = torch.tensor([False, False, False, True])
+
+
+def test_all_groups_moments_and_statistics_follow_their_source() -> None:
+    gaussians = random_gaussians(5)
+    adam, stats = random_adam(gaussians), GrowthStats(torch.arange(5.0), torch.arange(5.0) + 10)
+    rows, moments, kept = apply_edit(Edit(SOURCE, FRESH, clear_stats=False), gaussians, adam, stats)
+    for name in GROUPS:
+        assert torch.equal(getattr(rows, name), getattr(gaussians, name)[SOURCE])
+        for new, old in ((moments.exp_avg, adam.exp_avg), (moments.exp_avg_sq, adam.exp_avg_sq)):
+            assert torch.equal(getattr(new, name)[:3], getattr(old, name)[SOURCE[:3]])
+            assert not getattr(new, name)[3].any()
+    assert torch.equal(kept.grad2d, torch.tensor([4.0, 0.0, 2.0, 2.0]))
+    assert torch.equal(kept.count, torch.tensor([14.0, 10.0, 12.0, 12.0]))
+    assert (moments.step, moments.beta1, moments.beta2, moments.eps) == (7, 0.9, 0.999, 1e-15)
+
+
+def test_statistics_start_anew_when_asked() -> None:
+    gaussians = random_gaussians(5)
+    stats = GrowthStats(torch.ones(5), torch.ones(5))
+    _, _, cleared = apply_edit(Edit(SOURCE, FRESH), gaussians, random_adam(gaussians), stats)
+    assert len(cleared) == 4
+    assert not cleared.grad2d.any()
+    assert not cleared.count.any()
+
+
+def test_given_values_replace_the_copied_ones() -> None:
+    gaussians = random_gaussians(5)
+    means = torch.randn(4, 3)
+    stats = GrowthStats.zeros(5)
+    rows, _, _ = apply_edit(Edit(SOURCE, FRESH, {"means": means}), gaussians, random_adam(gaussians), stats)
+    assert torch.equal(rows.means, means)
+    assert rows.means.data_ptr() != means.data_ptr()
+    assert torch.equal(rows.sh0, gaussians.sh0[SOURCE])
+
+
+def test_the_arguments_stay_as_they_were() -> None:
+    gaussians = random_gaussians(5)
+    adam = random_adam(gaussians)
+    before, moments_before = gaussians.detach_clone(), adam.exp_avg.detach_clone()
+    edit = Edit.same_rows(5, gaussians.device, opacity_ceiling=-3.0)
+    rows, moments, _ = apply_edit(edit, gaussians, adam, GrowthStats.zeros(5))
+    for name, tensor in gaussians.items():
+        assert torch.equal(tensor, getattr(before, name))
+        assert torch.equal(getattr(adam.exp_avg, name), getattr(moments_before, name))
+        assert getattr(rows, name).data_ptr() != tensor.data_ptr()
+        assert getattr(moments.exp_avg, name).data_ptr() != getattr(adam.exp_avg, name).data_ptr()
+
+
+def test_everything_can_go() -> None:
+    gaussians = random_gaussians(5)
+    none = Edit(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+    rows, moments, stats = apply_edit(none, gaussians, random_adam(gaussians), GrowthStats.zeros(5))
+    assert (len(rows), len(moments.exp_avg), len(stats)) == (0, 0, 0)
+    assert rows.shN.shape == (0, 3, 3)
+
+
+@pytest.mark.parametrize("values", [{"scales": torch.zeros(4, 3)}, {"means": torch.zeros(5, 3)}])
+def test_a_malformed_edit_is_refused(values: dict[str, torch.Tensor]) -> None:
+    gaussians = random_gaussians(5)
+    with pytest.raises(ValueError, match="scales|means"):
+        apply_edit(Edit(SOURCE, FRESH, values), gaussians, random_adam(gaussians), GrowthStats.zeros(5))

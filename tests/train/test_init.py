@@ -1,0 +1,158 @@
+"""The first Gaussians: from points, at random, or from a model."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch.testing import assert_close
+
+from splatcli.config import Config
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene.points import PointCloud
+from splatcli.scene.scene import Scene
+from splatcli.train.init import initial_gaussians, mean_squared_distance
+from tests.train.worlds import made_scene, random_gaussians
+
+
+def config(**sections: dict[str, object]) -> Config:
+    return Config.model_validate(sections)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def scene_with(xyz: NDArray[np.float32], rgb: NDArray[np.uint8] | None = None) -> Scene:
+    scene = made_scene()
+    rgb = np.zeros((len(xyz), 3), np.uint8) if rgb is None else rgb
+    object.__setattr__(scene, "points", PointCloud(xyz.astype(np.float32), rgb))
+    return scene
+
+
+def cloud(n: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(0.0, 0.4, (n, 3)).astype(np.float32)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 200])
+def test_neighbour_distances_equal_brute_force(n: int) -> None:
+    points = cloud(n)
+    squared = ((points[:, None].astype(np.float64) - points[None]) ** 2).sum(axis=2)
+    np.fill_diagonal(squared, np.inf)
+    nearest = np.sort(squared, axis=1)[:, : min(3, n - 1)]
+    np.testing.assert_allclose(mean_squared_distance(points), nearest.mean(axis=1), rtol=1e-12)
+
+
+def test_neighbour_distances_have_a_floor() -> None:
+    assert mean_squared_distance(np.zeros((1, 3), np.float32)).tolist() == [1e-7]
+    assert mean_squared_distance(cloud(5) * np.float32(1e-6)).tolist() == [1e-7] * 5
+
+
+def test_points_become_round_gaussians_of_their_neighbours_size_and_colour() -> None:
+    xyz = cloud(30)
+    rgb = np.random.default_rng(1).integers(0, 256, (30, 3), dtype=np.uint8)
+    gaussians, notes = initial_gaussians(
+        config(model={"sh_degree": 2, "init_scale": 0.5, "init_opacity": 0.2}), scene_with(xyz, rgb), generator()
+    )
+    assert notes == []
+    assert_close(gaussians.means, torch.from_numpy(xyz), rtol=0, atol=0)
+    assert_close(gaussians.quats, torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 30))
+    expected = torch.from_numpy(0.5 * np.sqrt(mean_squared_distance(xyz))).float()
+    assert_close(gaussians.log_scales.exp(), expected[:, None].repeat(1, 3))
+    assert_close(gaussians.logit_opacities.sigmoid(), torch.full((30,), 0.2))
+    assert_close(0.5 + 0.28209479 * gaussians.sh0, torch.from_numpy(rgb / np.float32(255.0)))
+    assert gaussians.shN.shape == (30, 8, 3)
+    assert not gaussians.shN.any()
+    assert all(tensor.dtype == torch.float32 for _, tensor in gaussians.items())
+
+
+def test_repeated_points_count_once() -> None:
+    xyz = cloud(20)
+    gaussians, notes = initial_gaussians(config(), scene_with(np.concatenate([xyz, xyz[3:8]])), generator())
+    assert_close(gaussians.means, torch.from_numpy(xyz), rtol=0, atol=0)
+    assert notes == ["dropped 5 points that repeat another"]
+    assert bool(gaussians.log_scales.isfinite().all())
+
+
+def test_points_at_a_camera_are_dropped() -> None:
+    xyz = cloud(20)
+    scene = scene_with(xyz)
+    xyz[4] = scene.cameras[1].center
+    gaussians, notes = initial_gaussians(config(), scene_with(xyz), generator())
+    assert len(gaussians) == 19
+    assert notes == ["dropped 1 points at a camera's centre"]
+
+
+def test_points_that_are_not_finite_are_refused() -> None:
+    xyz = cloud(20)
+    xyz[7, 1] = np.nan
+    with pytest.raises(SceneError, match="1 of 20 points .* point 7"):
+        initial_gaussians(config(), scene_with(xyz), generator())
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_too_few_points_make_a_random_start_and_a_note(n: int) -> None:
+    gaussians, notes = initial_gaussians(config(model={"random_points": 50}), scene_with(cloud(n)), generator())
+    assert len(gaussians) == 50
+    assert notes[-1] == "started from 50 random points"
+    assert len(notes) == 2
+
+
+def test_random_points_fill_a_box_around_the_cameras() -> None:
+    scene = made_scene()
+    settings = config(model={"init": "random", "random_points": 5_000})
+    means = initial_gaussians(settings, scene, generator())[0].means.double().numpy()
+    center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)
+    inside = np.abs(means - center) / (3.0 * scene.extent)
+    assert inside.max() <= 1.0 + 1e-6
+    assert inside.max(axis=0).min() > 0.99
+
+
+def test_random_points_of_a_blender_scene_fill_its_usual_cube() -> None:
+    settings = config(model={"init": "random"})
+    means = initial_gaussians(settings, made_scene(kind="blender"), generator())[0].means
+    assert len(means) == 100_000
+    assert 1.29 < float(means.abs().max()) <= 1.3
+
+
+def test_random_points_come_from_the_generator_alone() -> None:
+    settings = config(model={"init": "random", "random_points": 10})
+
+    def means(seed: int) -> torch.Tensor:
+        return initial_gaussians(settings, made_scene(), generator(seed))[0].means
+
+    assert torch.equal(means(1), means(1))
+    assert not torch.equal(means(1), means(2))
+
+
+def test_the_cap_holds_from_the_start() -> None:
+    capped = config(strategy={"cap_max": 12})
+    gaussians, notes = initial_gaussians(capped, made_scene(points=40), generator())
+    assert len(gaussians) == 12
+    assert notes == ["kept 12 of 40 points, the cap"]
+    assert len(torch.unique(gaussians.means, dim=0)) == 12
+    random = config(strategy={"cap_max": 12}, model={"init": "random"})
+    assert len(initial_gaussians(random, made_scene(), generator())[0]) == 12
+
+
+@pytest.mark.parametrize(("has", "wanted"), [(2, 2), (1, 3), (3, 1), (3, 0)])
+def test_a_given_model_keeps_its_values_and_takes_the_sh_degree(has: int, wanted: int) -> None:
+    given = random_gaussians(7, degree=has)
+    settings = config(model={"init": "model.ply", "sh_degree": wanted})
+    gaussians, notes = initial_gaussians(settings, made_scene(), generator(), given)
+    assert gaussians.sh_degree == wanted
+    shared = min(gaussians.shN.shape[1], given.shN.shape[1])
+    assert torch.equal(gaussians.shN[:, :shared], given.shN[:, :shared])
+    assert not gaussians.shN[:, shared:].any()
+    assert torch.equal(gaussians.quats, given.quats)
+    assert gaussians.means.data_ptr() != given.means.data_ptr()
+    assert len(notes) == (1 if has == wanted else 2)
+
+
+def test_a_given_model_above_the_cap_or_empty_is_refused() -> None:
+    settings = config(model={"init": "model.ply"}, strategy={"cap_max": 6})
+    with pytest.raises(UsageError, match="7 Gaussians, more than the cap of 6"):
+        initial_gaussians(settings, made_scene(), generator(), random_gaussians(7))
+    with pytest.raises(UsageError, match="no Gaussians"):
+        initial_gaussians(settings, made_scene(), generator(), random_gaussians(0))

@@ -1,0 +1,438 @@
+"""The loop: what happens in which order, what stops it, and that going on is the same as never having stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
+from splatcli.errors import DivergedError, SceneError, UsageError
+from splatcli.gaussians import Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.scene.camera import Camera
+from splatcli.scene.scene import Scene
+from splatcli.train import events
+from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
+from splatcli.train.loop import Trainer
+from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
+
+
+class Clock:
+    """Seconds that pass only when told to, or by a fixed amount a look."""
+
+    def __init__(self, tick: float = 0.0) -> None:
+        self.now, self.tick = 0.0, tick
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
+
+
+def started(
+    config: Config | None = None, scene: Scene | None = None, *, clock: Callable[[], float] | None = None
+) -> tuple[Trainer, MemoryRun, PlainEngine]:
+    run, engine = MemoryRun(), PlainEngine()
+    trainer = Trainer.start(
+        config or short_config(),
+        scene or made_scene(),
+        run_dir=run,  # type: ignore[arg-type]
+        engine=engine,
+        renderer=plain_renderer,
+        clock=clock or Clock(),
+    )
+    return trainer, run, engine
+
+
+def resumed(
+    checkpoint: Checkpoint, scene: Scene | None = None, *, iterations: int | None = None
+) -> tuple[Trainer, MemoryRun]:
+    run = MemoryRun()
+    trainer = Trainer.resume(
+        checkpoint,
+        scene or made_scene(),
+        run_dir=run,  # type: ignore[arg-type]
+        engine=PlainEngine(),
+        renderer=plain_renderer,
+        clock=Clock(),
+        iterations=iterations,
+    )
+    return trainer, run
+
+
+def digest(checkpoint: Checkpoint) -> str:
+    """Of every bit that training goes on from."""
+    assert checkpoint.moments is not None
+    tensors: dict[str, Tensor] = dict(checkpoint.gaussians.items())
+    for name, (first, second) in checkpoint.moments.items():
+        tensors |= {f"{name}.first": first, f"{name}.second": second}
+    tensors |= {f"strategy.{k}": v for k, v in checkpoint.strategy.items() if isinstance(v, Tensor)}
+    tensors |= {f"rng.{k}": v for k, v in checkpoint.rng.items()}
+    numbers = (checkpoint.step, checkpoint.adam_step, checkpoint.active_sh_degree, sorted(checkpoint.sampler.items()))
+    digest = hashlib.sha256(repr(numbers).encode())
+    for name in sorted(tensors):
+        digest.update(f"{name}{tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def trajectory(trainer: Trainer, happened: Iterable[Event]) -> dict[int, str]:
+    """The digest of the state after each step."""
+    return {
+        event.step: digest(trainer.state.to_checkpoint()) for event in happened if isinstance(event, Started | Stepped)
+    }
+
+
+def kinds(happened: Iterable[Event], *wanted: type) -> list[tuple[str, int]]:
+    return [(type(e).__name__, e.step) for e in happened if not wanted or isinstance(e, wanted)]
+
+
+def test_the_whole_story_of_a_run() -> None:
+    trainer, run, _ = started(short_config(20, train={"eval_every": 8}, save={"steps": (7, 20)}))
+    happened = list(trainer.run())
+    told = [entry for entry in kinds(happened) if entry[0] != "Stepped"]
+    assert told == [
+        ("Started", 0),
+        ("Saved", 7),
+        ("Evaluated", 8),
+        ("Refined", 10),
+        ("Refined", 15),
+        ("Evaluated", 16),
+        ("Saved", 20),
+        ("Evaluated", 20),
+        ("Stopped", 20),
+    ]
+    assert [step for _, step in kinds(happened, Stepped)] == list(range(1, 21))
+    first, last = happened[0], happened[-1]
+    assert first == Started(0, 20, 20, 4, 2, "cpu")
+    assert isinstance(last, Stopped)
+    assert (last.reason, last.path.name) == ("finished", "ckpt_000020.pt")
+    assert sorted(run.saved) == [7, 20]
+
+
+def test_events_of_one_step_come_in_order_and_agree_on_the_count() -> None:
+    trainer, _, _ = started(short_config(40))
+    happened = list(trainer.run())
+    assert kinds(happened, OpacityReset) == [("OpacityReset", 12), ("OpacityReset", 24)]
+    for before, event in zip(happened, happened[1:], strict=False):
+        if isinstance(event, Refined):
+            assert isinstance(before, Stepped)
+            assert (before.step, before.num_gaussians) == (event.step, event.num_gaussians)
+    refined = [event for event in happened if isinstance(event, Refined)]
+    assert [event.step for event in refined] == [10, 15, 20, 25, 30, 35]
+    assert sum(event.cloned + event.split for event in refined) > 0
+    assert sum(event.pruned for event in refined) > 0
+
+
+def test_each_step_is_given_what_the_schedule_says() -> None:
+    trainer, _, engine = started(short_config(40))
+    list(trainer.run())
+    assert [call["sh_degree"] for call in engine.calls] == [min(2, step // 9) for step in range(1, 41)]
+    extent = trainer.state.dataset.extent
+    rates = [call["lrs"]["means"] for call in engine.calls]  # type: ignore[index]
+    expected = [extent * 1.6e-4 * 0.01 ** (step / 40) for step in range(1, 41)]
+    assert rates == pytest.approx(expected, rel=1e-9)
+    views = [call["view"] for call in engine.calls]
+    train = {trainer.scene.cameras[i].name for i in trainer.state.train}
+    assert all(set(views[i : i + 4]) == train for i in range(0, 40, 4))
+
+
+@pytest.mark.parametrize(("name", "color"), [("black", 0.0), ("white", 1.0)])
+def test_a_plain_background_is_that_colour_each_step(name: str, color: float) -> None:
+    trainer, _, engine = started(short_config(3, train={"background": name}))
+    list(trainer.run())
+    assert all(call["background"].tolist() == [color] * 3 for call in engine.calls)  # type: ignore[attr-defined]
+
+
+def test_a_random_background_is_new_each_step() -> None:
+    trainer, _, engine = started(short_config(12))
+    list(trainer.run())
+    assert len({tuple(call["background"].tolist()) for call in engine.calls}) == 12  # type: ignore[attr-defined]
+
+
+# Around a refinement (10), a reset (12, 24), an SH step (9, 18), an epoch's end (4), and in between.
+@pytest.mark.parametrize("stop", [0, 1, 4, 8, 9, 10, 11, 12, 13, 17, 18, 23, 24, 25, 35, 39])
+def test_a_resumed_run_has_the_same_bits_at_each_step(stop: int) -> None:
+    whole, _, _ = started()
+    expected = trajectory(whole, whole.run())
+
+    first, run, _ = started()
+    before = trajectory(first, first.run(stop_at=stop))
+    second, _ = resumed(run.saved[stop])
+    after = trajectory(second, second.run())
+    assert set(before) | set(after) == set(range(41))
+    assert {**before, **after} == expected
+
+
+def test_a_run_stopped_after_every_step_has_the_same_bits() -> None:
+    whole, _, _ = started()
+    list(whole.run())
+    trainer, run, _ = started()
+    for step in range(1, 41):
+        list(trainer.run(stop_at=step))
+        trainer, run = resumed(run.saved[step])
+    assert digest(trainer.state.to_checkpoint()) == digest(whole.state.to_checkpoint())
+
+
+def test_another_seed_gives_another_run() -> None:
+    ends = set()
+    for seed in (1, 2):
+        trainer, _, _ = started(short_config(12, train={"seed": seed}))
+        list(trainer.run())
+        ends.add(digest(trainer.state.to_checkpoint()))
+    assert len(ends) == 2
+
+
+@pytest.mark.parametrize("every", [1, 7])
+def test_evaluating_and_saving_change_no_bit(every: int) -> None:
+    quiet, _, _ = started(short_config(40))
+    busy, run, _ = started(short_config(40, train={"eval_every": every}), clock=Clock(tick=1e3))
+    torch.manual_seed(1)
+    list(quiet.run())
+    torch.manual_seed(2)
+    list(busy.run())
+    assert len(run.saved) > 30
+    assert digest(quiet.state.to_checkpoint()) == digest(busy.state.to_checkpoint())
+
+
+def test_a_checkpoint_is_a_snapshot_that_training_does_not_reach() -> None:
+    trainer, run, _ = started()
+    list(trainer.run(stop_at=11))
+    kept = digest(run.saved[11])
+    second, _ = resumed(run.saved[11])
+    list(second.run())
+    assert digest(run.saved[11]) == kept
+
+
+def test_stop_at_saves_and_does_not_evaluate() -> None:
+    trainer, run, _ = started()
+    happened = list(trainer.run(stop_at=5))
+    assert kinds(happened)[-2:] == [("Saved", 5), ("Stopped", 5)]
+    assert isinstance(happened[-1], Stopped)
+    assert happened[-1].reason == "stop-at"
+    assert not kinds(happened, Evaluated)
+    assert sorted(run.saved) == [5]
+
+
+def test_stop_at_beyond_the_end_ends_at_the_end() -> None:
+    trainer, _, _ = started(short_config(6))
+    last = list(trainer.run(stop_at=99))[-1]
+    assert isinstance(last, Stopped)
+    assert (last.step, last.reason) == (6, "finished")
+
+
+@pytest.mark.parametrize("signal", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_the_run_at_the_next_step_after_a_save(signal: str) -> None:
+    trainer, run, _ = started()
+    asked: list[str] = []
+    happened: list[Event] = []
+    for event in trainer.run(should_stop=lambda: asked[0] if asked else None):
+        happened.append(event)
+        if isinstance(event, Stepped) and event.step == 13:
+            asked.append(signal)
+    assert kinds(happened)[-3:] == [("Stepped", 13), ("Saved", 13), ("Stopped", 13)]
+    assert isinstance(happened[-1], Stopped)
+    assert happened[-1].reason == signal
+    assert sorted(run.saved) == [13]
+
+
+def test_a_signal_before_the_first_step_saves_step_zero() -> None:
+    trainer, run, _ = started()
+    assert kinds(trainer.run(should_stop=lambda: "SIGTERM")) == [("Started", 0), ("Saved", 0), ("Stopped", 0)]
+    expected, _, _ = started()
+    assert digest(run.saved[0]) == digest(expected.state.to_checkpoint())
+
+
+def test_a_signal_during_the_final_evaluation_ends_it() -> None:
+    trainer, _, _ = started(short_config(3))
+    answers = iter([None, None, None, None, "SIGINT"])
+    happened = list(trainer.run(should_stop=lambda: next(answers)))
+    assert kinds(happened)[-2:] == [("Saved", 3), ("Stopped", 3)]
+    assert isinstance(happened[-1], Stopped)
+    assert happened[-1].reason == "SIGINT"
+
+
+def test_time_decides_when_to_save() -> None:
+    clock = Clock()
+    trainer, _, _ = started(short_config(30, save={"every_minutes": 1.0, "steps": ()}), clock=clock)
+    happened = []
+    for event in trainer.run():
+        happened.append(event)
+        if isinstance(event, Stepped):
+            clock.now += 13.0
+    # Five steps of 13 seconds pass a minute, and the count starts anew with each save.
+    assert [step for _, step in kinds(happened, Saved)] == [5, 10, 15, 20, 25, 30]
+
+
+def test_extending_keeps_the_schedule_and_goes_on_with_the_final_rate() -> None:
+    trainer, run, _ = started(short_config(40))
+    list(trainer.run())
+    longer, longer_run = resumed(run.saved[40], iterations=55)
+    happened = list(longer.run())
+    assert isinstance(longer.engine, PlainEngine)
+    rates = {call["lrs"]["means"] for call in longer.engine.calls}  # type: ignore[index]
+    assert rates == {1.6e-6 * longer.state.dataset.extent}
+    assert len(longer.engine.calls) == 15
+    assert not kinds(happened, Refined, OpacityReset)
+    assert longer_run.saved[55].config.schedule == run.saved[40].config.schedule
+    assert longer_run.saved[55].config.train.iterations == 55
+    assert run.saved[40].config.train.iterations == 40
+
+
+def test_a_finished_run_resumes_to_its_end() -> None:
+    trainer, run, _ = started(short_config(6))
+    list(trainer.run())
+    again, again_run = resumed(run.saved[6])
+    assert kinds(again.run()) == [("Started", 6), ("Saved", 6), ("Evaluated", 6), ("Stopped", 6)]
+    assert digest(again_run.saved[6]) == digest(run.saved[6])
+
+
+def test_a_length_already_passed_is_refused() -> None:
+    trainer, run, _ = started()
+    list(trainer.run(stop_at=9))
+    with pytest.raises(UsageError, match="8 iterations are asked for and 9 are done"):
+        resumed(run.saved[9], iterations=8)
+
+
+def test_a_changed_scene_is_refused_with_the_differences() -> None:
+    trainer, run, _ = started()
+    list(trainer.run(stop_at=2))
+    checkpoint = run.saved[2]
+    with pytest.raises(SceneError, match=r"there were 6 views, there are 7"):
+        resumed(checkpoint, made_scene(7))
+    with pytest.raises(SceneError, match=r"view_00.png was 16x16, is 8x8"):
+        resumed(checkpoint, made_scene(size=8))
+
+    def changed(**camera: object) -> Scene:
+        scene = made_scene()
+        cameras = [replace(scene.cameras[0], **camera), *scene.cameras[1:]]  # type: ignore[arg-type]
+        return replace(scene, cameras=cameras)
+
+    with pytest.raises(SceneError, match=r"'view_00.png' is now 'other.png'"):
+        resumed(checkpoint, changed(name="other.png"))
+    with pytest.raises(SceneError, match="focal length"):
+        resumed(checkpoint, changed(fx=19.3))
+    with pytest.raises(SceneError, match="another pose"):
+        resumed(checkpoint, changed(viewmat=np.eye(4)))
+    with pytest.raises(SceneError, match="another pose"):
+        resumed(checkpoint, changed(viewmat=np.full((4, 4), np.nan)))
+    with pytest.raises(SceneError, match="held out"):
+        resumed(checkpoint, replace(made_scene(), train=[0, 1, 2], test=[3, 4, 5]))
+
+
+def test_rounding_in_the_reader_is_not_a_change_and_the_stored_cameras_are_used() -> None:
+    trainer, run, _ = started()
+    list(trainer.run(stop_at=2))
+    scene = made_scene()
+    nudged = [replace(c, fx=c.fx * (1 + 1e-12), viewmat=c.viewmat + 1e-13) for c in scene.cameras]
+    second, _ = resumed(run.saved[2], replace(scene, cameras=nudged))
+    for used, stored in zip(second.scene.cameras, run.saved[2].cameras, strict=True):
+        assert used.fx == stored.fx
+        assert (used.viewmat == stored.viewmat).all()
+
+
+def test_metrics_are_recorded() -> None:
+    trainer, run, _ = started(short_config(25, train={"eval_every": 12}))
+    list(trainer.run())
+    steps = [record for record in run.metrics if record["event"] == "step"]
+    assert [record["step"] for record in steps] == [10, 20]
+    assert set(steps[0]) == {"event", "step", "loss", "num_gaussians", "sh_degree", "seconds"}
+    scores = [record for record in run.metrics if record["event"] == "eval"]
+    assert [record["step"] for record in scores] == [12, 24, 25]
+    assert len(scores[0]["views"]) == 2  # type: ignore[arg-type]
+    assert scores[0]["protocol"]["views"] == 2  # type: ignore[index]
+
+
+def test_a_scene_with_nothing_held_out_trains_and_is_not_scored() -> None:
+    scene = replace(made_scene(), train=list(range(6)), test=[])
+    trainer, _, _ = started(short_config(4, train={"eval_every": 1}), scene)
+    assert not kinds(trainer.run(), Evaluated)
+
+
+class BrokenEngine(PlainEngine):
+    def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+        loss = super().step(gaussians, adam, camera, target, **rest)  # type: ignore[arg-type]
+        if adam.step == 8:
+            gaussians.means[3, 1] = math.nan
+            return math.nan
+        return loss
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_leaves_the_last_good_checkpoint() -> None:
+    run = MemoryRun()
+    trainer = Trainer.start(
+        short_config(20, save={"steps": (5,)}),
+        made_scene(),
+        run_dir=run,  # type: ignore[arg-type]
+        engine=BrokenEngine(),
+        renderer=plain_renderer,
+    )
+    happened: list[Event] = []
+    with pytest.raises(DivergedError, match=r"loss is nan at step 8 on view 'view_0\d.png'; .* means of 1 .* 3"):
+        happened.extend(trainer.run())
+    assert sorted(run.saved) == [5]
+
+
+def test_a_run_without_gaussians_left_stops() -> None:
+    trainer, _, _ = started(short_config(20, strategy={"prune_opacity": 0.999}))
+    with pytest.raises(DivergedError, match="no Gaussian is left"):
+        list(trainer.run())
+
+
+def test_a_scene_without_extent_or_views_is_refused() -> None:
+    scene = made_scene()
+    with pytest.raises(SceneError, match="one point"):
+        started(scene=replace(scene, cameras=[scene.cameras[0]] * 6))
+    with pytest.raises(SceneError, match="no view"):
+        started(scene=replace(scene, train=[], test=list(range(6))))
+
+
+def test_the_state_that_is_trained_is_in_the_checkpoint() -> None:
+    """Each number that a step may change is perturbed alone, and the checkpoint must show it."""
+    trainer, run, _ = started()
+    list(trainer.run(stop_at=13))
+    checkpoint = run.saved[13]
+
+    def perturbations(trainer: Trainer) -> Iterator[Callable[[], object]]:
+        state = trainer.state
+        for bundle in (state.gaussians, state.adam.exp_avg, state.adam.exp_avg_sq):
+            for _, tensor in bundle.items():
+                yield lambda tensor=tensor: tensor.view(-1)[0].add_(1.0)
+        yield lambda: state.stats.grad2d[0].add_(1.0)
+        yield lambda: state.stats.count[0].add_(1.0)
+        for generator in state.generators.values():
+            yield lambda generator=generator: torch.rand(1, generator=generator)
+        yield state.sampler.next
+        yield lambda: setattr(state.adam, "step", state.adam.step + 1)
+        yield lambda: setattr(state, "step", state.step + 1)
+
+    total = len(list(perturbations(resumed(checkpoint)[0])))
+    assert total == 18 + 2 + 2 + 1 + 2
+    for i in range(total):
+        second, _ = resumed(checkpoint)
+        assert digest(second.state.to_checkpoint()) == digest(checkpoint)
+        list(perturbations(second))[i]()
+        assert digest(second.state.to_checkpoint()) != digest(checkpoint)
+
+
+def test_all_events_are_frozen() -> None:
+    for name in ("Started", "Stepped", "Refined", "OpacityReset", "Evaluated", "Saved", "Stopped", "ViewScore"):
+        assert getattr(events, name).__dataclass_params__.frozen
+
+
+def test_a_checkpoint_without_learning_state_cannot_be_resumed() -> None:
+    trainer, run, _ = started()
+    list(trainer.run(stop_at=3))
+    for broken in ("moments", "strategy", "rng", "sampler"):
+        checkpoint = copied(run.saved[3])
+        setattr(checkpoint, broken, None if broken == "moments" else {})
+        with pytest.raises(Exception, match="cannot be resumed") as caught:
+            resumed(checkpoint)
+        assert type(caught.value).__name__ == "ModelFileError"

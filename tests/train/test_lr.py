@@ -1,0 +1,47 @@
+"""Learning rates and SH degrees by step."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from splatcli.config import OptimConfig, Schedule
+from splatcli.gaussians import GROUPS
+from splatcli.train.lr import active_sh_degree, learning_rates, log_linear
+
+OPTIM, SCHEDULE = OptimConfig(), Schedule()
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [
+        (0, 1.6e-4),
+        (7_500, 1.6e-4 / math.sqrt(10)),
+        (15_000, 1.6e-5),
+        (22_500, 1.6e-5 / math.sqrt(10)),
+        (30_000, 1.6e-6),
+        (45_000, 1.6e-6),
+    ],
+)
+def test_the_rate_of_the_means_falls_log_linearly_times_the_extent_and_then_stays(step: int, rate: float) -> None:
+    assert learning_rates(OPTIM, SCHEDULE, 5.0, step)["means"] == pytest.approx(5.0 * rate, rel=1e-12)
+
+
+def test_the_rates_of_the_other_groups_are_constant() -> None:
+    first, last = (learning_rates(OPTIM, SCHEDULE, 5.0, step) for step in (1, 30_000))
+    assert tuple(first) == GROUPS
+    del first["means"], last["means"]
+    assert first == last
+    assert first == {"quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
+
+
+def test_the_end_of_the_line_is_exact() -> None:
+    assert log_linear(0.3, 0.007, 1.0) == 0.007
+    assert log_linear(0.3, 0.007, 1.5) == 0.007
+
+
+def test_the_sh_degree_rises_every_interval_up_to_its_limit() -> None:
+    degrees = [active_sh_degree(SCHEDULE, 3, step) for step in (1, 999, 1_000, 1_999, 2_000, 3_000, 4_000, 30_000)]
+    assert degrees == [0, 0, 1, 1, 2, 3, 3, 3]
+    assert active_sh_degree(SCHEDULE, 0, 30_000) == 0

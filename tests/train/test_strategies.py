@@ -1,0 +1,267 @@
+"""Adaptive density control, rule by rule, on cases small enough to check by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from splatcli.config import Schedule, StrategyConfig
+from splatcli.gaussians import Gaussians
+from splatcli.raster.stats import GrowthStats
+from splatcli.train.strategies import DefaultStrategy, Edit, apply_edit
+from tests.train.worlds import random_adam, random_gaussians
+
+EXTENT = 2.0
+STEEP, FLAT = 3e-4, 1e-4
+SMALL, LARGE, HUGE = 0.01 * EXTENT * 0.9, 0.01 * EXTENT * 1.1, 0.1 * EXTENT * 1.7
+SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, reset_every=3_000)
+
+
+def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: object) -> DefaultStrategy:
+    return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT)
+
+
+def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, GrowthStats]:
+    """Gaussians of (mean gradient norm, largest scale, opacity)."""
+    grad, scale, opacity = torch.tensor(rows).T
+    gaussians = random_gaussians(len(rows))
+    gaussians.log_scales = torch.stack([scale.log(), scale.log() - 1.0, scale.log() - 2.0], dim=1)
+    gaussians.logit_opacities = torch.logit(opacity)
+    return gaussians, GrowthStats(grad * 4.0, torch.full((len(rows),), 4.0))
+
+
+def refine(rows: list[tuple[float, float, float]], step: int = 600, **config: object) -> tuple[Gaussians, Edit]:
+    gaussians, stats = world(*rows)
+    edit = strategy(**config).edit(step, gaussians, stats, torch.Generator().manual_seed(0))
+    assert edit is not None
+    return gaussians, edit
+
+
+def counts(edit: Edit) -> tuple[int, int, int]:
+    return edit.cloned, edit.split, edit.pruned
+
+
+def test_the_reference_schedule_refines_and_resets_at_the_field_s_steps() -> None:
+    control = strategy()
+    refines = [step for step in range(1, 30_001) if control.refines(step)]
+    assert refines == list(range(600, 15_000, 100))
+    assert [step for step in range(1, 30_001) if control.resets(step)] == [3_000, 6_000, 9_000, 12_000]
+
+
+def test_statistics_are_gathered_until_the_last_refinement_can_use_them() -> None:
+    control = strategy()
+    assert control.observes(1)
+    assert control.observes(14_999)
+    assert not control.observes(15_000)
+
+
+@pytest.mark.parametrize("iterations", [100, 300, 700, 1_000, 2_000, 3_500, 7_000, 30_000])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_no_run_ends_in_the_dip_after_a_reset_or_right_after_a_refinement(iterations: int, scaled: bool) -> None:
+    schedule = Schedule.scaled(iterations) if scaled else SCHEDULE
+    control = strategy(iterations, schedule)
+    resets = [step for step in range(1, iterations + 1) if control.resets(step)]
+    assert all(step + schedule.reset_every <= iterations for step in resets)
+    assert not control.refines(iterations)
+    assert len(resets) == 4 or not scaled
+
+
+def test_a_steep_small_gaussian_is_cloned() -> None:
+    gaussians, edit = refine([(FLAT, SMALL, 0.5), (STEEP, SMALL, 0.5)])
+    assert counts(edit) == (1, 0, 0)
+    assert edit.source.tolist() == [0, 1, 1]
+    assert edit.fresh.tolist() == [False, False, True]
+    assert_close(edit.values["means"], gaussians.means[edit.source], rtol=0, atol=0)
+    assert_close(edit.values["log_scales"], gaussians.log_scales[edit.source], rtol=0, atol=0)
+
+
+def test_a_steep_large_gaussian_gives_way_to_two_smaller_ones() -> None:
+    gaussians, edit = refine([(STEEP, LARGE, 0.5), (FLAT, LARGE, 0.5)])
+    assert counts(edit) == (0, 1, 0)
+    assert edit.source.tolist() == [1, 0, 0]
+    assert edit.fresh.tolist() == [False, True, True]
+    expected = gaussians.log_scales[0] - math.log(1.6)
+    assert_close(edit.values["log_scales"][1:], expected.expand(2, 3))
+    first, second = edit.values["means"][1:]
+    assert not torch.equal(first, second)
+
+
+def test_the_gradient_is_a_mean_over_the_views_that_saw_the_gaussian() -> None:
+    gaussians, _ = world((STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5))
+    stats = GrowthStats(torch.tensor([9e-4, 9e-4, 0.0]), torch.tensor([3.0, 5.0, 0.0]))
+    edit = strategy().edit(600, gaussians, stats, torch.Generator())
+    assert edit is not None
+    assert edit.source.tolist() == [0, 1, 2, 0]
+
+
+def test_a_scale_on_the_boundary_is_cloned_and_a_gradient_on_the_threshold_does_not_grow() -> None:
+    gaussians, _ = world((1.0, 1.0, 0.5), (1.0, 1.0, 0.5))
+    gaussians.log_scales[0] = math.log(0.01 * EXTENT)
+    gaussians.log_scales[1] = math.log(0.01 * EXTENT)
+    stats = GrowthStats(torch.tensor([1.0, 2e-4]), torch.ones(2))
+    edit = strategy().edit(600, gaussians, stats, torch.Generator())
+    assert edit is not None
+    assert counts(edit) == (1, 0, 0)
+    assert edit.source.tolist() == [0, 1, 0]
+
+
+def test_faint_gaussians_are_pruned_also_when_they_would_grow() -> None:
+    _, edit = refine([(STEEP, SMALL, 0.004), (FLAT, SMALL, 0.006), (STEEP, LARGE, 0.004), (FLAT, SMALL, 0.004)])
+    assert counts(edit) == (0, 0, 3)
+    assert edit.source.tolist() == [1]
+
+
+def test_huge_gaussians_are_pruned_only_after_the_first_reset() -> None:
+    rows = [(FLAT, HUGE, 0.5), (FLAT, LARGE, 0.5)]
+    assert refine(rows, step=3_000)[1].source.tolist() == [0, 1]
+    assert refine(rows, step=3_100)[1].source.tolist() == [1]
+
+
+def test_children_of_a_huge_gaussian_live_when_they_are_small_enough() -> None:
+    within, beyond = 0.1 * EXTENT * 1.5, 0.1 * EXTENT * 1.7
+    _, edit = refine([(STEEP, within, 0.5), (STEEP, beyond, 0.5)], step=3_100)
+    assert counts(edit) == (0, 1, 1)
+    assert edit.source.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("broken", ["logit_opacities", "log_scales"])
+def test_a_nan_is_pruned_and_does_not_grow(broken: str) -> None:
+    gaussians, stats = world((STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5))
+    getattr(gaussians, broken)[0] = math.nan
+    edit = strategy().edit(3_100, gaussians, stats, torch.Generator())
+    assert edit is not None
+    assert edit.source.tolist() == [1, 1]
+
+
+def test_a_nan_gradient_does_not_grow() -> None:
+    gaussians, stats = world((STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5))
+    stats.grad2d[0] = math.nan
+    edit = strategy(cap_max=3).edit(600, gaussians, stats, torch.Generator())
+    assert edit is not None
+    assert edit.source.tolist() == [0, 1, 1]
+
+
+def test_the_cap_takes_the_steepest_first_and_ties_by_index() -> None:
+    rows = [(3e-4, SMALL, 0.5), (5e-4, LARGE, 0.5), (3e-4, SMALL, 0.5), (4e-4, SMALL, 0.5), (FLAT, SMALL, 0.5)]
+    _, edit = refine(rows, cap_max=8)
+    assert counts(edit) == (2, 1, 0)
+    assert edit.source.tolist() == [0, 2, 3, 4, 0, 3, 1, 1]
+
+
+def test_rows_pruned_at_the_same_time_make_room_under_the_cap() -> None:
+    _, edit = refine([(STEEP, SMALL, 0.5), (FLAT, SMALL, 0.001), (STEEP, SMALL, 0.001)], cap_max=3)
+    assert edit.source.tolist() == [0, 0]
+    _, edit = refine([(STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5), (FLAT, SMALL, 0.001)], cap_max=3)
+    assert edit.source.tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("cap", [1, 2, 5, 17, 40, 60, 61, 80, 200])
+def test_the_cap_is_never_exceeded_by_growth(cap: int) -> None:
+    generator = torch.Generator().manual_seed(cap)
+    n = 60
+    gaussians = random_gaussians(n)
+    gaussians.log_scales = torch.rand(n, 3, generator=generator) * 8.0 - 7.0
+    gaussians.logit_opacities = torch.rand(n, generator=generator) * 4.0 - 6.0
+    stats = GrowthStats(torch.rand(n, generator=generator) * 6e-4, torch.ones(n))
+    free = strategy().edit(3_100, gaussians, stats, generator)
+    capped = strategy(cap_max=cap).edit(3_100, gaussians, stats, generator)
+    assert free is not None
+    assert capped is not None
+    survivors = len(capped) - capped.cloned - 2 * capped.split
+    assert len(capped) <= max(cap, survivors)
+    assert capped.cloned + capped.split == 0 or len(capped) <= cap
+    if cap >= len(free):
+        assert capped.source.tolist() == free.source.tolist()
+
+
+def test_rows_are_conserved() -> None:
+    generator = torch.Generator().manual_seed(5)
+    gaussians = random_gaussians(200)
+    gaussians.log_scales = torch.rand(200, 3, generator=generator) * 6.0 - 7.0
+    gaussians.logit_opacities = torch.rand(200, generator=generator) * 6.0 - 7.0
+    stats = GrowthStats(torch.rand(200, generator=generator) * 5e-4, torch.ones(200))
+    edit = strategy().edit(3_100, gaussians, stats, generator)
+    assert edit is not None
+    assert min(counts(edit)) > 0
+    assert len(edit) == 200 + edit.cloned + edit.split - edit.pruned
+    copies = torch.bincount(edit.source, minlength=200)
+    assert int((copies == 2).sum()) == edit.cloned + edit.split
+    assert int((copies == 0).sum()) == edit.pruned
+
+
+def test_offsets_of_split_gaussians_are_distributed_as_the_gaussian_itself() -> None:
+    n = 40_000
+    gaussians = random_gaussians(1).map(lambda t: t.expand(n, *t.shape[1:]).clone())
+    gaussians.log_scales[:] = torch.tensor([-1.0, -2.0, -3.0])
+    gaussians.quats[:] = torch.tensor([0.3, -0.5, 0.7, 0.2]) * 2.5
+    edit = strategy().edit(
+        600, gaussians, GrowthStats(torch.ones(n), torch.ones(n)), torch.Generator().manual_seed(1)
+    )
+    assert edit is not None
+    offsets = (edit.values["means"] - gaussians.means[0]).double()
+    assert len(offsets) == 2 * n
+    # The rotation matrix of the quaternion, written out independently.
+    w, x, y, z = (gaussians.quats[0] / gaussians.quats[0].norm()).double().tolist()
+    rotation = torch.tensor(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ],
+        dtype=torch.float64,
+    )
+    whitened = (offsets @ rotation) / torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64).exp()
+    # Five standard errors of a mean and of a covariance over 80,000 draws.
+    assert_close(whitened.mean(dim=0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=5 / math.sqrt(2 * n))
+    assert_close(torch.cov(whitened.T), torch.eye(3, dtype=torch.float64), rtol=0, atol=5 * math.sqrt(2 / (2 * n)))
+
+
+def test_split_numbers_come_from_the_generator_alone() -> None:
+    gaussians, stats = world(*[(STEEP, LARGE, 0.5)] * 3)
+
+    def means(seed: int) -> Tensor:
+        torch.manual_seed(seed + 100)
+        edit = strategy().edit(600, gaussians, stats, torch.Generator().manual_seed(seed))
+        assert edit is not None
+        return edit.values["means"]
+
+    assert torch.equal(means(1), means(1))
+    assert not torch.equal(means(1), means(2))
+
+
+def test_a_reset_lowers_opacities_and_clears_their_moments() -> None:
+    gaussians, stats = world((FLAT, SMALL, 0.5), (FLAT, SMALL, 0.007))
+    adam = random_adam(gaussians)
+    schedule = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, reset_every=3_050)
+    edit = strategy(schedule=schedule).edit(3_050, gaussians, stats, torch.Generator())
+    assert edit is not None
+    after, moments, kept = apply_edit(edit, gaussians, adam, stats)
+    assert_close(after.logit_opacities.sigmoid(), torch.tensor([0.01, 0.007]))
+    assert float(moments.exp_avg.logit_opacities.abs().max()) == 0.0
+    assert float(moments.exp_avg_sq.logit_opacities.abs().max()) == 0.0
+    for name in ("means", "quats", "log_scales", "sh0", "shN"):
+        assert torch.equal(getattr(after, name), getattr(gaussians, name))
+        assert torch.equal(getattr(moments.exp_avg, name), getattr(adam.exp_avg, name))
+    assert torch.equal(kept.grad2d, stats.grad2d)
+    assert torch.equal(kept.count, stats.count)
+
+
+def test_a_reset_that_falls_on_a_refinement_comes_after_pruning() -> None:
+    gaussians, stats = world((FLAT, SMALL, 0.5), (STEEP, SMALL, 0.5), (FLAT, SMALL, 0.004))
+    edit = strategy().edit(3_000, gaussians, stats, torch.Generator())
+    assert edit is not None
+    after, moments, cleared = apply_edit(edit, gaussians, random_adam(gaussians), stats)
+    assert counts(edit) == (1, 0, 1)
+    assert_close(after.logit_opacities.sigmoid(), torch.full((3,), 0.01))
+    assert float(moments.exp_avg.logit_opacities.abs().max()) == 0.0
+    assert float(cleared.count.abs().max()) == 0.0
+
+
+def test_other_steps_change_nothing() -> None:
+    gaussians, stats = world((STEEP, SMALL, 0.5))
+    for step in (1, 500, 599, 601, 15_000, 15_100, 18_000, 30_000):
+        assert strategy().edit(step, gaussians, stats, torch.Generator()) is None

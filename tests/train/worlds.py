@@ -1,0 +1,208 @@
+"""Small made-up scenes, engines and run folders, so that the loop can be tested without photos or kernels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
+from splatcli.gaussians import GROUPS, SH_REST, Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.raster.stats import GrowthStats
+from splatcli.scene.camera import Camera
+from splatcli.scene.points import PointCloud
+from splatcli.scene.scene import Scene
+
+
+def random_gaussians(n: int, seed: int = 0, *, degree: int = 1, dtype: torch.dtype = torch.float32) -> Gaussians:
+    """Gaussians around the origin with scales near 0.1 and opacities near one half."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    return Gaussians(
+        means=0.5 * normal(n, 3),
+        quats=normal(n, 4),
+        log_scales=0.2 * normal(n, 3) - 2.3,
+        logit_opacities=normal(n),
+        sh0=normal(n, 3),
+        shN=0.1 * normal(n, SH_REST[degree], 3),
+    )
+
+
+def random_adam(gaussians: Gaussians, seed: int = 1) -> AdamState:
+    """Moments that are nowhere zero."""
+    generator = torch.Generator().manual_seed(seed)
+    adam = AdamState.zeros_like(gaussians)
+    for moments in (adam.exp_avg, adam.exp_avg_sq):
+        for _, tensor in moments.items():
+            tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+    adam.step = 7
+    return adam
+
+
+def ring_cameras(count: int, size: int = 16, radius: float = 3.0) -> list[Camera]:
+    """Cameras on a circle around the origin, looking at it, y down."""
+    cameras = []
+    for i in range(count):
+        angle = 2.0 * np.pi * i / count
+        forward = -np.array([np.sin(angle), 0.0, -np.cos(angle)])
+        down = np.array([0.0, 1.0, 0.0])
+        rotation = np.stack([np.cross(down, forward), down, forward])
+        viewmat = np.eye(4)
+        viewmat[:3, :3] = rotation
+        viewmat[:3, 3] = -rotation @ (-radius * forward)
+        half = size / 2
+        cameras.append(Camera(f"view_{i:02d}.png", size, size, 1.2 * size, 1.2 * size, half, half, viewmat))
+    return cameras
+
+
+@dataclass
+class MadeImages:
+    """An image store over arrays; counts what was loaded."""
+
+    pixels: list[NDArray[np.uint8]]
+    loaded: list[int] = field(default_factory=list)
+
+    def load(self, i: int) -> NDArray[np.uint8]:
+        self.loaded.append(i)
+        return self.pixels[i]
+
+    def has(self, i: int) -> bool:
+        return 0 <= i < len(self.pixels)
+
+
+class MadeScene(Scene):
+    """A Scene whose photos exist in memory only."""
+
+    def fingerprint(self) -> dict[str, str | int]:
+        return {"images": len(self.cameras)}
+
+
+def made_scene(
+    views: int = 6,
+    *,
+    size: int = 16,
+    points: int = 20,
+    pixels: list[NDArray[np.uint8]] | None = None,
+    kind: str = "colmap",
+) -> Scene:
+    """A ring of cameras around random points; every fifth view is held out."""
+    random = np.random.default_rng(3)
+    if pixels is None:
+        pixels = [random.integers(0, 256, (size, size, 3), dtype=np.uint8) for _ in range(views)]
+    xyz = random.normal(0.0, 0.4, (points, 3)).astype(np.float32)
+    return MadeScene(
+        root=Path("/nowhere"),
+        kind=kind,  # type: ignore[arg-type]
+        cameras=ring_cameras(views, size),
+        images=MadeImages(pixels),  # type: ignore[arg-type]
+        points=PointCloud(xyz, random.integers(0, 256, (points, 3), dtype=np.uint8)),
+        train=[i for i in range(views) if i % 5],
+        test=[i for i in range(views) if i % 5 == 0],
+        notes=[],
+    )
+
+
+class PlainEngine:
+    """A StepEngine that draws nothing: its gradients are a smooth function of parameters, photo and background.
+
+    Cheap, deterministic, and sensitive to every input of a step, so that a lost piece of state changes the bits.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, object]] = []
+
+    def step(
+        self,
+        gaussians: Gaussians,
+        adam: AdamState,
+        camera: Camera,
+        target: Tensor,
+        *,
+        lrs: dict[str, float],
+        sh_degree: int,
+        background: Tensor,
+        ssim_lambda: float,
+        antialiased: bool,
+        stats: GrowthStats | None,
+    ) -> float:
+        self.calls.append({"view": camera.name, "lrs": lrs, "sh_degree": sh_degree, "background": background.clone()})
+        push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree
+        row = torch.arange(len(gaussians), dtype=torch.float32)
+        grads = gaussians.map(lambda t: torch.sin(3.0 * t + row.reshape(-1, *[1] * (t.dim() - 1))) * push)
+        adam.apply_reference(gaussians, grads, lrs)
+        if stats is not None:
+            stats.grad2d += 2e-3 * grads.means.abs().sum(dim=1)
+            stats.count += (gaussians.means[:, 0] > -0.3).float()
+        return float(sum(getattr(grads, name).abs().sum() for name in GROUPS))
+
+
+def plain_renderer(
+    gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
+) -> Tensor:
+    """One colour that depends on the parameters."""
+    color = gaussians.sh0.mean(dim=0).sigmoid() + 0.0 * background
+    return color.expand(camera.height, camera.width, 3).clone()
+
+
+class MemoryRun:
+    """A run folder that keeps everything in memory, as deep copies."""
+
+    def __init__(self) -> None:
+        self.saved: dict[int, Checkpoint] = {}
+        self.metrics: list[dict[str, object]] = []
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        self.saved[checkpoint.step] = copied(checkpoint)
+        return Path(f"ckpt_{checkpoint.step:06d}.pt")
+
+    def append_metrics(self, record: dict[str, object]) -> None:
+        self.metrics.append(record)
+
+
+def copied(checkpoint: Checkpoint) -> Checkpoint:
+    """A checkpoint that shares no tensor with ``checkpoint``."""
+    assert checkpoint.moments is not None
+    return Checkpoint(
+        step=checkpoint.step,
+        gaussians=checkpoint.gaussians.detach_clone(),
+        moments={name: (a.clone(), b.clone()) for name, (a, b) in checkpoint.moments.items()},
+        adam_step=checkpoint.adam_step,
+        active_sh_degree=checkpoint.active_sh_degree,
+        strategy={k: v.clone() if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
+        rng={k: v.clone() for k, v in checkpoint.rng.items()},
+        sampler=dict(checkpoint.sampler),
+        config=checkpoint.config.model_copy(deep=True),
+        cameras=list(checkpoint.cameras),
+        train=list(checkpoint.train),
+        test=list(checkpoint.test),
+        dataset=checkpoint.dataset,
+    )
+
+
+def short_config(iterations: int = 40, **sections: dict[str, object]) -> Config:
+    """A run in which everything happens within 40 steps: refines at 10, 15, ... 35, resets at 12 and 24."""
+    values: dict[str, dict[str, object]] = {
+        "model": {"sh_degree": 2},
+        "schedule": {
+            "refine_start": 6,
+            "refine_stop": 37,
+            "refine_every": 5,
+            "reset_every": 12,
+            "sh_degree_interval": 9,
+            "lr_steps": iterations,
+        },
+        "train": {"iterations": iterations, "background": "random"},
+        "save": {"steps": ()},
+    }
+    for name, section in sections.items():
+        values.setdefault(name, {}).update(section)
+    return Config.model_validate(values)
