@@ -1,12 +1,18 @@
-"""What all tests share: which of them run on this machine."""
+"""What all tests share: which of them run on this machine, and ``splat`` as a command of a shell."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+from tests.running import Done
 
 REQUIRE_GPU = "SPLATCLI_REQUIRE_GPU"
 
@@ -36,3 +42,22 @@ def _same_threads() -> Iterator[None]:
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Callable[..., Done]:
+    """Runs a shell command in another process, where ``splat`` is a command; in ``tmp_path`` unless told otherwise."""
+    folder = tmp_path / ".bin"
+    folder.mkdir()
+    command = folder / "splat"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m splatcli "$@"\n')
+    command.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+    def call(text: str, *, cwd: Path = tmp_path, stdin: Any = subprocess.DEVNULL) -> Done:
+        done = subprocess.run(
+            ["bash", "-c", text], cwd=cwd, env=environment, stdin=stdin, capture_output=True, text=True, check=False
+        )
+        return Done(done.returncode, done.stdout, done.stderr)
+
+    return call

@@ -39,6 +39,9 @@ def evaluate(
       splat eval output/scene --sheet sheet.png
       splat eval output/scene --json > figures.json
     """
+    if views not in ("test", "train", "all"):
+        raise UsageError(f"{views!r} names no views with photos", where="--views", remedy="test, train or all")
+
     from splatcli.cli.device import resolve_device
     from splatcli.cli.drive import photo_background
     from splatcli.cli.model import find_model, load_model
@@ -46,8 +49,6 @@ def evaluate(
     from splatcli.scene.read import read_scene
 
     resolve_device(device)
-    if views not in ("test", "train", "all"):
-        raise UsageError(f"{views!r} names no views with photos", where="--views", remedy="test, train or all")
     with speaking(json=json, quiet=quiet) as out:
         path = find_model(model)
         checkpoint = load_model(path).checkpoint

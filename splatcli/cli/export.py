@@ -37,18 +37,19 @@ def export(
       splat export output/scene -o cameras.json
       splat train scene/ | splat export -o - > scene.ply
     """
-    from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.output import speaking
-    from splatcli.formats.ply import write_ply
-    from splatcli.views.cameras import cameras_json
-    from splatcli.views.pictures import write_bytes
-
     if output is None:
         raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
     to_stdout = str(output) == "-"
     kind = "ply" if to_stdout else output.suffix.lower().removeprefix(".")
     if kind not in ("ply", "json"):
         raise UsageError(f"cannot tell a format from {output.name!r}", where="-o", remedy="name it x.ply or x.json")
+
+    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.output import speaking
+    from splatcli.formats.ply import write_ply
+    from splatcli.views.cameras import cameras_json
+    from splatcli.views.pictures import write_bytes
+
     with speaking(json=json, quiet=quiet) as out:
         loaded = load_model(find_model(model))
         if kind == "json":

@@ -1,0 +1,39 @@
+"""Running ``splat`` in this process, and a scene and a run to do it with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from splatcli.cli.boundary import run
+from tests.cli.tiny import QUICK, write_scene
+from tests.running import Done
+
+
+@pytest.fixture
+def splat(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Runs a command line in this process, through the boundary."""
+
+    def call(*words: object) -> Done:
+        capfd.readouterr()
+        code = run([str(word) for word in words])
+        return Done(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def tiny_scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A scene folder; not to be changed."""
+    return write_scene(tmp_path_factory.mktemp("scenes") / "ball")
+
+
+@pytest.fixture(scope="session")
+def finished_run(tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of 40 steps; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "ball"
+    code = run(["train", str(tiny_scene), "-o", str(folder), "-n", "40", "-q", *QUICK])
+    assert code == 0
+    return folder

@@ -1,0 +1,320 @@
+"""Each command on a real, if tiny, run: what it makes, what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+import torch
+from numpy.testing import assert_allclose
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.formats.ply import read_ply
+from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
+from tests.running import Done
+
+Splat = Callable[..., Done]
+HELD_OUT = ["view_00.png", "view_08.png"]
+
+
+def assert_equal_state(left: Path, right: Path) -> None:
+    """The same bits in parameters and moments."""
+    a, b = load_checkpoint(left), load_checkpoint(right)
+    assert (a.step, a.adam_step, a.sampler) == (b.step, b.adam_step, b.sampler)
+    for (name, x), (_, y) in zip(a.gaussians.items(), b.gaussians.items(), strict=True):
+        assert torch.equal(x, y), name
+    assert a.moments is not None
+    assert b.moments is not None
+    for name, (x, y) in a.moments.items():
+        assert torch.equal(x, b.moments[name][0]), name
+        assert torch.equal(y, b.moments[name][1]), name
+
+
+class TestTrain:
+    def test_prints_the_checkpoint_and_nothing_else(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 20, *QUICK)
+        assert done.code == 0
+        assert done.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000020.pt")]
+        assert load_checkpoint(Path(done.lines[0])).step == 20
+        assert "PSNR" in done.err
+
+    def test_quiet_is_silent(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 5, "-q", *QUICK)
+        assert (done.code, done.err) == (0, "")
+
+    def test_json_ends_in_a_result(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 20, "--json", *QUICK)
+        objects = done.objects
+        assert objects[0]["event"] == "started"
+        assert objects[-1]["event"] == "result"
+        assert objects[-1]["reason"] == "finished"
+        assert Path(objects[-1]["path"]).is_file()
+        assert objects[-1]["psnr"] > 0
+
+    def test_the_same_seed_gives_the_same_bits(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        paths = [
+            Path(splat("train", tiny_scene, "-o", tmp_path / name, "-n", 15, "-q", *QUICK).lines[0]) for name in "ab"
+        ]
+        assert_equal_state(*paths)
+
+    def test_settings_of_file_flags_and_set(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        (tmp_path / "run.toml").write_text("[train]\niterations = 9\nseed = 1\n[optim]\nsh0_lr = 0.01\n")
+        words = ["--config", tmp_path / "run.toml", "--seed", 2, "--set", "optim.sh0_lr=0.02", "--white-background"]
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "-q", *words, *QUICK)
+        config = load_checkpoint(Path(done.lines[0])).config
+        assert (config.train.iterations, config.train.seed, config.train.background) == (9, 2, "white")
+        assert config.optim.sh0_lr == 0.02
+        stored = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert stored["train"]["seed"] == 2
+
+    def test_runs_without_a_name_are_numbered(
+        self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        made = [splat("train", tiny_scene, "-n", 1, "-q", *QUICK).lines[0] for _ in range(3)]
+        assert [Path(path).parts[:2] for path in made] == [
+            ("output", "ball"),
+            ("output", "ball-2"),
+            ("output", "ball-3"),
+        ]
+
+    def test_a_run_in_the_way_is_kept(self, splat: Splat, tiny_scene: Path, finished_run: Path) -> None:
+        done = splat("train", tiny_scene, "-o", finished_run, "-n", 1, *QUICK)
+        assert done.code == 8
+        assert "--overwrite" in done.err
+        assert (finished_run / "ckpts" / "ckpt_000040.pt").is_file()
+
+    def test_overwrite_moves_aside(self, splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path) -> None:
+        run = shutil.copytree(finished_run, tmp_path / "run")
+        done = splat("train", tiny_scene, "-o", run, "-n", 1, "--overwrite", "-q", *QUICK)
+        assert done.lines == [str(run / "ckpts" / "ckpt_000001.pt")]
+        assert len(list(tmp_path.glob("run.old*/ckpts/ckpt_000040.pt"))) == 1
+
+    def test_overwrite_never_carries_off_the_scene(self, splat: Splat, tmp_path: Path) -> None:
+        scene = write_scene(tmp_path / "all" / "scene")
+        for output in (scene, scene.parent):
+            done = splat("train", scene, "-o", output, "-n", 1, "--overwrite", *QUICK)
+            assert done.code == 8
+        assert (scene / "transforms.json").is_file()
+
+    def test_a_model_can_be_the_start(self, splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path) -> None:
+        ply = tmp_path / "x.ply"
+        splat("export", finished_run, "-o", ply)
+        for name, start in (("a", finished_run), ("b", ply)):
+            words = ["--init", start, "--sh-degree", 1, "--stop-at", 1, "-n", 1000]
+            done = splat("train", tiny_scene, "-o", tmp_path / name, "-q", *words)
+            assert done.code == 0, done.err
+            assert len(load_checkpoint(Path(done.lines[0])).gaussians) == len(read_ply(ply))
+
+    def test_an_empty_folder_is_no_scene(self, splat: Splat, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        done = splat("train", tmp_path / "empty", "-o", tmp_path / "run")
+        assert done.code == 3
+        assert done.err.startswith("error[E003]")
+        assert not (tmp_path / "run").exists()
+
+    def test_a_file_in_the_way_of_the_run_is_an_error(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        (tmp_path / "run").write_text("mine")
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 1, *QUICK)
+        assert done.code == 8
+        assert (tmp_path / "run").read_text() == "mine"
+
+
+class TestResume:
+    def test_goes_on_with_the_bits_of_an_uninterrupted_run(
+        self, splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path
+    ) -> None:
+        first = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 40, "--stop-at", 17, "-q", *QUICK)
+        assert first.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000017.pt")]
+        second = splat("resume", tmp_path / "run", "-q")
+        assert second.code == 0
+        assert second.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000040.pt")]
+        assert_equal_state(Path(second.lines[0]), finished_run / "ckpts" / "ckpt_000040.pt")
+
+    def test_extends_a_finished_run(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        run = shutil.copytree(finished_run, tmp_path / "run")
+        done = splat("resume", run / "ckpts" / "ckpt_000040.pt", "--iterations", 45, "--json")
+        assert done.objects[-1]["step"] == 45
+        assert load_checkpoint(run / "ckpts" / "ckpt_000045.pt").config.train.iterations == 45
+
+    def test_a_checkpoint_alone_starts_a_run_of_its_own(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        lone = Path(shutil.copy(finished_run / "ckpts" / "ckpt_000040.pt", tmp_path / "mine.pt"))
+        done = splat("resume", lone, "--iterations", 41, "-q")
+        assert done.lines == [str(Path("output") / "ball" / "ckpts" / "ckpt_000041.pt")]
+
+    def test_a_moved_scene_is_named(self, splat: Splat, tmp_path: Path) -> None:
+        scene = write_scene(tmp_path / "before")
+        splat("train", scene, "-o", tmp_path / "run", "-n", 6, "--stop-at", 3, "-q", *QUICK)
+        scene = scene.rename(tmp_path / "after")
+        assert splat("resume", tmp_path / "run").code == 3
+        done = splat("resume", tmp_path / "run", "--data", scene, "-q")
+        assert done.code == 0, done.err
+
+    def test_a_scene_that_changed_is_refused(self, splat: Splat, tmp_path: Path) -> None:
+        scene = write_scene(tmp_path / "scene")
+        splat("train", scene, "-o", tmp_path / "run", "-n", 6, "--stop-at", 3, "-q", *QUICK)
+        imageio.imwrite(scene / "images" / "view_03.png", np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+        done = splat("resume", tmp_path / "run")
+        assert done.code == 3
+        assert "changed" in done.err
+
+    def test_a_ply_is_refused_with_a_remedy(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        splat("export", finished_run, "-o", tmp_path / "x.ply")
+        done = splat("resume", tmp_path / "x.ply")
+        assert done.code == 5
+        assert "--init" in done.err
+
+    def test_a_run_in_use_is_refused(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        from splatcli.checkpoint.rundir import RunDir
+
+        run = shutil.copytree(finished_run, tmp_path / "run")
+        with RunDir.open(run):
+            done = splat("resume", run, "--iterations", 50)
+        assert done.code == 9
+
+    @pytest.mark.parametrize("content", [b"", b"junk", b"PK\x03\x04junk"])
+    def test_junk_is_refused(self, splat: Splat, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "x.pt").write_bytes(content)
+        done = splat("resume", tmp_path / "x.pt")
+        assert done.code == 5
+        assert "Traceback" not in done.err
+
+
+class TestRender:
+    def test_bare_views_are_the_held_out_ones(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        done = splat("render", finished_run, "-o", tmp_path, "--views")
+        assert done.code == 0
+        assert [Path(line).name for line in done.lines] == HELD_OUT
+        for line in done.lines:
+            assert imageio.imread(line).shape == (HEIGHT, WIDTH, 3)
+        assert done.err.count("PSNR") == len(HELD_OUT) + 1
+
+    @pytest.mark.parametrize(("views", "count"), [("test", 2), ("train", VIEWS - 2), ("all", VIEWS)])
+    def test_views_by_name(self, splat: Splat, finished_run: Path, tmp_path: Path, views: str, count: int) -> None:
+        done = splat("render", finished_run, "--views", views, "-o", tmp_path, "-q")
+        assert len(done.lines) == count
+        assert done.err == ""
+
+    def test_the_default_folder_is_in_the_run(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        run = shutil.copytree(finished_run, tmp_path / "run")
+        done = splat("render", run, "-q")
+        assert all(Path(line).is_relative_to(run / "renders" / "000040_test") for line in done.lines)
+
+    def test_json_has_the_figures(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        objects = splat("render", finished_run, "-o", tmp_path, "--json").objects
+        assert [one["event"] for one in objects] == ["rendered", "rendered", "result"]
+        assert_allclose(objects[-1]["psnr"], np.mean([one["psnr"] for one in objects[:-1]]), rtol=1e-12)
+
+    def test_no_photos_are_needed(self, splat: Splat, tmp_path: Path) -> None:
+        scene = write_scene(tmp_path / "scene")
+        splat("train", scene, "-o", tmp_path / "run", "-n", 3, "-q", *QUICK)
+        shutil.rmtree(scene)
+        done = splat("render", tmp_path / "run")
+        assert done.code == 0
+        assert len(done.lines) == 2
+        assert "no comparison with the photos" in done.err
+
+    def test_a_ply_needs_cameras_and_gives_the_same_picture(
+        self, splat: Splat, finished_run: Path, tmp_path: Path
+    ) -> None:
+        ply, cameras = tmp_path / "x.ply", tmp_path / "cameras.json"
+        splat("export", finished_run, "-o", ply)
+        splat("export", finished_run, "-o", cameras)
+        refused = splat("render", ply, "--views")
+        assert refused.code == 2
+        assert "cameras.json" in refused.err
+        from_ply = splat("render", ply, "--views", cameras, "-o", tmp_path / "a", "-q")
+        from_run = splat("render", finished_run, "--views", "all", "-o", tmp_path / "b", "-q")
+        assert len(from_ply.lines) == len(from_run.lines) == VIEWS
+        for left, right in zip(from_ply.lines, from_run.lines, strict=True):
+            assert Path(left).read_bytes() == Path(right).read_bytes()
+
+    def test_background_shows_where_nothing_is(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        for colour in ("white", "#ffffff", "1,1,1"):
+            done = splat("render", finished_run, "--background", colour, "-o", tmp_path / colour, "-q")
+            assert imageio.imread(done.lines[0]).max() == 255
+        done = splat("render", finished_run, "--background", "whitish")
+        assert done.code == 2
+
+    def test_many_views_do_not_fit_into_stdout(self, splat: Splat, finished_run: Path) -> None:
+        done = splat("render", finished_run, "--views", "all", "-o", "-")
+        assert done.code == 2
+        assert done.out == ""
+
+
+class TestExport:
+    def test_a_ply_holds_the_raw_parameters(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        done = splat("export", finished_run, "-o", tmp_path / "x.ply")
+        assert done.lines == [str(tmp_path / "x.ply")]
+        before = load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").gaussians
+        for (name, x), (_, y) in zip(before.items(), read_ply(tmp_path / "x.ply").items(), strict=True):
+            assert torch.equal(x, y), name
+
+    def test_an_existing_file_survives_a_failure(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        (tmp_path / "folder.ply").mkdir()
+        done = splat("export", finished_run, "-o", tmp_path / "folder.ply")
+        assert done.code == 8
+        assert list(tmp_path.iterdir()) == [tmp_path / "folder.ply"]
+
+    def test_a_ply_has_no_cameras_to_export(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        splat("export", finished_run, "-o", tmp_path / "x.ply")
+        assert splat("export", tmp_path / "x.ply", "-o", tmp_path / "cameras.json").code == 2
+
+
+class TestEval:
+    def test_lines_for_people(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        done = splat("eval", finished_run, "--sheet", tmp_path / "sheet.png")
+        assert [line.split()[0] for line in done.lines] == ["psnr", "ssim", "num_gaussians", "sheet"]
+        height, width, _ = imageio.imread(tmp_path / "sheet.png").shape
+        assert width > 4 * WIDTH
+        assert height > HEIGHT
+
+    def test_one_object_with_json(self, splat: Splat, finished_run: Path) -> None:
+        (facts,) = splat("eval", finished_run, "--json").objects
+        assert {"psnr", "ssim", "num_gaussians", "views", "protocol"} <= facts.keys()
+        assert [Path(view["name"]).name for view in facts["views"]] == HELD_OUT
+        assert_allclose(facts["psnr"], np.mean([view["psnr"] for view in facts["views"]]), rtol=1e-12)
+
+    def test_agrees_with_the_run_s_own_figures(self, splat: Splat, finished_run: Path) -> None:
+        (facts,) = splat("eval", finished_run, "--json").objects
+        logged = [json.loads(line) for line in (finished_run / "metrics.jsonl").read_text().splitlines()]
+        (last,) = [one for one in logged if one["event"] == "eval"]
+        # uint8 / 255 and round(x * 255) / 255 differ in the last bit of float32.
+        assert_allclose([facts["psnr"], facts["ssim"]], [last["psnr"], last["ssim"]], rtol=1e-5)
+
+    def test_a_ply_cannot_be_evaluated(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        splat("export", finished_run, "-o", tmp_path / "x.ply")
+        assert splat("eval", tmp_path / "x.ply").code == 2
+
+
+class TestInfo:
+    def test_a_checkpoint(self, splat: Splat, finished_run: Path) -> None:
+        (facts,) = splat("info", finished_run / "ckpts" / "ckpt_000040.pt", "--json").objects
+        assert (facts["kind"], facts["step"], facts["sh_degree"]) == ("checkpoint", 40, 1)
+        assert facts["num_gaussians"] > 0
+
+    def test_a_run_folder(self, splat: Splat, finished_run: Path) -> None:
+        (facts,) = splat("info", finished_run, "--json").objects
+        assert (facts["kind"], facts["step"], facts["num_test"]) == ("run", 40, 2)
+
+    def test_a_ply(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        splat("export", finished_run, "-o", tmp_path / "x.ply")
+        (facts,) = splat("info", tmp_path / "x.ply", "--json").objects
+        assert (facts["kind"], facts["sh_degree"]) == ("ply", 1)
+
+    def test_a_scene(self, splat: Splat, tiny_scene: Path) -> None:
+        (facts,) = splat("info", tiny_scene, "--json").objects
+        assert (facts["kind"], facts["scene_kind"]) == ("scene", "nerfstudio")
+        assert (facts["num_cameras"], facts["num_test"], facts["missing_photos"]) == (VIEWS, 2, [])
+
+    def test_lines_for_people(self, splat: Splat, finished_run: Path) -> None:
+        done = splat("info", finished_run)
+        assert any(line.split() == ["step", "40"] for line in done.lines)

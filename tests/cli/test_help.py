@@ -1,0 +1,96 @@
+"""Help, versions and command lines that cannot be followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from splatcli import __version__
+from splatcli.cli.app import app
+
+COMMANDS = ("train", "resume", "render", "export", "eval", "info")
+
+
+def test_help_names_every_command_and_exit_code() -> None:
+    result = CliRunner().invoke(app, ["--help"])
+    assert result.exit_code == 0
+    for word in (*COMMANDS, "Exit codes", "130, 143"):
+        assert word in result.output
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert f"splat {command} " in result.output.partition("Examples:")[2]
+
+
+def test_version(splat: Callable[..., Any]) -> None:
+    done = splat("--version")
+    assert (done.code, done.out) == (0, f"splat {__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "help_text"),
+    [
+        (["trian", "x"], "Did you mean 'train'"),
+        (["train", "x", "--iteration", "3"], "did you mean --iterations?"),
+        (["train", "x", "--whit"], "did you mean --white-background?"),
+        (["train"], "Missing argument 'SCENE'"),
+        (["train", "x", "--stop-at", "0"], "--stop-at"),
+        (["train", "x", "--iterations", "many"], "--iterations"),
+        (["train", "x", "--iterations", "-5"], "iterations"),
+        (["train", "x", "--sh-degree", "9"], "sh_degree"),
+        (["train", "x", "--strategy", "nosuch"], "strategy"),
+        (["train", "x", "--set", "optim.means_lrr=1"], "did you mean optim.means_lr?"),
+        (["train", "x", "--set", "optim.means_lr"], "key=value"),
+        (["train", "x", "--set", "optim.means_lr=nan"], "means_lr"),
+        (["train", "x", "--config", "nosuch.toml"], "nosuch.toml"),
+        (["train", "x", "--white-background", "--random-background"], "exclude"),
+        (["train", "x", "--device", "tpu"], "no device"),
+        (["render", "--device", "tpu"], "no device"),
+        (["export"], "no file"),
+        (["export", "-o", "x.obj"], "cannot tell a format"),
+        (["render", "nosuch.pt"], "no such model"),
+        (["info", "nosuch"], "nothing here"),
+        (["eval", "--views", "path.json"], "--views"),
+    ],
+)
+def test_bad_usage_exits_2_and_says_what_to_do(splat: Callable[..., Any], words: list[str], help_text: str) -> None:
+    done = splat(*words)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("error[E002]: ")
+    assert help_text in done.err
+    assert "Traceback" not in done.err
+
+
+def test_cuda_is_refused_honestly(splat: Callable[..., Any]) -> None:
+    done = splat("train", "x", "--device", "cuda:0")
+    assert done.code == 4
+    assert "no CUDA driver yet" in done.err
+
+
+def test_an_error_is_an_object_with_json(splat: Callable[..., Any]) -> None:
+    done = splat("info", "nosuch", "--json")
+    assert done.objects == [
+        {
+            "event": "error",
+            "error": "E002",
+            "what": "there is nothing here",
+            "where": "nosuch",
+            "help": "name a checkpoint, PLY, run folder or scene",
+            "exit_code": 2,
+        }
+    ]
+
+
+def test_without_model_and_runs_the_message_says_so(splat: Callable[..., Any], tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = splat("render", "--views")
+    assert done.code == 2
+    assert "no run under output/" in done.err

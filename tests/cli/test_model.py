@@ -1,0 +1,91 @@
+"""Which model a command takes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from splatcli.cli.model import file_kind, find_model
+from splatcli.errors import ModelFileError, UsageError
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch):
+    """Puts a text into a real pipe and the pipe in place of stdin."""
+    opened = []
+
+    def arrange(text: str) -> None:
+        read, write = os.pipe()
+        os.write(write, text.encode())
+        os.close(write)
+        stream = os.fdopen(read)
+        opened.append(stream)
+        monkeypatch.setattr("sys.stdin", stream)
+
+    yield arrange
+    for stream in opened:
+        stream.close()
+
+
+def test_a_file_is_taken_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x.ply"
+    path.write_bytes(b"ply\n")
+    assert find_model(path) == path
+
+
+def test_the_last_line_of_a_pipe_is_the_path(tmp_path: Path, piped) -> None:
+    path = tmp_path / "x.ply"
+    path.write_bytes(b"ply\n")
+    piped(f"something\n{path}\n\n")
+    assert find_model(None) == path
+
+
+def test_json_of_a_pipe_is_understood(tmp_path: Path, piped) -> None:
+    path = tmp_path / "x.ply"
+    path.write_bytes(b"ply\n")
+    piped(f'{{"event": "started"}}\n{{"event": "result", "path": "{path}"}}\n')
+    assert find_model(None) == path
+
+
+def test_an_error_of_a_pipe_is_not_a_model(piped) -> None:
+    piped('{"event": "error", "error": "E003"}\n')
+    with pytest.raises(UsageError, match="JSON without a path"):
+        find_model(None)
+
+
+def test_an_empty_pipe_never_falls_back_to_another_run(tmp_path: Path, piped, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    piped("")
+    with pytest.raises(UsageError, match="no path came through"):
+        find_model(None)
+
+
+def test_a_named_model_leaves_the_pipe_alone(tmp_path: Path, piped) -> None:
+    path = tmp_path / "x.ply"
+    path.write_bytes(b"ply\n")
+    piped("")
+    assert find_model(path) == path
+
+
+def test_the_newest_ply_of_an_inria_run_is_taken(tmp_path: Path) -> None:
+    for number in (7000, 30000):
+        folder = tmp_path / "point_cloud" / f"iteration_{number}"
+        folder.mkdir(parents=True)
+        (folder / "point_cloud.ply").write_bytes(b"ply\n")
+    assert find_model(tmp_path).parent.name == "iteration_30000"
+
+
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no run"):
+        find_model(tmp_path)
+
+
+def test_content_tells_the_kind(tmp_path: Path) -> None:
+    path = tmp_path / "x.bin"
+    for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"ply\nformat", "ply"), (b"", None), (b"junk", None)):
+        path.write_bytes(content)
+        assert file_kind(path) == kind
+    with pytest.raises(ModelFileError):
+        file_kind(tmp_path / "absent")

@@ -1,0 +1,113 @@
+"""Commands in a shell: pipes, signals, and readers that go away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from splatcli.checkpoint.load import load_checkpoint
+from tests.cli.tiny import QUICK
+from tests.running import Done
+
+Shell = Callable[..., Done]
+WORDS = " ".join(QUICK)
+
+
+def test_train_into_render(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 5 {WORDS} | splat render --views")
+    assert done.code == 0, done.err
+    assert len(done.lines) == 2
+    assert all((tmp_path / line).is_file() for line in done.lines)
+
+
+def test_json_into_eval(shell: Shell, tiny_scene: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 5 {WORDS} --json | splat eval --json")
+    assert done.code == 0, done.err
+    assert done.objects[0]["num_gaussians"] > 0
+
+
+def test_stop_resume_export_to_stdout(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = shell(
+        f"set -o pipefail; splat train {tiny_scene} -n 6 --stop-at 3 -q {WORDS} | splat resume -q"
+        " | splat export -o - > x.ply && splat info x.ply"
+    )
+    assert done.code == 0, done.err
+    assert (tmp_path / "x.ply").read_bytes().startswith(b"ply\nformat binary_little_endian")
+
+
+def test_the_newest_run_is_the_default(shell: Shell, tiny_scene: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 2 -q {WORDS} >/dev/null && splat render -q < /dev/null")
+    assert done.code == 0, done.err
+    assert all(line.startswith("output/ball/renders/000002_test/") for line in done.lines)
+
+
+def test_a_failure_upstream_renders_no_other_run(shell: Shell, tiny_scene: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 1 -q {WORDS} >/dev/null; splat train nosuch -q | splat render -q")
+    assert done.code == 2
+    assert done.out == ""
+    assert "no path came through the pipe" in done.err
+
+
+def test_one_view_goes_to_stdout_as_png(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 1 -q {WORDS} --test-every 10 | splat render --views -q -o - > one.png")
+    assert done.code == 0, done.err
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("command", ["info output/ball", "export output/ball -o -", "render output/ball --views all"])
+def test_a_reader_that_goes_away_is_no_error(shell: Shell, tiny_scene: Path, command: str) -> None:
+    done = shell(
+        f"splat train {tiny_scene} -n 1 -q {WORDS} >/dev/null; splat {command} -q | true; echo ${{PIPESTATUS[0]}}"
+    )
+    assert done.out == "0\n"
+    assert done.err == ""
+
+
+def test_training_outlives_the_reader_of_its_events(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 30 -o run -q --json {WORDS} | head -1; echo ${{PIPESTATUS[0]}}")
+    assert done.lines[-1] == "0"
+    assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000030.pt").step == 30
+
+
+def test_closed_streams_do_no_harm(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
+    done = shell(f"splat train {tiny_scene} -n 2 -o run {WORDS} <&- >&- 2>&-; echo $?")
+    assert done.out == "0\n"
+    assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_and_stops(tiny_scene: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
+    command = [sys.executable, "-m", "splatcli", "train", str(tiny_scene), "-o", str(tmp_path / "run"), "--json"]
+    process = subprocess.Popen(
+        [*command, "-n", "1000000", "--set", "model.random_points=50", *QUICK[:2]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None
+    assert '"started"' in process.stdout.readline()
+    process.send_signal(number)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == code, err
+    result = Done(code, out, err).objects[-1]
+    assert (result["event"], result["reason"]) == ("result", number.name)
+    assert load_checkpoint(Path(result["path"])).step == result["step"]
+
+
+def test_handlers_are_put_back() -> None:
+    from splatcli.cli.signals import exit_code, stop_requests
+
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_requests() as requested:
+        assert requested() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert requested() == "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert (exit_code("SIGINT"), exit_code("SIGTERM"), exit_code("finished")) == (130, 143, 0)

@@ -1,0 +1,168 @@
+"""``--views``: with and without a value, by name and from files of four layouts."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from splatcli.cli.render import _complete_views
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene.camera import Camera
+from splatcli.views.cameras import cameras_json, read_cameras
+from splatcli.views.selection import select_views
+from tests.cli.tiny import look_at_origin
+
+
+def camera(name: str = "a/b.png", angle: float = 0.3) -> Camera:
+    c2w = look_at_origin(angle) @ np.diag([1.0, -1.0, -1.0, 1.0])
+    return Camera(name, 40, 30, 41.5, 40.25, 19.5, 15.25, np.linalg.inv(c2w))
+
+
+def assert_same(left: Camera, right: Camera) -> None:
+    assert (left.width, left.height) == (right.width, right.height)
+    assert_allclose([left.fx, left.fy, left.cx, left.cy], [right.fx, right.fy, right.cx, right.cy], rtol=1e-12)
+    assert_allclose(left.viewmat, right.viewmat, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("words", "full"),
+    [
+        (["--views"], ["--views", "test"]),
+        (["--views", "-o", "x"], ["--views", "test", "-o", "x"]),
+        (["--views", "train"], ["--views", "train"]),
+        (["--views=all", "m"], ["--views=all", "m"]),
+        (["--views", "tset"], ["--views", "tset"]),
+        (["--", "--views"], ["--", "--views"]),
+        (["m", "--views", "--json"], ["m", "--views", "test", "--json"]),
+    ],
+)
+def test_views_may_stand_alone(words: list[str], full: list[str]) -> None:
+    assert _complete_views(words) == full
+
+
+def test_a_model_behind_bare_views_is_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "x.ply"
+    path.touch()
+    assert _complete_views(["--views", str(path)]) == ["--views", "test", str(path)]
+    cameras = tmp_path / "x.json"
+    cameras.touch()
+    assert _complete_views(["--views", str(cameras)]) == ["--views", str(cameras)]
+
+
+def test_names_choose_from_the_run() -> None:
+    cameras = [camera(str(i)) for i in range(4)]
+    assert select_views("all", cameras, [1, 2, 3], [0]).cameras == cameras
+    assert select_views("test", cameras, [1, 2, 3], [0]).cameras == [cameras[0]]
+    assert select_views("train", cameras, [1, 2, 3], [0]).from_run
+
+
+@pytest.mark.parametrize(
+    ("text", "cameras", "message"),
+    [("test", [], "no cameras"), ("test", [camera()], "no held-out views"), ("tset", [camera()], "names no views")],
+)
+def test_views_that_are_not_there_are_an_error(text: str, cameras: list[Camera], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        select_views(text, cameras, [0] if cameras else [], [])
+
+
+def test_our_own_cameras_come_back_bit_for_bit(tmp_path: Path) -> None:
+    path = tmp_path / "cameras.json"
+    before = [camera("a.png", 0.1), camera("ä ö.png", 2.0)]
+    path.write_text(cameras_json(before), encoding="utf-8")
+    after = read_cameras(path)
+    assert [c.name for c in after] == ["a.png", "ä ö.png"]
+    for left, right in zip(before, after, strict=True):
+        assert (left.fx, left.fy, left.cx, left.cy) == (right.fx, right.fy, right.cx, right.cy)
+        assert np.array_equal(left.viewmat, right.viewmat)
+
+
+def test_inria_cameras(tmp_path: Path) -> None:
+    expected = Camera("DSC0", 40, 30, 41.5, 40.25, 20.0, 15.0, camera().viewmat)
+    c2w = np.linalg.inv(expected.viewmat)
+    entry = {"id": 0, "img_name": "DSC0", "width": 40, "height": 30, "fx": 41.5, "fy": 40.25}
+    entry |= {"position": c2w[:3, 3].tolist(), "rotation": c2w[:3, :3].tolist()}
+    path = tmp_path / "cameras.json"
+    path.write_text(json.dumps([entry]))
+    (found,) = read_cameras(path)
+    assert found.name == "DSC0"
+    assert_same(found, expected)
+
+
+def test_transforms(tmp_path: Path) -> None:
+    path = tmp_path / "transforms.json"
+    frames = [
+        {"file_path": "./images/0.png", "transform_matrix": look_at_origin(0.3).tolist()},
+        {"file_path": "images/1.png", "transform_matrix": look_at_origin(0.3).tolist(), "fl_x": 50.0, "cx": 7.0},
+    ]
+    path.write_text(
+        json.dumps({"w": 40, "h": 30, "fl_x": 41.5, "fl_y": 40.25, "cx": 19.5, "cy": 15.25, "frames": frames})
+    )
+    first, second = read_cameras(path)
+    assert first.name == "images/0.png"
+    assert_same(first, camera())
+    assert (second.fx, second.cx) == (50.0, 7.0)
+
+
+def test_blender_transforms_with_a_size(tmp_path: Path) -> None:
+    path = tmp_path / "transforms.json"
+    angle = 2 * math.atan(40 / 2 / 41.5)
+    frames = [{"file_path": "r_0", "transform_matrix": look_at_origin(0.3).tolist()}]
+    path.write_text(json.dumps({"w": 40, "h": 30, "camera_angle_x": angle, "frames": frames}))
+    (found,) = read_cameras(path)
+    assert_same(found, Camera("r_0", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat))
+
+
+def test_nerfstudio_camera_path(tmp_path: Path) -> None:
+    path = tmp_path / "path.json"
+    fov = math.degrees(2 * math.atan(30 / 2 / 41.5))
+    poses = [{"camera_to_world": look_at_origin(0.3).reshape(-1).tolist(), "fov": fov, "aspect": 4 / 3}]
+    path.write_text(json.dumps({"render_width": 40, "render_height": 30, "camera_path": poses}))
+    (found,) = read_cameras(path)
+    assert_same(found, Camera("", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat))
+
+
+def _ours(**changes: object) -> str:
+    entry = {**json.loads(cameras_json([camera()]))["cameras"][0], **changes}
+    return json.dumps({"cameras": [{key: value for key, value in entry.items() if value is not None}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "not valid JSON"),
+        ("{", "not valid JSON"),
+        ("[" * 100_000, "not valid JSON"),
+        ("{}", "no cameras"),
+        ("3", "no cameras"),
+        ("[]", "names no camera"),
+        ("[3]", "not an object"),
+        ('{"cameras": [{}]}', "is missing"),
+        (_ours(fx=None), "'fx' is missing"),
+        (_ours(fx=0), "above 0"),
+        (_ours(fx="wide"), "not a finite number"),
+        (_ours(width=1.5), "whole number"),
+        (_ours(width=10**12), "whole number"),
+        (_ours(viewmat=[[1, 2], [3, 4]]), "4x4"),
+        (_ours(viewmat="x"), "not a matrix"),
+        (_ours(viewmat=(2 * np.eye(4)).tolist()), "scales or shears"),
+        (_ours(viewmat=np.diag([-1.0, 1, 1, 1]).tolist()), "mirrors"),
+        (_ours().replace("41.5", "NaN"), "not a finite number"),
+        ('{"camera_path": [{"fov": 50}], "camera_type": "fisheye"}', "only 'perspective'"),
+    ],
+)
+def test_what_is_no_camera_is_an_error_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "cameras.json"
+    path.write_text(text)
+    with pytest.raises(SceneError, match=message) as caught:
+        read_cameras(path)
+    assert str(path) in str(caught.value.where)
+
+
+def test_a_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SceneError, match="cannot read"):
+        read_cameras(tmp_path / "absent.json")

@@ -1,0 +1,76 @@
+"""What the documents say is so: commands, settings, and the commands that the README tells people to type."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splatcli.config import Config, _flatten
+from splatcli.errors import SplatError
+from tests.cli.tiny import QUICK, write_scene
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+
+def test_the_command_reference_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "cli_reference.py"))
+    page = (DOCS / "cli.md").read_text(encoding="utf-8")
+    assert page.partition(script["MARK"])[2] == script["reference"]() + "\n", "run scripts/cli_reference.py"
+
+
+@pytest.mark.parametrize("command", ["train", "resume", "render", "export", "eval", "info"])
+def test_each_command_has_a_section_with_an_example(command: str) -> None:
+    section = (
+        (DOCS / "cli.md").read_text(encoding="utf-8").partition(f"\n## splat {command}\n")[2].partition("\n## ")[0]
+    )
+    assert section, f"docs/cli.md has no section on {command}"
+    assert f"splat {command} " in section.partition("```sh\n")[2]
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text(encoding="utf-8")
+    for kind in [SplatError, *SplatError.__subclasses__()]:
+        assert re.search(rf"^\| {kind.exit_code} \|", text, re.MULTILINE), kind
+
+
+def test_every_setting_is_documented_with_its_default() -> None:
+    rows = re.findall(
+        r"^\| `(\w+\.\w+)` \| (?:`(.*?)`|none) \|", (DOCS / "settings.md").read_text(encoding="utf-8"), re.M
+    )
+    told = {key: json.loads(value) if value else None for key, value in rows}
+    # Through JSON, so that a tuple compares with a list.
+    assert told == json.loads(json.dumps(_flatten(Config().model_dump())))
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def runnable_blocks(page: Path) -> list[str]:
+    """The shell blocks that a ``<!-- tested -->`` line precedes."""
+    return re.findall(r"<!-- tested -->\n```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_readme_has_tested_commands() -> None:
+    assert runnable_blocks(ROOT / "README.md")
+
+
+@pytest.mark.parametrize("block", runnable_blocks(ROOT / "README.md"), ids=lambda block: block.split("\n")[0])
+def test_commands_of_the_readme_work(block: str, shell: Callable[..., Any], tmp_path: Path) -> None:
+    write_scene(tmp_path / "scene")
+    # Real runs take minutes; here each training command gets the settings that make it quick.
+    quick = re.sub(r"(splat train scene/)", rf"\1 {' '.join(QUICK)} --iterations 30", block)
+    done = shell(f"set -euo pipefail\n{quick}")
+    assert done.code == 0, done.err
+    assert "Traceback" not in done.err
+    shutil.rmtree(tmp_path / "scene")
