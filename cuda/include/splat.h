@@ -22,17 +22,15 @@ extern "C" {
 #define SPLAT_POSE 16        /* reals of a chunk's share of the pose gradient */
 
 enum { SPLAT_FLOAT32 = 0, SPLAT_FLOAT64 = 1 };
-enum { SPLAT_ISA_AUTO = 0, SPLAT_ISA_PORTABLE = 1, SPLAT_ISA_AVX2 = 2, SPLAT_ISA_AVX512 = 3 };
+enum { SPLAT_ISA_PORTABLE = 0, SPLAT_ISA_AVX2 = 1, SPLAT_ISA_AVX512 = 2 };
 
 /* How to run: first argument of every entry. */
 typedef struct SplatCall {
   uint32_t struct_size;
   int32_t device;  /* ordinal; ignored by the CPU library */
   void* stream;    /* the caller's current stream; ignored by the CPU library */
-  int32_t dtype;   /* SPLAT_FLOAT32 or SPLAT_FLOAT64 (CPU only, always the portable build) */
+  int32_t dtype;   /* SPLAT_FLOAT32; SPLAT_FLOAT64 in the portable CPU library only */
   int32_t threads; /* CPU threads, at least 1 */
-  int32_t isa;     /* SPLAT_ISA_AUTO takes the best that this processor runs */
-  int32_t reserved;
 } SplatCall;
 
 /* A pinhole camera, OpenCV axes; how to render through it. */
@@ -130,6 +128,7 @@ typedef struct SplatLoss {
 
 int32_t splat_abi_version(void);
 const char* splat_last_error(void);
+/* The best instruction set that this processor runs; the CPU library comes once for each. */
 int32_t splat_best_isa(void);
 
 /* Projects, activates, colours; counts. */

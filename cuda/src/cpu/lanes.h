@@ -4,6 +4,7 @@
 // the including file is compiled for. Without FMA (the portable build) every operation rounds as in scalar code.
 #pragma once
 #include <cstring>
+#include <type_traits>
 
 #include "../../math/hd.h"
 
@@ -23,9 +24,6 @@
 #define SPLAT_INLINE inline __attribute__((always_inline))
 
 namespace splat {
-// An inline namespace a build variant: the same templates compiled for several instruction sets never meet at link.
-namespace SPLAT_ISA {
-
 template <class T>
 struct IntFor;
 template <>
@@ -327,5 +325,45 @@ SPLAT_INLINE T sum(Lanes<T, W> a) {
   return x[0];
 }
 
-}  // namespace SPLAT_ISA
+// out[k] = sum of all lanes of values[k], for k < N <= 16; the rest of out is zero.
+template <int N, class T, int W>
+SPLAT_INLINE void sum_each(const Lanes<T, W>* values, T* out) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4 && W == 16) {
+    // Two vectors fold into one at each level, until lane k holds the sum of vector k.
+    const auto at = [&](int k) { return k < N ? __m512(values[k].v) : _mm512_setzero_ps(); };
+    __m512 quads[4];
+    for (int q = 0; q < 4; ++q) {
+      const __m512 a = at(4 * q), b = at(4 * q + 1), c = at(4 * q + 2), d = at(4 * q + 3);
+      const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
+      const __m512d cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
+      quads[q] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)) + _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+    }
+    const __m512 low = _mm512_shuffle_f32x4(quads[0], quads[1], 0x88) + _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd);
+    const __m512 high = _mm512_shuffle_f32x4(quads[2], quads[3], 0x88) + _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd);
+    _mm512_storeu_ps(out, _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd));
+    return;
+  }
+#endif
+  for (int k = 0; k < W; ++k) out[k] = k < N ? sum(values[k]) : T(0);
+}
+
+// Writes base + i for each i < 16 whose masks[i] has a bit of `bits`, in order; returns how many. May write 16 numbers.
+inline int compress_16(const uint16_t* masks, uint32_t bits, int32_t base, int32_t* out) {
+#if SPLAT_VECTOR_BYTES == 64
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)masks));
+  const __mmask16 hit = _mm512_test_epi32_mask(wide, _mm512_set1_epi32(int(bits)));
+  const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(hit, _mm512_add_epi32(index, _mm512_set1_epi32(base))));
+  return __builtin_popcount(hit);
+#else
+  int count = 0;
+  for (int i = 0; i < 16; ++i) {
+    out[count] = base + i;
+    count += (masks[i] & bits) != 0;
+  }
+  return count;
+#endif
+}
+
 }  // namespace splat

@@ -10,8 +10,9 @@ void run_jobs(int threads, int64_t count, void (*job)(void* context, int64_t i),
 
 // The same for any callable.
 template <class F>
-void parallel_for(int threads, int64_t count, F&& f) {
-  run_jobs(threads, count, [](void* context, int64_t i) { (*static_cast<F*>(context))(i); }, &f);
+void parallel_for(int threads, int64_t count, const F& f) {
+  const auto job = [](void* context, int64_t i) { (*static_cast<const F*>(context))(i); };
+  run_jobs(threads, count, job, const_cast<F*>(&f));
 }
 
 }  // namespace splat

@@ -1,0 +1,163 @@
+// The C ABI on the CPU: checks what it is given, then calls the stage for the number type.
+#include <cstdio>
+#include <exception>
+
+#include "stages.h"
+
+#define SPLAT_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+thread_local char last_error[256] = "";
+
+int32_t fail(const char* what, const char* detail) {
+  std::snprintf(last_error, sizeof last_error, "%s: %s", what, detail);
+  return -1;
+}
+
+template <class Struct>
+bool sized(const Struct* s) {
+  return s != nullptr && s->struct_size == sizeof(Struct);
+}
+
+#ifdef SPLAT_WITH_DOUBLE
+constexpr bool kHasDouble = true;
+#else
+constexpr bool kHasDouble = false;
+#endif
+
+const char* fault(const SplatCall* call) {
+  if (!sized(call)) return "SplatCall has another size than in this library's splat.h";
+  if (call->threads < 1) return "threads must be at least 1";
+  if (call->dtype != SPLAT_FLOAT32 && !(kHasDouble && call->dtype == SPLAT_FLOAT64)) return "this build has no such dtype";
+  return nullptr;
+}
+const char* fault(const SplatView* view) {
+  if (!sized(view)) return "SplatView has another size than in this library's splat.h";
+  if (view->width < 1 || view->height < 1) return "the image has no pixels";
+  if (view->sh_degree < 0 || view->sh_degree > 4) return "sh_degree is not in 0..4";
+  return nullptr;
+}
+const char* fault(const SplatGaussians* g) {
+  if (!sized(g)) return "SplatGaussians has another size than in this library's splat.h";
+  if (g->n < 0 || g->n > INT32_MAX) return "n is negative or beyond 2^31 - 1";
+  return nullptr;
+}
+const char* fault(const SplatFrame* frame) {
+  return sized(frame) ? nullptr : "SplatFrame has another size than in this library's splat.h";
+}
+const char* fault(const SplatImages* images) {
+  return sized(images) ? nullptr : "SplatImages has another size than in this library's splat.h";
+}
+const char* fault(const SplatLoss* loss) {
+  return sized(loss) ? nullptr : "SplatLoss has another size than in this library's splat.h";
+}
+const char* fault(const SplatAdam* adam) {
+  if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
+  return adam->step >= 1 ? nullptr : "Adam steps are counted from 1";
+}
+const char* first_fault() { return nullptr; }
+template <class A, class... Rest>
+const char* first_fault(A a, Rest... rest) {
+  const char* f = fault(a);
+  return f != nullptr ? f : first_fault(rest...);
+}
+
+}  // namespace
+
+// Runs `statement` with Stages set to the class for the call's dtype.
+#ifdef SPLAT_WITH_DOUBLE
+#define SPLAT_DISPATCH(call, statement)          \
+  if ((call)->dtype == SPLAT_FLOAT64) {          \
+    using Stages = splat::Stages<double>;        \
+    statement;                                   \
+  } else {                                       \
+    using Stages = splat::Stages<float>;         \
+    statement;                                   \
+  }
+#else
+#define SPLAT_DISPATCH(call, statement)   \
+  {                                       \
+    using Stages = splat::Stages<float>;  \
+    statement;                            \
+  }
+#endif
+
+// One door for every entry: arguments are checked first, and no C++ exception (a thread that cannot be started, say)
+// crosses into the caller.
+#define SPLAT_ENTER(call, statement, ...)                                       \
+  if (const char* f = first_fault(__VA_ARGS__)) return fail(__func__, f);       \
+  try {                                                                         \
+    SPLAT_DISPATCH(call, statement)                                             \
+  } catch (const std::exception& error) {                                       \
+    return fail(__func__, error.what());                                        \
+  }                                                                             \
+  return 0;
+
+SPLAT_EXPORT int32_t splat_abi_version(void) { return SPLAT_ABI_VERSION; }
+SPLAT_EXPORT const char* splat_last_error(void) { return last_error; }
+
+SPLAT_EXPORT int32_t splat_best_isa(void) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
+    return SPLAT_ISA_AVX512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return SPLAT_ISA_AVX2;
+#endif
+  return SPLAT_ISA_PORTABLE;
+}
+
+SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                                   SplatFrame* frame) {
+  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame), call, view, gaussians, frame)
+}
+
+SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
+  if (const char* f = first_fault(call, view, frame)) return fail(__func__, f);
+  SPLAT_DISPATCH(call, return Stages::bin_bytes(*view, *frame))
+}
+
+SPLAT_EXPORT int32_t splat_bin(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                               SplatFrame* frame) {
+  if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
+  if (frame->pair_bound > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile pairs");
+  if (frame->workspace_bytes < splat_bin_bytes(call, view, frame)) return fail(__func__, "the workspace is too small");
+  SPLAT_ENTER(call, Stages::bin(*call, *view, *gaussians, *frame), call)
+}
+
+SPLAT_EXPORT int32_t splat_blend(const SplatCall* call, const SplatView* view, const SplatFrame* frame,
+                                 const void* background, const SplatImages* out) {
+  SPLAT_ENTER(call, Stages::blend(*call, *view, *frame, background, *out), call, view, frame, out)
+}
+
+SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* view, const SplatFrame* frame,
+                                     const void* background, const SplatImages* out, const SplatImages* v_out,
+                                     void* background_partials, void* v_background) {
+  SPLAT_ENTER(call,
+              Stages::blend_vjp(*call, *view, *frame, background, *out, *v_out, background_partials, v_background),
+              call, view, frame, out, v_out)
+}
+
+SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                                       const SplatFrame* frame, const SplatProjectGrad* grad) {
+  if (!sized(grad)) return fail(__func__, "SplatProjectGrad has another size than in this library's splat.h");
+  if (grad->gradients != nullptr && !sized(grad->gradients)) return fail(__func__, fault(grad->gradients));
+  if (grad->adam != nullptr && fault(grad->adam) != nullptr) return fail(__func__, fault(grad->adam));
+  SPLAT_ENTER(call, Stages::project_vjp(*call, *view, *gaussians, *frame, *grad), call, view, gaussians, frame)
+}
+
+SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* loss) {
+  if (const char* f = first_fault(call, loss)) return fail(__func__, f);
+  SPLAT_DISPATCH(call, return Stages::loss_bytes(*loss))
+}
+
+SPLAT_EXPORT int32_t splat_loss(const SplatCall* call, SplatLoss* loss) {
+  if (loss != nullptr && sized(loss) && (loss->width < 1 || loss->height < 1)) return fail(__func__, "no pixels");
+  SPLAT_ENTER(call, Stages::loss(*call, *loss), call, loss)
+}
+
+SPLAT_EXPORT int32_t splat_adam(const SplatCall* call, const SplatGaussians* params, const SplatGaussians* gradients,
+                                const SplatAdam* adam) {
+  SPLAT_ENTER(call, Stages::adam(*call, *params, *gradients, *adam), call, params, gradients, adam)
+}

@@ -1,0 +1,292 @@
+// Depth sort, exact ellipse-block tests, and the list of what reaches each tile, front to back. docs/math.md 5.
+//
+// The visible Gaussians are cut into ranges of equal depth rank whose number depends on their count alone; every
+// range is one job, and each (range, tile) pair has its own place in the output. So the lists are the same for any
+// number of threads.
+#include <algorithm>
+#include <cstring>
+
+#include "geometry.h"
+#include "pool.h"
+
+namespace splat {
+namespace {
+
+struct SortItem {
+  uint32_t key, record;
+};
+struct Pair {
+  uint32_t record, tile;
+  uint16_t mask;
+};
+
+constexpr int64_t kMaxRanges = 64;
+constexpr int64_t kMinRange = 256;
+constexpr int kSortBlocks = 16;
+constexpr int kMaxDigitBits = 12;
+
+int64_t ranges_of(int64_t visible) {
+  return std::max<int64_t>(1, std::min(kMaxRanges, (visible + kMinRange - 1) / kMinRange));
+}
+
+// The caller's workspace, cut up in the order of use.
+struct Workspace {
+  SortItem *items, *spare;       // [visible] each
+  Pair* pairs;                   // [pair_bound]
+  uint32_t* range_counts;        // [ranges, tiles] pairs, then their first place in the output
+  int64_t* range_starts;         // [ranges + 1] into pairs
+  int64_t* range_ends;           // [ranges]
+  uint32_t* histograms;          // [kSortBlocks, 1 << kMaxDigitBits]
+  int64_t bytes;
+
+  Workspace(void* base, int64_t visible, int64_t bound, int64_t tiles) {
+    char* at = static_cast<char*>(base);
+    const int64_t ranges = ranges_of(visible);
+    take(at, items, visible);
+    take(at, spare, visible);
+    take(at, pairs, bound);
+    take(at, range_counts, ranges * tiles);
+    take(at, range_starts, ranges + 1);
+    take(at, range_ends, ranges);
+    take(at, histograms, int64_t(kSortBlocks) << kMaxDigitBits);
+    bytes = at - static_cast<char*>(base);
+  }
+
+ private:
+  template <class T>
+  static void take(char*& at, T*& out, int64_t count) {
+    out = reinterpret_cast<T*>(at);
+    at += (count * int64_t(sizeof(T)) + 63) / 64 * 64;
+  }
+};
+
+// Bits of a positive depth, which order as the depths do.
+uint32_t depth_key(float z) {
+  uint32_t bits;
+  std::memcpy(&bits, &z, sizeof bits);
+  return bits;
+}
+
+// Stable least-significant-digit radix sort of `count` items; only the bits in which keys differ are sorted.
+SortItem* radix_sort(int threads, SortItem* items, SortItem* spare, uint32_t* histograms, int64_t count,
+                     uint32_t low, uint32_t high) {
+  int bits = 0;
+  while (bits < 32 && ((high - low) >> bits) != 0) ++bits;
+  const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits;
+  const int digit = passes == 0 ? 0 : (bits + passes - 1) / passes;
+  const uint32_t buckets = 1u << digit;
+  const int64_t block = (count + kSortBlocks - 1) / kSortBlocks;
+  for (int pass = 0; pass < passes; ++pass) {
+    const int shift = pass * digit;
+    const auto bucket_of = [=](const SortItem& item) { return ((item.key - low) >> shift) & (buckets - 1); };
+    parallel_for(threads, kSortBlocks, [&](int64_t b) {
+      uint32_t* histogram = histograms + b * buckets;
+      std::memset(histogram, 0, buckets * sizeof *histogram);
+      for (int64_t i = b * block; i < std::min(count, (b + 1) * block); ++i) ++histogram[bucket_of(items[i])];
+    });
+    uint32_t place = 0;
+    for (uint32_t k = 0; k < buckets; ++k) {
+      for (int b = 0; b < kSortBlocks; ++b) {
+        const uint32_t here = histograms[b * buckets + k];
+        histograms[b * buckets + k] = place;
+        place += here;
+      }
+    }
+    parallel_for(threads, kSortBlocks, [&](int64_t b) {
+      uint32_t* next = histograms + b * buckets;
+      for (int64_t i = b * block; i < std::min(count, (b + 1) * block); ++i) spare[next[bucket_of(items[i])]++] = items[i];
+    });
+    std::swap(items, spare);
+  }
+  return items;
+}
+
+// Offsets of the first pixel centre of each 4x4 block from the tile's corner.
+template <class Real>
+struct BlockCorners {
+  Real x[kLanes], y[kLanes];
+  BlockCorners() {
+    for (int b = 0; b < kLanes; ++b) {
+      x[b] = Real(kBlock * (b % kBlock)) + Real(0.5);
+      y[b] = Real(kBlock * (b / kBlock)) + Real(0.5);
+    }
+  }
+};
+
+template <class Real>
+struct Emitter {
+  using F = Lanes<Real, kLanes>;
+  const SplatView& view;
+  const SplatFrame& frame;
+  const Workspace& work;
+  const SortItem* order;
+  const int64_t ranges, tiles;
+
+  int64_t first_rank(int64_t range) const { return frame.visible * range / ranges; }
+  const Real* record(int64_t i) const { return static_cast<const Real*>(frame.records) + i * kRecordSize; }
+
+  // How many pairs a range can emit, so that its place in the list is known beforehand.
+  void bound(int64_t range) const {
+    int64_t total = 0;
+    for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank)
+      total += record_tiles(view, record(order[rank].record));
+    work.range_starts[range + 1] = total;
+  }
+
+  void emit(int64_t range) const {
+    const BlockCorners<Real> corners;
+    const F corner_x = F::load(corners.x), corner_y = F::load(corners.y);
+    const int32_t tiles_x = tiles_across(view.width), blocks_x = (view.width + kBlock - 1) / kBlock,
+                  blocks_y = (view.height + kBlock - 1) / kBlock;
+    uint32_t* counts = work.range_counts + range * tiles;
+    std::memset(counts, 0, size_t(tiles) * sizeof *counts);
+    Pair* out = work.pairs + work.range_starts[range];
+    for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank) {
+      const uint32_t id = order[rank].record;
+      const Real* rec = record(id);
+      if (rank + 8 < frame.visible) __builtin_prefetch(record(order[rank + 8].record));
+      const TileRect rect = record_rect(view, rec);
+      const F a = rec[kRecA], b = rec[kRecB], c = rec[kRecC];
+      const F b_over_2a = F(rec[kRecB] / (2 * rec[kRecA])), b_over_2c = F(rec[kRecB] / (2 * rec[kRecC]));
+      const F tau = rec[kRecLog2Opacity] - Real(kMinLog2Alpha);
+      const Pair* const begin = out;
+      for (int32_t ty = rect.y0; ty < rect.y1; ++ty) {
+        const F y0 = corner_y + F(Real(ty * kTile) - rec[kRecY]);
+        for (int32_t tx = rect.x0; tx < rect.x1; ++tx) {
+          const F x0 = corner_x + F(Real(tx * kTile) - rec[kRecX]);
+          const F q = least_q_in_box(a, b, c, b_over_2a, b_over_2c, x0, y0, x0 + F(kBlock - 1), y0 + F(kBlock - 1));
+          const uint32_t mask = box_reaches(q, tau).bits() & blocks_inside(blocks_x - 4 * tx, blocks_y - 4 * ty);
+          if (mask == 0) continue;
+          const uint32_t tile = uint32_t(ty * tiles_x + tx);
+          *out++ = {id, tile, uint16_t(mask)};
+          ++counts[tile];
+        }
+      }
+      frame.row_counts[id] = uint32_t(out - begin);
+    }
+    work.range_ends[range] = out - work.pairs;
+  }
+
+  // Bits of the blocks that lie in the image, given how many columns and rows of blocks are left from the tile on.
+  static uint32_t blocks_inside(int32_t columns, int32_t rows) {
+    const uint32_t row = columns >= 4 ? 0xfu : (1u << columns) - 1u;
+    const uint32_t all = row * 0x1111u;
+    return rows >= 4 ? all : all & ((1u << (4 * rows)) - 1u);
+  }
+
+  // Turns the counts of each range into its first place in the tile's list; `starts` holds each tile's start.
+  void place(int64_t tile_begin, int64_t tile_end) const {
+    for (int64_t t = tile_begin; t < tile_end; ++t) {
+      int64_t at = frame.tile_starts[t];
+      for (int64_t r = 0; r < ranges; ++r) {
+        uint32_t& slot = work.range_counts[r * tiles + t];
+        const uint32_t count = slot;
+        slot = uint32_t(at);
+        at += count;
+      }
+    }
+  }
+
+  void scatter_range(int64_t range) const {
+    uint32_t* next = work.range_counts + range * tiles;
+    uint32_t last = ~0u, row = 0;
+    for (int64_t i = work.range_starts[range]; i < work.range_ends[range]; ++i) {
+      const Pair pair = work.pairs[i];
+      row = pair.record == last ? row + 1 : frame.row_starts[pair.record];
+      last = pair.record;
+      const uint32_t at = next[pair.tile]++;
+      frame.pair_records[at] = pair.record;
+      frame.pair_rows[at] = row;
+      frame.pair_masks[at] = pair.mask;
+    }
+  }
+};
+
+// Pairs of all ranges, tile by tile.
+template <class Real>
+void count_tiles(int threads, const Emitter<Real>& e) {
+  constexpr int64_t kTilesAJob = 256;
+  const int64_t jobs = (e.tiles + kTilesAJob - 1) / kTilesAJob;
+  parallel_for(threads, jobs, [&](int64_t job) {
+    const int64_t begin = job * kTilesAJob, end = std::min(e.tiles, begin + kTilesAJob);
+    std::memset(e.frame.tile_starts + begin + 1, 0, size_t(end - begin) * sizeof(int64_t));
+    for (int64_t r = 0; r < e.ranges; ++r)
+      for (int64_t t = begin; t < end; ++t) e.frame.tile_starts[t + 1] += e.work.range_counts[r * e.tiles + t];
+  });
+  e.frame.tile_starts[0] = 0;
+  for (int64_t t = 0; t < e.tiles; ++t) e.frame.tile_starts[t + 1] += e.frame.tile_starts[t];
+  parallel_for(threads, jobs, [&](int64_t job) {
+    e.place(job * kTilesAJob, std::min(e.tiles, (job + 1) * kTilesAJob));
+  });
+}
+
+// The records of one depth order, from their chunks in index order.
+template <class Real>
+SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, const SplatFrame& frame,
+                        const Workspace& work) {
+  const int64_t chunks = chunks_of(gaussians.n);
+  const Real* records = static_cast<const Real*>(frame.records);
+  uint32_t low = ~0u, high = 0;
+  int64_t count = 0;
+  for (int64_t c = 0; c < chunks; ++c) {
+    for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
+      const uint32_t key = depth_key(float(records[i * kRecordSize + kRecDepth]));
+      low = std::min(low, key), high = std::max(high, key);
+      work.items[count++] = {key, uint32_t(i)};
+    }
+  }
+  if constexpr (sizeof(Real) == 8) {
+    // Depths that are one float apart still have an order.
+    std::stable_sort(work.items, work.items + count, [=](const SortItem& a, const SortItem& b) {
+      return records[int64_t(a.record) * kRecordSize + kRecDepth] < records[int64_t(b.record) * kRecordSize + kRecDepth];
+    });
+    return work.items;
+  }
+  return radix_sort(call.threads, work.items, work.spare, work.histograms, count, low, high);
+}
+
+// Rows of a Gaussian lie together, Gaussians in index order.
+void place_rows(const SplatGaussians& gaussians, SplatFrame& frame) {
+  int64_t row = 0;
+  for (int64_t c = 0; c < chunks_of(gaussians.n); ++c) {
+    for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
+      frame.row_starts[i] = uint32_t(row);
+      row += frame.row_counts[i];
+    }
+  }
+  frame.pairs = row;
+}
+
+}  // namespace
+
+template <class Real>
+int64_t Stages<Real>::bin_bytes(const SplatView& view, const SplatFrame& frame) {
+  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  return Workspace(nullptr, frame.visible, frame.pair_bound, tiles).bytes;
+}
+
+template <class Real>
+void Stages<Real>::bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
+                       SplatFrame& frame) {
+  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const Workspace work(frame.workspace, frame.visible, frame.pair_bound, tiles);
+  const SortItem* order = sort_by_depth<Real>(call, gaussians, frame, work);
+  const Emitter<Real> emitter{view, frame, work, order, ranges_of(frame.visible), tiles};
+
+  parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.bound(r); });
+  work.range_starts[0] = 0;
+  for (int64_t r = 0; r < emitter.ranges; ++r) work.range_starts[r + 1] += work.range_starts[r];
+  parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.emit(r); });
+  place_rows(gaussians, frame);
+  count_tiles(call.threads, emitter);
+  parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.scatter_range(r); });
+}
+
+template int64_t Stages<float>::bin_bytes(const SplatView&, const SplatFrame&);
+template void Stages<float>::bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+#ifdef SPLAT_WITH_DOUBLE
+template int64_t Stages<double>::bin_bytes(const SplatView&, const SplatFrame&);
+template void Stages<double>::bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+#endif
+
+}  // namespace splat

@@ -1,0 +1,322 @@
+// Blending, forward and backward, one 16x16 tile a job; the lanes are the pixels of a 4x4 block. docs/math.md 6.
+#include <algorithm>
+
+#include "../../math/blend.h"
+#include "lanes.h"
+#include "pool.h"
+#include "stages.h"
+
+namespace splat {
+namespace {
+
+constexpr int kPixels = kTile * kTile;
+
+// Lane of a pixel within its tile: blocks row by row, pixels row by row in each.
+inline int lane_of(int x, int y) {
+  return ((y / kBlock) * kBlock + x / kBlock) * kLanes + (y % kBlock) * kBlock + x % kBlock;
+}
+
+// What both directions know of a tile.
+template <class Real>
+struct Tile {
+  using F = Lanes<Real, kLanes>;
+  int32_t x0, y0, width, height;  // pixels that lie in the image
+  int64_t begin, end;             // pairs
+
+  Tile(const SplatView& view, const SplatFrame& frame, int64_t index) {
+    const int32_t tiles_x = tiles_across(view.width);
+    x0 = int32_t(index % tiles_x) * kTile;
+    y0 = int32_t(index / tiles_x) * kTile;
+    width = std::min(kTile, view.width - x0);
+    height = std::min(kTile, view.height - y0);
+    begin = frame.tile_starts[index];
+    end = frame.tile_starts[index + 1];
+  }
+  // Pixel centres of block 0; block b lies (b % 4, b / 4) blocks further.
+  static F lane_x() {
+    Real x[kLanes];
+    for (int k = 0; k < kLanes; ++k) x[k] = Real(k % kBlock) + Real(0.5);
+    return F::load(x);
+  }
+  static F lane_y() {
+    Real y[kLanes];
+    for (int k = 0; k < kLanes; ++k) y[k] = Real(k / kBlock) + Real(0.5);
+    return F::load(y);
+  }
+  // 1 for lanes inside the image, 0 outside: the transmittance that each pixel starts with.
+  void initial_transmittance(Real* lanes) const {
+    for (int y = 0; y < kTile; ++y)
+      for (int x = 0; x < kTile; ++x) lanes[lane_of(x, y)] = Real(x < width && y < height);
+  }
+};
+
+// alpha of a record over a block, 0 where it is below 1/255; `raw` is before the upper clamp.
+template <class Real>
+SPLAT_INLINE Lanes<Real, kLanes> block_alpha(const Real* rec, Lanes<Real, kLanes> dx, Lanes<Real, kLanes> dy,
+                                             Lanes<Real, kLanes>& raw) {
+  using F = Lanes<Real, kLanes>;
+  const F exponent = log2_alpha(rec, dx, dy);
+  raw = exp2_bounded(exponent);
+  return select(exponent >= F(kMinLog2Alpha), min_(F(kMaxAlpha), raw), F(0));
+}
+
+// ---- forward -----------------------------------------------------------------------------------------------------
+
+template <class Real, bool Depth>
+struct TileBlender {
+  using F = Lanes<Real, kLanes>;
+  const SplatView& view;
+  const SplatFrame& frame;
+  const Real* background;
+  const SplatImages& out;
+
+  struct Buffers {
+    alignas(64) Real transmittance[kPixels], red[kPixels], green[kPixels], blue[kPixels], depth[kPixels];
+  };
+
+  void operator()(int64_t index) const {
+    const Tile<Real> tile(view, frame, index);
+    Buffers buffers;
+    tile.initial_transmittance(buffers.transmittance);
+    int64_t end = tile.begin;
+    for (int b = 0; b < kBlocksPerTile; ++b) end = std::max(end, blend_block(tile, b, buffers));
+    frame.tile_ends[index] = int32_t(end - tile.begin);
+    write(tile, buffers);
+  }
+
+  // Blends the block's own list; returns the pair after the last one that any pixel looked at.
+  int64_t blend_block(const Tile<Real>& tile, int block, Buffers& buffers) const {
+    const F x = Tile<Real>::lane_x() + F(Real(tile.x0 + kBlock * (block % kBlock)));
+    const F y = Tile<Real>::lane_y() + F(Real(tile.y0 + kBlock * (block / kBlock)));
+    const Real* records = static_cast<const Real*>(frame.records);
+    F decaying = F::load(buffers.transmittance + block * kLanes), transmittance = decaying;
+    F red = 0, green = 0, blue = 0, depth = 0;
+    int64_t end = tile.begin;
+    bool alive = any(decaying > F(0));
+    constexpr int kBatch = 256;
+    int32_t list[kBatch + kLanes];
+    for (int64_t base = tile.begin; base < tile.end && alive; base += kBatch) {
+      const int count = list_block(base, std::min<int64_t>(kBatch, tile.end - base), 1u << block, list);
+      for (int i = 0; i < count; ++i) {
+        const Real* rec = records + int64_t(frame.pair_records[base + list[i]]) * kRecordSize;
+        F raw;
+        const F alpha = block_alpha(rec, x - F(rec[kRecX]), y - F(rec[kRecY]), raw);
+        const F weight = alpha * decaying;
+        decaying -= weight;
+        const auto live = decaying > F(kMinTransmittance);
+        const F w = select(live, weight, F(0));
+        transmittance = select(live, decaying, transmittance);
+        red += w * F(rec[kRecRed]);
+        green += w * F(rec[kRecGreen]);
+        blue += w * F(rec[kRecBlue]);
+        if constexpr (Depth) depth += w * F(rec[kRecDepth]);
+        if (!any(live)) {
+          end = base + list[i] + 1;
+          alive = false;
+          break;
+        }
+      }
+    }
+    if (alive) end = tile.end;
+    transmittance.store(buffers.transmittance + block * kLanes);
+    red.store(buffers.red + block * kLanes);
+    green.store(buffers.green + block * kLanes);
+    blue.store(buffers.blue + block * kLanes);
+    if constexpr (Depth) depth.store(buffers.depth + block * kLanes);
+    return end;
+  }
+
+  // Positions, from `base` on, of the pairs that reach the block.
+  int list_block(int64_t base, int64_t pairs, uint32_t bit, int32_t* list) const {
+    int count = 0;
+    const uint16_t* masks = frame.pair_masks + base;
+    int64_t i = 0;
+    for (; i + kLanes <= pairs; i += kLanes) count += compress_16(masks + i, bit, int32_t(i), list + count);
+    for (; i < pairs; ++i) {
+      list[count] = int32_t(i);
+      count += (masks[i] & bit) != 0;
+    }
+    return count;
+  }
+
+  void write(const Tile<Real>& tile, const Buffers& buffers) const {
+    const Real bg[3] = {background[0], background[1], background[2]};
+    for (int y = 0; y < tile.height; ++y) {
+      const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
+      Real* image = static_cast<Real*>(out.image) + 3 * row;
+      Real* alpha = static_cast<Real*>(out.alpha) + row;
+      for (int x = 0; x < tile.width; ++x) {
+        const int lane = lane_of(x, y);
+        const Real t = buffers.transmittance[lane];
+        image[3 * x] = buffers.red[lane] + t * bg[0];
+        image[3 * x + 1] = buffers.green[lane] + t * bg[1];
+        image[3 * x + 2] = buffers.blue[lane] + t * bg[2];
+        alpha[x] = Real(1) - t;
+        if constexpr (Depth) static_cast<Real*>(out.depth)[row + x] = buffers.depth[lane];
+      }
+    }
+  }
+};
+
+// ---- backward ----------------------------------------------------------------------------------------------------
+
+// Front to back again, with the same arithmetic, so that nothing but the images is kept from the forward pass.
+// Pairs are the outer loop here, blocks the inner one: a pair's sums stay in registers and are reduced once.
+template <class Real, bool Depth>
+struct TileBlenderVjp {
+  using F = Lanes<Real, kLanes>;
+  const SplatView& view;
+  const SplatFrame& frame;
+  const Real* background;
+  const SplatImages& out;
+  const SplatImages& v_out;
+  Real* background_partials;  // or null
+
+  struct Buffers {
+    alignas(64) Real x[kPixels], y[kPixels], transmittance[kPixels], behind[kPixels];
+    alignas(64) Real red[kPixels], green[kPixels], blue[kPixels], depth[kPixels];
+  };
+
+  void operator()(int64_t index) const {
+    const Tile<Real> tile(view, frame, index);
+    Buffers buffers;
+    read(tile, buffers, index);
+    const Real* records = static_cast<const Real*>(frame.records);
+    Real* rows = static_cast<Real*>(frame.rows);
+    const int64_t stop = tile.begin + frame.tile_ends[index];
+    uint32_t alive = (1u << kBlocksPerTile) - 1u;
+    for (int64_t p = tile.begin; p < tile.end; ++p) {
+      Real* row = rows + int64_t(frame.pair_rows[p]) * kRowSize;
+      const uint32_t mask = p < stop ? frame.pair_masks[p] & alive : 0u;
+      if (mask == 0) {
+        std::fill(row, row + kRowSize, Real(0));
+        continue;
+      }
+      if (p + 4 < stop) __builtin_prefetch(records + int64_t(frame.pair_records[p + 4]) * kRecordSize);
+      pair_row(records + int64_t(frame.pair_records[p]) * kRecordSize, mask, alive, buffers, row);
+    }
+  }
+
+  SPLAT_INLINE void pair_row(const Real* rec, uint32_t mask, uint32_t& alive, Buffers& buffers, Real* row) const {
+    const F mean_x = rec[kRecX], mean_y = rec[kRecY];
+    const F red = rec[kRecRed], green = rec[kRecGreen], blue = rec[kRecBlue], depth = rec[kRecDepth];
+    F sums[kRowUsed];
+    for (F& sum : sums) sum = F(0);
+    for (; mask != 0; mask &= mask - 1) {
+      const int block = __builtin_ctz(mask);
+      const int at = block * kLanes;
+      const F dx = F::load(buffers.x + at) - mean_x, dy = F::load(buffers.y + at) - mean_y;
+      F raw;
+      const F alpha = block_alpha(rec, dx, dy, raw);
+      const F before = F::load(buffers.transmittance + at);
+      const F after = before - alpha * before;
+      const auto live = after > F(kMinTransmittance);
+      after.store(buffers.transmittance + at);
+      const F live_alpha = select(live, alpha, F(0));
+      const F w = live_alpha * before;
+      const F g_red = F::load(buffers.red + at), g_green = F::load(buffers.green + at),
+              g_blue = F::load(buffers.blue + at);
+      F cg = red * g_red + green * g_green + blue * g_blue;
+      if constexpr (Depth) cg += depth * F::load(buffers.depth + at);
+      const F behind = F::load(buffers.behind + at) - w * cg;
+      behind.store(buffers.behind + at);
+      // No gradient reaches geometry or opacity where alpha was clamped.
+      const F free_alpha = select(raw <= F(kMaxAlpha), live_alpha, F(0));
+      const F v = free_alpha * alpha_vjp(before, cg, behind, F(1) - alpha);
+      const F vx = v * dx, vy = v * dy;
+      sums[kRowV] += v;
+      sums[kRowVx] += vx;
+      sums[kRowVy] += vy;
+      sums[kRowVxx] += vx * dx;
+      sums[kRowVxy] += vx * dy;
+      sums[kRowVyy] += vy * dy;
+      sums[kRowRed] += w * g_red;
+      sums[kRowGreen] += w * g_green;
+      sums[kRowBlue] += w * g_blue;
+      if constexpr (Depth) sums[kRowDepth] += w * F::load(buffers.depth + at);
+      if (!any(live)) alive &= ~(1u << block);
+    }
+    sum_each<Depth ? kRowUsed : kRowDepth>(sums, row);
+  }
+
+  // Gradients of the images, lane by lane, and what they make of everything that was blended.
+  void read(const Tile<Real>& tile, Buffers& buffers, int64_t index) const {
+    for (Real* lanes : {buffers.transmittance, buffers.behind, buffers.red, buffers.green, buffers.blue, buffers.depth})
+      std::fill(lanes, lanes + kPixels, Real(0));
+    const F lane_x = Tile<Real>::lane_x(), lane_y = Tile<Real>::lane_y();
+    for (int b = 0; b < kBlocksPerTile; ++b) {
+      (lane_x + F(Real(tile.x0 + kBlock * (b % kBlock)))).store(buffers.x + b * kLanes);
+      (lane_y + F(Real(tile.y0 + kBlock * (b / kBlock)))).store(buffers.y + b * kLanes);
+    }
+    Real v_background[3] = {0, 0, 0};
+    for (int y = 0; y < tile.height; ++y) {
+      const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
+      const Real* image = static_cast<const Real*>(out.image) + 3 * row;
+      const Real* v_image = static_cast<const Real*>(v_out.image) + 3 * row;
+      const Real* alpha = static_cast<const Real*>(out.alpha) + row;
+      const Real* v_alpha = v_out.alpha == nullptr ? nullptr : static_cast<const Real*>(v_out.alpha) + row;
+      for (int x = 0; x < tile.width; ++x) {
+        const int lane = lane_of(x, y);
+        const Real r = v_image[3 * x], g = v_image[3 * x + 1], b = v_image[3 * x + 2];
+        buffers.transmittance[lane] = Real(1);
+        buffers.red[lane] = r, buffers.green[lane] = g, buffers.blue[lane] = b;
+        Real behind = image[3 * x] * r + image[3 * x + 1] * g + image[3 * x + 2] * b;
+        const Real t = Real(1) - alpha[x];
+        if (v_alpha != nullptr) behind -= t * v_alpha[x];
+        if constexpr (Depth) {
+          const Real d = static_cast<const Real*>(v_out.depth)[row + x];
+          buffers.depth[lane] = d;
+          behind += static_cast<const Real*>(out.depth)[row + x] * d;
+        }
+        buffers.behind[lane] = behind;
+        v_background[0] += t * r, v_background[1] += t * g, v_background[2] += t * b;
+      }
+    }
+    if (background_partials != nullptr) std::copy(v_background, v_background + 3, background_partials + 3 * index);
+  }
+};
+
+}  // namespace
+
+template <class Real>
+void Stages<Real>::blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void* background,
+                         const SplatImages& out) {
+  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const Real* bg = static_cast<const Real*>(background);
+  if (view.with_depth) {
+    parallel_for(call.threads, tiles, TileBlender<Real, true>{view, frame, bg, out});
+  } else {
+    parallel_for(call.threads, tiles, TileBlender<Real, false>{view, frame, bg, out});
+  }
+}
+
+template <class Real>
+void Stages<Real>::blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame,
+                             const void* background, const SplatImages& out, const SplatImages& v_out,
+                             void* background_partials, void* v_background) {
+  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const Real* bg = static_cast<const Real*>(background);
+  Real* partials = static_cast<Real*>(background_partials);
+  if (v_out.depth != nullptr) {
+    parallel_for(call.threads, tiles, TileBlenderVjp<Real, true>{view, frame, bg, out, v_out, partials});
+  } else {
+    parallel_for(call.threads, tiles, TileBlenderVjp<Real, false>{view, frame, bg, out, v_out, partials});
+  }
+  if (v_background == nullptr) return;
+  Real sum[3] = {0, 0, 0};
+  for (int64_t t = 0; t < tiles; ++t)
+    for (int c = 0; c < 3; ++c) sum[c] += partials[3 * t + c];
+  std::copy(sum, sum + 3, static_cast<Real*>(v_background));
+}
+
+#define SPLAT_INSTANTIATE(Real)                                                                                   \
+  template void Stages<Real>::blend(const SplatCall&, const SplatView&, const SplatFrame&, const void*,           \
+                                    const SplatImages&);                                                          \
+  template void Stages<Real>::blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void*,       \
+                                        const SplatImages&, const SplatImages&, void*, void*);
+SPLAT_INSTANTIATE(float)
+#ifdef SPLAT_WITH_DOUBLE
+SPLAT_INSTANTIATE(double)
+#endif
+
+}  // namespace splat

@@ -1,0 +1,96 @@
+// What projection and its backward pass both do to sixteen Gaussians: loading rows, activating, projecting, summing SH.
+#pragma once
+#include "../../math/blend.h"
+#include "../../math/projection.h"
+#include "../../math/sh.h"
+#include "lanes.h"
+#include "stages.h"
+
+namespace splat {
+constexpr double kHuge = 1e30;  // beyond it an extent is not a number one can bin
+
+template <class Real>
+View<Real> pinhole_of(const SplatView& v) {
+  return make_view<Real>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
+}
+
+// Lane k takes row lane_ids[k] of the [*, C] array at `rows`.
+template <int C, class Real, int W>
+SPLAT_INLINE void load_rows(const Real* rows, const int32_t* lane_ids, Lanes<Real, W>* out) {
+  int32_t index[W];
+  for (int k = 0; k < W; ++k) index[k] = C * lane_ids[k];
+  for (int c = 0; c < C; ++c) out[c] = gather<Real, W>(rows + c, index);
+}
+
+template <class F>
+struct RawGeometry {
+  F mean[3], quat[4], log_scale[3], logit;
+};
+template <class Real>
+SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians& g, int64_t base,
+                                                            const int32_t* lane_ids) {
+  RawGeometry<Lanes<Real, kLanes>> raw;
+  load_rows<3>(static_cast<const Real*>(g.means) + 3 * base, lane_ids, raw.mean);
+  load_rows<4>(static_cast<const Real*>(g.quats) + 4 * base, lane_ids, raw.quat);
+  load_rows<3>(static_cast<const Real*>(g.log_scales) + 3 * base, lane_ids, raw.log_scale);
+  load_rows<1>(static_cast<const Real*>(g.logit_opacities) + base, lane_ids, &raw.logit);
+  return raw;
+}
+
+template <class F>
+struct ProjectedGeometry {
+  F pc[3], mean2d[2], quat_norm2;
+  F rotation[9], scale[3], root[9];
+  F opacity;       // before compensation
+  F log2_opacity;  // after it
+  Affine<F> affine;
+  Covariance2d<F> cov;
+  Conic<F> conic;
+};
+template <class F, class Real>
+SPLAT_INLINE ProjectedGeometry<F> project_geometry(const View<Real>& view, const RawGeometry<F>& raw,
+                                                   bool antialiased) {
+  ProjectedGeometry<F> g;
+  world_to_camera(view, raw.mean, g.pc);
+  g.quat_norm2 = raw.quat[0] * raw.quat[0] + raw.quat[1] * raw.quat[1] + raw.quat[2] * raw.quat[2] +
+                 raw.quat[3] * raw.quat[3];
+  quat_to_rotation(raw.quat, g.rotation);
+  for (int k = 0; k < 3; ++k) g.scale[k] = activate_scale(raw.log_scale[k]);
+  covariance_root(g.rotation, g.scale, g.root);
+  g.affine = affine_map(view, g.pc);
+  camera_to_image(view, g.pc, g.affine.inv_z, g.mean2d);
+  g.cov = covariance2d(g.affine.row0, g.affine.row1, g.root);
+  g.conic = conic(g.cov);
+  g.opacity = activate_opacity(raw.logit);
+  g.log2_opacity = log2_(antialiased ? g.opacity * g.cov.compensation : g.opacity);
+  return g;
+}
+
+// 1/2 + sum of coefficients times basis, for each channel, before the clamp.
+template <class Real>
+SPLAT_INLINE void sh_sum(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, int degree,
+                         const Lanes<Real, kLanes>* basis, Lanes<Real, kLanes>* sum) {
+  using F = Lanes<Real, kLanes>;
+  F dc[3];
+  load_rows<3>(static_cast<const Real*>(g.sh0) + 3 * base, lane_ids, dc);
+  for (int c = 0; c < 3; ++c) sum[c] = dc[c] * F(kSh0) + F(0.5);
+  const Real* rest = static_cast<const Real*>(g.shN) + 3 * g.sh_rest * base;
+  int32_t index[kLanes];
+  for (int k = 0; k < kLanes; ++k) index[k] = 3 * g.sh_rest * lane_ids[k];
+  for (int k = 0; k < sh_rest(degree); ++k)
+    for (int c = 0; c < 3; ++c) sum[c] += gather<Real, kLanes>(rest + 3 * k + c, index) * basis[k];
+}
+
+template <class Real>
+inline TileRect record_rect(const SplatView& view, const Real* rec) {
+  return tile_rect(rec[kRecX], rec[kRecY], rec[kRecHalfX], rec[kRecHalfY], tiles_across(view.width),
+                   tiles_across(view.height), Real(view.width), Real(view.height));
+}
+// Upper bound of the tiles that a record reaches: the area of its rectangle.
+template <class Real>
+inline int64_t record_tiles(const SplatView& view, const Real* rec) {
+  const TileRect r = record_rect(view, rec);
+  return int64_t(r.x1 - r.x0) * int64_t(r.y1 - r.y0);
+}
+
+}  // namespace splat

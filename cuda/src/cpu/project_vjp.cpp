@@ -1,0 +1,256 @@
+// Backward through projection, colours and activation, to the raw parameters and the pose; then Adam, if wanted, while
+// the gradients of a chunk are still in the cache. docs/math.md 2 to 4, 6.2 and 8.
+#include <cstring>
+
+#include "geometry.h"
+#include "optimise.h"
+#include "pool.h"
+
+namespace splat {
+namespace {
+
+template <class Real>
+struct ChunkProjectorVjp {
+  using F = Lanes<Real, kLanes>;
+  const SplatView& view;
+  const SplatGaussians& gaussians;
+  const SplatFrame& frame;
+  const SplatProjectGrad& grad;
+  const View<Real> pinhole;
+
+  // Gradients of a chunk, group by group, when they are used at once and not kept.
+  struct Scratch {
+    alignas(64) Real numbers[kChunk * (3 + 4 + 3 + 1 + 3 + 72)];
+  };
+
+  void operator()(int64_t chunk) const {
+    const int64_t begin = chunk * kChunk, end = std::min(gaussians.n, begin + kChunk);
+    Scratch scratch;
+    Real* grads[kGroups];
+    Real* at = scratch.numbers;
+    for (int group = 0; group < kGroups; ++group) {
+      const int64_t width = group_width(gaussians, group);
+      grads[group] = at;
+      if (grad.gradients != nullptr) grads[group] = static_cast<Real*>(group_of(*grad.gradients, group)) + begin * width;
+      std::memset(grads[group], 0, size_t((end - begin) * width) * sizeof(Real));
+      at += kChunk * width;
+    }
+
+    ViewGrad<F> pose;
+    std::memset(&pose, 0, sizeof pose);
+    const int visible = int(frame.chunk_counts[2 * chunk]);
+    for (int i = 0; i < visible; i += kLanes)
+      sixteen(begin, begin + i, std::min(kLanes, visible - i), grads, grad.v_viewmat != nullptr ? &pose : nullptr);
+    if (grad.v_viewmat != nullptr) store_pose(pose, static_cast<Real*>(grad.pose_partials) + chunk * SPLAT_POSE);
+    if (grad.adam != nullptr) adam_rows<Real>(gaussians, *grad.adam, begin, end, grads);
+  }
+
+  static void store_pose(const ViewGrad<F>& pose, Real* out) {
+    for (int k = 0; k < 9; ++k) out[k] = sum(pose.rotation[k]);
+    for (int k = 0; k < 3; ++k) out[9 + k] = sum(pose.translation[k]), out[12 + k] = sum(pose.center[k]);
+  }
+
+  // The rows of one Gaussian, added up in their order.
+  SPLAT_INLINE void sum_rows(int64_t record, Real* out) const {
+    const Real* row = static_cast<const Real*>(frame.rows) + int64_t(frame.row_starts[record]) * kRowSize;
+    F total = F(0);
+    for (uint32_t k = 0; k < frame.row_counts[record]; ++k, row += kRowSize) total += F::load(row);
+    total.store(out);
+  }
+
+  // Visible Gaussians `first`..: records of the chunk that begins at Gaussian `base`.
+  void sixteen(int64_t base, int64_t first, int count, Real* const* grads, ViewGrad<F>* pose) const {
+    int32_t lane_ids[kLanes];
+    alignas(64) Real sums[kLanes][kRowSize];
+    Real reached[kLanes];
+    int used = 0;
+    for (int k = 0; k < kLanes; ++k) {
+      const int64_t record = first + (k < count ? k : count - 1);
+      lane_ids[k] = frame.ids[record] - int32_t(base);
+      reached[k] = Real(k < count && frame.row_counts[record] != 0);
+      used += reached[k] != 0;
+      if (reached[k] != 0) sum_rows(record, sums[k]);
+      else std::memset(sums[k], 0, sizeof sums[k]);
+    }
+    if (used == 0) return;
+    const auto live = F::load(reached) > F(0);
+    F row[kRowUsed];
+    int32_t index[kLanes];
+    for (int k = 0; k < kLanes; ++k) index[k] = k * kRowSize;
+    for (int f = 0; f < kRowUsed; ++f) row[f] = gather<Real, kLanes>(&sums[0][0] + f, index);
+
+    const RawGeometry<F> raw = load_geometry<Real>(gaussians, base, lane_ids);
+    F v_mean[3] = {F(0), F(0), F(0)}, v_mean2d[2];
+    ViewGrad<F> v_view;
+    std::memset(&v_view, 0, sizeof v_view);
+    ViewGrad<F>* v_pose = pose == nullptr ? nullptr : &v_view;
+    geometry(raw, row, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
+    colours(raw.mean, row, base, lane_ids, live, grads, v_mean, v_pose);
+    store_rows<3>(v_mean, live, lane_ids, grads[0]);
+    if (pose != nullptr) add_pose(v_view, live, *pose);
+    statistics(v_mean2d, live, base, lane_ids);
+  }
+
+  SPLAT_INLINE void geometry(const RawGeometry<F>& raw, const F* row, const int32_t* lane_ids,
+                             const typename F::Mask& live, Real* const* grads, F* v_mean, F* v_mean2d,
+                             ViewGrad<F>* v_pose) const {
+    const ProjectedGeometry<F> g = project_geometry(pinhole, raw, view.antialiased != 0);
+    F v_qa, v_qb, v_qc, v_log_opacity;
+    row_vjp(row, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
+    F v_a = F(0), v_b = F(0), v_c = F(0);
+    conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
+
+    // log(opacity * compensation): the two share the gradient of the logarithm.
+    F v_logit = F(0), v_compensation = F(0);
+    activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_logit);
+    if (view.antialiased) v_compensation = v_log_opacity / g.cov.compensation;
+
+    F v_row0[3] = {F(0), F(0), F(0)}, v_row1[3] = {F(0), F(0), F(0)}, v_root[9], v_rotation[9], v_scale[3];
+    for (int k = 0; k < 9; ++k) v_root[k] = v_rotation[k] = F(0);
+    for (int k = 0; k < 3; ++k) v_scale[k] = F(0);
+    covariance2d_vjp(g.affine.row0, g.affine.row1, g.root, g.cov, v_a, v_b, v_c, v_compensation, v_row0, v_row1,
+                     v_root);
+    covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
+    F v_quat[4] = {F(0), F(0), F(0), F(0)}, v_log_scale[3] = {F(0), F(0), F(0)};
+    quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
+    for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
+
+    F v_pc[3] = {F(0), F(0), row[kRowDepth]};
+    affine_map_vjp(pinhole, g.pc, g.affine, v_row0, v_row1, v_pc, v_pose);
+    camera_to_image_vjp(pinhole, g.pc, g.affine.inv_z, v_mean2d, v_pc);
+    world_to_camera_vjp(pinhole, raw.mean, v_pc, v_mean, v_pose);
+    store_rows<4>(v_quat, live, lane_ids, grads[1]);
+    store_rows<3>(v_log_scale, live, lane_ids, grads[2]);
+    store_rows<1>(&v_logit, live, lane_ids, grads[3]);
+  }
+
+  SPLAT_INLINE void colours(const F* mean, const F* row, int64_t base, const int32_t* lane_ids,
+                            const typename F::Mask& live, Real* const* grads, F* v_mean, ViewGrad<F>* v_pose) const {
+    F direction[3], basis[24], sum[3], v_colour[3], v_dc[3];
+    const F inv_length = view_direction(pinhole.center, mean, direction);
+    sh_basis(view.sh_degree, direction, basis);
+    sh_sum<Real>(gaussians, base, lane_ids, view.sh_degree, basis, sum);
+    for (int c = 0; c < 3; ++c) {
+      v_colour[c] = sh_colour_vjp(sum[c], row[kRowRed + c]);
+      v_dc[c] = v_colour[c] * F(kSh0);
+    }
+    store_rows<3>(v_dc, live, lane_ids, grads[4]);
+    const int rest = sh_rest(view.sh_degree);
+    if (rest == 0) return;
+
+    const int32_t stride = 3 * gaussians.sh_rest;
+    const Real* coefficients = static_cast<const Real*>(gaussians.shN) + stride * base;
+    int32_t index[kLanes];
+    for (int k = 0; k < kLanes; ++k) index[k] = stride * lane_ids[k];
+    F v_basis[24];
+    for (int k = 0; k < rest; ++k) {
+      v_basis[k] = F(0);
+      for (int c = 0; c < 3; ++c) v_basis[k] += gather<Real, kLanes>(coefficients + 3 * k + c, index) * v_colour[c];
+    }
+    store_products(basis, v_colour, rest, live, index, grads[5]);
+    F v_direction[3] = {F(0), F(0), F(0)};
+    sh_basis_vjp(view.sh_degree, direction, v_basis, v_direction);
+    view_direction_vjp(direction, inv_length, v_direction, v_mean, v_pose == nullptr ? nullptr : v_pose->center);
+  }
+
+  // d/d(coefficient k, channel c) = basis[k] * v_colour[c], to the rows of the live lanes.
+  SPLAT_INLINE void store_products(const F* basis, const F* v_colour, int rest, const typename F::Mask& live,
+                                   const int32_t* index, Real* out) const {
+    Real b[24][kLanes], c[3][kLanes];
+    for (int k = 0; k < rest; ++k) basis[k].store(b[k]);
+    for (int k = 0; k < 3; ++k) v_colour[k].store(c[k]);
+    for (uint32_t bits = live.bits(); bits != 0; bits &= bits - 1) {
+      const int lane = __builtin_ctz(bits);
+      Real* row = out + index[lane];
+      for (int k = 0; k < rest; ++k)
+        for (int channel = 0; channel < 3; ++channel) row[3 * k + channel] = b[k][lane] * c[channel][lane];
+    }
+  }
+
+  template <int C>
+  SPLAT_INLINE void store_rows(const F* values, const typename F::Mask& live, const int32_t* lane_ids,
+                               Real* out) const {
+    Real lanes[C][kLanes];
+    for (int c = 0; c < C; ++c) values[c].store(lanes[c]);
+    for (uint32_t bits = live.bits(); bits != 0; bits &= bits - 1) {
+      const int lane = __builtin_ctz(bits);
+      for (int c = 0; c < C; ++c) out[C * lane_ids[lane] + c] = lanes[c][lane];
+    }
+  }
+
+  static void add_pose(const ViewGrad<F>& from, const typename F::Mask& live, ViewGrad<F>& to) {
+    for (int k = 0; k < 9; ++k) to.rotation[k] += select(live, from.rotation[k], F(0));
+    for (int k = 0; k < 3; ++k) {
+      to.translation[k] += select(live, from.translation[k], F(0));
+      to.center[k] += select(live, from.center[k], F(0));
+    }
+  }
+
+  SPLAT_INLINE void statistics(const F* v_mean2d, const typename F::Mask& live, int64_t base,
+                               const int32_t* lane_ids) const {
+    if (grad.grad2d == nullptr) return;
+    const F x = v_mean2d[0] * F(Real(0.5) * pinhole.width), y = v_mean2d[1] * F(Real(0.5) * pinhole.height);
+    Real norm[kLanes];
+    sqrt_(x * x + y * y).store(norm);
+    Real* grad2d = static_cast<Real*>(grad.grad2d) + base;
+    Real* seen = static_cast<Real*>(grad.count) + base;
+    for (uint32_t bits = live.bits(); bits != 0; bits &= bits - 1) {
+      const int lane = __builtin_ctz(bits);
+      grad2d[lane_ids[lane]] += norm[lane];
+      seen[lane_ids[lane]] += Real(1);
+    }
+  }
+};
+
+// Chunk by chunk, in order; the camera centre -R^T t is a function of the pose too. docs/math.md 3.7
+template <class Real>
+void reduce_pose(const SplatView& view, const SplatProjectGrad& grad, int64_t chunks) {
+  Real sum[SPLAT_POSE] = {};
+  const Real* partials = static_cast<const Real*>(grad.pose_partials);
+  for (int64_t c = 0; c < chunks; ++c)
+    for (int k = 0; k < 15; ++k) sum[k] += partials[c * SPLAT_POSE + k];
+  Real* out = static_cast<Real*>(grad.v_viewmat);
+  std::memset(out, 0, 16 * sizeof(Real));
+  for (int i = 0; i < 3; ++i) {
+    Real v_t = sum[9 + i];
+    for (int j = 0; j < 3; ++j) {
+      out[4 * i + j] = sum[3 * i + j] - Real(view.viewmat[4 * i + 3]) * sum[12 + j];
+      v_t -= Real(view.viewmat[4 * i + j]) * sum[12 + j];
+    }
+    out[4 * i + 3] = v_t;
+  }
+}
+
+}  // namespace
+
+template <class Real>
+void Stages<Real>::project_vjp(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
+                               const SplatFrame& frame, const SplatProjectGrad& grad) {
+  const int64_t chunks = chunks_of(gaussians.n);
+  parallel_for(call.threads, chunks,
+               ChunkProjectorVjp<Real>{view, gaussians, frame, grad, pinhole_of<Real>(view)});
+  if (grad.v_viewmat != nullptr) reduce_pose<Real>(view, grad, chunks);
+}
+
+template <class Real>
+void Stages<Real>::adam(const SplatCall& call, const SplatGaussians& params, const SplatGaussians& gradients,
+                        const SplatAdam& adam) {
+  parallel_for(call.threads, chunks_of(params.n), [&](int64_t chunk) {
+    const int64_t begin = chunk * kChunk, end = std::min(params.n, begin + kChunk);
+    const Real* grads[kGroups];
+    for (int group = 0; group < kGroups; ++group)
+      grads[group] = static_cast<const Real*>(group_of(gradients, group)) + begin * group_width(params, group);
+    adam_rows<Real>(params, adam, begin, end, grads);
+  });
+}
+
+#define SPLAT_INSTANTIATE(Real)                                                                                    \
+  template void Stages<Real>::project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&,               \
+                                          const SplatFrame&, const SplatProjectGrad&);                             \
+  template void Stages<Real>::adam(const SplatCall&, const SplatGaussians&, const SplatGaussians&, const SplatAdam&);
+SPLAT_INSTANTIATE(float)
+#ifdef SPLAT_WITH_DOUBLE
+SPLAT_INSTANTIATE(double)
+#endif
+
+}  // namespace splat

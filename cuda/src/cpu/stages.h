@@ -1,0 +1,34 @@
+// The stages of a view on the CPU, for float and, in the portable build, double (where gradients are checked).
+//
+// The whole library is built once an instruction set, each into a file of its own, so that no inline function
+// compiled for a newer processor can end up in the code for an older one.
+#pragma once
+#include "../../include/splat.h"
+
+namespace splat {
+
+constexpr int kLanes = 16;
+constexpr int64_t kChunk = SPLAT_CHUNK;
+
+inline int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
+inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) / SPLAT_TILE; }
+
+template <class Real>
+struct Stages {
+  static void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+  static int64_t bin_bytes(const SplatView&, const SplatFrame&);
+  static void bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+  static void blend(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,
+                    const SplatImages& out);
+  static void blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,
+                        const SplatImages& out, const SplatImages& v_out, void* background_partials,
+                        void* v_background);
+  static void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,
+                          const SplatProjectGrad&);
+  static int64_t loss_bytes(const SplatLoss&);
+  static void loss(const SplatCall&, SplatLoss&);
+  static void adam(const SplatCall&, const SplatGaussians& params, const SplatGaussians& gradients,
+                   const SplatAdam&);
+};
+
+}  // namespace splat

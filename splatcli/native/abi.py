@@ -1,0 +1,173 @@
+"""cuda/include/splat.h as ctypes: structs, constants, signatures. A test compiles the header and compares."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+ABI_VERSION = 1
+CHUNK = 256
+TILE = 16
+RECORD = 16
+ROW = 16
+POSE = 16
+FLOAT32 = 0
+FLOAT64 = 1
+#: splat_best_isa's answers, by the names that build.py uses.
+ISAS = ("portable", "avx2", "avx512")
+
+
+class _Sized(c.Structure):
+    """A struct whose first field is its own size."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(struct_size=c.sizeof(type(self)), **fields)
+
+
+class Call(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("device", c.c_int32),
+        ("stream", c.c_void_p),
+        ("dtype", c.c_int32),
+        ("threads", c.c_int32),
+    ]
+
+
+class View(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("width", c.c_int32),
+        ("height", c.c_int32),
+        ("sh_degree", c.c_int32),
+        ("antialiased", c.c_int32),
+        ("with_depth", c.c_int32),
+        ("viewmat", c.c_double * 16),
+        ("fx", c.c_double),
+        ("fy", c.c_double),
+        ("cx", c.c_double),
+        ("cy", c.c_double),
+        ("z_near", c.c_double),
+        ("z_far", c.c_double),
+    ]
+
+
+class GaussianArrays(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("sh_rest", c.c_int32),
+        ("n", c.c_int64),
+        ("means", c.c_void_p),
+        ("quats", c.c_void_p),
+        ("log_scales", c.c_void_p),
+        ("logit_opacities", c.c_void_p),
+        ("sh0", c.c_void_p),
+        ("shN", c.c_void_p),
+    ]
+
+
+class Frame(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("reserved", c.c_int32),
+        ("records", c.c_void_p),
+        ("ids", c.c_void_p),
+        ("chunk_counts", c.c_void_p),
+        ("visible", c.c_int64),
+        ("pair_bound", c.c_int64),
+        ("workspace", c.c_void_p),
+        ("workspace_bytes", c.c_int64),
+        ("row_starts", c.c_void_p),
+        ("row_counts", c.c_void_p),
+        ("tile_starts", c.c_void_p),
+        ("pair_records", c.c_void_p),
+        ("pair_rows", c.c_void_p),
+        ("pair_masks", c.c_void_p),
+        ("pairs", c.c_int64),
+        ("tile_ends", c.c_void_p),
+        ("rows", c.c_void_p),
+    ]
+
+
+class Images(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("reserved", c.c_int32),
+        ("image", c.c_void_p),
+        ("alpha", c.c_void_p),
+        ("depth", c.c_void_p),
+    ]
+
+
+class Adam(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("reserved", c.c_int32),
+        ("step", c.c_int64),
+        ("beta1", c.c_double),
+        ("beta2", c.c_double),
+        ("eps", c.c_double),
+        ("lr", c.c_double * 6),
+        ("exp_avg", GaussianArrays),
+        ("exp_avg_sq", GaussianArrays),
+    ]
+
+
+class ProjectGrad(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("reserved", c.c_int32),
+        ("gradients", c.POINTER(GaussianArrays)),
+        ("adam", c.POINTER(Adam)),
+        ("pose_partials", c.c_void_p),
+        ("v_viewmat", c.c_void_p),
+        ("grad2d", c.c_void_p),
+        ("count", c.c_void_p),
+    ]
+
+
+class Loss(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("width", c.c_int32),
+        ("height", c.c_int32),
+        ("target_is_u8", c.c_int32),
+        ("ssim_lambda", c.c_double),
+        ("image", c.c_void_p),
+        ("target", c.c_void_p),
+        ("v_image", c.c_void_p),
+        ("workspace", c.c_void_p),
+        ("l1", c.c_double),
+        ("ssim", c.c_double),
+    ]
+
+
+#: Structs by their names in splat.h.
+STRUCTS: dict[str, type[c.Structure]] = {
+    "SplatCall": Call,
+    "SplatView": View,
+    "SplatGaussians": GaussianArrays,
+    "SplatFrame": Frame,
+    "SplatImages": Images,
+    "SplatAdam": Adam,
+    "SplatProjectGrad": ProjectGrad,
+    "SplatLoss": Loss,
+}
+
+_call, _view, _gaussians, _frame, _images = (c.POINTER(s) for s in (Call, View, GaussianArrays, Frame, Images))
+
+#: Result and argument types of every entry.
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "splat_abi_version": (c.c_int32, []),
+    "splat_last_error": (c.c_char_p, []),
+    "splat_best_isa": (c.c_int32, []),
+    "splat_project": (c.c_int32, [_call, _view, _gaussians, _frame]),
+    "splat_bin_bytes": (c.c_int64, [_call, _view, _frame]),
+    "splat_bin": (c.c_int32, [_call, _view, _gaussians, _frame]),
+    "splat_blend": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images]),
+    "splat_blend_vjp": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images, _images, c.c_void_p, c.c_void_p]),
+    "splat_project_vjp": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(ProjectGrad)]),
+    "splat_loss_bytes": (c.c_int64, [_call, c.POINTER(Loss)]),
+    "splat_loss": (c.c_int32, [_call, c.POINTER(Loss)]),
+    "splat_adam": (c.c_int32, [_call, _gaussians, _gaussians, c.POINTER(Adam)]),
+}

@@ -1,0 +1,172 @@
+"""Building the native libraries at first use, into a cache keyed by everything that decides the result."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from splatcli.errors import ResourceError
+from splatcli.native.sources import source_root
+
+#: Instruction sets that the CPU library is built for, best first. Each build is a library of its own, so that no
+#: function compiled for a newer processor can be picked by the linker for an older one.
+ISA_FLAGS: dict[str, tuple[str, ...]] = {
+    "avx512": (
+        "-mavx512f",
+        "-mavx512dq",
+        "-mavx512bw",
+        "-mavx512vl",
+        "-mavx512cd",
+        "-mavx2",
+        "-mfma",
+        "-mprefer-vector-width=512",
+    ),
+    "avx2": ("-mavx2", "-mfma"),
+    # No contraction: every operation rounds as written, which other builds are compared with.
+    "portable": ("-ffp-contract=off", "-DSPLAT_WITH_DOUBLE"),
+}
+
+#: Safe relaxations only. Never -ffast-math: linking with it sets the whole process to flush subnormals.
+COMMON_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+)
+
+_REMEDY = "install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install), or set CXX to one"
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchain:
+    """A C++ compiler and what it says of itself."""
+
+    command: str
+    version: str
+
+
+def find_compiler() -> Toolchain:
+    """The C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises ResourceError when none works."""
+    asked = os.environ.get("CXX")
+    for name in [asked] if asked else ["g++", "clang++", "c++"]:
+        path = shutil.which(name)
+        if path is None:
+            continue
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        if answer.returncode == 0:
+            return Toolchain(path, answer.stdout.splitlines()[0] if answer.stdout else "unknown")
+    what = f"CXX names {asked!r}, which cannot be run" if asked else "no C++ compiler was found"
+    raise ResourceError(f"{what}; the rasterizer is built on first use", remedy=_REMEDY)
+
+
+def cache_root() -> Path:
+    """Where built libraries stay: $XDG_CACHE_HOME/splatcli, ~/.cache/splatcli, or the temporary folder."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    for candidate in [Path(base)] if base else [Path(os.path.expanduser("~/.cache"))]:
+        root = candidate / "splatcli" / "native"
+        with contextlib.suppress(OSError):
+            root.mkdir(parents=True, exist_ok=True)
+            if os.access(root, os.W_OK):
+                return root
+    root = Path(tempfile.gettempdir()) / f"splatcli-native-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
+    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return root
+
+
+def cpu_library(isa: str) -> Path:
+    """The CPU library for an instruction set, built now if it is not in the cache.
+
+    isa: a key of ISA_FLAGS. Safe to call from several processes at once.
+    Raises ResourceError when there is no compiler, or when it fails (with its own words).
+    """
+    root = source_root()
+    compiler = find_compiler()
+    flags = (*COMMON_FLAGS, *ISA_FLAGS[isa])
+    sources = sorted((root / "src" / "cpu").glob("*.cpp"))
+    folder = cache_root() / f"cpu-{isa}-{_key(root, compiler, flags)}"
+    library = folder / "libsplat_cpu.so"
+    if library.is_file():
+        return library
+    with _lock(folder.with_suffix(".lock")):
+        if not library.is_file():
+            _build(folder, library.name, sources, compiler, flags)
+    return library
+
+
+def _key(root: Path, compiler: Toolchain, flags: tuple[str, ...]) -> str:
+    """A digest of sources, flags, compiler and machine."""
+    digest = hashlib.sha256()
+    for text in (compiler.command, compiler.version, *flags, platform.machine(), sys.platform):
+        digest.update(text.encode() + b"\0")
+    for folder in ("include", "math", "src/cpu"):
+        for path in sorted((root / folder).iterdir()):
+            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _build(folder: Path, name: str, sources: list[Path], compiler: Toolchain, flags: tuple[str, ...]) -> None:
+    """Compiles into a temporary folder and renames it: a killed build leaves nothing that looks finished."""
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        (work / "build.ninja").write_text(_ninja_file(name, sources, compiler, flags), encoding="utf-8")
+        result = subprocess.run([*_ninja(), "-C", str(work)], capture_output=True, text=True, check=False)
+        if result.returncode != 0:
+            tail = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
+            raise ResourceError(f"building the rasterizer failed:\n{tail}", where=compiler.command, remedy=_REMEDY)
+        for leftover in work.glob("*.o"):
+            leftover.unlink()
+        os.replace(work, folder)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _ninja() -> list[str]:
+    """The ninja that came with this Python, without a look at PATH."""
+    return [sys.executable, "-m", "ninja"]
+
+
+def _ninja_file(name: str, sources: list[Path], compiler: Toolchain, flags: tuple[str, ...]) -> str:
+    def escape(path: Path | str) -> str:
+        return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+    lines = [
+        f"cxx = {compiler.command}",
+        f"flags = {' '.join(flags)}",
+        "rule compile",
+        "  command = $cxx $flags -MMD -MF $out.d -c $in -o $out",
+        "  depfile = $out.d",
+        "rule link",
+        "  command = $cxx -shared -o $out $in -lpthread",
+    ]
+    objects = []
+    for source in sources:
+        objects.append(f"{source.stem}.o")
+        lines.append(f"build {source.stem}.o: compile {escape(source)}")
+    lines.append(f"build {name}: link {' '.join(objects)}")
+    lines.append(f"default {name}")
+    return "\n".join(lines) + "\n"
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """One builder at a time; others wait and then find the result."""
+    try:
+        import fcntl
+    except ImportError:  # no flock on this system: two builders do the same work, the rename decides
+        yield
+        return
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

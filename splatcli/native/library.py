@@ -1,0 +1,62 @@
+"""Loading a native library: the right one for this processor, checked before its first use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+from pathlib import Path
+from typing import Any
+
+from splatcli.errors import ResourceError
+from splatcli.native import abi
+from splatcli.native.build import cpu_library
+
+#: Flags of /proc/cpuinfo that each x86 build needs.
+_NEEDED = {
+    "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"},
+    "avx2": {"avx2", "fma"},
+}
+
+
+def best_isa() -> str:
+    """The best instruction set that this processor is known to run; "portable" where nothing is known."""
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return "portable"
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "portable"
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            flags = set(line.split(":", 1)[1].split())
+            return next((isa for isa, needed in _NEEDED.items() if needed <= flags), "portable")
+    return "portable"
+
+
+@functools.cache
+def load_cpu(isa: str) -> ctypes.CDLL:
+    """The CPU library for ``isa``, with the signatures of splat.h set.
+
+    Raises ResourceError when it cannot be built or loaded, speaks another version of the ABI, or was built for an
+    instruction set that this processor lacks.
+    """
+    path = cpu_library(isa)
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ResourceError(
+            f"the rasterizer library cannot be loaded: {error}", where=path, remedy=f"delete {path.parent} and run again"
+        ) from None
+    for name, (result, arguments) in abi.SIGNATURES.items():
+        function: Any = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    if library.splat_abi_version() != abi.ABI_VERSION:
+        raise ResourceError(
+            f"the library speaks ABI {library.splat_abi_version()}, this package {abi.ABI_VERSION}",
+            where=path,
+            remedy=f"delete {path.parent} and run again",
+        )
+    if abi.ISAS.index(isa) > library.splat_best_isa():
+        raise ResourceError(f"this processor does not run {isa} code", where=path, remedy="use the portable build")
+    return library

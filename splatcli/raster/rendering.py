@@ -1,0 +1,138 @@
+"""render(): raw parameters in, images out, gradients back; an autograd function over the native stages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native import abi
+from splatcli.native.call import Backend
+from splatcli.raster.frame import Frame, view_of
+from splatcli.scene.camera import Camera
+
+
+@dataclass(frozen=True, slots=True)
+class Render:
+    """What a camera sees.
+
+    image [H, W, 3]  colour over the background, as trained (display space), not clamped above
+    alpha [H, W]     1 - transmittance
+    depth [H, W]     sum of blending weight times camera z, in world units; divide by alpha for the mean depth
+    """
+
+    image: Tensor
+    alpha: Tensor
+    depth: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """What a render is made with, beside the tensors that have gradients."""
+
+    backend: Backend
+    camera: Camera
+    sh_degree: int
+    antialiased: bool
+    has_viewmat: bool
+
+
+def render(
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    sh_degree: int | None = None,
+    background: Tensor | None = None,
+    viewmat: Tensor | None = None,
+    antialiased: bool = False,
+    backend: Backend | None = None,
+) -> Render:
+    """Renders one view, differentiably in all parameters, the background and the pose.
+
+    sh_degree: how many SH degrees to use; by default all that are there.
+    background: [3], black by default.
+    viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
+    antialiased: scale opacities by the area that the 0.3 px^2 blur added.
+    backend: where to run; by default the CPU library for the parameters' dtype.
+
+    Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
+    dtype; float64 is computed in float64. Results are the same bits for any number of threads.
+    Raises ValueError for shapes that do not fit, ResourceError when memory would not suffice.
+    """
+    if sh_degree is None:
+        sh_degree = gaussians.sh_degree
+    if not 0 <= sh_degree <= gaussians.sh_degree:
+        raise ValueError(f"sh_degree is {sh_degree}, the Gaussians hold 0 to {gaussians.sh_degree}")
+    dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
+    backend = backend or Backend.cpu(dtype)
+
+    def prepare(tensor: Tensor) -> Tensor:
+        return tensor.to(dtype).contiguous()
+
+    if background is None:
+        background = gaussians.means.new_zeros(3)
+    pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
+    job = _Job(backend, camera, sh_degree, antialiased, viewmat is not None)
+    parameters = [prepare(tensor) for _, tensor in gaussians.items()]
+    image, alpha, depth = _Rasterize.apply(job, prepare(background), prepare(pose), *parameters)
+    return Render(image, alpha, depth)
+
+
+class _Rasterize(torch.autograd.Function):
+    """The native stages as one node of the graph. No torch arithmetic happens inside, so autocast finds nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, background: Tensor, viewmat: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        gaussians = Gaussians(*parameters)
+        frame = Frame(job.backend)
+        view = view_of(
+            job.camera,
+            sh_degree=job.sh_degree,
+            antialiased=job.antialiased,
+            with_depth=True,
+            # float64 poses come through exactly; a pose that is trained has its own dtype.
+            viewmat=viewmat if job.has_viewmat else None,
+        )
+        arrays = frame.project(view, gaussians)
+        frame.bin(view, arrays)
+        size = (view.height, view.width)
+        image = torch.empty(*size, 3, dtype=background.dtype)
+        alpha = torch.empty(size, dtype=background.dtype)
+        depth = torch.empty(size, dtype=background.dtype)
+        frame.blend(view, background, image, alpha, depth)
+        ctx.job, ctx.frame, ctx.view = job, frame, view
+        ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
+        return image, alpha, depth
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        background, viewmat, image, alpha, depth, *parameters = ctx.saved_tensors
+        frame: Frame = ctx.frame
+        view: abi.View = ctx.view
+        v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
+        if v_image is None:
+            v_image = torch.zeros_like(image)
+        needs_pose = ctx.job.has_viewmat and ctx.needs_input_grad[2]
+        v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
+        v_viewmat = torch.empty_like(viewmat) if needs_pose else None
+        gaussians = Gaussians(*parameters)
+        gradients = gaussians.map(torch.empty_like)
+        frame.blend_vjp(
+            view,
+            background,
+            frame.images(view, image, alpha, depth),
+            frame.images(view, v_image, v_alpha, v_depth),
+            v_background,
+        )
+        frame.project_vjp(
+            view,
+            frame.backend.arrays(gaussians),
+            gradients=frame.backend.arrays(gradients),
+            v_viewmat=v_viewmat,
+        )
+        by_group = [getattr(gradients, name) for name in GROUPS]
+        return None, v_background, v_viewmat, *by_group
