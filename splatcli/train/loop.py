@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -123,9 +122,7 @@ class Trainer:
             dataset=DatasetInfo(str(scene.root), scene.kind, scene.extent, scene.fingerprint()),
         )
         notes = [*scene.notes, *notes]
-        return cls(
-            state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=tuple(notes)
-        )
+        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=tuple(notes))
 
     @classmethod
     def resume(
@@ -157,9 +154,7 @@ class Trainer:
         notes = tuple(scene.notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
 
-    def run(
-        self, stop_at: int | None = None, should_stop: Callable[[], str | None] = lambda: None
-    ) -> Iterator[Event]:
+    def run(self, stop_at: int | None = None, should_stop: Callable[[], str | None] = lambda: None) -> Iterator[Event]:
         """Train to the end, to step ``stop_at``, or until ``should_stop`` gives a reason; Stopped comes last.
 
         should_stop: asked between steps and between evaluated views. The state is saved before Stopped, except that

@@ -71,5 +71,5 @@ def test_everything_can_go() -> None:
 @pytest.mark.parametrize("values", [{"scales": torch.zeros(4, 3)}, {"means": torch.zeros(5, 3)}])
 def test_a_malformed_edit_is_refused(values: dict[str, torch.Tensor]) -> None:
     gaussians = random_gaussians(5)
-    with pytest.raises(ValueError, match="scales|means"):
+    with pytest.raises(ValueError, match=r"scales|means"):
         apply_edit(Edit(SOURCE, FRESH, values), gaussians, random_adam(gaussians), GrowthStats.zeros(5))

@@ -87,7 +87,7 @@ def test_points_at_a_camera_are_dropped() -> None:
 def test_points_that_are_not_finite_are_refused() -> None:
     xyz = cloud(20)
     xyz[7, 1] = np.nan
-    with pytest.raises(SceneError, match="1 of 20 points .* point 7"):
+    with pytest.raises(SceneError, match=r"1 of 20 points .* point 7"):
         initial_gaussians(config(), scene_with(xyz), generator())
 
 

@@ -198,9 +198,7 @@ def test_offsets_of_split_gaussians_are_distributed_as_the_gaussian_itself() -> 
     gaussians = random_gaussians(1).map(lambda t: t.expand(n, *t.shape[1:]).clone())
     gaussians.log_scales[:] = torch.tensor([-1.0, -2.0, -3.0])
     gaussians.quats[:] = torch.tensor([0.3, -0.5, 0.7, 0.2]) * 2.5
-    edit = strategy().edit(
-        600, gaussians, GrowthStats(torch.ones(n), torch.ones(n)), torch.Generator().manual_seed(1)
-    )
+    edit = strategy().edit(600, gaussians, GrowthStats(torch.ones(n), torch.ones(n)), torch.Generator().manual_seed(1))
     assert edit is not None
     offsets = (edit.values["means"] - gaussians.means[0]).double()
     assert len(offsets) == 2 * n

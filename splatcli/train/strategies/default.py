@@ -129,4 +129,5 @@ def _offsets(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> 
     # v + 2w (u x v) + 2 u x (u x v), the rotation of v by the unit quaternion (w, u).
     axis = torch.stack([x, y, z], dim=1)
     cross = torch.linalg.cross(axis, local)
-    return local + 2.0 * (w[:, None] * cross + torch.linalg.cross(axis, cross))
+    turned: Tensor = local + 2.0 * (w[:, None] * cross + torch.linalg.cross(axis, cross))
+    return turned
