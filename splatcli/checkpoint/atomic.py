@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from splatcli.errors import OutputError
+from splatcli.errors import DivergedError, OutputError
 
 #: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
 TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
@@ -33,8 +33,8 @@ def write_atomically(
     what: what is being written, for the message.
     reserve: bytes to claim beforehand, so that a full disk shows before minutes of work; 0 claims nothing.
     verify: reads the temporary file and raises when it is not what was meant.
-    Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure; the old
-    file is then untouched and no temporary file is left.
+    Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure (a
+    DivergedError of ``write`` passes); the old file is then untouched and no temporary file is left.
     """
     temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:
@@ -51,8 +51,8 @@ def write_atomically(
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if not isinstance(error, Exception):
-            raise  # Ctrl-C and the like
+        if not isinstance(error, Exception) or isinstance(error, DivergedError):
+            raise  # Ctrl-C and the like, and content that must not be written
         # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
         raise OutputError(
             f"could not write {what} (disk full?); the old one is kept: {_reason(error)}",

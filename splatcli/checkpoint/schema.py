@@ -216,7 +216,7 @@ def name_problems(names: list[str]) -> list[str]:
 
 
 def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
-    """What is wrong with dtypes and shapes of parameters, moments and generator states, given that all are there."""
+    """What is wrong with dtypes and shapes, given that all parameters are there."""
     count = tensors["_xyz"].shape[0] if tensors["_xyz"].dim() else -1
     rest = tensors["_features_rest"]
     shapes = {
@@ -229,6 +229,8 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
     }
     problems = []
     for name, tensor in tensors.items():
+        if tensor.dtype not in DTYPES.values():
+            problems.append(f"{name} is {dtype_name(tensor)}; only {', '.join(DTYPES)} are stored")
         base = name.removeprefix(MOMENT_PREFIXES[0]).removeprefix(MOMENT_PREFIXES[1])
         if base in shapes:
             if tensor.dtype != torch.float32:

@@ -22,8 +22,9 @@ from splatcli.gaussians import Gaussians
 #: Measured on 320 synthetic scenes: no activated model passes; looser margins let 15 to 24 of them through.
 RAW_ERROR_BELOW = 1.0
 RAW_BETTER_BY = 2.0
-#: Activated is likely when it explains them better by half a nat; the two hypotheses differ by one at least.
-ACTIVATED_BETTER_BY = 0.5
+#: Activated is clear when it explains them better by a nat. Half a nat would refuse raw scenes whose Gaussians are all
+#: several times larger than the distances between them, in units in which all of these exceed 1.
+ACTIVATED_BETTER_BY = 1.0
 #: Fewer Gaussians have no typical neighbour distance.
 MIN_COUNT = 100
 #: A logit lies in (0, 1) with probability 0.155, so eight of them do with 3e-7.

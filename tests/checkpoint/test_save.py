@@ -1,0 +1,213 @@
+"""A save either succeeds whole or leaves everything as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.errors import DivergedError, OutputError, SplatError
+
+CheckpointOf = Callable[..., Checkpoint]
+
+
+def assert_untouched(path: Path, before: bytes) -> None:
+    assert path.read_bytes() == before
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name], "a temporary file is left"
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Writes beyond ``size`` bytes fail in the kernel, as they do on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("name", ["posix_fallocate", "fsync", "replace"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_a_failing_call_keeps_the_old_one(
+    checkpoint_of: CheckpointOf, saved: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
+    def fail(*args: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    before = saved.read_bytes()
+    monkeypatch.setattr(os, name, fail)
+    with pytest.raises(OutputError, match=r"could not write checkpoint \(disk full\?\); the old one is kept"):
+        save_checkpoint(saved, checkpoint_of(step=400))
+    assert_untouched(saved, before)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5_000, 12_000, 20_000])
+def test_a_disk_that_fills_up_in_mid_write_keeps_the_old_one(
+    checkpoint_of: CheckpointOf, saved: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    before = saved.read_bytes()
+    assert len(before) > 20_000
+    monkeypatch.setattr(os, "posix_fallocate", lambda *args: None)  # the reservation would notice at once
+    with largest_file(size), pytest.raises(OutputError, match="the old one is kept"):
+        save_checkpoint(saved, checkpoint_of(step=400))
+    assert_untouched(saved, before)
+
+
+def test_a_lack_of_space_shows_before_anything_is_written(
+    checkpoint_of: CheckpointOf, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*args: object) -> None:
+        raise AssertionError("written although the space was not there")
+
+    before = saved.read_bytes()
+    monkeypatch.setattr(torch, "save", never)
+    with largest_file(30_000), pytest.raises(OutputError, match="File too large"):
+        save_checkpoint(saved, checkpoint_of(step=400))
+    assert_untouched(saved, before)
+
+
+def test_a_file_system_without_reservation_will_do(
+    checkpoint_of: CheckpointOf, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*args: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    save_checkpoint(saved, checkpoint_of(step=400))
+    assert load_checkpoint(saved).step == 400
+
+
+def test_bytes_that_read_back_differently_are_not_put_in_place(
+    checkpoint_of: CheckpointOf, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = saved.read_bytes()
+    honest = torch.save
+
+    def corrupt(stored: dict[str, Any], file: Any) -> None:
+        honest({**stored, "_xyz": stored["_xyz"] + 1}, file)
+
+    monkeypatch.setattr(torch, "save", corrupt)
+    with pytest.raises(OutputError, match="_xyz does not match its digest"):
+        save_checkpoint(saved, checkpoint_of(step=400))
+    assert_untouched(saved, before)
+
+
+def test_ctrl_c_in_a_save_leaves_nothing_behind(
+    checkpoint_of: CheckpointOf, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    before = saved.read_bytes()
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(saved, checkpoint_of(step=400))
+    assert_untouched(saved, before)
+
+
+def test_the_order_is_write_sync_verify_rename_sync_folder(
+    checkpoint_of: CheckpointOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def watch(owner: Any, name: str, label: Callable[..., str]) -> None:
+        original = getattr(owner, name)
+
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            calls.append(label(*args))
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, wrapper)
+
+    watch(torch, "save", lambda *args: "write")
+    watch(torch, "load", lambda *args: "verify")
+    watch(os, "replace", lambda *args: "rename")
+    watch(os, "fsync", lambda fd: "sync folder" if Path(f"/proc/self/fd/{fd}").is_dir() else "sync")
+    save_checkpoint(tmp_path / "a.pt", checkpoint_of())
+    assert calls == ["write", "sync", "verify", "rename", "sync folder"]
+
+
+@pytest.mark.parametrize("target", ["no/such/folder/a.pt", "file/a.pt", "folder"])
+def test_an_impossible_place_is_an_output_error(checkpoint_of: CheckpointOf, tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OutputError):
+        save_checkpoint(tmp_path / target, checkpoint_of())
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_parameter_that_is_not_finite_is_never_written(
+    checkpoint_of: CheckpointOf, saved: Path, value: float
+) -> None:
+    before, state = saved.read_bytes(), checkpoint_of()
+    state.gaussians.quats[4, 2] = value
+    with pytest.raises(DivergedError, match=r"_rotation has 1 NaN or infinite values, the first at \[4, 2\]"):
+        save_checkpoint(saved, state)
+    assert_untouched(saved, before)
+
+
+def test_a_number_that_is_not_finite_is_named(checkpoint_of: CheckpointOf, saved: Path) -> None:
+    state = checkpoint_of()
+    state.strategy["ratio"] = float("inf")
+    with pytest.raises(DivergedError, match=r"train\.strategy\.ratio"):
+        save_checkpoint(saved, state)
+    state = checkpoint_of()
+    state.cameras[1].viewmat[0, 3] = float("nan")
+    with pytest.raises(DivergedError, match=r"cameras\[1\]\.viewmat\[0\]\[3\]"):
+        save_checkpoint(saved, state)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"active_sh_degree": 4},
+        {"step": -1},
+        {"train": [5]},
+        {"strategy": {"opacities": torch.zeros(3)}},
+        {"strategy": {"bad name": torch.zeros(3)}},
+        {"strategy": {"half": torch.zeros(3, dtype=torch.float16)}},
+        {"rng": {"a": torch.zeros(3)}},
+    ],
+)
+def test_a_state_that_could_not_be_loaded_is_not_written(
+    checkpoint_of: CheckpointOf, saved: Path, changes: dict[str, Any]
+) -> None:
+    before = saved.read_bytes()
+    with pytest.raises(SplatError, match="not a checkpoint"):
+        save_checkpoint(saved, dataclasses.replace(checkpoint_of(), **changes))
+    assert_untouched(saved, before)
+
+
+def test_activated_scales_are_not_written(checkpoint_of: CheckpointOf, saved: Path) -> None:
+    before, state = saved.read_bytes(), checkpoint_of(500)
+    state.gaussians.means *= 0.1  # neighbours about as far apart as the Gaussians are large
+    state.gaussians.log_scales = state.gaussians.log_scales.exp()
+    with pytest.raises(DivergedError, match="scales look already activated"):
+        save_checkpoint(saved, state)
+    assert_untouched(saved, before)
+
+
+KILLER = Path(__file__).with_name("kill_saver.py")
+
+
+def test_kill_9_never_loses_an_acknowledged_checkpoint(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(KILLER), str(tmp_path / "run"), "20"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "20 kills" in done.stdout

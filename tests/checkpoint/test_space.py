@@ -1,0 +1,149 @@
+"""Raw and activated parameters are told apart in any unit of length, and doubt is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.space import Space, activated_opacities, judge_scales, space_problem
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.errors import ModelFileError
+
+Array = NDArray[np.float32]
+UNITS = [10.0**power for power in np.arange(-4, 5.5, 0.5)]
+
+
+def shells(unit: float, flatness: float, bias: float, seed: int = 0, count: int = 800) -> tuple[Array, Array]:
+    """Positions on three shells and log-scales about their neighbours' distances, off by ``bias`` nats.
+
+    flatness: nats by which one axis is thinner, as it is after training.
+    """
+    rng = np.random.default_rng(seed)
+    points = rng.normal(size=(count, 3))
+    points *= rng.choice([0.3, 1.0, 4.0], size=(count, 1)) / np.linalg.norm(points, axis=1, keepdims=True)
+    points += rng.normal(size=(count, 3)) * 0.01
+    distances = cKDTree(points).query(points, k=4)[0][:, 1:]
+    logs = np.log(np.sqrt((distances**2).mean(axis=1)))[:, None] + bias + rng.normal(size=(count, 3)) * 0.4
+    logs[:, 0] -= flatness
+    return (points * unit).astype(np.float32), (logs + np.log(unit)).astype(np.float32)
+
+
+CASES = [(unit, flatness, bias) for unit in UNITS for flatness in (0.0, 1.0, 3.0) for bias in (-1.0, 0.0, 1.0)]
+
+
+def exp(logs: Array) -> Array:
+    return np.exp(logs.astype(np.float64)).astype(np.float32)
+
+
+def test_no_activated_scene_is_taken_for_raw_and_no_raw_one_for_activated() -> None:
+    raw, activated = Counter[Space](), Counter[Space]()
+    for case in CASES:
+        means, logs = shells(*case)
+        raw[judge_scales(means, logs).space] += 1
+        activated[judge_scales(means, exp(logs)).space] += 1
+    assert raw[Space.ACTIVATED] == 0
+    assert activated[Space.RAW] == 0
+    assert activated[Space.ACTIVATED] > 0.9 * len(CASES)
+
+
+def test_doubt_about_raw_scenes_needs_units_in_which_everything_is_large() -> None:
+    for unit, flatness, bias in CASES:
+        means, logs = shells(unit, flatness, bias)
+        assert judge_scales(means, logs).space is Space.RAW or float(logs.min()) >= 0
+
+
+def test_twice_activated_scales_are_refused() -> None:
+    for unit in (1e-3, 1e-2, 0.1, 1.0):
+        means, logs = shells(unit, 1.0, 0.0)
+        assert space_problem(means, exp(exp(logs)), np.zeros(800, np.float32), declared=True) is not None
+
+
+def test_one_negative_scale_proves_logarithms() -> None:
+    scales = np.full((500, 3), 3.0, np.float32)
+    scales[77, 1] = -1e-6
+    assert judge_scales(np.zeros((500, 3), np.float32), scales).space is Space.RAW
+
+
+def test_clones_on_one_spot_do_not_hide_the_distances() -> None:
+    means, logs = shells(0.01, 0.0, 0.0)
+    means, scales = np.repeat(means, 3, axis=0), np.repeat(exp(logs), 3, axis=0)
+    assert judge_scales(means, scales).space is Space.ACTIVATED
+
+
+@pytest.mark.parametrize("count", [1, 2, 99])
+def test_few_gaussians_leave_doubt(count: int) -> None:
+    means = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
+    scales = np.full((count, 3), 0.01, np.float32)
+    assert judge_scales(means, scales).space is Space.UNSURE
+    assert space_problem(means, scales, np.zeros(count, np.float32), declared=False) is not None
+    assert space_problem(means, scales, np.zeros(count, np.float32), declared=True) is None
+
+
+@pytest.mark.parametrize("means", [np.zeros((300, 3), np.float32), np.zeros((0, 3), np.float32)])
+def test_degenerate_positions_do_not_crash(means: Array) -> None:
+    verdict = judge_scales(means, np.full((len(means), 3), 0.5, np.float32))
+    assert verdict.space is (Space.UNSURE if len(means) else Space.RAW)
+
+
+def test_the_message_holds_the_figures() -> None:
+    means, logs = shells(0.01, 0.0, 0.0)
+    said = space_problem(means, exp(logs), np.zeros(800, np.float32), declared=True)
+    assert said is not None
+    assert "scales look already activated (all 2,400 values >= 0, median 0.00" in said
+    assert "nearest-neighbour distance 0.00" in said
+
+
+def test_opacities_between_0_and_1_are_activated_unless_constant() -> None:
+    rng = np.random.default_rng(0)
+    logits = rng.normal(-2, 3, size=500).astype(np.float32)
+    assert not activated_opacities(logits)
+    assert activated_opacities(1 / (1 + np.exp(-logits)))
+    assert not activated_opacities(np.full(500, 0.5, np.float32))
+    assert not activated_opacities(np.linspace(0.1, 0.9, 7).astype(np.float32))
+
+
+def test_activated_scales_under_valid_digests_are_refused(
+    checkpoint_of: Callable[..., Checkpoint], tamper: Callable[..., None], tmp_path: Path
+) -> None:
+    state = checkpoint_of(500)
+    state.gaussians.means *= 0.1  # neighbours about as far apart as the Gaussians are large
+    save_checkpoint(tmp_path / "a.pt", state)
+    tamper(tmp_path / "a.pt", lambda d: d.update(_scaling=d["_scaling"].exp()), sign=True)
+    with pytest.raises(ModelFileError, match="scales look already activated") as caught:
+        load_checkpoint(tmp_path / "a.pt")
+    assert caught.value.exit_code == 5
+
+
+def test_activated_opacities_under_valid_digests_are_refused(saved: Path, tamper: Callable[..., None]) -> None:
+    tamper(saved, lambda d: d.update(_opacity=d["_opacity"].sigmoid()), sign=True)
+    with pytest.raises(ModelFileError, match="opacities look already activated"):
+        load_checkpoint(saved)
+
+
+def test_a_run_that_starts_with_logits_in_0_to_1_is_not_suspected(
+    checkpoint_of: Callable[..., Checkpoint], tmp_path: Path
+) -> None:
+    state = checkpoint_of()
+    state.config.model.init_opacity = 0.6
+    state.gaussians.logit_opacities = torch.linspace(0.35, 0.45, 20)
+    save_checkpoint(tmp_path / "a.pt", state)
+    assert load_checkpoint(tmp_path / "a.pt").step == 300
+
+
+def test_a_run_in_millimetres_can_be_saved_and_loaded(checkpoint_of: Callable[..., Checkpoint], tmp_path: Path) -> None:
+    """All its log-scales are positive, and the manifest's word settles the doubt."""
+    state = checkpoint_of(800)
+    means, logs = shells(1e3, 0.0, 0.0)
+    assert float(logs.min()) > 0
+    state.gaussians.means, state.gaussians.log_scales = torch.from_numpy(means), torch.from_numpy(logs)
+    save_checkpoint(tmp_path / "a.pt", state)
+    assert load_checkpoint(tmp_path / "a.pt").step == 300
