@@ -1,0 +1,352 @@
+"""INRIA's PLY: bit-equal round trips, every lawful variant, and a reason for each refusal."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import plyfile
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from splatcli.errors import DivergedError, ModelFileError, OutputError
+from splatcli.formats.ply import RAW_COMMENT, read_ply, write_ply, write_ply_file
+from splatcli.gaussians import SH_REST, Gaussians
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+SIZES = [(n, degree) for n in (0, 1, 2) for degree in range(5)] + [(100_000, 3)]
+
+
+def random_gaussians(count: int, degree: int = 3) -> Gaussians:
+    rng = torch.Generator().manual_seed(count + degree)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng)
+
+    return Gaussians(
+        means=normal(count, 3),
+        quats=normal(count, 4),
+        log_scales=normal(count, 3) - 4,
+        logit_opacities=normal(count),
+        sh0=normal(count, 3),
+        shN=normal(count, SH_REST[degree], 3),
+    )
+
+
+def encoded(gaussians: Gaussians) -> bytes:
+    file = io.BytesIO()
+    write_ply(gaussians, file)
+    return file.getvalue()
+
+
+def assert_same(a: Gaussians, b: Gaussians) -> None:
+    for (name, x), (_, y) in zip(a.items(), b.items(), strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape, name
+        assert x.numpy().tobytes() == y.numpy().tobytes(), name
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(ModelFileError) as caught:
+        read_ply(path)
+    assert str(path) in str(caught.value)
+    assert caught.value.exit_code == 5
+    return caught.value.what
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    path = tmp_path / "model.ply"
+    write_ply_file(random_gaussians(30, 1), path)
+    return path
+
+
+def rows_of(path: Path) -> NDArray[np.void]:
+    return np.array(plyfile.PlyData.read(str(path))["vertex"].data)
+
+
+def store(rows: NDArray[np.void], path: Path, **options: object) -> None:
+    """Store rows as another program would: no comment of ours."""
+    plyfile.PlyData([plyfile.PlyElement.describe(rows, "vertex")], **options).write(str(path))
+
+
+@pytest.mark.parametrize(("count", "degree"), SIZES)
+def test_round_trips_are_bit_equal(tmp_path: Path, count: int, degree: int) -> None:
+    before = random_gaussians(count, degree)
+    write_ply_file(before, tmp_path / "a.ply")
+    after = read_ply(tmp_path / "a.ply")
+    assert_same(before, after)
+    assert encoded(after) == (tmp_path / "a.ply").read_bytes()
+
+
+def test_the_layout_is_inrias(good: Path) -> None:
+    names = plyfile.PlyData.read(str(good))["vertex"].data.dtype.names
+    rest = [f"f_rest_{i}" for i in range(9)]
+    assert list(names) == [
+        *("x", "y", "z", "nx", "ny", "nz", "f_dc_0", "f_dc_1", "f_dc_2", *rest),
+        *("opacity", "scale_0", "scale_1", "scale_2", "rot_0", "rot_1", "rot_2", "rot_3"),
+    ]
+    assert good.read_bytes().startswith(b"ply\nformat binary_little_endian 1.0\nelement vertex 30\n")
+    gaussians, rows = random_gaussians(30, 1), rows_of(good)
+    assert (rows["nx"] == 0).all()
+    for coefficient in range(3):  # channel-major: all of red, then green, then blue
+        for channel in range(3):
+            column = rows[f"f_rest_{3 * channel + coefficient}"]
+            np.testing.assert_array_equal(column, gaussians.shN[:, coefficient, channel].numpy())
+    np.testing.assert_array_equal(rows["rot_0"], gaussians.quats[:, 0].numpy())
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no sample files of other programs beside the project")
+def test_a_file_of_inrias_trainer_keeps_its_bits() -> None:
+    path = DATA / "import_samples/inria_ply/point_cloud_iter7000_9080.ply"
+    gaussians, original = read_ply(path), path.read_bytes()
+    assert len(gaussians) == 9080
+    assert gaussians.sh_degree == 3
+    body = original[original.index(b"end_header\n") + 11 :]
+    ours = encoded(gaussians)
+    assert ours[ours.index(b"end_header\n") + 11 :] == body
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="no sample files of other programs beside the project")
+def test_look_alikes_of_other_programs_are_told_apart() -> None:
+    samples = DATA / "import_samples"
+    assert "looks like a point cloud" in refusal(samples / "tiny/brush_init_points.ply")
+    assert "PlayCanvas compressed" in refusal(samples / "biker/biker.compressed.ply")
+    assert "not a PLY" in refusal(samples / "biker/biker.spz")
+
+
+@pytest.mark.parametrize("variant", ["ascii", "big endian", "double", "CRLF", "columns", "order", "faces"])
+def test_lawful_variants_are_read(good: Path, variant: str) -> None:
+    rows, expected = rows_of(good), read_ply(good)
+    names = list(rows.dtype.names or ())
+    if variant == "ascii":
+        store(rows, good, text=True)
+    elif variant == "big endian":
+        store(rows, good, byte_order=">")
+    elif variant == "double":
+        store(rows.astype([(name, "f8") for name in names]), good)
+    elif variant == "CRLF":
+        head, _, body = good.read_bytes().partition(b"end_header\n")
+        good.write_bytes(head.replace(b"\n", b"\r\n") + b"end_header\r\n" + body)
+    elif variant == "columns":
+        wide = np.zeros(len(rows), dtype=[("red", "u1"), *[(name, "f4") for name in names if name[0] != "n"]])
+        for name in wide.dtype.names[1:]:  # type: ignore[index]
+            wide[name] = rows[name]
+        store(wide, good)
+    elif variant == "order":
+        store(rows[names[::-1]].astype([(name, "f4") for name in names[::-1]]), good)
+    elif variant == "faces":
+        faces = np.array([([0, 1, 2],)], dtype=[("vertex_indices", "O")])
+        elements = [plyfile.PlyElement.describe(rows, "vertex"), plyfile.PlyElement.describe(faces, "face")]
+        plyfile.PlyData(elements).write(str(good))
+    assert_same(read_ply(good), expected)
+
+
+def with_header(path: Path, old: str, new: str) -> None:
+    path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("vertex 30", "vertex 1000000000000", "truncated"),
+        ("vertex 30", "vertex 31", "truncated"),
+        ("vertex 30", "vertex 29", "follow the 29 x vertex"),
+        ("vertex 30", "vertex -30", "count of 0 or more"),
+        ("vertex 30", "vertex 3e1", "count of 0 or more"),
+        ("vertex 30", "vertex 99999999999999999999999", "count of 0 or more"),
+        ("vertex 30", "points 30", "no vertex element"),
+        ("vertex 30\n", "vertex 30\nelement vertex 30\n", "there twice"),
+        ("vertex 30\n", "extra 5\nelement vertex 30\n", "has rows, but no properties"),
+        ("float nx", "float x", "'x' of 'vertex' is there twice"),
+        ("float nx", "half nx", "unknown type"),
+        ("float nx", "list uchar float nx", "lists"),
+        ("float nx", "float", "not 'property TYPE NAME'"),
+        ("little_endian 1.0", "little_endian 2.0", "unknown format"),
+        ("format binary_little_endian 1.0\n", "", "names no format"),
+        ("comment", "remark", "unknown keyword"),
+        ("end_header", "end_heater", "line "),
+        ("scale_2", "scale_9", "2DGS"),
+        ("property float nx", "property float filter_3D", "Mip-Splatting"),
+        ("f_rest_8", "f_rest_9", "f_rest columns"),
+        ("f_rest_8", "g_rest_8", "8 f_rest columns"),
+        ("float opacity", "float opacities", "no opacity; it looks like a splat export without all columns"),
+        ("ply\n", "pli\n", "not a PLY"),
+        ("ply\n", "plyx", "not a PLY"),
+    ],
+)
+def test_a_broken_header_is_refused_with_the_reason(good: Path, old: str, new: str, said: str) -> None:
+    with_header(good, old, new)
+    assert said in refusal(good)
+
+
+def test_plain_colours_instead_of_harmonics_are_recognised(good: Path) -> None:
+    for channel, colour in enumerate(("red", "green", "blue")):
+        with_header(good, f"f_dc_{channel}", colour)
+    assert "plain rgb colours" in refusal(good)
+
+
+def test_a_huge_count_allocates_nothing(good: Path) -> None:
+    with_header(good, "vertex 30", "vertex 900000000")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refusal(good)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 << 10  # kilobytes
+
+
+def test_truncation_anywhere_is_refused(good: Path) -> None:
+    whole = good.read_bytes()
+    for length in random.Random(0).sample(range(len(whole)), 150):
+        good.write_bytes(whole[:length])
+        refusal(good)
+
+
+def test_random_bytes_in_the_header_never_escape_as_another_error(good: Path) -> None:
+    whole = good.read_bytes()
+    end = whole.index(b"end_header\n") + 11
+    rng = random.Random(0)
+    for _ in range(300):
+        changed = bytearray(whole)
+        for _ in range(rng.randint(1, 3)):
+            changed[rng.randrange(end)] = rng.randrange(256)
+        good.write_bytes(changed)
+        try:
+            read_ply(good)
+        except ModelFileError:
+            continue
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_counted_and_placed(good: Path, text: bool, value: float) -> None:
+    rows = rows_of(good)
+    rows["scale_1"][[7, 9]] = value
+    store(rows, good, text=text)
+    said = refusal(good)
+    assert "2 NaN or infinite values" in said
+    assert "the first in scale_1 of vertex 7" in said
+
+
+def test_a_double_beyond_float32_is_not_finite(good: Path) -> None:
+    rows = rows_of(good)
+    wide = rows.astype([(name, "f8") for name in rows.dtype.names or ()])
+    wide["x"][3] = 1e200
+    store(wide, good)
+    assert "the first in x of vertex 3" in refusal(good)
+
+
+@pytest.mark.parametrize("change", [lambda lines: lines[:-1], lambda lines: [*lines, lines[-1]]], ids=["short", "long"])
+def test_ascii_with_too_few_or_too_many_lines_is_refused(
+    good: Path, change: Callable[[list[bytes]], list[bytes]]
+) -> None:
+    store(rows_of(good), good, text=True)
+    good.write_bytes(b"\n".join(change(good.read_bytes().splitlines())) + b"\n")
+    refusal(good)
+
+
+def activate(rows: NDArray[np.void], *, scales: bool = False, opacities: bool = False, quats: bool = False) -> None:
+    if scales:
+        for name in ("scale_0", "scale_1", "scale_2"):
+            rows[name] = np.exp(rows[name])
+    if opacities:
+        rows["opacity"] = 1 / (1 + np.exp(-rows["opacity"]))
+    if quats:
+        names = ["rot_0", "rot_1", "rot_2", "rot_3"]
+        norm = np.sqrt(sum(rows[name] ** 2 for name in names))
+        for name in names:
+            rows[name] /= norm
+
+
+@pytest.mark.parametrize("chosen", range(1, 8))
+@pytest.mark.parametrize("declared", [False, True])
+def test_activated_scales_and_opacities_are_refused_normalised_quaternions_are_not(
+    tmp_path: Path, chosen: int, declared: bool
+) -> None:
+    path = tmp_path / "a.ply"
+    gaussians = random_gaussians(2000, 0)
+    gaussians.means *= 0.1  # neighbours about as far apart as the Gaussians are large
+    write_ply_file(gaussians, path)
+    rows = rows_of(path)
+    activate(rows, scales=bool(chosen & 1), opacities=bool(chosen & 2), quats=bool(chosen & 4))
+    comments = [RAW_COMMENT] if declared else []
+    plyfile.PlyData([plyfile.PlyElement.describe(rows, "vertex", comments=comments)]).write(str(path))
+    if chosen == 4:
+        assert len(read_ply(path)) == 2000
+    else:
+        said = refusal(path)
+        assert ("scales look already activated" if chosen & 1 else "opacities look already activated") in said
+
+
+def test_our_own_word_settles_a_doubt(tmp_path: Path) -> None:
+    """A scene in millimetres has positive log-scales; without the comment that is a riddle, and riddles are refused."""
+    path = tmp_path / "a.ply"
+    gaussians = random_gaussians(500, 0)
+    gaussians.log_scales = gaussians.log_scales.abs() + 1
+    gaussians.means *= 100
+    write_ply_file(gaussians, path)
+    assert_same(read_ply(path), gaussians)
+    store(rows_of(path), path)
+    assert "scales may be activated already" in refusal(path)
+
+
+def test_missing_empty_and_unreadable_files_are_told_apart(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "a.ply")
+    (tmp_path / "a.ply").write_bytes(b"")
+    assert "empty" in refusal(tmp_path / "a.ply")
+    assert "cannot be read" in refusal(tmp_path)
+
+
+def test_a_pipe_takes_a_ply(tmp_path: Path) -> None:
+    """More than a pipe's buffer, through a file object that cannot seek."""
+    gaussians = random_gaussians(5_000, 3)
+    with (tmp_path / "a.ply").open("wb") as sink:
+        command = [sys.executable, "-c", "import shutil, sys; shutil.copyfileobj(sys.stdin.buffer, sys.stdout.buffer)"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sink) as copy:
+            assert copy.stdin is not None
+            write_ply(gaussians, copy.stdin)
+    assert_same(read_ply(tmp_path / "a.ply"), gaussians)
+
+
+def test_a_failed_write_keeps_the_old_file(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = good.read_bytes()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=r"could not write PLY .*the old one is kept"):
+        write_ply_file(random_gaussians(3), good)
+    assert good.read_bytes() == before
+    assert list(good.parent.iterdir()) == [good]
+
+
+def test_a_full_device_is_an_output_error() -> None:
+    with pytest.raises(OutputError, match="No space left"):
+        write_ply_file(random_gaussians(1000), Path("/dev/full"))
+
+
+def test_a_link_is_followed_and_a_folder_refused(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link.ply"
+    link.symlink_to(tmp_path / "real" / "a.ply")
+    write_ply_file(random_gaussians(3), link)
+    assert link.is_symlink()
+    assert len(read_ply(tmp_path / "real" / "a.ply")) == 3
+    with pytest.raises(OutputError, match="folder"):
+        write_ply_file(random_gaussians(3), tmp_path)
+
+
+def test_only_finite_float32_parameters_are_written(tmp_path: Path) -> None:
+    gaussians = random_gaussians(5)
+    gaussians.sh0[2, 1] = float("nan")
+    with pytest.raises(DivergedError, match=r"sh0 has 1 NaN or infinite values, the first at \[2, 1\]"):
+        write_ply_file(gaussians, tmp_path / "a.ply")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match="float32"):
+        write_ply(random_gaussians(5).map(lambda t: t.double()), io.BytesIO())
