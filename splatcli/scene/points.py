@@ -1,0 +1,103 @@
+"""PointCloud: the sparse points that Gaussians can start from, and the PLY files that some scenes keep them in."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from plyfile import PlyData, PlyElementParseError, PlyHeaderParseError
+
+from splatcli.errors import SceneError
+
+#: Bytes of a PLY that are searched for the end of its header.
+_MAX_HEADER = 1 << 20
+_TYPE_SIZES = {"char": 1, "uchar": 1, "short": 2, "ushort": 2, "int": 4, "uint": 4, "float": 4, "double": 8}
+_TYPE_SIZES |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PointCloud:
+    """Points with colours, in the scene's own frame.
+
+    xyz: [P, 3] float32, world units, all finite.
+    rgb: [P, 3] uint8.
+    """
+
+    xyz: NDArray[np.float32]
+    rgb: NDArray[np.uint8]
+
+    def __len__(self) -> int:
+        return len(self.xyz)
+
+
+def make_points(xyz: NDArray[np.float64], rgb: NDArray[np.uint8], where: Path) -> PointCloud:
+    """A PointCloud of [P, 3] coordinates and colours. Raises SceneError for NaN, infinity or beyond float32."""
+    with np.errstate(over="ignore"):
+        single = np.ascontiguousarray(xyz, dtype=np.float32)
+    bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
+    if len(bad):
+        raise SceneError(
+            f"{len(bad):,} of {len(xyz):,} points have coordinates that are not finite, the first is number {bad[0]}: "
+            f"{xyz[bad[0]].tolist()}",
+            where=where,
+            remedy="remove these points, or take the points file away to start from random points",
+        )
+    return PointCloud(single, np.ascontiguousarray(rgb, dtype=np.uint8))
+
+
+def read_points_ply(path: Path) -> PointCloud:
+    """The vertices of a PLY file: x y z, and red green blue (0..255, or 0..1 when floating point); grey without them.
+
+    Raises SceneError when the file is missing, damaged, shorter than its header says, or has no coordinates.
+    """
+    try:
+        _check_size(path)
+        vertex = PlyData.read(str(path))["vertex"].data
+    except OSError as error:
+        raise SceneError(f"cannot read the points: {error.strerror}", where=path) from None
+    except (PlyHeaderParseError, PlyElementParseError, KeyError, ValueError, MemoryError) as error:
+        raise SceneError(f"not a PLY point cloud that can be read: {error}", where=path, remedy=_PLY_REMEDY) from None
+    names = vertex.dtype.names or ()
+    if not {"x", "y", "z"} <= set(names):
+        raise SceneError(f"has no x, y and z; it has {', '.join(names)}", where=path, remedy=_PLY_REMEDY)
+    xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
+    rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
+    if {"red", "green", "blue"} <= set(names):
+        channels = np.stack([vertex[name] for name in ("red", "green", "blue")], axis=1)
+        if channels.dtype.kind == "f":
+            channels = np.nan_to_num(channels) * 255.0
+        rgb = np.clip(np.round(channels), 0, 255).astype(np.uint8)
+    return make_points(xyz, rgb, path)
+
+
+_PLY_REMEDY = "write the points again as PLY with x y z red green blue, or drop ply_file_path from the scene file"
+
+
+def _check_size(path: Path) -> None:
+    """plyfile allocates what the header claims, before it reads: compare the claim with the file's size first."""
+    with path.open("rb") as file:
+        head = file.read(_MAX_HEADER)
+    end = re.search(rb"end_header\r?\n", head)
+    if not head.startswith(b"ply") or end is None:
+        raise SceneError("not a PLY file: no header", where=path, remedy=_PLY_REMEDY)
+    lines = head[: end.start()].decode("ascii", "replace").split("\n")
+    binary = not any(line.startswith("format ascii") for line in lines)
+    need = count = 0
+    for line in lines:
+        fields = line.split()
+        if fields[:1] == ["element"] and len(fields) == 3:
+            count = int(fields[2])
+            if count < 0:
+                raise SceneError(f"claims {count} {fields[1]}s", where=path, remedy=_PLY_REMEDY)
+        elif fields[:1] == ["property"] and len(fields) >= 3:
+            kind = fields[2] if fields[1] == "list" else fields[1]
+            need += count * (_TYPE_SIZES.get(kind, 1) if binary else 2)
+    left = path.stat().st_size - end.end()
+    # The last number of an ASCII file may come without its line end.
+    if need > left + (0 if binary else 1):
+        raise SceneError(
+            f"its header claims at least {need:,} bytes of data, the file has {left:,}", where=path, remedy=_PLY_REMEDY
+        )

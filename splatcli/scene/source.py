@@ -1,0 +1,124 @@
+"""What a reader of one layout hands over: views as the files describe them, before photos are opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.points import PointCloud
+
+Kind = Literal["colmap", "blender", "nerfstudio"]
+
+#: How far R^T R may be from the identity, and a quaternion's length from one: printed digits, not a mistake.
+ROTATION_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class View:
+    """One view as described.
+
+    name: path of the photo relative to the image folder, forward slashes.
+    lens: stored (width, height) of the photo -> its lens; most layouts know the size and ignore the argument.
+    viewmat: [4, 4] float64, world to camera, OpenCV axes.
+    label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
+    """
+
+    name: str
+    lens: Callable[[int, int], pycolmap.Camera]
+    viewmat: NDArray[np.float64]
+    label: str
+
+
+@dataclass(slots=True)
+class SceneSource:
+    """A scene as described.
+
+    file: the file that describes the views, for messages.
+    image_folders: where the photos may be, the likeliest first.
+    train, test: names of the split that the layout itself makes; None leaves it to the settings.
+    tolerant: views without a photo are dropped (when most have one) without being asked.
+    resized_folders: whether ``<folder>_2``, ``_4``, ``_8`` beside the image folder hold smaller copies.
+    """
+
+    root: Path
+    kind: Kind
+    file: Path
+    views: list[View]
+    image_folders: list[Path]
+    points: PointCloud | None = None
+    train: set[str] | None = None
+    test: set[str] | None = None
+    tolerant: bool = False
+    resized_folders: bool = True
+    notes: list[str] = field(default_factory=list)
+
+
+def inside(name: str, root: Path, where: object, label: str) -> str:
+    """A file name from a scene file as a clean path relative to ``root``, forward slashes.
+
+    Raises SceneError for URLs and for paths that leave the folder; nothing is ever downloaded.
+    """
+    text = name.replace("\\", "/") if "\\" in name and "/" not in name else name
+    if "://" in text or (len(text) > 1 and text[1] == ":" and text[0].isalpha()):
+        raise _outside(name, where, label)
+    path = Path(text)
+    if path.is_absolute():
+        try:
+            path = path.relative_to(root)
+        except ValueError:
+            raise _outside(name, where, label) from None
+    parts: list[str] = []
+    for part in path.parts:
+        if part == "..":
+            if not parts:
+                raise _outside(name, where, label)
+            parts.pop()
+        else:
+            parts.append(part)
+    if not parts or "\0" in text:
+        raise SceneError(f"{label}: {name!r} is not the name of a file", where=where, remedy="correct the name")
+    return "/".join(parts)
+
+
+def _outside(name: str, where: object, label: str) -> SceneError:
+    return SceneError(
+        f"{label}: {name!r} lies outside the scene's folder",
+        where=where,
+        remedy="put the file into the scene's folder and name it relative to that",
+    )
+
+
+def rigid(
+    rotation: NDArray[np.float64], translation: NDArray[np.float64], where: object, label: str
+) -> NDArray[np.float64]:
+    """[4, 4] pose from R [3, 3] and t [3], R replaced by the nearest exact rotation.
+
+    Raises SceneError when a number is not finite, or R is scaled, sheared or mirrored beyond printed digits.
+    """
+    if not (np.isfinite(rotation).all() and np.isfinite(translation).all()):
+        raise SceneError(f"{label}: its pose has numbers that are not finite", where=where, remedy=_POSE_REMEDY)
+    if not np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE:
+        lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
+        raise SceneError(
+            f"{label}: the 3x3 part of its pose is not a rotation (its columns are {lengths} long, expected 1, 1, 1 "
+            "and at right angles)",
+            where=where,
+            remedy="scale the camera positions, not the matrix; " + _POSE_REMEDY,
+        )
+    if np.linalg.det(rotation) < 0:
+        raise SceneError(f"{label}: its pose is mirrored (determinant -1)", where=where, remedy=_POSE_REMEDY)
+    left, _, right = np.linalg.svd(rotation)
+    pose = np.eye(4)
+    pose[:3, :3] = left @ right
+    pose[:3, 3] = translation
+    return pose
+
+
+_POSE_REMEDY = "correct the pose, or take the view out of the file"

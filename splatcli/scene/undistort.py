@@ -1,0 +1,133 @@
+"""Lenses: pinhole cameras out of any COLMAP camera model, and photos resampled to match.
+
+A lens is a ``pycolmap.Camera`` (model, size, parameters). COLMAP chooses the pinhole that fits into the photo without
+blank pixels; the photo is then sampled along the rays of that pinhole, at the size that training wants.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.camera import Camera
+
+#: Two lenses with equal keys see alike.
+LensKey = tuple[str, int, int, tuple[float, ...]]
+
+#: Points of the pinhole's image that are tried, per axis, when a lens is checked.
+_PROBES = 33
+#: Pixels (of the lens's own size) that a pinhole may look past the photo's edge; COLMAP rounds its size.
+_EDGE = 2.0
+#: Rays that are traced through the lens at a time; bounds the float64 temporaries.
+_CHUNK = 1 << 18
+
+
+def lens_key(lens: pycolmap.Camera) -> LensKey:
+    return lens.model_name, int(lens.width), int(lens.height), tuple(float(p) for p in lens.params)
+
+
+def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
+    """Raises SceneError when a lens cannot be right: size, focal length, principal point, finite numbers, model."""
+
+    def refuse(what: str) -> SceneError:
+        return SceneError(f"{label}: {what}", where=where, remedy="correct the camera, or calibrate it again")
+
+    if lens.width < 1 or lens.height < 1:
+        raise refuse(f"its size is {lens.width}x{lens.height}")
+    if lens.is_spherical():
+        raise SceneError(
+            f"{label}: {lens.model_name} panoramas cannot be seen through a pinhole",
+            where=where,
+            remedy="cut them into perspective views first (pycolmap's panorama example does)",
+        )
+    if not lens.verify_params():
+        raise refuse(f"{lens.model_name} does not have {len(lens.params)} parameters")
+    if not np.isfinite(lens.params).all():
+        raise refuse(f"its parameters are not finite: {lens.params_to_string()}")
+    if not (lens.focal_length_x > 0 and lens.focal_length_y > 0):
+        raise refuse(f"its focal length is {lens.focal_length_x:g}, {lens.focal_length_y:g}")
+    if not (0 <= lens.principal_point_x <= lens.width and 0 <= lens.principal_point_y <= lens.height):
+        raise refuse(
+            f"its principal point ({lens.principal_point_x:g}, {lens.principal_point_y:g}) "
+            f"lies outside its {lens.width}x{lens.height} pixels"
+        )
+
+
+def is_pinhole(lens: pycolmap.Camera) -> bool:
+    """Whether straight lines are straight: a pinhole model, or another one with all coefficients zero.
+
+    ``is_undistorted`` alone is true for fisheye models that have no coefficients.
+    """
+    return bool(lens.is_perspective_pinhole() and lens.is_undistorted())
+
+
+def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Camera:
+    """The pinhole that a lens is trained as: itself when straight, else COLMAP's undistorted camera without blanks.
+
+    Raises SceneError when the distortion folds over or leaves the photo, which only wrong coefficients do.
+    """
+    if is_pinhole(lens):
+        return lens
+    pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
+    x, y = np.meshgrid(np.linspace(0, pinhole.width, _PROBES), np.linspace(0, pinhole.height, _PROBES))
+    seen = _trace(lens, pinhole.calibration_matrix(), x.ravel(), y.ravel())
+    limit = np.array([lens.width, lens.height])
+    if not ((seen >= -_EDGE) & (seen <= limit + _EDGE)).all():
+        raise SceneError(
+            f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients "
+            f"{lens.params_to_string()} bend rays out of the photo",
+            where=where,
+            remedy="calibrate the camera again, or undistort the photos with `colmap image_undistorter`",
+        )
+    return pinhole
+
+
+def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
+    """Where each pixel of ``camera`` is found in the lens's photo: [1, H, W, 2] float32, x y from -1 to 1.
+
+    -1 and 1 are the photo's outer edges, so that the grid serves a photo of any resolution.
+    """
+    matrix = np.array([[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]])
+    grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
+    rows = max(1, _CHUNK // camera.width)
+    for top in range(0, camera.height, rows):
+        bottom = min(camera.height, top + rows)
+        x, y = np.meshgrid(np.arange(camera.width) + 0.5, np.arange(top, bottom) + 0.5)
+        seen = _trace(lens, matrix, x.ravel(), y.ravel())
+        unit = 2.0 * seen / [lens.width, lens.height] - 1.0
+        grid[top:bottom] = unit.reshape(bottom - top, camera.width, 2)
+    return torch.from_numpy(grid)[None]
+
+
+def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
+    """A photo [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
+    with torch.inference_mode():
+        found = torch.nn.functional.grid_sample(
+            pixels, grid, mode="bicubic", padding_mode="border", align_corners=False
+        )
+        result = found[0].round_().clamp_(0, 255).to(torch.uint8).permute(1, 2, 0).contiguous()
+    return result.numpy()
+
+
+def _trace(
+    lens: pycolmap.Camera, matrix: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """[M, 2] pixels of the lens that see what the pinhole ``matrix`` [3, 3] sees at (x, y); NaN where it is blind."""
+    rays = np.ones((len(x), 3))
+    rays[:, 0] = (x - matrix[0, 2]) / matrix[0, 0]
+    rays[:, 1] = (y - matrix[1, 2]) / matrix[1, 1]
+    return np.asarray(lens.img_from_cam(rays), dtype=np.float64)
+
+
+def rescaled(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera:
+    """The same lens for photos of another size and (nearly) the same aspect."""
+    if (lens.width, lens.height) == (width, height):
+        return lens
+    copy = pycolmap.Camera(lens.todict())
+    copy.rescale(width, height)
+    return copy
