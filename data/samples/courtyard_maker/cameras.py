@@ -23,7 +23,7 @@ def _looking(name: str, centre: NDArray[np.float64], target: NDArray[np.float64]
 
 def views(rng: np.random.Generator) -> list[View]:
     """All views in name order: the low ring, then the high ring, each once around, all looking inward."""
-    result = []
+    result: list[View] = []
     for ring, (height, distance) in enumerate(((0.95, 3.7), (2.25, 3.4))):
         for k in range(VIEWS_A_RING):
             a = 2 * np.pi * (k + 0.5 * ring + 0.15 * rng.uniform(-1, 1)) / VIEWS_A_RING

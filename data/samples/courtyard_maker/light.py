@@ -162,7 +162,7 @@ def _texels(factor: float) -> _Texels:
                 (np.arange(layout.columns, dtype=np.float32) + 0.5) / layout.columns,
                 indexing="ij",
             )
-            own = item.shape.surface(n, u.ravel(), v.ravel())
+            own = item.shape.surface(n, u.ravel().astype(np.float32), v.ravel().astype(np.float32))
             normal = item.shape.normal(own)
             normals.append(normal @ item.rotation.T)
             points.append(own @ item.rotation.T + item.centre + normals[-1] * np.float32(_LIFT))

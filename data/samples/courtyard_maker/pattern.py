@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+Floats = NDArray[np.floating]  # Python floats in a formula widen the type on paper, not in fact
 
 _LATTICE = 64
 _GLYPHS = {
@@ -34,7 +35,7 @@ def palette(*codes: str) -> Array:
     return np.stack([color(code) for code in codes])
 
 
-def above(x: Array, width: float) -> Array:
+def above(x: Floats, width: float) -> Array:
     """0 where x is below -width, 1 above +width, a smooth step between."""
     t = np.clip(x / (2.0 * width) + 0.5, 0.0, 1.0)
     return np.asarray(t * t * (3.0 - 2.0 * t), np.float32)
@@ -45,7 +46,7 @@ def band(x: Array, low: float, high: float, width: float) -> Array:
     return above(x - low, width) * above(high - x, width)
 
 
-def triangle(x: Array) -> Array:
+def triangle(x: Floats) -> Array:
     """The triangle wave of period 1 between 0 (at whole numbers) and 1 (half way)."""
     return np.asarray(1.0 - np.abs(2.0 * (x - np.floor(x)) - 1.0), np.float32)
 
@@ -123,4 +124,4 @@ def letter_mask(letter: str, x: Array, y: Array) -> Array:
     v, u = row - i, column - j
     top = grid[i, j] * (1 - u) + grid[i, j + 1] * u
     low = grid[i + 1, j] * (1 - u) + grid[i + 1, j + 1] * u
-    return above((top * (1 - v) + low * v) - np.float32(0.42), 0.3) * inside
+    return np.asarray(above((top * (1 - v) + low * v) - np.float32(0.42), 0.3) * inside, np.float32)

@@ -84,4 +84,4 @@ class Wall:
 def dome_distance(origin: Array, direction: Array, size: float) -> Array:
     """[N] distance from points inside the dome's sphere to the dome."""
     b = np.einsum("ij,ij->i", origin, direction)
-    return -b + np.sqrt(b * b - np.einsum("ij,ij->i", origin, origin) + np.float32(size**2))
+    return np.asarray(-b + np.sqrt(b * b - np.einsum("ij,ij->i", origin, origin) + np.float32(size**2)), np.float32)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from courtyard_maker.pattern import Array
+from courtyard_maker.pattern import Array, Floats
 
 FAR = np.float32(1e9)
 _MARCH_STEPS = 160
@@ -60,7 +60,7 @@ def _turn(x: Array, y: Array) -> Array:
     return np.asarray(np.arctan2(y, x) / (2 * np.pi) % 1.0, np.float32)
 
 
-def _stack(x: Array, y: Array, z: Array) -> Array:
+def _stack(x: Floats, y: Floats, z: Floats) -> Array:
     return np.stack([x, y, z], 1).astype(np.float32)
 
 
@@ -214,7 +214,7 @@ class Lathe:
     def distance(self, p: Array) -> Array:
         r, _ = self.profile(p[:, 2])
         side = (np.hypot(p[:, 0], p[:, 1]) - r) / _steepness(self)
-        return np.maximum(side, np.abs(p[:, 2]) - np.float32(self.half_height))
+        return np.asarray(np.maximum(side, np.abs(p[:, 2]) - np.float32(self.half_height)))
 
     def normal(self, p: Array) -> Array:
         r, slope = self.profile(p[:, 2])
@@ -237,11 +237,11 @@ class Lathe:
 
     def surface(self, patch: int, u: Array, v: Array) -> Array:
         if patch:
-            r, z = (self.outline[-1], self.half_height) if patch == 1 else (self.outline[0], -self.half_height)
+            r, end = (self.outline[-1], self.half_height) if patch == 1 else (self.outline[0], -self.half_height)
             x, y = (2 * u - 1) * r, (2 * v - 1) * r
             # Corners of the square lie outside the disc: they take the light of the rim next to them.
             shrink = np.minimum(1.0, 0.98 * r / np.maximum(np.hypot(x, y), 1e-9))
-            return _stack(x * shrink, y * shrink, np.full_like(u, z))
+            return _stack(x * shrink, y * shrink, np.full_like(u, end))
         z = (2 * v - 1) * np.float32(self.half_height)
         radius, _ = self.profile(z)
         return _stack(radius * np.cos(u * 2 * np.pi), radius * np.sin(u * 2 * np.pi), z)
