@@ -89,7 +89,8 @@ class Schedule(_Section):
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
         def scale(steps: int, power: float = 1.0) -> int:
-            return max(1, round(steps * factor**power))
+            squeezed: float = steps * factor**power
+            return max(1, round(squeezed))
 
         return cls(
             refine_start=scale(500),

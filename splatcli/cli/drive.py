@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.cli.model import OUTPUT, find_model, load_model
+from splatcli.cli.model import OUTPUT, find_model, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.signals import exit_code, stop_requests
@@ -39,7 +39,7 @@ def resume_training(
     path: Path, *, iterations: int | None, stop_at: int | None, data: Path | None, device: str, out: Output
 ) -> int:
     """Go on with the run of a checkpoint; returns the exit code."""
-    from splatcli.checkpoint.rundir import RunDir, run_of
+    from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
@@ -52,7 +52,7 @@ def resume_training(
         )
     config = checkpoint.config
     scene = read_scene(data or Path(checkpoint.dataset.root), config.data, background=photo_background(config))
-    run = run_of(path)
+    run = run_folder(path)
     with RunDir.open(run) if run else RunDir.create(default_folder(scene.root)) as run_dir:
         trainer = Trainer.resume(checkpoint, scene, run_dir=run_dir, device=device, iterations=iterations)
         # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.

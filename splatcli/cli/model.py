@@ -45,6 +45,14 @@ def find_model(given: Path | None) -> Path:
     return path
 
 
+def run_folder(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint lies in, told as the checkpoint was; None for one that was copied elsewhere."""
+    from splatcli.checkpoint.rundir import run_of
+
+    run = run_of(checkpoint)
+    return run if run is None or checkpoint.is_absolute() else Path(os.path.relpath(run))
+
+
 def load_model(path: Path) -> Model:
     """Read a checkpoint or a PLY, told apart by their first bytes, not by their names. Raises ModelFileError."""
     from splatcli.checkpoint.load import load_checkpoint

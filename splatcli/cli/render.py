@@ -138,11 +138,11 @@ def _render(
 
 def default_folder(model: Model, label: str) -> Path:
     """renders/<step>_<views> in the folder of the run, or beside the model where there is no run."""
-    from splatcli.checkpoint.rundir import run_of
+    from splatcli.cli.model import run_folder
 
     checkpoint = model.checkpoint
     stem = model.path.stem if checkpoint is None else f"{checkpoint.step:06d}"
-    return (run_of(model.path) or model.path.parent) / "renders" / f"{stem}_{label}"
+    return (run_folder(model.path) or model.path.parent) / "renders" / f"{stem}_{label}"
 
 
 def _photos(model: Model, chosen: Views, data: Path | None, out: Output) -> Photos | None:

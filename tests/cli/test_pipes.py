@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint.load import load_checkpoint
+from splatcli.views.cameras import cameras_json
 from tests.cli.tiny import QUICK
 from tests.running import Done
 
@@ -41,30 +44,36 @@ def test_stop_resume_export_to_stdout(shell: Shell, tiny_scene: Path, tmp_path: 
     assert (tmp_path / "x.ply").read_bytes().startswith(b"ply\nformat binary_little_endian")
 
 
-def test_the_newest_run_is_the_default(shell: Shell, tiny_scene: Path) -> None:
-    done = shell(f"splat train {tiny_scene} -n 2 -q {WORDS} >/dev/null && splat render -q < /dev/null")
+@pytest.fixture
+def made(finished_run: Path, tmp_path: Path) -> Path:
+    """A finished run as output/ball of the folder that shells start in."""
+    return shutil.copytree(finished_run, tmp_path / "output" / "ball")
+
+
+def test_the_newest_run_is_the_default(shell: Shell, made: Path) -> None:
+    done = shell("splat render -q < /dev/null")
     assert done.code == 0, done.err
-    assert all(line.startswith("output/ball/renders/000002_test/") for line in done.lines)
+    assert done.lines == [f"output/ball/renders/000040_test/{name}.png" for name in ("view_00", "view_08")]
 
 
-def test_a_failure_upstream_renders_no_other_run(shell: Shell, tiny_scene: Path) -> None:
-    done = shell(f"splat train {tiny_scene} -n 1 -q {WORDS} >/dev/null; splat train nosuch -q | splat render -q")
+def test_a_failure_upstream_renders_no_other_run(shell: Shell, made: Path) -> None:
+    done = shell("false | splat render -q")
     assert done.code == 2
     assert done.out == ""
     assert "no path came through the pipe" in done.err
 
 
-def test_one_view_goes_to_stdout_as_png(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
-    done = shell(f"splat train {tiny_scene} -n 1 -q {WORDS} --test-every 10 | splat render --views -q -o - > one.png")
+def test_one_view_goes_to_stdout_as_png(shell: Shell, made: Path, tmp_path: Path) -> None:
+    one = json.loads(cameras_json(load_checkpoint(made / "ckpts" / "ckpt_000040.pt").cameras[:1]))
+    (tmp_path / "one.json").write_text(json.dumps(one))
+    done = shell("splat render --views one.json -q -o - < /dev/null > one.png")
     assert done.code == 0, done.err
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("command", ["info output/ball", "export output/ball -o -", "render output/ball --views all"])
-def test_a_reader_that_goes_away_is_no_error(shell: Shell, tiny_scene: Path, command: str) -> None:
-    done = shell(
-        f"splat train {tiny_scene} -n 1 -q {WORDS} >/dev/null; splat {command} -q | true; echo ${{PIPESTATUS[0]}}"
-    )
+@pytest.mark.parametrize("command", ["info output/ball", "export output/ball -o -"])
+def test_a_reader_that_goes_away_is_no_error(shell: Shell, made: Path, command: str) -> None:
+    done = shell(f"splat {command} -q | true; echo ${{PIPESTATUS[0]}}")
     assert done.out == "0\n"
     assert done.err == ""
 
@@ -85,7 +94,7 @@ def test_closed_streams_do_no_harm(shell: Shell, tiny_scene: Path, tmp_path: Pat
 def test_a_signal_saves_and_stops(tiny_scene: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "splatcli", "train", str(tiny_scene), "-o", str(tmp_path / "run"), "--json"]
     process = subprocess.Popen(
-        [*command, "-n", "1000000", "--set", "model.random_points=50", *QUICK[:2]],
+        [*command, "-n", "1000000", *QUICK],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
