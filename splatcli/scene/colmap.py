@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.colmap_audit import audit_binary, count_images, faulty_text_line
+from splatcli.scene.colmap_audit import audit_binary, count_images, faulty_text_line, text_names
 from splatcli.scene.points import PointCloud, make_points
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, inside, rigid
 
@@ -24,6 +25,7 @@ PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
 #: How deep a scene folder is searched for models when none is in the usual places.
 MAX_DEPTH = 4
 _KINDS = ("cameras", "images", "points3D", "rigs", "frames")
+_REMEDY = "copy the model again from where it was made, or convert it with `colmap model_converter`"
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -133,7 +135,9 @@ def _read(model: Model, notes: list[str]) -> pycolmap.Reconstruction:
             else:
                 reconstruction.read_text(folder)
     except OSError as error:
-        raise SceneError(f"cannot be read: {error.strerror}", where=error.filename or model.folder) from None
+        raise SceneError(
+            f"cannot be read: {error.strerror}", where=error.filename or model.folder, remedy="check its permissions"
+        ) from None
     except Exception as error:
         # C++ exceptions arrive under many names; whatever pycolmap dislikes is the model's fault.
         raise _refusal(model, error) from None
@@ -141,14 +145,13 @@ def _read(model: Model, notes: list[str]) -> pycolmap.Reconstruction:
 
 
 def _refusal(model: Model, error: Exception) -> SceneError:
-    remedy = "copy the model again from where it was made, or convert it with `colmap model_converter`"
     fault = faulty_text_line(model.folder) if model.suffix == ".txt" else None
     if fault is not None:
         path, line, why = fault
-        return SceneError(f"line {line} is not as it should be: {why}", where=f"{path}:{line}", remedy=remedy)
+        return SceneError(f"this line is not as it should be: {why}", where=f"{path}:{line}", remedy=_REMEDY)
     reason = str(error).split("Check failed: ")[-1]
     return SceneError(
-        f"the files of this COLMAP model contradict each other: {reason}", where=model.folder, remedy=remedy
+        f"the files of this COLMAP model contradict each other: {reason}", where=model.folder, remedy=_REMEDY
     )
 
 
@@ -183,16 +186,23 @@ def _views(reconstruction: pycolmap.Reconstruction, root: Path, model: Model) ->
     """The registered views, and the number of images without a pose."""
     file = model.file("images")
     cameras = dict(reconstruction.cameras)
+    whole_names = text_names(model.folder) if model.suffix == ".txt" else {}
     views = []
     for image_id, image in sorted(reconstruction.images.items()):
-        label = f"image {image_id} {image.name!r}"
         if not image.has_pose:
             continue
+        try:
+            name = whole_names.get(image_id, image.name)
+        except UnicodeDecodeError as error:
+            raise SceneError(
+                f"the name of image {image_id} is not UTF-8: {error}", where=file, remedy=_REMEDY
+            ) from None
+        label = f"image {image_id} {name!r}"
         if image.camera_id not in cameras:
-            raise SceneError(f"{label} wants camera {image.camera_id}, which is not there", where=model.file("cameras"))
+            raise SceneError(f"{label} wants camera {image.camera_id}, which is not there", where=file, remedy=_REMEDY)
         views.append(
             View(
-                name=inside(image.name, root, file, label),
+                name=inside(name, root, file, label),
                 lens=_Fixed(cameras[image.camera_id]),
                 viewmat=_pose(image, file, label),
                 label=label,
@@ -213,7 +223,7 @@ class _Fixed:
 
 def _pose(image: pycolmap.Image, file: Path, label: str) -> NDArray[np.float64]:
     pose = image.cam_from_world()
-    length = float(np.linalg.norm(pose.rotation.quat))
+    length = math.hypot(*pose.rotation.quat)
     if not abs(length - 1) <= ROTATION_TOLERANCE:
         raise SceneError(
             f"{label}: its quaternion has length {length:.4g}, expected 1",

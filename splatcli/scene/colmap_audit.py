@@ -189,6 +189,12 @@ def count_images(folder: Path, suffix: str) -> int:
     return sum(1 for _ in _image_lines(path))
 
 
+def text_names(folder: Path) -> dict[int, str]:
+    """Image id -> name in a text model; pycolmap cuts names at the first space."""
+    rows = (line.split(maxsplit=9) for _, line, _ in _image_lines(folder / "images.txt"))
+    return {int(row[0]): row[9] for row in rows if len(row) == 10 and row[0].isdecimal()}
+
+
 def _lines(path: Path) -> list[tuple[int, str]]:
     text = path.read_bytes().decode("utf-8-sig", "replace")
     return [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1)]

@@ -81,7 +81,7 @@ def missing_error(found: Found, total: int, looked: list[Path]) -> SceneError:
             where=found.folder,
             remedy="put them back, or go on without them with --set data.skip_missing=true",
         )
-    places = ", ".join(str(folder) for folder in looked)
+    places = ", ".join(str(folder) for folder in looked[:SHOWN])
     return SceneError(
         f"none of the {total} photos was found: {shown}; looked in {places}",
         where=found.folder,

@@ -102,9 +102,13 @@ def rigid(
 
     Raises SceneError when a number is not finite, or R is scaled, sheared or mirrored beyond printed digits.
     """
-    if not (np.isfinite(rotation).all() and np.isfinite(translation).all()):
+    with np.errstate(over="ignore", invalid="ignore"):
+        # The renderer works in float32, where 1e39 is infinite.
+        finite = np.isfinite([*rotation.ravel(), *translation.astype(np.float32)]).all()
+        skew = np.abs(rotation.T @ rotation - np.eye(3)).max()
+    if not finite:
         raise SceneError(f"{label}: its pose has numbers that are not finite", where=where, remedy=_POSE_REMEDY)
-    if not np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE:
+    if not skew <= ROTATION_TOLERANCE:
         lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
         raise SceneError(
             f"{label}: the 3x3 part of its pose is not a rotation (its columns are {lengths} long, expected 1, 1, 1 "

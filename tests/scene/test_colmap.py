@@ -1,0 +1,206 @@
+"""COLMAP scenes: where models are found, what is read from them, which photos belong to them."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.read import read_scene
+from tests.scene import made
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("place", ["sparse/0", "sparse", "colmap/sparse/0", "distorted/sparse", ".", "a/b/sparse/0"])
+def test_models_are_found_in_every_usual_place(tmp_path: Path, place: str, text: bool) -> None:
+    scene = read_scene(made.colmap_scene(tmp_path, place, text), DataConfig())
+    assert scene.kind == "colmap"
+    assert [camera.name for camera in scene.cameras] == made.names()
+    assert scene.root == tmp_path
+
+
+def test_cameras_and_points_are_those_of_the_model(tmp_path: Path) -> None:
+    reconstruction = made.reconstruction()
+    scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
+    for i, camera in enumerate(scene.cameras):
+        assert (camera.width, camera.height) == (made.WIDTH, made.HEIGHT)
+        np.testing.assert_allclose([camera.fx, camera.fy, camera.cx, camera.cy], [60, 61, 32, 24], rtol=1e-12)
+        np.testing.assert_allclose(camera.viewmat, made.w2c(i), atol=1e-12)
+    assert scene.points is not None
+    assert scene.points.xyz.dtype == np.float32
+    assert scene.points.rgb.dtype == np.uint8
+    wanted = [reconstruction.points3D[key] for key in sorted(reconstruction.points3D)]
+    np.testing.assert_array_equal(scene.points.xyz, np.array([p.xyz for p in wanted], np.float32))
+    np.testing.assert_array_equal(scene.points.rgb, [p.color for p in wanted])
+
+
+def test_photos_come_as_they_are_when_nothing_has_to_change(tmp_path: Path) -> None:
+    scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
+    for i in range(made.COUNT):
+        np.testing.assert_array_equal(scene.images.load(i), made.picture(i))
+
+
+def test_the_largest_sub_model_is_used_and_the_others_are_mentioned(tmp_path: Path) -> None:
+    made.write_images(tmp_path / "images")
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=made.names()[:2]))
+    made.write_model(tmp_path / "sparse/1", made.reconstruction())
+    scene = read_scene(tmp_path, DataConfig())
+    assert len(scene.cameras) == made.COUNT
+    assert any("sparse/1 with 8 images; not 0 (2)" in note for note in scene.notes)
+
+
+def test_models_that_do_not_belong_together_are_not_guessed(tmp_path: Path) -> None:
+    for name in ("monday", "friday"):
+        made.colmap_scene(tmp_path / name)
+    with pytest.raises(SceneError, match="several COLMAP models: .*monday"):
+        read_scene(tmp_path, DataConfig())
+
+
+def test_models_without_rigs_and_frames_are_read(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    for name in ("rigs.bin", "frames.bin"):
+        (tmp_path / "sparse/0" / name).unlink()
+    scene = read_scene(tmp_path, DataConfig())
+    np.testing.assert_allclose(scene.cameras[5].viewmat, made.w2c(5), atol=1e-12)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_a_model_without_points_has_none(tmp_path: Path, text: bool) -> None:
+    made.colmap_scene(tmp_path, text=text)
+    (tmp_path / f"sparse/0/points3D.{'txt' if text else 'bin'}").unlink()
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.points is None
+    assert any("random" in note for note in scene.notes)
+
+
+def test_binary_wins_over_text_and_a_difference_is_mentioned(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=made.names()[:3]), text=True)
+    scene = read_scene(tmp_path, DataConfig())
+    assert len(scene.cameras) == made.COUNT
+    assert any("images.bin (8 images) is used, not images.txt (3 images)" in note for note in scene.notes)
+
+
+@pytest.mark.parametrize("change", ["crlf", "bom"])
+def test_text_models_may_come_from_other_editors(tmp_path: Path, change: str) -> None:
+    made.colmap_scene(tmp_path, text=True)
+    for path in (tmp_path / "sparse/0").iterdir():
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b"\n", b"\r\n") if change == "crlf" else b"\xef\xbb\xbf" + data)
+    scene = read_scene(tmp_path, DataConfig())
+    assert [camera.name for camera in scene.cameras] == made.names()
+    assert scene.points is not None
+    assert len(scene.points) == made.NUM_POINTS
+
+
+@pytest.mark.parametrize("text", [False, True])
+@pytest.mark.parametrize("name", ["cam1/a b.png", "a.b.png", "-x.png", "größe 🦊.png", "n" * 240 + ".png"])
+def test_unusual_names_work(tmp_path: Path, name: str, text: bool) -> None:
+    image_names = [name, "cam1/0001.png", "cam2/0001.png"]
+    made.write_images(tmp_path / "images", image_names)
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=image_names), text)
+    scene = read_scene(tmp_path, DataConfig())
+    assert sorted(image_names) == [camera.name for camera in scene.cameras]
+    np.testing.assert_array_equal(
+        scene.images.load(sorted(image_names).index(name)), made.picture(0, made.WIDTH, made.HEIGHT)
+    )
+
+
+def test_photos_are_found_under_another_case_or_ending(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    (tmp_path / "images/0003.png").rename(tmp_path / "images/0003.PNG")
+    (tmp_path / "images/0004.png").rename(tmp_path / "images/0004.jpeg")
+    scene = read_scene(tmp_path, DataConfig())
+    assert len(scene.cameras) == made.COUNT
+    assert any("2 photos were found under another ending or case" in note for note in scene.notes)
+
+
+def test_two_files_that_could_be_meant_are_an_error(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    photo = tmp_path / "images/0003.png"
+    shutil.copy(photo, tmp_path / "images/0003.JPG")
+    photo.rename(tmp_path / "images/0003.webp")
+    with pytest.raises(SceneError, match="2 files could be meant"):
+        read_scene(tmp_path, DataConfig())
+
+
+def test_missing_photos_are_counted_and_named(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    for name in made.names()[:6]:
+        (tmp_path / "images" / name).unlink()
+    with pytest.raises(SceneError, match=r"6 of 8 photos are missing: 0000.png, .*0004.png, \.\.\."):
+        read_scene(tmp_path, DataConfig())
+    scene = read_scene(tmp_path, DataConfig(skip_missing=True))
+    assert [camera.name for camera in scene.cameras] == made.names()[6:]
+    assert any("6 of 8 views have no photo" in note for note in scene.notes)
+
+
+def test_no_photo_at_all_is_an_error_even_when_missing_ones_are_skipped(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    shutil.rmtree(tmp_path / "images")
+    with pytest.raises(SceneError, match="none of the 8 photos was found"):
+        read_scene(tmp_path, DataConfig(skip_missing=True))
+
+
+def test_another_folder_of_images_can_be_named(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    (tmp_path / "images").rename(tmp_path / "photos")
+    assert len(read_scene(tmp_path, DataConfig(images="photos")).cameras) == made.COUNT
+    with pytest.raises(SceneError, match="folder of images"):
+        read_scene(tmp_path, DataConfig(images="nowhere"))
+
+
+def test_every_eighth_view_is_held_out(tmp_path: Path) -> None:
+    image_names = made.names(17)
+    made.write_images(tmp_path / "images", image_names)
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=image_names[::-1]))
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.test == [0, 8, 16]
+    assert scene.train == [i for i in range(17) if i % 8]
+    assert read_scene(tmp_path, DataConfig(test_every=0)).test == []
+    with pytest.raises(SceneError, match="no view is left"):
+        read_scene(tmp_path, DataConfig(test_every=1))
+
+
+def test_few_views_hold_none_out(tmp_path: Path) -> None:
+    made.write_images(tmp_path / "images")
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=made.names()[:7]))
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.test == []
+    assert scene.train == list(range(7))
+    assert any("none is held out" in note for note in scene.notes)
+
+
+def test_views_from_one_point_are_an_error(tmp_path: Path) -> None:
+    made.write_images(tmp_path / "images")
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=["0000.png"]))
+    with pytest.raises(SceneError, match="one point"):
+        read_scene(tmp_path, DataConfig())
+
+
+def test_extent_is_inrias(tmp_path: Path) -> None:
+    scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
+    centers = np.array([np.linalg.inv(made.w2c(i))[:3, 3] for i in scene.train])
+    distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
+    np.testing.assert_allclose(scene.extent, 1.1 * distances.max(), rtol=1e-9)
+
+
+def test_the_fingerprint_tells_photos_apart(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    first = read_scene(tmp_path, DataConfig()).fingerprint()
+    assert first["count"] == made.COUNT
+    assert read_scene(tmp_path, DataConfig()).fingerprint() == first
+    path = tmp_path / "images/0002.png"
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 1
+    path.write_bytes(data)
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.fingerprint() != first
+    path.unlink()
+    assert not scene.images.has(2)
+    with pytest.raises(SceneError, match="cannot read the photo"):
+        scene.fingerprint()
