@@ -147,7 +147,10 @@ class Trainer:
         state = TrainState.from_checkpoint(checkpoint, device)
         if iterations is not None:
             if iterations < state.step:
-                raise UsageError(f"{iterations} iterations are asked for and {state.step} are done already")
+                raise UsageError(
+                    f"{iterations} iterations are asked for and {state.step} are done already",
+                    remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
+                )
             state.config.train.iterations = iterations
         # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
         scene = dataclasses.replace(scene, cameras=state.cameras)
@@ -161,8 +164,15 @@ class Trainer:
         DivergedError leaves the last good checkpoint the newest.
         """
         state, config = self.state, self.state.config
-        views, device = (len(state.train), len(state.test)), str(state.gaussians.device)
-        yield Started(state.step, config.train.iterations, len(state.gaussians), *views, device, self.notes)
+        yield Started(
+            state.step,
+            config.train.iterations,
+            len(state.gaussians),
+            len(state.train),
+            len(state.test),
+            str(state.gaussians.device),
+            self.notes,
+        )
         started = saved_at = self.clock()
         saved: Saved | None = None
         while (reason := self._reason(stop_at, should_stop)) is None:

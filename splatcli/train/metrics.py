@@ -73,13 +73,21 @@ def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, 
         "downscale": "none" if config.data.resolution == 1 else "resized on load, unless the folder holds that size",
         "resolution": config.data.resolution,
         "sizes": sorted({f"{scene.cameras[i].width}x{scene.cameras[i].height}" for i in indices}),
-        "split": f"every {config.data.test_every}th view in name order is held out",
+        "split": _split(config, scene),
         "views": len(indices),
         "quantisation": "renders are rounded to 8 bits",
         "background": evaluation_background(config),
         "psnr": "mean of the views' values; peak 1",
         "ssim": {"taps": 11, "sigma": 1.5, "padding": "zeros, same size", "channels": "RGB mean"},
     }
+
+
+def _split(config: Config, scene: Scene) -> str:
+    if scene.kind == "blender":
+        return "the scene's own test views"
+    if config.data.test_every == 0:
+        return "nothing is held out"
+    return f"of the views in name order, those whose index {config.data.test_every} divides are held out"
 
 
 def evaluation_background(config: Config) -> str:
