@@ -22,6 +22,10 @@ LensKey = tuple[str, int, int, tuple[float, ...]]
 _PROBES = 33
 #: Pixels (of the lens's own size) that a pinhole may look past the photo's edge; COLMAP rounds its size.
 _EDGE = 2.0
+#: Pixels by which the way there and back through a lens may miss.
+_FOLD = 0.5
+#: Part of a picture that may fold: real calibrations can do so in their outermost corners.
+_FOLDED = 0.01
 #: Rays that are traced through the lens at a time; bounds the float64 temporaries.
 _CHUNK = 1 << 18
 
@@ -72,18 +76,34 @@ def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
     """
     if is_pinhole(lens):
         return lens
-    pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
-    x, y = np.meshgrid(np.linspace(0, pinhole.width, _PROBES), np.linspace(0, pinhole.height, _PROBES))
-    seen = _trace(lens, pinhole.calibration_matrix(), x.ravel(), y.ravel())
-    limit = np.array([lens.width, lens.height])
-    if not ((seen >= -_EDGE) & (seen <= limit + _EDGE)).all():
+    try:
+        pinhole = pycolmap.undistort_camera(pycolmap.UndistortCameraOptions(), lens)
+        usable = _sees_each_ray_once(lens, pinhole)
+    except (ValueError, RuntimeError):
+        usable = False
+    if not usable:
         raise SceneError(
             f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients "
-            f"{lens.params_to_string()} bend rays out of the photo",
+            f"{lens.params_to_string()} bend rays out of the photo or over one another",
             where=where,
             remedy="calibrate the camera again, or undistort the photos with `colmap image_undistorter`",
         )
     return pinhole
+
+
+def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool:
+    """Whether the rays of a pinhole fall into the lens's photo, each at a place of its own."""
+    matrix = pinhole.calibration_matrix()
+    x, y = np.meshgrid(np.linspace(0, pinhole.width, _PROBES), np.linspace(0, pinhole.height, _PROBES))
+    pixels = np.stack([x.ravel(), y.ravel()], axis=1)
+    seen = _trace(lens, matrix, pixels[:, 0], pixels[:, 1])
+    if not ((seen >= -_EDGE) & (seen <= np.array([lens.width, lens.height]) + _EDGE)).all():
+        return False
+    # Where a lens folds over, the way back finds another ray.
+    rays = np.asarray(lens.cam_from_img(seen), dtype=np.float64)
+    back = rays * [matrix[0, 0], matrix[1, 1]] + matrix[:2, 2]
+    kept = (np.abs(back - pixels) <= _FOLD).all(axis=1)
+    return bool(kept.mean() >= 1 - _FOLDED)
 
 
 def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:

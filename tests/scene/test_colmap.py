@@ -56,7 +56,7 @@ def test_the_largest_sub_model_is_used_and_the_others_are_mentioned(tmp_path: Pa
 def test_models_that_do_not_belong_together_are_not_guessed(tmp_path: Path) -> None:
     for name in ("monday", "friday"):
         made.colmap_scene(tmp_path / name)
-    with pytest.raises(SceneError, match="several COLMAP models: .*monday"):
+    with pytest.raises(SceneError, match=r"several COLMAP models: .*monday"):
         read_scene(tmp_path, DataConfig())
 
 

@@ -1,0 +1,106 @@
+"""ImageStore: lazy, bounded, safe to use from several threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.images import ByteCache
+from splatcli.scene.read import read_scene
+from tests.scene import made
+
+IMAGE_BYTES = made.WIDTH * made.HEIGHT * 3
+
+
+def test_the_cache_drops_what_was_used_longest_ago() -> None:
+    cache = ByteCache(30)
+    calls: list[str] = []
+
+    def get(key: str) -> bytes:
+        def make() -> bytes:
+            calls.append(key)
+            return key.encode() * 10
+
+        return cache.get(key, make, len)
+
+    for key in "abcabdac":
+        assert get(key) == key.encode() * 10
+    assert "".join(calls) == "abcdc"
+    assert cache.used == 30
+
+
+def test_the_cache_keeps_nothing_larger_than_itself() -> None:
+    cache = ByteCache(5)
+    assert cache.get("a", lambda: bytes(6), len) == bytes(6)
+    assert cache.used == 0
+
+
+def test_photos_are_decoded_when_asked_for_and_kept_under_the_budget(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    scene = read_scene(tmp_path, DataConfig(cache_bytes=2 * IMAGE_BYTES + 1))
+    first = scene.images.load(0)
+    assert scene.images.load(0) is first
+    scene.images.load(1)
+    scene.images.load(2)
+    again = scene.images.load(0)
+    assert again is not first
+    np.testing.assert_array_equal(again, first)
+
+
+def test_a_damaged_photo_is_an_error_only_when_it_is_loaded(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    path = tmp_path / "images/0003.png"
+    path.write_bytes(path.read_bytes()[:200])
+    scene = read_scene(tmp_path, DataConfig())
+    scene.images.load(2)
+    for _ in range(2):
+        with pytest.raises(SceneError, match="damaged"):
+            scene.images.load(3)
+
+
+def test_a_photo_that_changed_size_since_is_an_error(tmp_path: Path) -> None:
+    scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
+    made.write_images(tmp_path / "images", ["0003.png"], size=(32, 24))
+    with pytest.raises(SceneError, match="32x24 pixels now, it was 64x48"):
+        scene.images.load(3)
+
+
+def test_prefetched_photos_are_the_same_and_errors_come_at_load(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    path = tmp_path / "images/0003.png"
+    path.write_bytes(path.read_bytes()[:200])
+    store = read_scene(tmp_path, DataConfig()).images
+    for i in (1, 3, 1):
+        store.prefetch(i)
+    np.testing.assert_array_equal(store.load(1), made.picture(1))
+    with pytest.raises(SceneError, match="damaged"):
+        store.load(3)
+    store.close()
+    store.prefetch(2)
+    np.testing.assert_array_equal(store.load(2), made.picture(2))
+    store.close()
+
+
+def test_many_threads_get_the_right_photos(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    store = read_scene(tmp_path, DataConfig(cache_bytes=3 * IMAGE_BYTES)).images
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        for i in np.random.default_rng(seed).integers(0, made.COUNT, 40):
+            store.prefetch(int(i + 1) % made.COUNT)
+            if not np.array_equal(store.load(int(i)), made.picture(int(i))):
+                wrong.append(int(i))
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    store.close()
+    assert wrong == []

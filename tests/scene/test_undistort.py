@@ -1,0 +1,104 @@
+"""Distorted lenses: the undistorted photo shows what a pinhole would have seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.read import read_scene
+from splatcli.scene.undistort import is_pinhole, pinhole_of
+from tests.scene import made
+
+WIDTH, HEIGHT = 160, 120
+CENTER = [82.0, 58.0]
+LENSES = {
+    "SIMPLE_RADIAL": [150.0, *CENTER, -0.12],
+    "RADIAL": [150.0, *CENTER, 0.08, -0.02],
+    "OPENCV": [150.0, 152.0, *CENTER, -0.1, 0.02, 0.003, -0.002],
+    "FULL_OPENCV": [150.0, 152.0, *CENTER, -0.1, 0.02, 0.003, -0.002, 0.01, 0.02, 0.0, 0.0],
+    "OPENCV_FISHEYE": [110.0, 111.0, *CENTER, 0.02, -0.01, 0.001, 0.0],
+    "SIMPLE_RADIAL_FISHEYE": [110.0, *CENTER, 0.02],
+    "RADIAL_FISHEYE": [110.0, *CENTER, 0.02, -0.01],
+    "SIMPLE_FISHEYE": [110.0, *CENTER],
+    "FISHEYE": [110.0, 111.0, *CENTER],
+    "FOV": [150.0, 152.0, *CENTER, 0.7],
+    "THIN_PRISM_FISHEYE": [110.0, 111.0, *CENTER, 0.02, 0.0, 0.001, 0.001, 0.0, 0.0, 0.001, 0.0],
+    "SIMPLE_DIVISION": [150.0, *CENTER, -0.1],
+    "DIVISION": [150.0, 152.0, *CENTER, -0.1],
+    "EUCM": [150.0, 152.0, *CENTER, 0.5, 1.0],
+}
+
+
+def _colour(direction: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[..., 3] in 0..255: a smooth picture painted on the plane z = 1."""
+    x, y = direction[..., 0], direction[..., 1]
+    return 127.5 + 120 * np.stack([np.sin(5 * x), np.cos(4 * y + x), np.sin(3 * x + 3 * y)], axis=-1)
+
+
+def _photo(lens: object) -> NDArray[np.uint8]:
+    """What the lens sees of that picture, by COLMAP's inverse of its model."""
+    y, x = np.mgrid[0 : lens.height, 0 : lens.width] + 0.5
+    seen = lens.cam_from_img(np.stack([x.ravel(), y.ravel()], axis=1))
+    return np.round(_colour(np.asarray(seen)).reshape(lens.height, lens.width, 3)).astype(np.uint8)
+
+
+def _scene(root: Path, model: str, data: DataConfig):
+    lens = made.lens(model, LENSES[model], WIDTH, HEIGHT)
+    made.write_model(root / "sparse/0", made.reconstruction(lens))
+    (root / "images").mkdir()
+    photo = Image.fromarray(_photo(lens))
+    for name in made.names():
+        photo.save(root / "images" / name)
+    return read_scene(root, data)
+
+
+@pytest.mark.parametrize("resolution", [1, 2, 100])
+@pytest.mark.parametrize("model", LENSES)
+def test_every_lens_becomes_the_pinhole_it_is_said_to_be(tmp_path: Path, model: str, resolution: float) -> None:
+    scene = _scene(tmp_path, model, DataConfig(resolution=resolution))
+    camera, image = scene.cameras[0], scene.images.load(0)
+    assert image.shape == (camera.height, camera.width, 3)
+    y, x = np.mgrid[0 : camera.height, 0 : camera.width] + 0.5
+    exact = _colour(np.stack([(x - camera.cx) / camera.fx, (y - camera.cy) / camera.fy], axis=-1))
+    error = np.abs(image - exact)[3:-3, 3:-3]
+    # 8-bit rounding twice, and a bicubic kernel on waves of at least 40 pixels.
+    assert error.mean() < 1.0
+    assert error.max() < 6.0
+    assert any(model in note for note in scene.notes)
+
+
+def test_models_without_coefficients_are_not_pinholes_for_that() -> None:
+    assert not is_pinhole(made.lens("SIMPLE_FISHEYE", [60.0, 32.0, 24.0]))
+    assert is_pinhole(made.lens("SIMPLE_PINHOLE", [60.0, 32.0, 24.0]))
+    assert is_pinhole(made.lens("OPENCV", [60.0, 60.0, 32.0, 24.0, 0, 0, 0, 0]))
+    assert not is_pinhole(made.lens("OPENCV", [60.0, 60.0, 32.0, 24.0, 0, 0, 0, 0.001]))
+
+
+@pytest.mark.parametrize(("focal", "k"), [(60.0, -0.9), (30.0, -0.9), (60.0, 1e9), (60.0, -1e300)])
+def test_coefficients_that_fold_the_picture_are_refused(focal: float, k: float) -> None:
+    with pytest.raises(SceneError, match="cannot be undone"):
+        pinhole_of(made.lens("SIMPLE_RADIAL", [focal, 32.0, 24.0, k]), "cameras.bin", "camera 1")
+
+
+def test_panoramas_are_refused(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path, camera=made.lens("EQUIRECTANGULAR", [64.0, 48.0]))
+    with pytest.raises(SceneError, match="EQUIRECTANGULAR panoramas"):
+        read_scene(tmp_path, DataConfig())
+
+
+def test_the_map_of_a_camera_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import splatcli.scene.images as images
+
+    calls = []
+    plain = images.sampling_grid
+    monkeypatch.setattr(images, "sampling_grid", lambda *args: calls.append(args) or plain(*args))
+    scene = _scene(tmp_path, "OPENCV", DataConfig(cache_bytes=1))
+    for i in range(made.COUNT):
+        scene.images.load(i)
+    assert len(calls) == 1
