@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -399,6 +400,10 @@ def test_a_scene_without_extent_or_views_is_refused() -> None:
         started(scene=replace(scene, train=[], test=list(range(6))))
 
 
+def add_one(tensor: Tensor) -> None:
+    tensor.view(-1)[0].add_(1.0)
+
+
 def test_the_state_that_is_trained_is_in_the_checkpoint() -> None:
     """Each number that a step may change is perturbed alone, and the checkpoint must show it."""
     trainer, run, _ = started()
@@ -409,11 +414,11 @@ def test_the_state_that_is_trained_is_in_the_checkpoint() -> None:
         state = trainer.state
         for bundle in (state.gaussians, state.adam.exp_avg, state.adam.exp_avg_sq):
             for _, tensor in bundle.items():
-                yield lambda tensor=tensor: tensor.view(-1)[0].add_(1.0)
-        yield lambda: state.stats.grad2d[0].add_(1.0)
-        yield lambda: state.stats.count[0].add_(1.0)
+                yield partial(add_one, tensor)
+        yield partial(add_one, state.stats.grad2d)
+        yield partial(add_one, state.stats.count)
         for generator in state.generators.values():
-            yield lambda generator=generator: torch.rand(1, generator=generator)
+            yield partial(torch.rand, 1, generator=generator)
         yield state.sampler.next
         yield lambda: setattr(state.adam, "step", state.adam.step + 1)
         yield lambda: setattr(state, "step", state.step + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ SMALL, LARGE, HUGE = 0.01 * EXTENT * 0.9, 0.01 * EXTENT * 1.1, 0.1 * EXTENT * 1.
 SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, reset_every=3_000)
 
 
-def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: object) -> DefaultStrategy:
+def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: Any) -> DefaultStrategy:
     return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT)
 
 
@@ -34,7 +35,7 @@ def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, GrowthStats]:
     return gaussians, GrowthStats(grad * 4.0, torch.full((len(rows),), 4.0))
 
 
-def refine(rows: list[tuple[float, float, float]], step: int = 600, **config: object) -> tuple[Gaussians, Edit]:
+def refine(rows: list[tuple[float, float, float]], step: int = 600, **config: Any) -> tuple[Gaussians, Edit]:
     gaussians, stats = world(*rows)
     edit = strategy(**config).edit(step, gaussians, stats, torch.Generator().manual_seed(0))
     assert edit is not None
