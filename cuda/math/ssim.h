@@ -12,27 +12,21 @@ constexpr int kSsimRadius = 5;  // 11 taps, sigma 1.5, zeros outside the image
 constexpr double kSsimTaps[kSsimRadius + 1] = {0.2660117248617943,   0.21300553771125366,  0.1093606895097,
                                                0.03600077212843082,  0.007598758135239184, 0.0010283800844791099};
 
-// 7.2  SSIM of one pixel and channel, from the filtered x, y, x^2, y^2 and xy; y is the target.
+// 7.2  SSIM of one pixel and channel, from the filtered x, y, x^2 + y^2 and xy; y is the target.
+// 7.3  And its derivatives with respect to the filtered x, x^2 and xy.
 template <class T>
-SPLAT_HD T ssim_pixel(T mu_x, T mu_y, T xx, T yy, T xy) {
-  const T a = mu_x * mu_x + mu_y * mu_y + T(kSsimC1);
-  const T b = (xx - mu_x * mu_x) + (yy - mu_y * mu_y) + T(kSsimC2);
-  const T c = T(2) * mu_x * mu_y + T(kSsimC1);
-  const T d = T(2) * (xy - mu_x * mu_y) + T(kSsimC2);
-  return (c * d) / (a * b);
-}
-// 7.3  Its derivatives with respect to the filtered x, x^2 and xy.
-template <class T>
-SPLAT_HD T ssim_pixel_vjp(T mu_x, T mu_y, T xx, T yy, T xy, T* v_mu_x, T* v_xx, T* v_xy) {
-  const T a = mu_x * mu_x + mu_y * mu_y + T(kSsimC1);
-  const T b = (xx - mu_x * mu_x) + (yy - mu_y * mu_y) + T(kSsimC2);
-  const T c = T(2) * mu_x * mu_y + T(kSsimC1);
-  const T d = T(2) * (xy - mu_x * mu_y) + T(kSsimC2);
+SPLAT_HD T ssim_pixel_vjp(T mu_x, T mu_y, T squares, T xy, T* v_mu_x, T* v_xx, T* v_xy) {
+  const T mu_squares = mu_x * mu_x + mu_y * mu_y, mu_xy = mu_x * mu_y;
+  const T a = mu_squares + T(kSsimC1);
+  const T b = (squares - mu_squares) + T(kSsimC2);
+  const T c = T(2) * mu_xy + T(kSsimC1);
+  const T d = T(2) * (xy - mu_xy) + T(kSsimC2);
   const T inv_ab = T(1) / (a * b);
   const T ssim = c * d * inv_ab;
-  *v_xx = -ssim / b;
+  const T ssim_over_a = ssim * b * inv_ab, ssim_over_b = ssim * a * inv_ab;
+  *v_xx = -ssim_over_b;
   *v_xy = T(2) * c * inv_ab;
-  *v_mu_x = T(2) * mu_y * (d - c) * inv_ab - T(2) * mu_x * ssim / a + T(2) * mu_x * ssim / b;
+  *v_mu_x = T(2) * (mu_y * (d - c) * inv_ab + mu_x * (ssim_over_b - ssim_over_a));
   return ssim;
 }
 

@@ -1,5 +1,7 @@
 // What projection and its backward pass both do to sixteen Gaussians: loading rows, activating, projecting, summing SH.
 #pragma once
+#include <algorithm>
+
 #include "../../math/blend.h"
 #include "../../math/projection.h"
 #include "../../math/sh.h"
@@ -66,19 +68,61 @@ SPLAT_INLINE ProjectedGeometry<F> project_geometry(const View<Real>& view, const
   return g;
 }
 
-// 1/2 + sum of coefficients times basis, for each channel, before the clamp.
+// The SH coefficients in use of sixteen Gaussians, as lanes: [3 sh_rest(degree)], channels innermost.
+// Rows are read sixteen numbers at a time and transposed; gathering number by number takes several times as long.
+template <class Real>
+SPLAT_INLINE void load_sh_rest(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, int degree,
+                               Lanes<Real, kLanes>* out) {
+  using F = Lanes<Real, kLanes>;
+  const int width = 3 * g.sh_rest, used = 3 * sh_rest(degree);
+  const Real* rows = static_cast<const Real*>(g.shN) + width * base;
+  if (width < kLanes) {
+    int32_t index[kLanes];
+    for (int k = 0; k < kLanes; ++k) index[k] = width * lane_ids[k];
+    for (int k = 0; k < used; ++k) out[k] = gather<Real, kLanes>(rows + k, index);
+    return;
+  }
+  for (int done = 0; done < used; done += kLanes) {
+    const int first = std::min(done, width - kLanes);  // the last piece overlaps, so that no read leaves the row
+    F piece[kLanes];
+    for (int k = 0; k < kLanes; ++k) piece[k] = F::load(rows + width * lane_ids[k] + first);
+    transpose_16(piece);
+    for (int k = done; k < std::min(used, done + kLanes); ++k) out[k] = piece[k - first];
+  }
+}
+
+// The reverse: values [3 sh_rest(degree)] to the rows of the lanes whose bit is set; the rest of a row stays.
+template <class Real>
+SPLAT_INLINE void store_sh_rest(const Lanes<Real, kLanes>* values, uint32_t lanes, const int32_t* lane_ids,
+                                int32_t width, int degree, Real* rows) {
+  using F = Lanes<Real, kLanes>;
+  const int used = 3 * sh_rest(degree);
+  for (int first = 0; first < used; first += kLanes) {
+    F piece[kLanes];
+    for (int k = 0; k < kLanes; ++k) piece[k] = first + k < used ? values[first + k] : F(0);
+    transpose_16(piece);
+    const size_t count = size_t(std::min(kLanes, used - first));
+    for (uint32_t bits = lanes; bits != 0; bits &= bits - 1) {
+      const int lane = __builtin_ctz(bits);
+      Real row[kLanes];
+      piece[lane].store(row);
+      if (count == kLanes) piece[lane].store(rows + width * lane_ids[lane] + first);
+      else std::copy_n(row, count, rows + width * lane_ids[lane] + first);
+    }
+  }
+}
+
+// 1/2 + sum of coefficients times basis, for each channel, before the clamp. rest: from load_sh_rest.
 template <class Real>
 SPLAT_INLINE void sh_sum(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, int degree,
-                         const Lanes<Real, kLanes>* basis, Lanes<Real, kLanes>* sum) {
+                         const Lanes<Real, kLanes>* rest, const Lanes<Real, kLanes>* basis,
+                         Lanes<Real, kLanes>* sum) {
   using F = Lanes<Real, kLanes>;
   F dc[3];
   load_rows<3>(static_cast<const Real*>(g.sh0) + 3 * base, lane_ids, dc);
   for (int c = 0; c < 3; ++c) sum[c] = dc[c] * F(kSh0) + F(0.5);
-  const Real* rest = static_cast<const Real*>(g.shN) + 3 * g.sh_rest * base;
-  int32_t index[kLanes];
-  for (int k = 0; k < kLanes; ++k) index[k] = 3 * g.sh_rest * lane_ids[k];
   for (int k = 0; k < sh_rest(degree); ++k)
-    for (int c = 0; c < 3; ++c) sum[c] += gather<Real, kLanes>(rest + 3 * k + c, index) * basis[k];
+    for (int c = 0; c < 3; ++c) sum[c] += rest[3 * k + c] * basis[k];
 }
 
 template <class Real>

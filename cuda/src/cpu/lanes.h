@@ -296,6 +296,20 @@ SPLAT_INLINE Lanes<double, W> log2_(Lanes<double, W> x) {
   return each(x, [](double v) { return splat::log2_(v); });
 }
 
+// Sixteen bytes as numbers.
+template <class T>
+SPLAT_INLINE Lanes<T, 16> load_bytes(const uint8_t* p) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    return {(typename Lanes<T, 16>::Raw)_mm512_cvtepi32_ps(wide)};
+  }
+#endif
+  T x[16];
+  for (int i = 0; i < 16; ++i) x[i] = T(p[i]);
+  return Lanes<T, 16>::load(x);
+}
+
 // Lane i takes p[index[i]].
 template <class T, int W>
 SPLAT_INLINE Lanes<T, W> gather(const T* p, const int32_t* index) {
@@ -313,6 +327,44 @@ SPLAT_INLINE void scatter(Lanes<T, W> a, T* p, const int32_t* index, int count) 
   T x[W];
   a.store(x);
   for (int i = 0; i < count; ++i) p[index[i]] = x[i];
+}
+
+// Swaps rows and columns of sixteen vectors of sixteen lanes.
+template <class T>
+SPLAT_INLINE void transpose_16(Lanes<T, 16>* m) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    __m512 a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+      a[i] = _mm512_unpacklo_ps(__m512(m[i].v), __m512(m[i + 1].v));
+      a[i + 1] = _mm512_unpackhi_ps(__m512(m[i].v), __m512(m[i + 1].v));
+    }
+    for (int i = 0; i < 16; i += 4) {
+      for (int k = 0; k < 2; ++k) {
+        const __m512d low = _mm512_castps_pd(a[i + k]), high = _mm512_castps_pd(a[i + k + 2]);
+        b[i + 2 * k] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+        b[i + 2 * k + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+      }
+    }
+    // Lane 4 q + r of b[4 i + k] now holds row 4 i + r of column 4 q + k; what is left is a 4x4 of 128-bit parts.
+    for (int k = 0; k < 4; ++k) {
+      const __m512 t0 = _mm512_shuffle_f32x4(b[k], b[4 + k], 0x88), t1 = _mm512_shuffle_f32x4(b[k], b[4 + k], 0xdd);
+      const __m512 t2 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0x88),
+                   t3 = _mm512_shuffle_f32x4(b[8 + k], b[12 + k], 0xdd);
+      m[k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t0, t2, 0x88)};
+      m[8 + k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t0, t2, 0xdd)};
+      m[4 + k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t1, t3, 0x88)};
+      m[12 + k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t1, t3, 0xdd)};
+    }
+    return;
+  }
+#endif
+  T rows[16][16], column[16];
+  for (int i = 0; i < 16; ++i) m[i].store(rows[i]);
+  for (int j = 0; j < 16; ++j) {
+    for (int i = 0; i < 16; ++i) column[i] = rows[i][j];
+    m[j] = Lanes<T, 16>::load(column);
+  }
 }
 
 // Sum of all lanes in a fixed order: halves are added until one number is left.

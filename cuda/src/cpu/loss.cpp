@@ -1,7 +1,8 @@
 // L1 + SSIM and its gradient in two sweeps, channels interleaved as they lie in the image. docs/math.md 7.
 //
 // Rows run through a ring of eleven filtered rows, strip by strip, so that everything stays in the first-level cache:
-// the first sweep filters x, y, x^2, y^2, xy and writes three derivative maps, the second filters these.
+// the first sweep filters x, y, (x + y)^2 and (x - y)^2, which hold all that SSIM asks of x^2, y^2 and xy, and writes
+// three derivative maps; the second filters these.
 #include <algorithm>
 
 #include "../../math/ssim.h"
@@ -17,6 +18,7 @@ constexpr int kReach = kChannels * kSsimRadius;  // numbers to either side that 
 constexpr int kTaps = 2 * kSsimRadius + 1;
 constexpr int kStripWidth = 96;  // numbers; a multiple of the lanes
 constexpr int kStripRows = 64;
+constexpr int kMoments = 4;
 constexpr int kMaps = 3;  // derivatives by the filtered x, x^2 and xy
 
 struct Strips {
@@ -37,7 +39,7 @@ struct Ring {
   alignas(64) Real rows[kTaps][N][kStripWidth];
 
   void clear_row(int slot) { std::fill(&rows[slot][0][0], &rows[slot][0][0] + N * kStripWidth, Real(0)); }
-  // Filters input[0..M) along x into a row.
+  // Filters the inputs along x into a row.
   void filter_row(int slot) {
     for (int n = 0; n < N; ++n) {
       for (int c = 0; c < kStripWidth; c += kLanes) {
@@ -49,11 +51,21 @@ struct Ring {
       }
     }
   }
-  // The quantity filtered both ways, centred on the row in `slot`.
-  SPLAT_INLINE F filtered(int slot, int n, int c) const {
-    const auto row = [&](int offset) { return F::load(rows[(slot + offset + kTaps) % kTaps][n] + c); };
-    F sum = row(0) * F(kSsimTaps[0]);
-    for (int k = 1; k <= kSsimRadius; ++k) sum += (row(-k) + row(k)) * F(kSsimTaps[k]);
+  // Where the eleven rows around the one in `slot` lie, top to bottom.
+  struct Window {
+    const Real* rows[kTaps];
+  };
+  SPLAT_INLINE Window window(int slot) const {
+    Window w;
+    for (int k = 0; k < kTaps; ++k) w.rows[k] = rows[(slot + k + kTaps - kSsimRadius) % kTaps][0];
+    return w;
+  }
+  // Quantity n filtered both ways, at sixteen numbers from column c on.
+  static SPLAT_INLINE F filtered(const Window& w, int n, int c) {
+    const int at = n * kStripWidth + c;
+    F sum = F::load(w.rows[kSsimRadius] + at) * F(kSsimTaps[0]);
+    for (int k = 1; k <= kSsimRadius; ++k)
+      sum += (F::load(w.rows[kSsimRadius - k] + at) + F::load(w.rows[kSsimRadius + k] + at)) * F(kSsimTaps[k]);
     return sum;
   }
 };
@@ -66,7 +78,12 @@ struct LossSweeps {
   Real* maps;        // [kMaps, height, stride], zero beyond the image's width
   double* partials;  // [jobs, 2] sums of |x - y| and of SSIM
 
-  Real target(int64_t i) const {
+  // Sixteen numbers of the target from `i` on, all of them inside it.
+  SPLAT_INLINE F target(int64_t i) const {
+    return loss.target_is_u8 ? load_bytes<Real>(static_cast<const uint8_t*>(loss.target) + i) * F(1.0 / 255.0)
+                             : F::load(static_cast<const Real*>(loss.target) + i);
+  }
+  Real target_number(int64_t i) const {
     return loss.target_is_u8 ? Real(static_cast<const uint8_t*>(loss.target)[i]) * Real(1.0 / 255.0)
                              : static_cast<const Real*>(loss.target)[i];
   }
@@ -81,24 +98,21 @@ struct LossSweeps {
           end(std::min(s.width, first + kStripWidth + 2 * kReach)) {}
   };
 
-  void load_images(Ring<Real, 5>& ring, const Columns& columns, int y) const {
+  void load_images(Ring<Real, kMoments>& ring, const Columns& columns, int y) const {
     const Real* row = image_row(y);
     const int64_t offset = int64_t(y) * strips.width;
     Real* x = ring.input[0] - columns.first;
     Real* t = ring.input[1] - columns.first;
-    if (loss.target_is_u8) {
-      const uint8_t* bytes = static_cast<const uint8_t*>(loss.target) + offset;
-      for (int c = columns.begin; c < columns.end; ++c) t[c] = Real(bytes[c]) * Real(1.0 / 255.0);
-    } else {
-      std::copy(static_cast<const Real*>(loss.target) + offset + columns.begin,
-                static_cast<const Real*>(loss.target) + offset + columns.end, t + columns.begin);
+    int c = columns.begin;
+    for (; c + kLanes <= columns.end; c += kLanes) {
+      F::load(row + c).store(x + c);
+      target(offset + c).store(t + c);
     }
-    std::copy(row + columns.begin, row + columns.end, x + columns.begin);
+    for (; c < columns.end; ++c) x[c] = row[c], t[c] = target_number(offset + c);
     for (int i = 0; i < kStripWidth + 2 * kReach; i += kLanes) {
       const F a = F::load(ring.input[0] + i), b = F::load(ring.input[1] + i);
-      (a * a).store(ring.input[2] + i);
-      (b * b).store(ring.input[3] + i);
-      (a * b).store(ring.input[4] + i);
+      square(a + b).store(ring.input[2] + i);
+      square(a - b).store(ring.input[3] + i);
     }
   }
 
@@ -107,7 +121,7 @@ struct LossSweeps {
     const int y1 = std::min(strips.height, y0 + kStripRows);
     const Columns columns(strips, strip);
     const int c0 = strip * kStripWidth, inside = std::min(kStripWidth, strips.width - c0);
-    Ring<Real, 5> ring = {};
+    Ring<Real, kMoments> ring = {};
     double sum_l1 = 0, sum_ssim = 0;
     for (int y = y0 - kSsimRadius; y < y1 + kSsimRadius; ++y) {
       const int slot = (y + kTaps) % kTaps;
@@ -124,7 +138,7 @@ struct LossSweeps {
     partials[2 * job + 1] = sum_ssim;
   }
 
-  double l1_row(const Ring<Real, 5>& ring, int inside) const {
+  double l1_row(const Ring<Real, kMoments>& ring, int inside) const {
     F total = F(0);
     Real rest = 0;
     int c = 0;
@@ -134,14 +148,15 @@ struct LossSweeps {
     return double(sum(total)) + double(rest);
   }
 
-  double ssim_row(const Ring<Real, 5>& ring, int y, int c0, int inside) const {
-    const int slot = (y + kTaps) % kTaps;
+  double ssim_row(const Ring<Real, kMoments>& ring, int y, int c0, int inside) const {
+    const auto window = ring.window((y + kTaps) % kTaps);
     double total = 0;
     for (int c = 0; c < inside; c += kLanes) {
       F derivative[kMaps];
-      F f[5];
-      for (int n = 0; n < 5; ++n) f[n] = ring.filtered(slot, n, c);
-      const F ssim = ssim_pixel_vjp(f[0], f[1], f[2], f[3], f[4], &derivative[0], &derivative[1], &derivative[2]);
+      F f[kMoments];
+      for (int n = 0; n < kMoments; ++n) f[n] = ring.filtered(window, n, c);
+      const F squares = (f[2] + f[3]) * F(0.5), xy = (f[2] - f[3]) * F(0.25);
+      const F ssim = ssim_pixel_vjp(f[0], f[1], squares, xy, &derivative[0], &derivative[1], &derivative[2]);
       for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, y) + c0 + c);
       if (c + kLanes <= inside) {
         total += double(sum(ssim));
@@ -178,23 +193,25 @@ struct LossSweeps {
   }
 
   void gradient_row(const Ring<Real, kMaps>& ring, int y, int c0, int inside) const {
-    const int slot = (y + kTaps) % kTaps;
+    const auto window = ring.window((y + kTaps) % kTaps);
     const double count = double(strips.width) * strips.height;
     const F l1_scale = F((1.0 - loss.ssim_lambda) / count), ssim_scale = F(-loss.ssim_lambda / count);
     const int64_t offset = int64_t(y) * strips.width + c0;
     const Real* image = static_cast<const Real*>(loss.image) + offset;
     Real* v_image = static_cast<Real*>(loss.v_image) + offset;
-    for (int c = 0; c < inside; c += kLanes) {
-      const int lanes = std::min(kLanes, inside - c);
-      Real x_[kLanes] = {}, t_[kLanes], v_[kLanes];
-      std::copy_n(image + c, lanes, x_);
-      for (int k = 0; k < kLanes; ++k) t_[k] = k < lanes ? target(offset + c + k) : Real(0);
-      const F x = F::load(x_), t = F::load(t_);
-      const F ssim = ring.filtered(slot, 0, c) + F(2) * x * ring.filtered(slot, 1, c) + t * ring.filtered(slot, 2, c);
+    const auto sixteen = [&](F x, F t, int c) {
+      const F ssim = ring.filtered(window, 0, c) + F(2) * x * ring.filtered(window, 1, c) +
+                     t * ring.filtered(window, 2, c);
       const F sign = select(x > t, F(1), select(x < t, F(-1), F(0)));
-      (sign * l1_scale + ssim * ssim_scale).store(v_);
-      std::copy_n(v_, lanes, v_image + c);
-    }
+      return sign * l1_scale + ssim * ssim_scale;
+    };
+    int c = 0;
+    for (; c + kLanes <= inside; c += kLanes) sixteen(F::load(image + c), target(offset + c), c).store(v_image + c);
+    if (c == inside) return;
+    Real x[kLanes] = {}, t[kLanes] = {}, v[kLanes];
+    for (int k = 0; k < inside - c; ++k) x[k] = image[c + k], t[k] = target_number(offset + c + k);
+    sixteen(F::load(x), F::load(t), c).store(v);
+    std::copy_n(v, inside - c, v_image + c);
   }
 };
 

@@ -70,10 +70,10 @@ struct ChunkProjector {
     F mean[3], direction[3];
     load_rows<3>(static_cast<const Real*>(gaussians.means) + 3 * chunk * kChunk, lane_ids, mean);
     view_direction(pinhole.center, mean, direction);
-    F basis[24];
+    F basis[24], rest[72], sum[3];
     sh_basis(view.sh_degree, direction, basis);
-    F sum[3];
-    sh_sum<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, basis, sum);
+    load_sh_rest<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, rest);
+    sh_sum<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, rest, basis, sum);
     Real rgb[3][kLanes];
     for (int c = 0; c < 3; ++c) sh_colour(sum[c]).store(rgb[c]);
     Real* rec = static_cast<Real*>(frame.records) + (chunk * kChunk + first) * kRecordSize;

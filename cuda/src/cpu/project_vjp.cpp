@@ -126,45 +126,29 @@ struct ChunkProjectorVjp {
 
   SPLAT_INLINE void colours(const F* mean, const F* row, int64_t base, const int32_t* lane_ids,
                             const typename F::Mask& live, Real* const* grads, F* v_mean, ViewGrad<F>* v_pose) const {
-    F direction[3], basis[24], sum[3], v_colour[3], v_dc[3];
+    F direction[3], basis[24], rest[72], sum[3], v_colour[3], v_dc[3];
     const F inv_length = view_direction(pinhole.center, mean, direction);
     sh_basis(view.sh_degree, direction, basis);
-    sh_sum<Real>(gaussians, base, lane_ids, view.sh_degree, basis, sum);
+    load_sh_rest<Real>(gaussians, base, lane_ids, view.sh_degree, rest);
+    sh_sum<Real>(gaussians, base, lane_ids, view.sh_degree, rest, basis, sum);
     for (int c = 0; c < 3; ++c) {
       v_colour[c] = sh_colour_vjp(sum[c], row[kRowRed + c]);
       v_dc[c] = v_colour[c] * F(kSh0);
     }
     store_rows<3>(v_dc, live, lane_ids, grads[4]);
-    const int rest = sh_rest(view.sh_degree);
-    if (rest == 0) return;
+    const int count = sh_rest(view.sh_degree);
+    if (count == 0) return;
 
-    const int32_t stride = 3 * gaussians.sh_rest;
-    const Real* coefficients = static_cast<const Real*>(gaussians.shN) + stride * base;
-    int32_t index[kLanes];
-    for (int k = 0; k < kLanes; ++k) index[k] = stride * lane_ids[k];
-    F v_basis[24];
-    for (int k = 0; k < rest; ++k) {
-      v_basis[k] = F(0);
-      for (int c = 0; c < 3; ++c) v_basis[k] += gather<Real, kLanes>(coefficients + 3 * k + c, index) * v_colour[c];
+    // A coefficient's gradient is basis times colour gradient; the basis' own takes the coefficients.
+    F v_basis[24], v_rest[72];
+    for (int k = 0; k < count; ++k) {
+      v_basis[k] = rest[3 * k] * v_colour[0] + rest[3 * k + 1] * v_colour[1] + rest[3 * k + 2] * v_colour[2];
+      for (int c = 0; c < 3; ++c) v_rest[3 * k + c] = basis[k] * v_colour[c];
     }
-    store_products(basis, v_colour, rest, live, index, grads[5]);
+    store_sh_rest(v_rest, live.bits(), lane_ids, 3 * gaussians.sh_rest, view.sh_degree, grads[5]);
     F v_direction[3] = {F(0), F(0), F(0)};
     sh_basis_vjp(view.sh_degree, direction, v_basis, v_direction);
     view_direction_vjp(direction, inv_length, v_direction, v_mean, v_pose == nullptr ? nullptr : v_pose->center);
-  }
-
-  // d/d(coefficient k, channel c) = basis[k] * v_colour[c], to the rows of the live lanes.
-  SPLAT_INLINE void store_products(const F* basis, const F* v_colour, int rest, const typename F::Mask& live,
-                                   const int32_t* index, Real* out) const {
-    Real b[24][kLanes], c[3][kLanes];
-    for (int k = 0; k < rest; ++k) basis[k].store(b[k]);
-    for (int k = 0; k < 3; ++k) v_colour[k].store(c[k]);
-    for (uint32_t bits = live.bits(); bits != 0; bits &= bits - 1) {
-      const int lane = __builtin_ctz(bits);
-      Real* row = out + index[lane];
-      for (int k = 0; k < rest; ++k)
-        for (int channel = 0; channel < 3; ++channel) row[3 * k + channel] = b[k][lane] * c[channel][lane];
-    }
   }
 
   template <int C>
