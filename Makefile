@@ -1,7 +1,4 @@
 # setup, demo, test, lint: each sets up what it needs first.
-#
-# A machine that reaches only PyPI and has no GPU can spare itself the CUDA packages of torch:
-#   make setup PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
 PYTHON ?= python3
 PIP_FLAGS ?=

@@ -49,6 +49,10 @@ COMMON_FLAGS = (
 _REMEDY = "install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install), or set CXX to one"
 
 
+class NoCompilerError(ResourceError):
+    """This machine has no C++ compiler; small work can still be done in plain torch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Toolchain:
     """A C++ compiler and what it says of itself."""
@@ -58,7 +62,7 @@ class Toolchain:
 
 
 def find_compiler() -> Toolchain:
-    """The C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises ResourceError when none works."""
+    """The C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises NoCompilerError when none works."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "clang++", "c++"]:
         path = shutil.which(name)
@@ -68,7 +72,7 @@ def find_compiler() -> Toolchain:
         if answer.returncode == 0:
             return Toolchain(path, answer.stdout.splitlines()[0] if answer.stdout else "unknown")
     what = f"CXX names {asked!r}, which cannot be run" if asked else "no C++ compiler was found"
-    raise ResourceError(f"{what}; the rasterizer is built on first use", remedy=_REMEDY)
+    raise NoCompilerError(f"{what}; the rasterizer is built on first use", remedy=_REMEDY)
 
 
 def cache_root() -> Path:
@@ -89,7 +93,7 @@ def cpu_library(isa: str) -> Path:
     """The CPU library for an instruction set, built now if it is not in the cache.
 
     isa: a key of ISA_FLAGS. Safe to call from several processes at once.
-    Raises ResourceError when there is no compiler, or when it fails (with its own words).
+    Raises NoCompilerError, or ResourceError when the compiler fails (with its own words).
     """
     root = source_root()
     compiler = find_compiler()

@@ -44,7 +44,7 @@ class Backend:
         """The CPU library: float32 at full speed, float64 in the portable build (for gradient checks).
 
         isa: a key of native.build.ISA_FLAGS; by default the best for this processor.
-        Raises ResourceError when it cannot be built, TypeError for another dtype.
+        Raises NoCompilerError, ResourceError when it cannot be built or loaded, TypeError for another dtype.
         """
         if dtype not in _DTYPES:
             raise TypeError(f"the rasterizer computes in float32 or float64, not {dtype}")
@@ -62,7 +62,7 @@ class Backend:
         return result
 
     def pointer(self, tensor: Tensor, *shape: int, dtype: torch.dtype | None = None) -> int:
-        """The address of a contiguous CPU tensor of the given shape; -1 leaves a dimension free.
+        """The address of a contiguous CPU tensor of the given shape.
 
         dtype: by default the backend's.
         Raises TypeError for another device, dtype or layout, ValueError for another shape.
@@ -74,7 +74,7 @@ class Backend:
             raise TypeError(f"the rasterizer wants {wanted}, was given {tensor.dtype}")
         if not tensor.is_contiguous():
             raise TypeError(f"the rasterizer wants contiguous tensors, was given strides {tensor.stride()}")
-        if tensor.dim() != len(shape) or any(want not in (-1, have) for have, want in zip(tensor.shape, shape, strict=True)):
+        if tensor.shape != shape:
             raise ValueError(f"the rasterizer wants shape {shape}, was given {tuple(tensor.shape)}")
         return tensor.data_ptr()
 

@@ -46,7 +46,9 @@ def load_cpu(isa: str) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ResourceError(
-            f"the rasterizer library cannot be loaded: {error}", where=path, remedy=f"delete {path.parent} and run again"
+            f"the rasterizer library cannot be loaded: {error}",
+            where=path,
+            remedy=f"delete {path.parent} and run again",
         ) from None
     for name, (result, arguments) in abi.SIGNATURES.items():
         function: Any = getattr(library, name)

@@ -12,6 +12,7 @@ from torch import Tensor
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
+from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
 from splatcli.raster.adam import AdamState
 from splatcli.raster.frame import Arena, Frame, view_of
@@ -137,12 +138,12 @@ class NativeEngine:
 def engine_for(device: str = "cpu") -> StepEngine:
     """The engine of a device: native, or plain torch with a warning where no compiler is.
 
-    Raises ResourceError for a device that this version has no kernels for.
+    Raises ResourceError for a device that this version has no kernels for, and when building them fails.
     """
     if torch.device(device).type != "cpu":
         raise ResourceError(f"there is no engine for {device} in this version", remedy="use --device cpu")
     try:
         return NativeEngine(Backend.cpu())
-    except ResourceError as error:
-        _log.warning("%s\nFalling back to plain torch: right, but hundreds of times slower.", error)
+    except NoCompilerError as error:
+        _log.warning("%s\nTraining in plain torch instead: right, but hundreds of times slower.", error)
         return ReferenceEngine()

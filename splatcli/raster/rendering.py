@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,13 @@ from torch import Tensor
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
+from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
 from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.reference import render_reference
 from splatcli.scene.camera import Camera
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,7 @@ def render(
 
     Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
     dtype; float64 is computed in float64. Results are the same bits for any number of threads.
+    Without a compiler the plain torch reference renders, with a warning.
     Raises ValueError for shapes that do not fit, ResourceError when memory would not suffice.
     """
     if sh_degree is None:
@@ -67,7 +73,21 @@ def render(
     if not 0 <= sh_degree <= gaussians.sh_degree:
         raise ValueError(f"sh_degree is {sh_degree}, the Gaussians hold 0 to {gaussians.sh_degree}")
     dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
-    backend = backend or Backend.cpu(dtype)
+    try:
+        backend = backend or Backend.cpu(dtype)
+    except NoCompilerError as error:
+        _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
+        with torch.autocast(gaussians.device.type, enabled=False):
+            return Render(
+                *render_reference(
+                    gaussians.map(lambda t: t.to(dtype)),
+                    camera,
+                    sh_degree=sh_degree,
+                    background=None if background is None else background.to(dtype),
+                    viewmat=None if viewmat is None else viewmat.to(dtype),
+                    antialiased=antialiased,
+                )
+            )
 
     def prepare(tensor: Tensor) -> Tensor:
         return tensor.to(dtype).contiguous()
