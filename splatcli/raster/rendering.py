@@ -97,7 +97,10 @@ def render(
     pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
     job = _Job(backend, camera, sh_degree, antialiased, viewmat is not None)
     parameters = [prepare(tensor) for _, tensor in gaussians.items()]
-    image, alpha, depth = _Rasterize.apply(job, prepare(background), prepare(pose), *parameters)
+    # torch leaves Function.apply without types.
+    image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
+        job, prepare(background), prepare(pose), *parameters
+    )
     return Render(image, alpha, depth)
 
 
