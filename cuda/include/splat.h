@@ -107,7 +107,7 @@ typedef struct SplatProjectGrad {
   uint32_t struct_size;
   int32_t reserved;
   const SplatGaussians* gradients; /* written in full, zero where invisible */
-  const SplatAdam* adam;           /* or applied at once, never materialised */
+  const SplatAdam* adam;           /* or applied at once, never materialised; SH above sh_degree is left alone */
   void* pose_partials;             /* real [M / SPLAT_CHUNK, SPLAT_POSE] workspace, with v_viewmat */
   void* v_viewmat;                 /* real [4, 4], last row 0 */
   void* grad2d;                    /* real [n], += |(W/2, H/2) dL/dmean2d| */

@@ -55,7 +55,7 @@ class NativeEngine:
 
     def __init__(self, backend: Backend, *, budget: int | None = None) -> None:
         self._backend = backend
-        self._frame = Frame(backend, budget=budget)
+        self.frame = Frame(backend, budget=budget)
         self._arena = Arena()
 
     def step(
@@ -72,7 +72,7 @@ class NativeEngine:
         antialiased: bool,
         stats: GrowthStats | None,
     ) -> float:
-        frame = self._frame
+        frame = self.frame
         view = view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False)
         arrays = frame.project(view, gaussians)
         frame.bin(view, arrays)

@@ -296,6 +296,31 @@ SPLAT_INLINE Lanes<double, W> log2_(Lanes<double, W> x) {
   return each(x, [](double v) { return splat::log2_(v); });
 }
 
+// The first `count` of sixteen numbers; the other lanes are 0 when loaded and stay in memory as they are when stored.
+template <class T>
+SPLAT_INLINE Lanes<T, 16> load_first(const T* p, int count) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    return {(typename Lanes<T, 16>::Raw)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1u), p)};
+  }
+#endif
+  T x[16] = {};
+  for (int i = 0; i < count; ++i) x[i] = p[i];
+  return Lanes<T, 16>::load(x);
+}
+template <class T>
+SPLAT_INLINE void store_first(Lanes<T, 16> a, T* p, int count) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4) {
+    _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1u), __m512(a.v));
+    return;
+  }
+#endif
+  T x[16];
+  a.store(x);
+  for (int i = 0; i < count; ++i) p[i] = x[i];
+}
+
 // Sixteen bytes as numbers.
 template <class T>
 SPLAT_INLINE Lanes<T, 16> load_bytes(const uint8_t* p) {

@@ -208,10 +208,9 @@ struct LossSweeps {
     int c = 0;
     for (; c + kLanes <= inside; c += kLanes) sixteen(F::load(image + c), target(offset + c), c).store(v_image + c);
     if (c == inside) return;
-    Real x[kLanes] = {}, t[kLanes] = {}, v[kLanes];
-    for (int k = 0; k < inside - c; ++k) x[k] = image[c + k], t[k] = target_number(offset + c + k);
-    sixteen(F::load(x), F::load(t), c).store(v);
-    std::copy_n(v, inside - c, v_image + c);
+    Real t[kLanes] = {};
+    for (int k = 0; k < inside - c; ++k) t[k] = target_number(offset + c + k);
+    store_first(sixteen(load_first(image + c, inside - c), F::load(t), c), v_image + c, inside - c);
   }
 };
 

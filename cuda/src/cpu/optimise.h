@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "../../math/adam.h"
+#include "../../math/sh.h"
 #include "lanes.h"
 #include "stages.h"
 
@@ -31,26 +32,30 @@ SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real*
   }
   if (i == count) return;
   // The same arithmetic for the rest, so that no number depends on where it lies.
-  const size_t rest = size_t(count - i);
-  Real g_[kLanes] = {}, p_[kLanes] = {}, m_[kLanes] = {}, v_[kLanes] = {};
-  std::copy_n(grad + i, rest, g_), std::copy_n(param + i, rest, p_);
-  std::copy_n(exp_avg + i, rest, m_), std::copy_n(exp_avg_sq + i, rest, v_);
-  F p = F::load(p_), m = F::load(m_), v = F::load(v_);
-  adam_update(step, F::load(g_), p, m, v);
-  p.store(p_), m.store(m_), v.store(v_);
-  std::copy_n(p_, rest, param + i), std::copy_n(m_, rest, exp_avg + i), std::copy_n(v_, rest, exp_avg_sq + i);
+  const int rest = int(count - i);
+  F p = load_first(param + i, rest), m = load_first(exp_avg + i, rest), v = load_first(exp_avg_sq + i, rest);
+  adam_update(step, load_first(grad + i, rest), p, m, v);
+  store_first(p, param + i, rest), store_first(m, exp_avg + i, rest), store_first(v, exp_avg_sq + i, rest);
 }
 
-// One Adam step on Gaussians [begin, end). `grads` are those of the range alone, group by group.
+// One Adam step on Gaussians [begin, end). `grads` are those of the range alone, group by group. SH coefficients above
+// `sh_degree` are not in use: they have no gradient and stay as they are.
 template <class Real>
-inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, int64_t end,
+inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, int64_t end, int sh_degree,
                       const Real* const* grads) {
   for (int group = 0; group < kGroups; ++group) {
     const int64_t width = group_width(params, group);
-    if (width == 0) continue;
+    const int64_t used = group == kGroups - 1 ? std::min<int64_t>(width, 3 * sh_rest(sh_degree)) : width;
+    if (used == 0) continue;
     const auto step = make_adam_step<Real>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
     const auto at = [&](const SplatGaussians& g) { return static_cast<Real*>(group_of(g, group)) + begin * width; };
-    adam_range(step, grads[group], at(params), at(adam.exp_avg), at(adam.exp_avg_sq), (end - begin) * width);
+    Real *param = at(params), *exp_avg = at(adam.exp_avg), *exp_avg_sq = at(adam.exp_avg_sq);
+    if (used == width) {
+      adam_range(step, grads[group], param, exp_avg, exp_avg_sq, (end - begin) * width);
+      continue;
+    }
+    for (int64_t row = 0; row < (end - begin) * width; row += width)
+      adam_range(step, grads[group] + row, param + row, exp_avg + row, exp_avg_sq + row, used);
   }
 }
 

@@ -42,7 +42,7 @@ struct ChunkProjectorVjp {
     for (int i = 0; i < visible; i += kLanes)
       sixteen(begin, begin + i, std::min(kLanes, visible - i), grads, grad.v_viewmat != nullptr ? &pose : nullptr);
     if (grad.v_viewmat != nullptr) store_pose(pose, static_cast<Real*>(grad.pose_partials) + chunk * SPLAT_POSE);
-    if (grad.adam != nullptr) adam_rows<Real>(gaussians, *grad.adam, begin, end, grads);
+    if (grad.adam != nullptr) adam_rows<Real>(gaussians, *grad.adam, begin, end, view.sh_degree, grads);
   }
 
   static void store_pose(const ViewGrad<F>& pose, Real* out) {
@@ -224,7 +224,7 @@ void Stages<Real>::adam(const SplatCall& call, const SplatGaussians& params, con
     const Real* grads[kGroups];
     for (int group = 0; group < kGroups; ++group)
       grads[group] = static_cast<const Real*>(group_of(gradients, group)) + begin * group_width(params, group);
-    adam_rows<Real>(params, adam, begin, end, grads);
+    adam_rows<Real>(params, adam, begin, end, 4, grads);
   });
 }
 

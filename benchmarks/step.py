@@ -1,0 +1,163 @@
+"""How long a training step takes on this machine, stage by stage, beside plain torch doing the same work.
+
+    python benchmarks/step.py CHECKPOINT [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
+
+CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
+run on copies. Times are medians and 10 % quantiles in milliseconds of wall clock. The peers run in the same process:
+torch.optim.Adam(fused=True) on the same parameters, L1 + SSIM written with torch convolutions, and a matrix product
+that says what the machine gives at this moment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from splatcli import __version__
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.native.call import Backend, default_threads
+from splatcli.native.library import best_isa, load_cpu
+from splatcli.raster import AdamState, GrowthStats, NativeEngine
+from splatcli.raster.reference import loss_reference
+from splatcli.scene.read import read_scene
+from splatcli.train.lr import learning_rates
+
+_times: dict[str, list[float]] = defaultdict(list)
+
+
+@dataclass(frozen=True)
+class TimedBackend(Backend):
+    """A backend that notes how long each call takes."""
+
+    def call(self, name: str, *arguments: Any) -> int:
+        started = time.perf_counter()
+        result = super().call(name, *arguments)
+        _times[name].append(1e3 * (time.perf_counter() - started))
+        return result
+
+
+def timed(function: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of each of ``repeats`` calls, after one that does not count."""
+    function()
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        function()
+        times.append(1e3 * (time.perf_counter() - started))
+    return times
+
+
+def summary(times: list[float]) -> dict[str, float]:
+    return {
+        "median": round(statistics.median(times), 3),
+        "p10": round(sorted(times)[len(times) // 10], 3),
+    }
+
+
+def peers(gaussians: Any, targets: list[torch.Tensor], repeats: int) -> dict[str, Any]:
+    """The same loss and the same Adam in torch, and the machine's speed at a matrix product."""
+    leaves = [t.clone().requires_grad_(True) for _, t in gaussians.items()]
+    for leaf in leaves:
+        leaf.grad = torch.randn_like(leaf)
+    adam = torch.optim.Adam([{"params": [leaf], "lr": 1e-3} for leaf in leaves], eps=1e-15, fused=True)
+    target = targets[0].float() / 255.0
+    image = torch.rand_like(target).requires_grad_(True)
+
+    def torch_loss() -> None:
+        image.grad = None
+        loss_reference(image, target, 0.2).backward()
+
+    a = torch.rand(1024, 1024)
+    product = timed(lambda: a @ a, repeats)
+    return {
+        "torch_adam_fused": summary(timed(adam.step, repeats)),
+        "torch_l1_ssim": summary(timed(torch_loss, repeats)),
+        "matmul_gflops": round(2 * 1024**3 / (min(product) * 1e6), 1),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--threads", type=int, default=default_threads())
+    parser.add_argument("--isa", default=best_isa())
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+
+    checkpoint = load_checkpoint(options.checkpoint)
+    scene = read_scene(Path(checkpoint.dataset.root), checkpoint.config.data)
+    views = checkpoint.train
+    targets = {i: torch.from_numpy(scene.images.load(i)) for i in views}
+    gaussians = checkpoint.gaussians.detach_clone()
+    adam = AdamState.zeros_like(gaussians)
+    stats = GrowthStats.zeros(len(gaussians))
+    backend = TimedBackend(load_cpu(options.isa), torch.float32, options.threads)
+    engine = NativeEngine(backend)
+    # Tiny steps: the Gaussians stay those of the checkpoint, so that all steps do the same work.
+    rates = learning_rates(checkpoint.config.optim, checkpoint.config.schedule, checkpoint.dataset.extent, 10**9)
+    rates = {name: rate * 1e-3 for name, rate in rates.items()}
+    background = torch.zeros(3)
+
+    counts = defaultdict(list)
+    total = []
+    for k in range(-10, options.steps):
+        view = views[k % len(views)]
+        if k == 0:
+            _times.clear()
+        started = time.perf_counter()
+        engine.step(
+            gaussians,
+            adam,
+            checkpoint.cameras[view],
+            targets[view],
+            lrs=rates,
+            sh_degree=gaussians.sh_degree,
+            background=background,
+            ssim_lambda=0.2,
+            antialiased=False,
+            stats=stats,
+        )
+        if k >= 0:
+            total.append(1e3 * (time.perf_counter() - started))
+            counts["visible"].append(engine.frame.native.visible)
+            counts["pairs"].append(engine.frame.native.pairs)
+
+    camera = checkpoint.cameras[views[0]]
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "date": datetime.date.today().isoformat(),
+        "version": __version__,
+        "machine": f"{platform.processor() or platform.machine()}, {options.threads} threads, {options.isa}",
+        "scene": Path(checkpoint.dataset.root).name,
+        "size": f"{camera.width}x{camera.height}",
+        "gaussians": len(gaussians),
+        "visible": round(statistics.mean(counts["visible"])),
+        "pairs": round(statistics.mean(counts["pairs"])),
+        "step_ms": summary(total),
+        "stages_ms": {name: summary(times) for name, times in _times.items() if not name.endswith("bytes")},
+        "peers_ms": peers(gaussians, list(targets.values()), 20),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.out:
+        options.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
