@@ -68,7 +68,10 @@ def find_compiler() -> Toolchain:
         path = shutil.which(name)
         if path is None:
             continue
-        answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        except OSError:  # a script without its interpreter, a program for another machine
+            continue
         if answer.returncode == 0:
             return Toolchain(path, answer.stdout.splitlines()[0] if answer.stdout else "unknown")
     what = f"CXX names {asked!r}, which cannot be run" if asked else "no C++ compiler was found"
@@ -131,6 +134,7 @@ def _build(folder: Path, name: str, sources: list[Path], compiler: Toolchain, fl
             raise ResourceError(f"building the rasterizer failed:\n{tail}", where=compiler.command, remedy=_REMEDY)
         for leftover in work.glob("*.o"):
             leftover.unlink()
+        shutil.rmtree(folder, ignore_errors=True)  # what is left of an entry that has lost its library
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

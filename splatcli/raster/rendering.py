@@ -95,6 +95,8 @@ def render(
     if background is None:
         background = gaussians.means.new_zeros(3)
     pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
+    if pose.shape != (4, 4):
+        raise ValueError(f"viewmat has shape {tuple(pose.shape)}, not (4, 4)")
     job = _Job(backend, camera, sh_degree, antialiased, viewmat is not None)
     parameters = [prepare(tensor) for _, tensor in gaussians.items()]
     # torch leaves Function.apply without types.

@@ -1,6 +1,7 @@
 // The C ABI on the CPU: checks what it is given, then calls the stage for the number type.
 #include <cstdio>
 #include <exception>
+#include <initializer_list>
 
 #include "stages.h"
 
@@ -41,7 +42,9 @@ const char* fault(const SplatView* view) {
 const char* fault(const SplatGaussians* g) {
   if (!sized(g)) return "SplatGaussians has another size than in this library's splat.h";
   if (g->n < 0 || g->n > INT32_MAX) return "n is negative or beyond 2^31 - 1";
-  return nullptr;
+  for (int degree = 0; degree <= 4; ++degree)
+    if (g->sh_rest == (degree + 1) * (degree + 1) - 1) return nullptr;
+  return "sh_rest is not 0, 3, 8, 15 or 24";
 }
 const char* fault(const SplatFrame* frame) {
   return sized(frame) ? nullptr : "SplatFrame has another size than in this library's splat.h";
@@ -54,13 +57,35 @@ const char* fault(const SplatLoss* loss) {
 }
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
-  return adam->step >= 1 ? nullptr : "Adam steps are counted from 1";
+  if (adam->step < 1) return "Adam steps are counted from 1";
+  const char* f = fault(&adam->exp_avg);
+  return f != nullptr ? f : fault(&adam->exp_avg_sq);
+}
+const char* fault(const SplatProjectGrad* grad) {
+  if (!sized(grad)) return "SplatProjectGrad has another size than in this library's splat.h";
+  const char* f = grad->gradients == nullptr ? nullptr : fault(grad->gradients);
+  return f != nullptr || grad->adam == nullptr ? f : fault(grad->adam);
 }
 const char* first_fault() { return nullptr; }
 template <class A, class... Rest>
 const char* first_fault(A a, Rest... rest) {
   const char* f = fault(a);
   return f != nullptr ? f : first_fault(rest...);
+}
+
+// What does not fit together would be read or written beyond its end.
+const char* misfit(const SplatView* view, const SplatGaussians* g) {
+  const int32_t wanted = (view->sh_degree + 1) * (view->sh_degree + 1) - 1;
+  return wanted <= g->sh_rest ? nullptr : "sh_degree is more than sh_rest has coefficients for";
+}
+const char* misfit(const SplatGaussians* g, const SplatGaussians* gradients) {
+  const bool same = gradients == nullptr || (gradients->n == g->n && gradients->sh_rest == g->sh_rest);
+  return same ? nullptr : "the gradients have another shape than the Gaussians";
+}
+const char* misfit(const SplatGaussians* g, const SplatAdam* adam) {
+  if (adam == nullptr) return nullptr;
+  const bool same = misfit(g, &adam->exp_avg) == nullptr && misfit(g, &adam->exp_avg_sq) == nullptr;
+  return same ? nullptr : "the moments have another shape than the Gaussians";
 }
 
 }  // namespace
@@ -110,7 +135,9 @@ SPLAT_EXPORT int32_t splat_best_isa(void) {
 
 SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
                                    SplatFrame* frame) {
-  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame), call, view, gaussians, frame)
+  if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
+  if (const char* f = misfit(view, gaussians)) return fail(__func__, f);
+  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame), call)
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
@@ -141,10 +168,10 @@ SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* vie
 
 SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
                                        const SplatFrame* frame, const SplatProjectGrad* grad) {
-  if (!sized(grad)) return fail(__func__, "SplatProjectGrad has another size than in this library's splat.h");
-  if (grad->gradients != nullptr && !sized(grad->gradients)) return fail(__func__, fault(grad->gradients));
-  if (grad->adam != nullptr && fault(grad->adam) != nullptr) return fail(__func__, fault(grad->adam));
-  SPLAT_ENTER(call, Stages::project_vjp(*call, *view, *gaussians, *frame, *grad), call, view, gaussians, frame)
+  if (const char* f = first_fault(call, view, gaussians, frame, grad)) return fail(__func__, f);
+  for (const char* f : {misfit(view, gaussians), misfit(gaussians, grad->gradients), misfit(gaussians, grad->adam)})
+    if (f != nullptr) return fail(__func__, f);
+  SPLAT_ENTER(call, Stages::project_vjp(*call, *view, *gaussians, *frame, *grad), call)
 }
 
 SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* loss) {
@@ -159,5 +186,8 @@ SPLAT_EXPORT int32_t splat_loss(const SplatCall* call, SplatLoss* loss) {
 
 SPLAT_EXPORT int32_t splat_adam(const SplatCall* call, const SplatGaussians* params, const SplatGaussians* gradients,
                                 const SplatAdam* adam) {
-  SPLAT_ENTER(call, Stages::adam(*call, *params, *gradients, *adam), call, params, gradients, adam)
+  if (const char* f = first_fault(call, params, gradients, adam)) return fail(__func__, f);
+  for (const char* f : {misfit(params, gradients), misfit(params, adam)})
+    if (f != nullptr) return fail(__func__, f);
+  SPLAT_ENTER(call, Stages::adam(*call, *params, *gradients, *adam), call)
 }
