@@ -1,0 +1,179 @@
+"""What the tests of the native core share: the builds that run here, whole gradients, and where cut-offs are near."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.errors import ResourceError
+from splatcli.gaussians import Gaussians
+from splatcli.native import abi
+from splatcli.native.build import find_compiler
+from splatcli.native.call import Backend
+from splatcli.native.library import best_isa
+from splatcli.raster.reference import render_reference
+from splatcli.raster.rendering import render
+from splatcli.scene.camera import Camera
+from tests.raster.scenes import leaves
+
+
+def _has_compiler() -> bool:
+    try:
+        find_compiler()
+    except ResourceError:
+        return False
+    return True
+
+
+#: For a whole module: `pytestmark = NEEDS_COMPILER`.
+NEEDS_COMPILER = pytest.mark.skipif(not _has_compiler(), reason="no C++ compiler: the native core cannot be built")
+#: The builds that this processor runs, plainest first.
+ISAS = abi.ISAS[: abi.ISAS.index(best_isa()) + 1]
+
+
+def float32(isa: str | None = None, threads: int = 1) -> Backend:
+    return Backend.cpu(isa=isa, threads=threads)
+
+
+def float64(threads: int = 1) -> Backend:
+    return Backend.cpu(torch.float64, threads=threads)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a scalar loss weighs the images with: [H, W, 3], [H, W] and [H, W], float64."""
+
+    image: Tensor
+    alpha: Tensor
+    depth: Tensor
+
+    @classmethod
+    def random(cls, seed: int, camera: Camera) -> Weights:
+        generator = torch.Generator().manual_seed(seed)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(camera.height, camera.width, *shape, generator=generator, dtype=torch.float64)
+
+        return cls(normal(3), normal(), normal())
+
+    def where(self, keep: Tensor) -> Weights:
+        """Zero where ``keep`` [H, W] is False."""
+        return Weights(self.image * keep[..., None], self.alpha * keep, self.depth * keep)
+
+    def backward(self, image: Tensor, alpha: Tensor, depth: Tensor) -> None:
+        weights = [w.to(image.dtype) for w in (self.image, self.alpha, self.depth)]
+        torch.autograd.backward([image, alpha, depth], weights)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Images, and the gradients of a weighted sum of them, by name: the groups, background and viewmat."""
+
+    images: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+
+
+def _outcome(out: tuple[Tensor, Tensor, Tensor], weights: Weights, inputs: dict[str, Tensor]) -> Outcome:
+    weights.backward(*out)
+    gradients = {name: tensor.grad for name, tensor in inputs.items() if tensor.grad is not None}
+    assert gradients.keys() == inputs.keys(), "every input gets a gradient"
+    names = ("image", "alpha", "depth")
+    return Outcome({name: image.detach() for name, image in zip(names, out, strict=True)}, gradients)
+
+
+def _inputs(gaussians: Gaussians, camera: Camera, dtype: torch.dtype) -> tuple[Gaussians, dict[str, Tensor]]:
+    parameters = leaves(gaussians.map(lambda t: t.to(dtype)))
+    background = torch.tensor([0.3, 0.6, 0.1], dtype=torch.float64).to(dtype).requires_grad_()
+    viewmat = torch.from_numpy(camera.viewmat).to(dtype).requires_grad_()
+    return parameters, {**dict(parameters.items()), "background": background, "viewmat": viewmat}
+
+
+def native_outcome(
+    backend: Backend,
+    gaussians: Gaussians,
+    camera: Camera,
+    weights: Weights,
+    *,
+    sh_degree: int | None = None,
+    antialiased: bool = False,
+) -> Outcome:
+    parameters, inputs = _inputs(gaussians, camera, backend.dtype)
+    out = render(
+        parameters,
+        camera,
+        sh_degree=sh_degree,
+        background=inputs["background"],
+        viewmat=inputs["viewmat"],
+        antialiased=antialiased,
+        backend=backend,
+    )
+    return _outcome((out.image, out.alpha, out.depth), weights, inputs)
+
+
+def reference_outcome(
+    gaussians: Gaussians,
+    camera: Camera,
+    weights: Weights,
+    *,
+    sh_degree: int | None = None,
+    antialiased: bool = False,
+) -> Outcome:
+    """The same in float64 by the plain torch renderer, from the very numbers that the native side was given."""
+    parameters, inputs = _inputs(gaussians, camera, torch.float64)
+    out = render_reference(
+        parameters,
+        camera,
+        sh_degree=sh_degree,
+        background=inputs["background"],
+        viewmat=inputs["viewmat"],
+        antialiased=antialiased,
+    )
+    return _outcome(out, weights, inputs)
+
+
+def assert_outcome(got: Outcome, expected: Outcome, *, images: float, gradients: float) -> None:
+    """Both within a tolerance relative to the largest number of their kind: a gradient sums over many pixels."""
+    for bound, have, want in ((images, got.images, expected.images), (gradients, got.gradients, expected.gradients)):
+        for name, tensor in want.items():
+            scale = max(1.0, float(tensor.abs().max())) if tensor.numel() else 1.0
+            torch.testing.assert_close(have[name].double(), tensor, rtol=0, atol=bound * scale, msg=named(name))
+
+
+@torch.no_grad()
+def settled(gaussians: Gaussians, camera: Camera, *, antialiased: bool = False, reach: float = 3e-5) -> Tensor:
+    """[H, W] bool: no alpha and no transmittance is so near a cut-off that rounding could decide.
+
+    Opacities move by a relative ``reach`` to either side. What is smooth in them changes on a line, up to the square
+    of that; what is not on it has jumped.
+    """
+    parameters = gaussians.map(Tensor.double)
+
+    def image(shift: float) -> Tensor:
+        opacity = parameters.logit_opacities.sigmoid() * (1.0 + shift)
+        moved = Gaussians(**{**dict(parameters.items()), "logit_opacities": opacity.logit(1e-9)})
+        out = render(moved, camera, antialiased=antialiased, backend=float64())
+        return torch.cat([out.image, out.alpha[..., None], out.depth[..., None]], 2)
+
+    return ((image(reach) - 2.0 * image(0.0) + image(-reach)).abs() < 1e-7).all(2)
+
+
+def bits(*tensors: Tensor) -> list[bytes]:
+    """The exact bytes, for comparisons that mean equal and not close."""
+    return [tensor.detach().contiguous().numpy().tobytes() for tensor in tensors]
+
+
+def in_dtype(gaussians: Gaussians, dtype: torch.dtype) -> Gaussians:
+    return gaussians.map(lambda t: t.to(dtype))
+
+
+def rows_of(gaussians: Gaussians, index: slice | Tensor) -> Gaussians:
+    return gaussians.map(lambda t: t[index])
+
+
+def named(name: str) -> Callable[[str], str]:
+    """For assert_close's msg: what was compared, before what it says."""
+    return lambda message: f"{name}: {message}"

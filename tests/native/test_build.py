@@ -1,0 +1,386 @@
+"""Building and loading: the cache key, builders at once, failing and missing compilers, the wrong processor."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from splatcli.errors import ResourceError
+from splatcli.native import abi, build, call, library
+from splatcli.native.build import cpu_library, find_compiler
+from splatcli.native.sources import source_root
+from splatcli.raster.engine import NativeEngine, engine_for
+from splatcli.raster.reference import render_reference
+from splatcli.raster.reference_engine import ReferenceEngine
+from splatcli.raster.rendering import render
+from tests.native.cases import ISAS, NEEDS_COMPILER
+from tests.raster.scenes import random_scene
+
+#: Stands in for a compiler: says its version, writes what -o names after a while, and notes each link it makes.
+FAKE_COMPILER = """\
+#!/bin/sh
+if [ "$1" = --version ]; then echo "fake 1.0"; exit 0; fi
+link=no
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -o) out="$2"; shift ;;
+    -shared) link=yes ;;
+  esac
+  shift
+done
+if [ $link = yes ]; then sleep 0.2; echo linked >> "$FAKE_LOG"; fi
+echo made > "$out"
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, in a folder whose name has a space."""
+    folder = tmp_path / "a cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return folder
+
+
+def script(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The fake as $CXX; its log of links."""
+    monkeypatch.setenv("CXX", str(script(tmp_path / "fake-cxx", FAKE_COMPILER)))
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "links"))
+    return tmp_path / "links"
+
+
+@pytest.fixture
+def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading starts from nothing, whatever this process loaded before."""
+    monkeypatch.setattr(call, "load_cpu", library.load_cpu.__wrapped__)
+
+
+# --- the key ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the native sources that a test may edit."""
+    copy = tmp_path / "native sources"
+    shutil.copytree(source_root(), copy)
+    monkeypatch.setattr(build, "source_root", lambda: copy)
+    return copy
+
+
+def test_nothing_changed_is_the_same_library_without_a_build(cache: Path, fake_compiler: Path, sources: Path) -> None:
+    first = cpu_library("portable")
+    assert first.is_file()
+    assert first.is_relative_to(cache)
+    assert cpu_library("portable") == first
+    assert fake_compiler.read_text() == "linked\n"
+
+
+@pytest.mark.parametrize("name", ["include/splat.h", "math/blend.h", "src/cpu/bin.cpp", "src/cpu/lanes.h"])
+def test_an_edited_source_is_another_library(cache: Path, fake_compiler: Path, sources: Path, name: str) -> None:
+    first = cpu_library("portable")
+    with (sources / name).open("a") as file:
+        file.write("\n")
+    assert cpu_library("portable") != first
+
+
+def test_a_new_source_file_is_compiled_and_another_library(cache: Path, fake_compiler: Path, sources: Path) -> None:
+    first = cpu_library("portable")
+    (sources / "src" / "cpu" / "more.cpp").write_text("")
+    second = cpu_library("portable")
+    assert second != first
+    assert "more.o" in (second.parent / "build.ninja").read_text()
+
+
+def test_flags_isa_and_compiler_are_in_the_key(
+    cache: Path, fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = {cpu_library(isa) for isa in build.ISA_FLAGS}
+    assert len(seen) == len(build.ISA_FLAGS) == len(abi.ISAS)
+    with monkeypatch.context() as changed:
+        changed.setattr(build, "COMMON_FLAGS", (*build.COMMON_FLAGS, "-g"))
+        seen.add(cpu_library("portable"))
+    assert len(seen) == 4
+    script(tmp_path / "fake-cxx", FAKE_COMPILER.replace("fake 1.0", "fake 2.0"))
+    seen.add(cpu_library("portable"))
+    assert len(seen) == 5, "another version of the compiler is another library"
+    monkeypatch.setenv("CXX", str(script(tmp_path / "other-cxx", FAKE_COMPILER)))
+    seen.add(cpu_library("portable"))
+    assert len(seen) == 6, "another compiler is another library"
+
+
+def test_no_flag_changes_what_numbers_mean() -> None:
+    flags = [*build.COMMON_FLAGS, *(flag for flags in build.ISA_FLAGS.values() for flag in flags)]
+    forbidden = ("fast-math", "-Ofast", "finite-math", "unsafe-math", "-march=native", "associative")
+    assert not [flag for flag in flags if any(word in flag for word in forbidden)]
+    assert "-ffp-contract=off" in build.ISA_FLAGS["portable"]
+
+
+# --- builders --------------------------------------------------------------------------------------------------------
+
+
+def test_builders_at_the_same_time_make_one_library(cache: Path, fake_compiler: Path) -> None:
+    program = "from splatcli.native.build import cpu_library; print(cpu_library('portable'))"
+
+    def build_in_another_process(_: int) -> str:
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(build_in_another_process, range(4)))
+    assert len(paths) == 1
+    assert Path(paths.pop().strip()).read_text() == "made\n"
+    assert fake_compiler.read_text() == "linked\n", "one of them built, the others waited"
+    left = {path.name for path in (cache / "splatcli" / "native").iterdir() if path.suffix != ".lock"}
+    assert len(left) == 1, f"no temporary folder stays: {left}"
+
+
+def test_a_failing_compiler_speaks_through_the_error(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FAKE_COMPILER.replace("link=no\n", 'echo "blend.cpp:7: error: such a thing is not known" >&2; exit 1\n')
+    monkeypatch.setenv("CXX", str(script(tmp_path / "failing-cxx", text)))
+    with pytest.raises(ResourceError, match=r"blend\.cpp:7: error: such a thing is not known") as caught:
+        cpu_library("portable")
+    assert caught.value.where == str(tmp_path / "failing-cxx")
+    assert caught.value.remedy
+    assert "C++17" in caught.value.remedy
+    left = [path.name for path in (cache / "splatcli" / "native").iterdir() if path.suffix != ".lock"]
+    assert left == [], "a failed build leaves nothing that looks like a library"
+
+
+def test_after_a_failed_build_the_next_one_starts_afresh(
+    cache: Path, fake_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script(tmp_path / "fake-cxx", FAKE_COMPILER.replace("link=no\n", "exit 3\n"))
+    with pytest.raises(ResourceError):
+        cpu_library("portable")
+    script(tmp_path / "fake-cxx", FAKE_COMPILER)
+    assert cpu_library("portable").is_file()
+
+
+def test_a_cache_entry_without_its_library_is_built_again(cache: Path, fake_compiler: Path) -> None:
+    path = cpu_library("portable")
+    path.unlink()
+    assert cpu_library("portable") == path
+    assert path.is_file()
+
+
+# --- no compiler -----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_compiler_the_error_says_what_to_install(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ResourceError, match=r"no C\+\+ compiler was found") as caught:
+        cpu_library("portable")
+    assert caught.value.remedy
+    assert "apt install g++" in caught.value.remedy
+    assert caught.value.exit_code == 4
+
+
+def test_a_cxx_that_is_not_there_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ResourceError, match="CXX names 'no-such-compiler', which cannot be run"):
+        find_compiler()
+
+
+def test_a_compiler_that_cannot_even_start_is_not_taken(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = script(tmp_path / "g++", "#!/bin/sh\nexit 1\n")
+    script(tmp_path / "clang++", FAKE_COMPILER)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
+    assert find_compiler().command == str(tmp_path / "clang++")
+    assert find_compiler().version == "fake 1.0"
+    broken.write_text("#!/no/such/interpreter\n")
+    assert find_compiler().command == str(tmp_path / "clang++")
+
+
+@pytest.mark.usefixtures("uncached")
+def test_without_a_compiler_the_reference_serves_with_a_warning(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with caplog.at_level(logging.WARNING):
+        engine = engine_for("cpu")
+    assert isinstance(engine, ReferenceEngine)
+    assert len(caplog.records) == 1
+    assert "no-such-compiler" in caplog.text
+    assert "slower" in caplog.text
+
+
+@pytest.mark.usefixtures("uncached")
+def test_without_a_compiler_render_serves_too_with_a_warning(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    gaussians, camera = random_scene(1, 10)
+    with caplog.at_level(logging.WARNING):
+        out = render(gaussians, camera)
+    image, alpha, depth = render_reference(gaussians, camera)
+    assert torch.equal(out.image, image)
+    assert torch.equal(out.alpha, alpha)
+    assert torch.equal(out.depth, depth)
+    assert "no-such-compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("uncached")
+def test_a_compiler_that_fails_is_an_error_and_no_reason_to_be_slow(
+    cache: Path, fake_compiler: Path, tmp_path: Path
+) -> None:
+    script(tmp_path / "fake-cxx", FAKE_COMPILER.replace("link=no\n", "echo it broke >&2; exit 1\n"))
+    gaussians, camera = random_scene(1, 10)
+    with pytest.raises(ResourceError, match="it broke"):
+        engine_for("cpu")
+    with pytest.raises(ResourceError, match="it broke"):
+        render(gaussians, camera)
+
+
+def test_a_device_without_kernels_is_refused() -> None:
+    with pytest.raises(ResourceError, match="no engine for cuda"):
+        engine_for("cuda")
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+class FakeLibrary:
+    """Exports everything; its processor and version are the test's choice."""
+
+    def __init__(self, isa: int, version: int = abi.ABI_VERSION) -> None:
+        self._isa, self._version = isa, version
+
+    def __getattr__(self, name: str) -> Any:
+        def entry() -> int:
+            return {"splat_best_isa": self._isa, "splat_abi_version": self._version}[name]
+
+        return entry
+
+
+@pytest.mark.parametrize("runs", [0, 1, 2])
+@pytest.mark.parametrize("isa", abi.ISAS)
+def test_a_library_for_a_better_processor_is_refused(isa: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: FakeLibrary(runs))
+    if abi.ISAS.index(isa) <= runs:
+        library.load_cpu.__wrapped__(isa)
+    else:
+        with pytest.raises(ResourceError, match=f"does not run {isa} code"):
+            library.load_cpu.__wrapped__(isa)
+
+
+def test_a_library_of_another_abi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda path: FakeLibrary(2, version=abi.ABI_VERSION + 1))
+    with pytest.raises(ResourceError, match=f"ABI {abi.ABI_VERSION + 1}, this package {abi.ABI_VERSION}"):
+        library.load_cpu.__wrapped__("portable")
+
+
+def test_a_damaged_library_is_an_error_with_a_remedy(cache: Path, fake_compiler: Path) -> None:
+    with pytest.raises(ResourceError, match="cannot be loaded") as caught:
+        library.load_cpu.__wrapped__("portable")
+    assert caught.value.remedy
+    assert caught.value.remedy.startswith("delete ")
+
+
+FLAGS = {
+    "avx512": "fpu sse2 avx2 fma avx512f avx512dq avx512bw avx512vl avx512cd",
+    "avx2": "fpu sse2 avx2 fma avx512f avx512dq",
+    "portable": "fpu sse2 avx2",
+}
+
+
+@pytest.mark.parametrize("expected", FLAGS)
+def test_the_instruction_set_is_the_best_that_the_processor_names(
+    expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor : 0\nflags\t\t: {FLAGS[expected]}\n")
+    assert library.best_isa() == expected
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert library.best_isa() == "portable"
+
+
+@NEEDS_COMPILER
+def test_python_and_the_library_agree_on_the_processor() -> None:
+    engine = engine_for("cpu")
+    assert isinstance(engine, NativeEngine)
+    assert abi.ISAS[library.load_cpu("portable").splat_best_isa()] == library.best_isa() == ISAS[-1]
+
+
+SUBNORMAL_PROGRAM = """
+    import sys, threading
+    import numpy as np
+    import torch
+
+    def alive(when):
+        # Products that are subnormal, made by numpy, by torch and by a thread that did not exist before.
+        tiny = np.full(64, 1e-39, np.float32) * np.float32(1)
+        assert (tiny != 0).all(), f"numpy flushes {when}"
+        tensor = torch.full((64,), 1e-39) * 1
+        assert bool((tensor != 0).all()), f"torch flushes {when}"
+        wide = torch.full((1 << 16,), 1e-39) * 1
+        assert bool((wide != 0).all()), f"torch's threads flush {when}"
+        double = np.full(8, 1e-310) * 1.0
+        assert (double != 0).all(), f"float64 flushes {when}"
+
+    alive("before")
+    from splatcli.gaussians import GROUPS
+    from splatcli.native.call import Backend
+    from splatcli.raster import AdamState, NativeEngine, render
+    from tests.raster.scenes import leaves, random_scene
+
+    gaussians, camera = random_scene(1, 600)
+    for isa in sys.argv[1:]:
+        backend = Backend.cpu(isa=isa, threads=3)
+        alive(f"after loading {isa}")
+        parameters = leaves(gaussians)
+        out = render(parameters, camera, backend=backend)
+        alive(f"after a forward pass of {isa}")
+        torch.autograd.backward(out.image.sum())
+        alive(f"after a backward pass of {isa}")
+        target = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
+        NativeEngine(backend).step(
+            gaussians.detach_clone(), AdamState.zeros_like(gaussians), camera, target,
+            lrs=dict.fromkeys(GROUPS, 1e-3), sh_degree=3, background=torch.zeros(3), ssim_lambda=0.2,
+            antialiased=False, stats=None)
+        alive(f"after a step of {isa}")
+        other = threading.Thread(target=alive, args=(f"in a new thread after {isa}",))
+        other.start()
+        other.join()
+    print("alive")
+"""
+
+
+@NEEDS_COMPILER
+def test_subnormal_numbers_of_the_process_survive() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SUBNORMAL_PROGRAM), *ISAS],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "alive\n", done.stderr
+    assert torch.full((4,), 1e-39).mul(1).ne(0).all()
