@@ -109,9 +109,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return (
-            ", ".join(map(_text, value))
-            if not value or not isinstance(value[0], list)
-            else " to ".join("(" + ", ".join(map(_text, item)) + ")" for item in value)
-        )
+        parts = [f"({_text(part)})" if isinstance(part, list) else _text(part) for part in value]
+        return "; ".join(parts) or "none"
     return str(value)
