@@ -66,13 +66,13 @@ typedef struct SplatFrame {
   void* records;           /* real [M, SPLAT_RECORD]; 64-byte aligned */
   int32_t* ids;            /* [M] index of the Gaussian */
   int64_t* chunk_counts;   /* [M / SPLAT_CHUNK, 2] visible Gaussians; upper bound of their tile pairs */
+  uint32_t* row_counts;    /* [M] tiles of a visible Gaussian's box; after splat_bin its rows */
   int64_t visible;         /* result */
   int64_t pair_bound;      /* result: at least the number of pairs */
   /* splat_bin */
   void* workspace;         /* splat_bin_bytes() */
   int64_t workspace_bytes;
   uint32_t* row_starts;    /* [M] first row of a visible Gaussian */
-  uint32_t* row_counts;    /* [M] and how many */
   int64_t* tile_starts;    /* [T + 1] */
   uint32_t* pair_records;  /* [pair_bound] front to back in each tile */
   uint32_t* pair_rows;     /* [pair_bound] */

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,15 +66,17 @@ def find_compiler() -> Toolchain:
     """The C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises NoCompilerError when none works."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "clang++", "c++"]:
-        path = shutil.which(name)
+        program, *arguments = shlex.split(name) or [""]  # CXX may be "ccache g++"
+        path = shutil.which(program)
         if path is None:
             continue
+        command = shlex.join([path, *arguments])
         try:
-            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+            answer = subprocess.run([path, *arguments, "--version"], capture_output=True, text=True, check=False)
         except OSError:  # a script without its interpreter, a program for another machine
             continue
         if answer.returncode == 0:
-            return Toolchain(path, answer.stdout.splitlines()[0] if answer.stdout else "unknown")
+            return Toolchain(command, answer.stdout.splitlines()[0] if answer.stdout else "unknown")
     what = f"CXX names {asked!r}, which cannot be run" if asked else "no C++ compiler was found"
     raise NoCompilerError(f"{what}; the rasterizer is built on first use", remedy=_REMEDY)
 

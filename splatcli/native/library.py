@@ -41,6 +41,8 @@ def load_cpu(isa: str) -> ctypes.CDLL:
     Raises ResourceError when it cannot be built or loaded, speaks another version of the ABI, or was built for an
     instruction set that this processor lacks.
     """
+    if abi.ISAS.index(isa) > abi.ISAS.index(best_isa()):
+        raise ResourceError(f"this processor is not known to run {isa} code", remedy="use the portable build")
     path = cpu_library(isa)
     try:
         library = ctypes.CDLL(str(path))

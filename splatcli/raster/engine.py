@@ -82,14 +82,14 @@ class NativeEngine:
         frame.blend_vjp(
             view, background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
         )
-        adam.step += 1
         frame.project_vjp(
             view,
             arrays,
-            adam=self._adam(adam, lrs),
+            adam=self._next_update(adam, lrs),
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
+        adam.step += 1
         return loss
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
@@ -123,9 +123,9 @@ class NativeEngine:
         alpha = self._arena.take("alpha", h * w, dtype)[: h * w].view(h, w)
         return image, v_image, alpha
 
-    def _adam(self, adam: AdamState, lrs: dict[str, float]) -> abi.Adam:
+    def _next_update(self, adam: AdamState, lrs: dict[str, float]) -> abi.Adam:
         return abi.Adam(
-            step=adam.step,
+            step=adam.step + 1,
             beta1=adam.beta1,
             beta2=adam.beta2,
             eps=adam.eps,

@@ -25,9 +25,9 @@ from splatcli.scene.camera import Camera
 Z_NEAR = 0.01
 Z_FAR = 1e10
 
-#: Bytes of a tile pair: binned and listed (on the bound), and its row (on the count, known later; taken as the bound).
+#: Bytes of a tile pair while it is binned and listed. Its row comes to it; rows are counted exactly only later, so the
+#: budget takes the bound for them too.
 PAIR_BYTES = 12 + 10
-ROW_BYTES = 64
 
 
 def view_of(
@@ -192,7 +192,7 @@ class Frame:
         pairs = self.native.pair_bound
         if pairs <= self._largest_pairs:
             return
-        need = pairs * (PAIR_BYTES + ROW_BYTES)
+        need = pairs * (PAIR_BYTES + abi.ROW * self.backend.dtype.itemsize)
         budget = memory_budget() if self.budget is None else self.budget
         if need > budget:
             each = pairs / max(1, self.native.visible)

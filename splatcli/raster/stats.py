@@ -13,7 +13,7 @@ class GrowthStats:
     """Sums over the views since the last refinement.
 
     grad2d  [N] float32  sum of ||(W/2, H/2) * dL/d mean2d||, mean2d in pixels
-    count   [N] float32  views in which the Gaussian was visible
+    count   [N] float32  views in which the Gaussian was visible: its support reached a block of pixels
     """
 
     grad2d: Tensor

@@ -125,11 +125,12 @@ struct Emitter {
   int64_t first_rank(int64_t range) const { return frame.visible * range / ranges; }
   const Real* record(int64_t i) const { return static_cast<const Real*>(frame.records) + i * kRecordSize; }
 
-  // How many pairs a range can emit, so that its place in the list is known beforehand.
+  // How many pairs a range can emit, so that its place in the list is known beforehand: the tiles of the rectangles,
+  // which projection has left in row_counts.
   void bound(int64_t range) const {
     int64_t total = 0;
     for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank)
-      total += record_tiles(view, record(order[rank].record));
+      total += frame.row_counts[order[rank].record];
     work.range_starts[range + 1] = total;
   }
 

@@ -10,6 +10,7 @@ namespace splat {
 namespace {
 
 constexpr int kPixels = kTile * kTile;
+constexpr int kAhead = 4;  // records are fetched this many pairs before they are needed
 
 // Lane of a pixel within its tile: blocks row by row, pixels row by row in each.
 inline int lane_of(int x, int y) {
@@ -99,6 +100,8 @@ struct TileBlender {
       const int count = list_block(base, std::min<int64_t>(kBatch, tile.end - base), 1u << block, list);
       for (int i = 0; i < count; ++i) {
         const Real* rec = records + int64_t(frame.pair_records[base + list[i]]) * kRecordSize;
+        if (i + kAhead < count)
+          __builtin_prefetch(records + int64_t(frame.pair_records[base + list[i + kAhead]]) * kRecordSize);
         F raw;
         const F alpha = block_alpha(rec, x - F(rec[kRecX]), y - F(rec[kRecY]), raw);
         const F weight = alpha * decaying;
@@ -187,12 +190,12 @@ struct TileBlenderVjp {
     uint32_t alive = (1u << kBlocksPerTile) - 1u;
     for (int64_t p = tile.begin; p < tile.end; ++p) {
       Real* row = rows + int64_t(frame.pair_rows[p]) * kRowSize;
+      if (p + kAhead < stop) __builtin_prefetch(records + int64_t(frame.pair_records[p + kAhead]) * kRecordSize);
       const uint32_t mask = p < stop ? frame.pair_masks[p] & alive : 0u;
       if (mask == 0) {
         std::fill(row, row + kRowSize, Real(0));
         continue;
       }
-      if (p + 4 < stop) __builtin_prefetch(records + int64_t(frame.pair_records[p + 4]) * kRecordSize);
       pair_row(records + int64_t(frame.pair_records[p]) * kRecordSize, mask, alive, buffers, row);
     }
   }

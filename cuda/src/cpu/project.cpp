@@ -57,6 +57,7 @@ struct ChunkProjector {
       const int64_t tiles = record_tiles(view, rec);
       if (tiles == 0) continue;  // the slot is taken by the next one
       frame.ids[chunk * kChunk + visible] = int32_t(chunk * kChunk + first + k);
+      frame.row_counts[chunk * kChunk + visible] = uint32_t(tiles);
       bound += tiles;
       ++visible;
     }
