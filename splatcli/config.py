@@ -1,8 +1,8 @@
 """Config: every setting of a run, validated; from defaults, a TOML file, flags and --set, in that order.
 
 Values and names are the field's (INRIA, gsplat); where the two differ the choice is said beside the field.
-Steps in ``schedule`` are absolute: ``Schedule.scaled`` shrinks the 30,000-step recipe to a shorter run once, when
-the run is made, and the result is stored with the run, so that a resumed run follows the very same schedule.
+``Schedule.scaled`` and ``OptimConfig.scaled`` fit the 30,000-step recipe to a shorter run once, when the run is made;
+what comes out is stored with the run, in absolute steps, so that a resumed run follows the very same schedule.
 """
 
 from __future__ import annotations
@@ -68,6 +68,21 @@ class OptimConfig(_Section):
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-15, gt=0)
 
+    @classmethod
+    def scaled(cls, iterations: int) -> OptimConfig:
+        """Up to twice the learning rates of geometry for a shorter run; the recipe's own from 30,000 steps on.
+
+        Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
+        their way (benchmarks/README.md has what it brings).
+        """
+        factor = min(2.0, max(1.0, REFERENCE_ITERATIONS / iterations) ** 0.3)
+        recipe = cls()
+        return cls(
+            means_lr=factor * recipe.means_lr,
+            log_scales_lr=factor * recipe.log_scales_lr,
+            quats_lr=factor * recipe.quats_lr,
+        )
+
 
 class Schedule(_Section):
     """When things happen, in steps counted from 1."""
@@ -82,21 +97,21 @@ class Schedule(_Section):
 
     @classmethod
     def scaled(cls, iterations: int) -> Schedule:
-        """The 30,000-step recipe squeezed into a shorter run (gsplat's ``steps_scaler``); never stretched.
+        """The 30,000-step recipe squeezed into a shorter run (compare gsplat's ``steps_scaler``); never stretched.
 
-        ``refine_every`` shrinks with its square root only: a decision needs statistics over enough views.
+        Two intervals do not shrink in proportion. ``refine_every`` shrinks with the square root: a decision needs
+        statistics over enough views. ``reset_every`` stays: recovering from a reset takes as many steps as ever.
         """
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
         def scale(steps: int, power: float = 1.0) -> int:
-            squeezed: float = steps * factor**power
-            return max(1, round(squeezed))
+            scaled: float = steps * factor**power
+            return max(1, round(scaled))
 
         return cls(
             refine_start=scale(500),
             refine_stop=scale(15_000),
             refine_every=scale(100, 0.5),
-            reset_every=scale(3_000),
             sh_degree_interval=scale(1_000),
             lr_steps=max(1, iterations),
         )
@@ -161,7 +176,7 @@ def build_config(
     flags: dotted key -> value; a value of None means that the flag was not given.
     file: a TOML file with the sections above.
     assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
-    Later sources win. The schedule is scaled to ``train.iterations`` before explicit schedule keys are applied.
+    Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
     values: dict[str, Any] = {}
@@ -182,10 +197,11 @@ def build_config(
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
     try:
         config = Config.model_validate(_nest(values))
-        iterations = config.train.iterations
-        schedule = Schedule.scaled(iterations).model_dump()
-        schedule.update({k.split(".", 1)[1]: v for k, v in values.items() if k.startswith("schedule.")})
-        config.schedule = Schedule.model_validate(schedule)
+        recipe = {
+            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
+            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
+        }
+        config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
     except ValidationError as error:
         raise UsageError(_describe(error), where=file) from None
     return config

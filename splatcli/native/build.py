@@ -134,7 +134,11 @@ def _build(folder: Path, name: str, sources: list[Path], compiler: Toolchain, fl
         result = subprocess.run([*_ninja(), "-C", str(work)], capture_output=True, text=True, check=False)
         if result.returncode != 0:
             tail = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
-            raise ResourceError(f"building the rasterizer failed:\n{tail}", where=compiler.command, remedy=_REMEDY)
+            raise ResourceError(
+                f"building the rasterizer failed:\n{tail}",
+                where=compiler.command,
+                remedy="set CXX to another C++17 compiler; if none builds it, please report this with its version",
+            )
         for leftover in work.glob("*.o"):
             leftover.unlink()
         shutil.rmtree(folder, ignore_errors=True)  # what is left of an entry that has lost its library

@@ -14,11 +14,12 @@ import torch
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
 
-#: A 300-step run refines every 10 steps from 10 to 140 and resets opacities at 30, 60, 90 and 120.
+#: A 300-step run that refines every 10 steps up to 150 and resets opacities at 30, 60, 90 and 120.
 STEPS = 300
 SETTINGS = (
     *(str(SAMPLE), "-r", "4", "--iterations", str(STEPS), "--cap-max", "6500", "-q"),
     *("--set", "train.background=random", "--set", "save.keep_last=20"),
+    *("--set", "schedule.refine_every=10", "--set", "schedule.reset_every=30"),
 )
 EDGES = (29, 30, 31, 140, 200)
 
