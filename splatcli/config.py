@@ -60,8 +60,8 @@ class OptimConfig(_Section):
     means_lr_final: float = Field(1.6e-6, gt=0)
     log_scales_lr: float = Field(5e-3, gt=0)
     quats_lr: float = Field(1e-3, gt=0)
-    #: gsplat's value; INRIA's is 0.025 since October 2024.
-    logit_opacities_lr: float = Field(5e-2, gt=0)
+    #: INRIA's value since October 2024; gsplat's is 0.05.
+    logit_opacities_lr: float = Field(2.5e-2, gt=0)
     sh0_lr: float = Field(2.5e-3, gt=0)
     shN_lr: float = Field(1.25e-4, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
@@ -99,19 +99,19 @@ class Schedule(_Section):
     def scaled(cls, iterations: int) -> Schedule:
         """The 30,000-step recipe squeezed into a shorter run (compare gsplat's ``steps_scaler``); never stretched.
 
-        Two intervals do not shrink in proportion. ``refine_every`` shrinks with the square root: a decision needs
-        statistics over enough views. ``reset_every`` stays: recovering from a reset takes as many steps as ever.
+        Two intervals do not shrink in proportion. ``refine_every`` stays as long as fifteen refinements fit into the
+        window: a decision needs statistics over enough views. ``reset_every`` stays: recovering from a reset takes as
+        many steps as ever.
         """
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
-        def scale(steps: int, power: float = 1.0) -> int:
-            scaled: float = steps * factor**power
-            return max(1, round(scaled))
+        def scale(steps: int) -> int:
+            return max(1, round(steps * factor))
 
         return cls(
             refine_start=scale(500),
             refine_stop=scale(15_000),
-            refine_every=scale(100, 0.5),
+            refine_every=min(100, max(1, scale(15_000) // 15)),
             sh_degree_interval=scale(1_000),
             lr_steps=max(1, iterations),
         )

@@ -33,7 +33,7 @@ SPLAT_HD T log2_alpha(const S* rec, T dx, T dy) {
 // the sum `behind` of what lies behind it (later weights times their cg, background and alpha terms).
 template <class T>
 SPLAT_HD T alpha_vjp(T transmittance, T cg, T behind, T one_minus_alpha) {
-  return transmittance * cg - behind / one_minus_alpha;
+  return transmittance * cg - behind * reciprocal_(one_minus_alpha);
 }
 
 // 6.2  From the sums of a row to the gradient of image mean, conic (A, B, C in natural units) and log opacity.

@@ -26,6 +26,10 @@ SPLAT_HD double log2_(double x) { return ::log2(x); }
 SPLAT_HD float abs_(float x) { return ::fabsf(x); }
 SPLAT_HD double abs_(double x) { return ::fabs(x); }
 
+// 1 / x, by whatever is fastest at about full precision.
+SPLAT_HD float reciprocal_(float x) { return 1.0f / x; }
+SPLAT_HD double reciprocal_(double x) { return 1.0 / x; }
+
 // min and max return the second operand when either is NaN, as the SSE/AVX instructions do.
 template <class T>
 SPLAT_HD T min_(T a, T b) { return a < b ? a : b; }

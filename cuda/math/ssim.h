@@ -21,7 +21,7 @@ SPLAT_HD T ssim_pixel_vjp(T mu_x, T mu_y, T squares, T xy, T* v_mu_x, T* v_xx, T
   const T b = (squares - mu_squares) + T(kSsimC2);
   const T c = T(2) * mu_xy + T(kSsimC1);
   const T d = T(2) * (xy - mu_xy) + T(kSsimC2);
-  const T inv_ab = T(1) / (a * b);
+  const T inv_ab = reciprocal_(a * b);
   const T ssim = c * d * inv_ab;
   const T ssim_over_a = ssim * b * inv_ab, ssim_over_b = ssim * a * inv_ab;
   *v_xx = -ssim_over_b;

@@ -70,6 +70,7 @@ uint32_t depth_key(float z) {
 // Stable least-significant-digit radix sort of `count` items; only the bits in which keys differ are sorted.
 SortItem* radix_sort(int threads, SortItem* items, SortItem* spare, uint32_t* histograms, int64_t count,
                      uint32_t low, uint32_t high) {
+  if (count == 0) return items;
   int bits = 0;
   while (bits < 32 && ((high - low) >> bits) != 0) ++bits;
   const int passes = (bits + kMaxDigitBits - 1) / kMaxDigitBits;
@@ -221,21 +222,32 @@ void count_tiles(int threads, const Emitter<Real>& e) {
   });
 }
 
-// The records of one depth order, from their chunks in index order.
+// The visible in depth order; equal depths in index order.
 template <class Real>
 SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, const SplatFrame& frame,
                         const Workspace& work) {
-  const int64_t chunks = chunks_of(gaussians.n);
   const Real* records = static_cast<const Real*>(frame.records);
-  uint32_t low = ~0u, high = 0;
-  int64_t count = 0;
-  for (int64_t c = 0; c < chunks; ++c) {
-    for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
-      const uint32_t key = depth_key(float(records[i * kRecordSize + kRecDepth]));
-      low = std::min(low, key), high = std::max(high, key);
-      work.items[count++] = {key, uint32_t(i)};
-    }
+  const int64_t chunks = chunks_of(gaussians.n);
+  const auto first_chunk = [=](int64_t block) { return chunks * block / kSortBlocks; };
+  int64_t starts[kSortBlocks + 1] = {};
+  for (int64_t b = 0; b < kSortBlocks; ++b) {
+    starts[b + 1] = starts[b];
+    for (int64_t c = first_chunk(b); c < first_chunk(b + 1); ++c) starts[b + 1] += frame.chunk_counts[2 * c];
   }
+  uint32_t lows[kSortBlocks], highs[kSortBlocks];
+  parallel_for(call.threads, kSortBlocks, [&](int64_t b) {
+    SortItem* out = work.items + starts[b];
+    uint32_t low = ~0u, high = 0;
+    for (int64_t c = first_chunk(b); c < first_chunk(b + 1); ++c) {
+      for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
+        const uint32_t key = depth_key(float(records[i * kRecordSize + kRecDepth]));
+        low = std::min(low, key), high = std::max(high, key);
+        *out++ = {key, uint32_t(i)};
+      }
+    }
+    lows[b] = low, highs[b] = high;
+  });
+  const int64_t count = starts[kSortBlocks];
   if constexpr (sizeof(Real) == 8) {
     // Depths that are one float apart still have an order.
     std::stable_sort(work.items, work.items + count, [=](const SortItem& a, const SortItem& b) {
@@ -243,7 +255,8 @@ SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, 
     });
     return work.items;
   }
-  return radix_sort(call.threads, work.items, work.spare, work.histograms, count, low, high);
+  return radix_sort(call.threads, work.items, work.spare, work.histograms, count,
+                    *std::min_element(lows, lows + kSortBlocks), *std::max_element(highs, highs + kSortBlocks));
 }
 
 // Rows of a Gaussian lie together, Gaussians in index order.

@@ -94,7 +94,16 @@ struct Lanes<T, W, true> {
   Lanes() = default;
   SPLAT_INLINE Lanes(Raw raw) : v(raw) {}
   template <class S, class = typename std::enable_if<std::is_arithmetic<S>::value>::type>
-  SPLAT_INLINE Lanes(S x) : v(Raw{} + T(x)) {}
+  SPLAT_INLINE Lanes(S x) : v(broadcast(T(x))) {}
+  // The intrinsics let a number in memory be broadcast by the load itself.
+  static SPLAT_INLINE Raw broadcast(T x) {
+#if SPLAT_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4 && W == 16) return (Raw)_mm512_set1_ps(x);
+#elif SPLAT_VECTOR_BYTES == 32
+    if constexpr (sizeof(T) == 4 && W == 8) return (Raw)_mm256_set1_ps(x);
+#endif
+    return Raw{} + x;
+  }
   static SPLAT_INLINE Lanes load(const T* p) {
     Lanes r;
     std::memcpy(&r.v, p, sizeof(Raw));
@@ -219,6 +228,19 @@ SPLAT_INLINE Lanes<T, W> sqrt_(Lanes<T, W> a) {
   } else {
     return each(a, [](T x) { return splat::sqrt_(x); });
   }
+}
+
+// 1 / x for normal x. A division stalls AVX-512 for sixteen cycles; an estimate of 14 bits and a Newton step do not.
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> reciprocal_(Lanes<T, W> x) {
+#if SPLAT_VECTOR_BYTES == 64
+  if constexpr (sizeof(T) == 4 && W == 16) {
+    using L = Lanes<T, W>;
+    const L estimate = {(typename L::Raw)_mm512_rcp14_ps(__m512(x.v))};
+    return estimate * (L(2) - x * estimate);
+  }
+#endif
+  return Lanes<T, W>(1) / x;
 }
 
 // 2^x for x in [-126, 127], about 1e-7 relative; outside it, and for NaN, the result is meaningless.

@@ -150,7 +150,8 @@ struct LossSweeps {
 
   double ssim_row(const Ring<Real, kMoments>& ring, int y, int c0, int inside) const {
     const auto window = ring.window((y + kTaps) % kTaps);
-    double total = 0;
+    F total = F(0);
+    double rest = 0;
     for (int c = 0; c < inside; c += kLanes) {
       F derivative[kMaps];
       F f[kMoments];
@@ -159,16 +160,16 @@ struct LossSweeps {
       const F ssim = ssim_pixel_vjp(f[0], f[1], squares, xy, &derivative[0], &derivative[1], &derivative[2]);
       for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, y) + c0 + c);
       if (c + kLanes <= inside) {
-        total += double(sum(ssim));
+        total += ssim;
         continue;
       }
       Real lanes[kLanes];
       ssim.store(lanes);
-      for (int k = 0; k < inside - c; ++k) total += double(lanes[k]);
+      for (int k = 0; k < inside - c; ++k) rest += double(lanes[k]);
     }
     // What lies beyond the image is no window's centre.
     for (int m = 0; m < kMaps; ++m) std::fill(map_row(m, y) + c0 + inside, map_row(m, y) + c0 + kStripWidth, Real(0));
-    return total;
+    return double(sum(total)) + rest;
   }
 
   void gradient(int64_t job) const {
