@@ -1,9 +1,9 @@
 """How long a training step takes on this machine, stage by stage, beside plain torch doing the same work.
 
-    python benchmarks/step.py CHECKPOINT [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
+    python benchmarks/step.py CHECKPOINT [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
 
 CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
-run on copies. Times are medians and 10 % quantiles in milliseconds of wall clock. The peers run in the same process:
+run on copies; -r takes the photos at another size than the run did. Times are medians and 10 % quantiles in milliseconds of wall clock. The peers run in the same process:
 torch.optim.Adam(fused=True) on the same parameters, L1 + SSIM written with torch convolutions, and a matrix product
 that says what the machine gives at this moment.
 """
@@ -92,6 +92,7 @@ def peers(gaussians: Any, targets: list[torch.Tensor], repeats: int) -> dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("-r", "--resolution", type=float)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--isa", default=best_isa())
@@ -100,7 +101,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
 
     checkpoint = load_checkpoint(options.checkpoint)
-    scene = read_scene(Path(checkpoint.dataset.root), checkpoint.config.data)
+    data = checkpoint.config.data
+    if options.resolution is not None:
+        data = data.model_copy(update={"resolution": options.resolution})
+    scene = read_scene(Path(checkpoint.dataset.root), data)
     views = checkpoint.train
     targets = {i: torch.from_numpy(scene.images.load(i)) for i in views}
     gaussians = checkpoint.gaussians.detach_clone()
@@ -123,7 +127,7 @@ def main() -> None:
         engine.step(
             gaussians,
             adam,
-            checkpoint.cameras[view],
+            scene.cameras[view],
             targets[view],
             lrs=rates,
             sh_degree=gaussians.sh_degree,
@@ -137,7 +141,7 @@ def main() -> None:
             counts["visible"].append(engine.frame.native.visible)
             counts["pairs"].append(engine.frame.native.pairs)
 
-    camera = checkpoint.cameras[views[0]]
+    camera = scene.cameras[views[0]]
     result = {
         "command": " ".join(["python", *sys.argv]),
         "date": datetime.date.today().isoformat(),

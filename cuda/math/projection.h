@@ -142,6 +142,7 @@ SPLAT_HD void camera_to_image_vjp(const View<S>& view, const T* pc, T inv_z, con
 template <class T>
 struct Covariance2d {
   T u0[3], u1[3];
+  T raw_a, raw_c;  // diagonal before the blur
   T a, b, c;       // blurred: [[a, b], [b, c]]
   T det;           // of the blurred matrix
   T compensation;  // sqrt(det raw / det blurred)
@@ -155,11 +156,12 @@ SPLAT_HD Covariance2d<T> covariance2d(const T* row0, const T* row1, const T* roo
   }
   const T cross[3] = {s.u0[1] * s.u1[2] - s.u0[2] * s.u1[1], s.u0[2] * s.u1[0] - s.u0[0] * s.u1[2],
                       s.u0[0] * s.u1[1] - s.u0[1] * s.u1[0]};
-  const T raw_a = dot3(s.u0, s.u0), raw_c = dot3(s.u1, s.u1), raw_det = dot3(cross, cross);
-  s.a = raw_a + T(kBlur);
+  const T raw_det = dot3(cross, cross);
+  s.raw_a = dot3(s.u0, s.u0), s.raw_c = dot3(s.u1, s.u1);
+  s.a = s.raw_a + T(kBlur);
   s.b = dot3(s.u0, s.u1);
-  s.c = raw_c + T(kBlur);
-  s.det = raw_det + T(kBlur) * (raw_a + raw_c) + T(kBlur * kBlur);
+  s.c = s.raw_c + T(kBlur);
+  s.det = raw_det + T(kBlur) * (s.raw_a + s.raw_c) + T(kBlur * kBlur);
   s.compensation = sqrt_(raw_det / s.det);
   return s;
 }
@@ -169,9 +171,9 @@ SPLAT_HD void covariance2d_vjp(const T* row0, const T* row1, const T* root, cons
   // r = det raw / det blurred; a degenerate ellipse (r = 0) has no gradient through it.
   const T r = s.compensation * s.compensation;
   const T v_r = select(s.compensation > T(0), v_compensation * T(0.5) / s.compensation, T(0)) / s.det;
-  v_a += v_r * ((s.c - T(kBlur)) - r * s.c);
+  v_a += v_r * (s.raw_c - r * s.c);
   v_b += v_r * T(2) * s.b * (r - T(1));
-  v_c += v_r * ((s.a - T(kBlur)) - r * s.a);
+  v_c += v_r * (s.raw_a - r * s.a);
   T v_u0[3], v_u1[3];
   for (int k = 0; k < 3; ++k) {
     v_u0[k] = T(2) * v_a * s.u0[k] + v_b * s.u1[k];

@@ -33,7 +33,7 @@ def test_the_rates_of_the_other_groups_are_constant() -> None:
     assert tuple(first) == GROUPS
     del first["means"], last["means"]
     assert first == last
-    assert first == {"quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
+    assert first == {"quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 2.5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
 
 
 def test_the_end_of_the_line_is_exact() -> None:
