@@ -3,9 +3,9 @@
     python benchmarks/step.py CHECKPOINT [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
 
 CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
-run on copies; -r takes the photos at another size than the run did. Times are medians and 10 % quantiles in milliseconds of wall clock. The peers run in the same process:
-torch.optim.Adam(fused=True) on the same parameters, L1 + SSIM written with torch convolutions, and a matrix product
-that says what the machine gives at this moment.
+run on copies; -r takes the photos at another size than the run did. Times are medians and 10 % quantiles in
+milliseconds of wall clock. The peers run in the same process: torch.optim.Adam(fused=True) on the same parameters,
+L1 + SSIM written with torch convolutions, and a matrix product that says what the machine gives at this moment.
 """
 
 from __future__ import annotations
