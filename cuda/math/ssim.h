@@ -9,8 +9,14 @@ constexpr double kSsimC2 = 0.03 * 0.03;
 constexpr int kSsimRadius = 5;  // 11 taps, sigma 1.5, zeros outside the image
 
 // exp(-k^2 / (2 sigma^2)) for k = 0..5, divided by their sum over 11 taps.
-constexpr double kSsimTaps[kSsimRadius + 1] = {0.2660117248617943,   0.21300553771125366,  0.1093606895097,
-                                               0.03600077212843082,  0.007598758135239184, 0.0010283800844791099};
+SPLAT_HD constexpr double ssim_tap(int k) {
+  return k == 0   ? 0.2660117248617943
+         : k == 1 ? 0.21300553771125366
+         : k == 2 ? 0.1093606895097
+         : k == 3 ? 0.03600077212843082
+         : k == 4 ? 0.007598758135239184
+                  : 0.0010283800844791099;
+}
 
 // 7.2  SSIM of one pixel and channel, from the filtered x, y, x^2 + y^2 and xy; y is the target.
 // 7.3  And its derivatives with respect to the filtered x, x^2 and xy.

@@ -44,9 +44,9 @@ struct Ring {
     for (int n = 0; n < N; ++n) {
       for (int c = 0; c < kStripWidth; c += kLanes) {
         const Real* at = input[n] + kReach + c;
-        F sum = F::load(at) * F(kSsimTaps[0]);
+        F sum = F::load(at) * F(ssim_tap(0));
         for (int k = 1; k <= kSsimRadius; ++k)
-          sum += (F::load(at - kChannels * k) + F::load(at + kChannels * k)) * F(kSsimTaps[k]);
+          sum += (F::load(at - kChannels * k) + F::load(at + kChannels * k)) * F(ssim_tap(k));
         sum.store(rows[slot][n] + c);
       }
     }
@@ -63,9 +63,9 @@ struct Ring {
   // Quantity n filtered both ways, at sixteen numbers from column c on.
   static SPLAT_INLINE F filtered(const Window& w, int n, int c) {
     const int at = n * kStripWidth + c;
-    F sum = F::load(w.rows[kSsimRadius] + at) * F(kSsimTaps[0]);
+    F sum = F::load(w.rows[kSsimRadius] + at) * F(ssim_tap(0));
     for (int k = 1; k <= kSsimRadius; ++k)
-      sum += (F::load(w.rows[kSsimRadius - k] + at) + F::load(w.rows[kSsimRadius + k] + at)) * F(kSsimTaps[k]);
+      sum += (F::load(w.rows[kSsimRadius - k] + at) + F::load(w.rows[kSsimRadius + k] + at)) * F(ssim_tap(k));
     return sum;
   }
 };
