@@ -46,8 +46,17 @@ struct Tile {
   }
   // 1 for lanes inside the image, 0 outside: the transmittance that each pixel starts with.
   void initial_transmittance(Real* lanes) const {
+    std::fill(lanes, lanes + kPixels, Real(1));
+    if (width == kTile && height == kTile) return;
     for (int y = 0; y < kTile; ++y)
       for (int x = 0; x < kTile; ++x) lanes[lane_of(x, y)] = Real(x < width && y < height);
+  }
+  // The sixteen pixels of a row lie in four blocks, four lanes in each.
+  static SPLAT_INLINE void row_from_lanes(const Real* lanes, int y, Real* row) {
+    for (int b = 0; b < kTile; b += kBlock) std::copy_n(lanes + lane_of(b, y), kBlock, row + b);
+  }
+  static SPLAT_INLINE void row_to_lanes(const Real* row, int y, Real* lanes) {
+    for (int b = 0; b < kTile; b += kBlock) std::copy_n(row + b, kBlock, lanes + lane_of(b, y));
   }
 };
 
@@ -142,20 +151,27 @@ struct TileBlender {
     return count;
   }
 
+  // Row by row through small arrays, which the compiler turns into vectors.
   void write(const Tile<Real>& tile, const Buffers& buffers) const {
     const Real bg[3] = {background[0], background[1], background[2]};
     for (int y = 0; y < tile.height; ++y) {
+      Real red[kTile], green[kTile], blue[kTile], t[kTile], pixels[3 * kTile], alpha[kTile];
+      tile.row_from_lanes(buffers.red, y, red);
+      tile.row_from_lanes(buffers.green, y, green);
+      tile.row_from_lanes(buffers.blue, y, blue);
+      tile.row_from_lanes(buffers.transmittance, y, t);
+      for (int x = 0; x < kTile; ++x) {
+        pixels[3 * x] = red[x] + t[x] * bg[0];
+        pixels[3 * x + 1] = green[x] + t[x] * bg[1];
+        pixels[3 * x + 2] = blue[x] + t[x] * bg[2];
+        alpha[x] = Real(1) - t[x];
+      }
       const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
-      Real* image = static_cast<Real*>(out.image) + 3 * row;
-      Real* alpha = static_cast<Real*>(out.alpha) + row;
-      for (int x = 0; x < tile.width; ++x) {
-        const int lane = lane_of(x, y);
-        const Real t = buffers.transmittance[lane];
-        image[3 * x] = buffers.red[lane] + t * bg[0];
-        image[3 * x + 1] = buffers.green[lane] + t * bg[1];
-        image[3 * x + 2] = buffers.blue[lane] + t * bg[2];
-        alpha[x] = Real(1) - t;
-        if constexpr (Depth) static_cast<Real*>(out.depth)[row + x] = buffers.depth[lane];
+      std::copy_n(pixels, 3 * tile.width, static_cast<Real*>(out.image) + 3 * row);
+      std::copy_n(alpha, tile.width, static_cast<Real*>(out.alpha) + row);
+      if constexpr (Depth) {
+        tile.row_from_lanes(buffers.depth, y, t);
+        std::copy_n(t, tile.width, static_cast<Real*>(out.depth) + row);
       }
     }
   }
@@ -244,38 +260,48 @@ struct TileBlenderVjp {
 
   // Gradients of the images, lane by lane, and what they make of everything that was blended.
   void read(const Tile<Real>& tile, Buffers& buffers, int64_t index) const {
-    for (Real* lanes : {buffers.transmittance, buffers.behind, buffers.red, buffers.green, buffers.blue, buffers.depth})
-      std::fill(lanes, lanes + kPixels, Real(0));
     const F lane_x = Tile<Real>::lane_x(), lane_y = Tile<Real>::lane_y();
     for (int b = 0; b < kBlocksPerTile; ++b) {
       (lane_x + F(Real(tile.x0 + kBlock * (b % kBlock)))).store(buffers.x + b * kLanes);
       (lane_y + F(Real(tile.y0 + kBlock * (b / kBlock)))).store(buffers.y + b * kLanes);
     }
+    tile.initial_transmittance(buffers.transmittance);
     Real v_background[3] = {0, 0, 0};
-    for (int y = 0; y < tile.height; ++y) {
-      const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
-      const Real* image = static_cast<const Real*>(out.image) + 3 * row;
-      const Real* v_image = static_cast<const Real*>(v_out.image) + 3 * row;
-      const Real* alpha = static_cast<const Real*>(out.alpha) + row;
-      const Real* v_alpha = v_out.alpha == nullptr ? nullptr : static_cast<const Real*>(v_out.alpha) + row;
-      for (int x = 0; x < tile.width; ++x) {
-        const int lane = lane_of(x, y);
-        const Real r = v_image[3 * x], g = v_image[3 * x + 1], b = v_image[3 * x + 2];
-        buffers.transmittance[lane] = Real(1);
-        buffers.red[lane] = r, buffers.green[lane] = g, buffers.blue[lane] = b;
-        Real behind = image[3 * x] * r + image[3 * x + 1] * g + image[3 * x + 2] * b;
-        const Real t = Real(1) - alpha[x];
-        if (v_alpha != nullptr) behind -= t * v_alpha[x];
-        if constexpr (Depth) {
-          const Real d = static_cast<const Real*>(v_out.depth)[row + x];
-          buffers.depth[lane] = d;
-          behind += static_cast<const Real*>(out.depth)[row + x] * d;
-        }
-        buffers.behind[lane] = behind;
-        v_background[0] += t * r, v_background[1] += t * g, v_background[2] += t * b;
-      }
-    }
+    for (int y = 0; y < kTile; ++y) read_row(tile, y, buffers, v_background);
     if (background_partials != nullptr) std::copy(v_background, v_background + 3, background_partials + 3 * index);
+  }
+
+  // One row; pixels outside the image have no gradient.
+  SPLAT_INLINE void read_row(const Tile<Real>& tile, int y, Buffers& buffers, Real* v_background) const {
+    const size_t width = y < tile.height ? size_t(tile.width) : 0;
+    const int64_t row = int64_t(tile.y0 + y) * view.width + tile.x0;
+    Real pixels[3 * kTile] = {}, grads[3 * kTile] = {}, alpha[kTile] = {}, v_alpha[kTile] = {};
+    std::copy_n(static_cast<const Real*>(out.image) + 3 * row, 3 * width, pixels);
+    std::copy_n(static_cast<const Real*>(v_out.image) + 3 * row, 3 * width, grads);
+    std::copy_n(static_cast<const Real*>(out.alpha) + row, width, alpha);
+    if (v_out.alpha != nullptr) std::copy_n(static_cast<const Real*>(v_out.alpha) + row, width, v_alpha);
+    Real red[kTile], green[kTile], blue[kTile], behind[kTile];
+    for (int x = 0; x < kTile; ++x) {
+      red[x] = grads[3 * x], green[x] = grads[3 * x + 1], blue[x] = grads[3 * x + 2];
+      behind[x] = pixels[3 * x] * red[x] + pixels[3 * x + 1] * green[x] + pixels[3 * x + 2] * blue[x] -
+                  (Real(1) - alpha[x]) * v_alpha[x];
+    }
+    if constexpr (Depth) {
+      Real depth[kTile] = {}, v_depth[kTile] = {};
+      std::copy_n(static_cast<const Real*>(out.depth) + row, width, depth);
+      std::copy_n(static_cast<const Real*>(v_out.depth) + row, width, v_depth);
+      for (int x = 0; x < kTile; ++x) behind[x] += depth[x] * v_depth[x];
+      tile.row_to_lanes(v_depth, y, buffers.depth);
+    }
+    tile.row_to_lanes(red, y, buffers.red);
+    tile.row_to_lanes(green, y, buffers.green);
+    tile.row_to_lanes(blue, y, buffers.blue);
+    tile.row_to_lanes(behind, y, buffers.behind);
+    if (background_partials == nullptr) return;
+    for (size_t x = 0; x < width; ++x) {
+      const Real t = Real(1) - alpha[x];
+      v_background[0] += t * red[x], v_background[1] += t * green[x], v_background[2] += t * blue[x];
+    }
   }
 };
 
