@@ -5,8 +5,8 @@
 CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
 run on copies; -r takes the photos at another size than the run did. Times are medians and 10 % quantiles in
 milliseconds of wall clock. The peers run in the same process: torch.optim.Adam(fused=True) on the same parameters,
-the reference's L1 + SSIM (plain torch, written to be read, not to be fast), and a matrix product that says what the
-machine gives at this moment.
+L1 + SSIM in torch (separable convolutions of all five maps at once, the fastest of four forms that were tried), and a
+matrix product that says what the machine gives at this moment.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.functional import conv2d
 
 from splatcli import __version__
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.native.call import Backend, default_threads
 from splatcli.native.library import best_isa, load_cpu
 from splatcli.raster import AdamState, GrowthStats, NativeEngine
-from splatcli.raster.reference import loss_reference
 from splatcli.scene.read import read_scene
 from splatcli.train.lr import learning_rates
 
@@ -68,24 +68,38 @@ def summary(times: list[float]) -> dict[str, float]:
     }
 
 
+def torch_loss(image: torch.Tensor, target: torch.Tensor, ssim_lambda: float) -> torch.Tensor:
+    """The training loss of image and target [1, 3, H, W] in torch, as fast as convolutions make it."""
+    taps = torch.exp(-((torch.arange(11.0) - 5.0) ** 2) / (2 * 1.5**2))
+    taps /= taps.sum()
+    maps = torch.cat([image, target, image * image, target * target, image * target], 1)
+    channels = maps.shape[1]
+    across, down = taps.view(1, 1, 1, 11).repeat(channels, 1, 1, 1), taps.view(1, 1, 11, 1).repeat(channels, 1, 1, 1)
+    maps = conv2d(conv2d(maps, across, padding=(0, 5), groups=channels), down, padding=(5, 0), groups=channels)
+    x, y, xx, yy, xy = maps.chunk(5, 1)
+    numerator = (2 * x * y + 0.01**2) * (2 * (xy - x * y) + 0.03**2)
+    ssim = numerator / ((x * x + y * y + 0.01**2) * (xx - x * x + yy - y * y + 0.03**2))
+    return (1 - ssim_lambda) * (image - target).abs().mean() + ssim_lambda * (1 - ssim.mean())
+
+
 def peers(gaussians: Any, targets: list[torch.Tensor], repeats: int) -> dict[str, Any]:
     """The same loss and the same Adam in torch, and the machine's speed at a matrix product."""
     leaves = [t.clone().requires_grad_(True) for _, t in gaussians.items()]
     for leaf in leaves:
         leaf.grad = torch.randn_like(leaf)
     adam = torch.optim.Adam([{"params": [leaf], "lr": 1e-3} for leaf in leaves], eps=1e-15, fused=True)
-    target = targets[0].float() / 255.0
+    target = (targets[0].float() / 255.0).permute(2, 0, 1)[None].contiguous()
     image = torch.rand_like(target).requires_grad_(True)
 
-    def torch_loss() -> None:
+    def loss() -> None:
         image.grad = None
-        loss_reference(image, target, 0.2).backward()
+        torch_loss(image, target, 0.2).backward()
 
     a = torch.rand(1024, 1024)
     product = timed(lambda: a @ a, repeats)
     return {
         "torch_adam_fused": summary(timed(adam.step, repeats)),
-        "reference_l1_ssim": summary(timed(torch_loss, repeats)),
+        "torch_l1_ssim": summary(timed(loss, repeats)),
         "matmul_gflops": round(2 * 1024**3 / (min(product) * 1e6), 1),
     }
 

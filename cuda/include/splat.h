@@ -4,6 +4,11 @@
  * Every struct starts with its own size, so that a caller built against another header is refused and not misread.
  * Pointers are to contiguous arrays on the call's device; `real` means float or double, by SplatCall.dtype.
  * Functions return 0, or -1 with a message in splat_last_error() (one a thread).
+ *
+ * The CPU library has done its work when it returns. The CUDA library only enqueues on the caller's stream and never
+ * waits: what it counts it writes to device memory (SplatFrame.counters, SplatLoss.means), and the fields marked
+ * "CPU: result" are capacities that the caller chose. A view with more pairs than there is room for raises an overflow
+ * flag that makes every later entry on the same counters do nothing, until the caller clears it and asks again.
  */
 #ifndef SPLAT_H
 #define SPLAT_H
@@ -14,12 +19,21 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 1
+#define SPLAT_ABI_VERSION 2
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
 #define SPLAT_ROW 16         /* reals of a (Gaussian, tile) pair in the backward pass */
 #define SPLAT_POSE 16        /* reals of a chunk's share of the pose gradient */
+
+/* SplatFrame.counters */
+enum {
+  SPLAT_COUNT_VISIBLE = 0,    /* after splat_project */
+  SPLAT_COUNT_PAIR_BOUND = 1, /* after splat_project */
+  SPLAT_COUNT_PAIRS = 2,      /* after splat_bin */
+  SPLAT_COUNT_OVERFLOW = 3,   /* not 0: a view had more pairs than pair_bound; stays until the caller clears it */
+  SPLAT_COUNTERS = 4,
+};
 
 enum { SPLAT_FLOAT32 = 0, SPLAT_FLOAT64 = 1 };
 enum { SPLAT_ISA_PORTABLE = 0, SPLAT_ISA_AVX2 = 1, SPLAT_ISA_AVX512 = 2 };
@@ -67,8 +81,9 @@ typedef struct SplatFrame {
   int32_t* ids;            /* [M] index of the Gaussian */
   int64_t* chunk_counts;   /* [M / SPLAT_CHUNK, 2] visible Gaussians; upper bound of their tile pairs */
   uint32_t* row_counts;    /* [M] tiles of a visible Gaussian's box; after splat_bin its rows */
-  int64_t visible;         /* result */
-  int64_t pair_bound;      /* result: at least the number of pairs */
+  int64_t visible;         /* CPU: result. CUDA: room in the arrays over visible Gaussians, M */
+  int64_t pair_bound;      /* CPU: result, at least the number of pairs. CUDA: room in the arrays over pairs */
+  int64_t* counters;       /* [SPLAT_COUNTERS] CUDA only */
   /* splat_bin */
   void* workspace;         /* splat_bin_bytes() */
   int64_t workspace_bytes;
@@ -77,11 +92,11 @@ typedef struct SplatFrame {
   uint32_t* pair_records;  /* [pair_bound] front to back in each tile */
   uint32_t* pair_rows;     /* [pair_bound] */
   uint16_t* pair_masks;    /* [pair_bound] 4x4 blocks of the tile that are reached */
-  int64_t pairs;           /* result */
+  int64_t pairs;           /* CPU: result. CUDA: not used */
   /* splat_blend */
   int32_t* tile_ends;      /* [T] pairs of the tile up to its last stop */
   /* splat_blend_vjp */
-  void* rows;              /* real [pairs, SPLAT_ROW]; 64-byte aligned */
+  void* rows;              /* real [pairs, SPLAT_ROW] (CUDA: [pair_bound, SPLAT_ROW]); 64-byte aligned */
 } SplatFrame;
 
 typedef struct SplatImages {
@@ -123,7 +138,9 @@ typedef struct SplatLoss {
   const void* target;   /* uint8 or real, same shape */
   void* v_image;        /* real, same shape: gradient of the loss */
   void* workspace;      /* splat_loss_bytes() */
-  double l1, ssim;      /* results: means */
+  double l1, ssim;      /* CPU: results, the means */
+  double* means;        /* CUDA: [2] l1, ssim */
+  const int64_t* counters; /* CUDA: as in SplatFrame, or NULL; nothing is done when the overflow flag is up */
 } SplatLoss;
 
 int32_t splat_abi_version(void);
@@ -135,7 +152,7 @@ int32_t splat_best_isa(void);
 int32_t splat_project(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
 /* Bytes that splat_bin needs for `visible` Gaussians and `pair_bound` pairs in the view's tiles. */
 int64_t splat_bin_bytes(const SplatCall*, const SplatView*, const SplatFrame*);
-/* Sorts by depth and lists, for each tile, what reaches it. */
+/* Sorts by depth and lists, for each tile, what reaches it. Bytes and lists depend on `visible` and `pair_bound`. */
 int32_t splat_bin(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
 int32_t splat_blend(const SplatCall*, const SplatView*, const SplatFrame*, const void* background,
                     const SplatImages* out);

@@ -13,6 +13,7 @@ from splatcli.errors import SceneError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
+    from splatcli.gaussians import Gaussians
     from splatcli.scene.scene import Scene
 
 
@@ -48,20 +49,22 @@ def evaluate(
     from splatcli.cli.output import speaking
     from splatcli.scene.read import read_scene
 
-    resolve_device(device)
     with speaking(json=json, quiet=quiet) as out:
         path = find_model(model)
-        checkpoint = load_model(path).checkpoint
+        loaded = load_model(path, resolve_device(device))
+        checkpoint = loaded.checkpoint
         if checkpoint is None:
             raise UsageError("a PLY knows neither cameras nor photos", where=path, remedy="evaluate a checkpoint")
         config = checkpoint.config
         scene = read_scene(data or Path(checkpoint.dataset.root), config.data, background=photo_background(config))
-        facts, lines = _measure(checkpoint, scene, views, sheet)
+        facts, lines = _measure(checkpoint, loaded.gaussians, scene, views, sheet)
         out.result({"model": path, **facts}, lines)
     return 0
 
 
-def _measure(checkpoint: Checkpoint, scene: Scene, views: str, sheet: Path | None) -> tuple[dict[str, Any], list[str]]:
+def _measure(
+    checkpoint: Checkpoint, gaussians: Gaussians, scene: Scene, views: str, sheet: Path | None
+) -> tuple[dict[str, Any], list[str]]:
     """The figures as JSON's object and as lines; raises SceneError for a photo that is missing."""
     from splatcli.train.metrics import mean_scores, protocol
     from splatcli.views.pictures import Look, png_bytes, render_pixels, write_bytes
@@ -72,7 +75,7 @@ def _measure(checkpoint: Checkpoint, scene: Scene, views: str, sheet: Path | Non
     photos, look = Photos(scene), Look.trained(checkpoint)
     compared = []
     for camera in select_views(views, checkpoint.cameras, checkpoint.train, checkpoint.test).cameras:
-        one = photos.compare(camera.name, render_pixels(checkpoint.gaussians, camera, look))
+        one = photos.compare(camera.name, render_pixels(gaussians, camera, look))
         if one is None:
             raise SceneError(
                 f"there is no photo {camera.name} of {camera.width}x{camera.height} pixels",

@@ -24,7 +24,10 @@ _HINT = "name a checkpoint, a PLY or a run folder"
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was read; ``checkpoint`` is None when the file holds nothing but Gaussians."""
+    """A model that was read; ``checkpoint`` is None when the file holds nothing but Gaussians.
+
+    gaussians: on the device that was asked for; those of ``checkpoint`` are on the CPU.
+    """
 
     path: Path
     gaussians: Gaussians
@@ -53,7 +56,7 @@ def run_folder(checkpoint: Path) -> Path | None:
     return run if run is None or checkpoint.is_absolute() else Path(os.path.relpath(run))
 
 
-def load_model(path: Path) -> Model:
+def load_model(path: Path, device: str = "cpu") -> Model:
     """Read a checkpoint or a PLY, told apart by their first bytes, not by their names. Raises ModelFileError."""
     from splatcli.checkpoint.load import load_checkpoint
     from splatcli.formats.ply import read_ply
@@ -61,9 +64,9 @@ def load_model(path: Path) -> Model:
     kind = file_kind(path)
     if kind == "checkpoint":
         checkpoint = load_checkpoint(path)
-        return Model(path, checkpoint.gaussians, checkpoint)
+        return Model(path, checkpoint.gaussians.to(device), checkpoint)
     if kind == "ply":
-        return Model(path, read_ply(path), None)
+        return Model(path, read_ply(path).to(device), None)
     raise ModelFileError("this is neither a checkpoint nor a PLY", where=path, remedy=_HINT)
 
 

@@ -89,9 +89,8 @@ def render(
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.output import speaking
 
-    resolve_device(device)
     with speaking(json=json, quiet=quiet) as out:
-        loaded = load_model(find_model(model))
+        loaded = load_model(find_model(model), resolve_device(device))
         _render(loaded, views, output, background, data, out)
     return 0
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 CHUNK = 256
 TILE = 16
 RECORD = 16
 ROW = 16
 POSE = 16
+#: Places in Frame.counters.
+COUNT_VISIBLE, COUNT_PAIR_BOUND, COUNT_PAIRS, COUNT_OVERFLOW = range(4)
+COUNTERS = 4
 FLOAT32 = 0
 FLOAT64 = 1
 #: splat_best_isa's answers, by the names that build.py uses.
@@ -76,6 +79,7 @@ class Frame(_Sized):
         ("row_counts", c.c_void_p),
         ("visible", c.c_int64),
         ("pair_bound", c.c_int64),
+        ("counters", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_int64),
         ("row_starts", c.c_void_p),
@@ -139,6 +143,8 @@ class Loss(_Sized):
         ("workspace", c.c_void_p),
         ("l1", c.c_double),
         ("ssim", c.c_double),
+        ("means", c.c_void_p),
+        ("counters", c.c_void_p),
     ]
 
 

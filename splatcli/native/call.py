@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.native.library import best_isa, load_cpu
+from splatcli.native import library as libraries
 
 _DTYPES = {torch.float32: abi.FLOAT32, torch.float64: abi.FLOAT64}
 
@@ -28,16 +29,29 @@ def default_threads() -> int:
     return max(1, os.cpu_count() or 1)
 
 
+def address(tensor: Tensor) -> int:
+    """data_ptr(); 0 for a fake tensor, which has none, so that a whole step can be traced without memory."""
+    return 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A loaded library and how to call it.
 
     threads: CPU threads; results do not depend on it.
+    device: where its tensors lie.
+    ordinal: the device's number for the native side.
+    stream: the stream to enqueue on; None takes torch's current one of ``device``.
+    deferred: calls only enqueue, and counts stay in device memory (see splat.h); else results are there on return.
     """
 
     library: ctypes.CDLL
     dtype: torch.dtype
     threads: int
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    ordinal: int = 0
+    stream: int | None = None
+    deferred: bool = False
 
     @classmethod
     def cpu(cls, dtype: torch.dtype = torch.float32, *, isa: str | None = None, threads: int | None = None) -> Backend:
@@ -50,11 +64,38 @@ class Backend:
             raise TypeError(f"the rasterizer computes in float32 or float64, not {dtype}")
         if dtype == torch.float64:
             isa = "portable"
-        return cls(load_cpu(isa or best_isa()), dtype, threads or default_threads())
+        return cls(libraries.load_cpu(isa or libraries.best_isa()), dtype, threads or default_threads())
+
+    @classmethod
+    def cuda(cls, device: str | torch.device = "cuda") -> Backend:
+        """The CUDA library on one GPU, float32, on torch's current stream of each call.
+
+        Raises ResourceError when there is no such GPU, or when the library cannot be built or loaded for it.
+        """
+        device = torch.device(device)
+        if not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count():
+            raise ResourceError(
+                f"there is no {device}: torch sees {torch.cuda.device_count()} GPUs",
+                remedy="use --device cpu, or see what splat doctor says",
+            )
+        ordinal = torch.cuda.current_device() if device.index is None else device.index
+        library = libraries.load_cuda(ordinal)
+        return cls(library, torch.float32, 0, torch.device("cuda", ordinal), ordinal, deferred=True)
+
+    @classmethod
+    def simt(cls, ordinal: int = 0, *, stream: int = 0x51, threads: int = 0) -> Backend:
+        """The CUDA kernels under the emulator, on tensors of the CPU; for tests.
+
+        threads: 1 asks for the simple variants of kernels that have two.
+        """
+        return cls(libraries.load_simt(), torch.float32, threads, ordinal=ordinal, stream=stream, deferred=True)
 
     def call(self, name: str, *arguments: Any) -> int:
         """Runs ``splat_<name>`` with this backend's SplatCall in front; its result, or ResourceError with its words."""
-        header = abi.Call(device=0, stream=None, dtype=_DTYPES[self.dtype], threads=self.threads)
+        stream = self.stream
+        if stream is None and self.device.type == "cuda":
+            stream = torch.cuda.current_stream(self.device).cuda_stream
+        header = abi.Call(device=self.ordinal, stream=stream, dtype=_DTYPES[self.dtype], threads=self.threads)
         result: int = getattr(self.library, f"splat_{name}")(header, *arguments)
         if result < 0:
             message = (self.library.splat_last_error() or b"").decode(errors="replace")
@@ -62,21 +103,21 @@ class Backend:
         return result
 
     def pointer(self, tensor: Tensor, *shape: int, dtype: torch.dtype | None = None) -> int:
-        """The address of a contiguous CPU tensor of the given shape.
+        """The address of a contiguous tensor of the given shape on this backend's device.
 
         dtype: by default the backend's.
         Raises TypeError for another device, dtype or layout, ValueError for another shape.
         """
         wanted = self.dtype if dtype is None else dtype
-        if tensor.device.type != "cpu":
-            raise TypeError(f"the CPU rasterizer was given a tensor on {tensor.device}")
+        if tensor.device != self.device:
+            raise TypeError(f"the {self.device} rasterizer was given a tensor on {tensor.device}")
         if tensor.dtype != wanted:
             raise TypeError(f"the rasterizer wants {wanted}, was given {tensor.dtype}")
         if not tensor.is_contiguous():
             raise TypeError(f"the rasterizer wants contiguous tensors, was given strides {tensor.stride()}")
         if tensor.shape != shape:
             raise ValueError(f"the rasterizer wants shape {shape}, was given {tuple(tensor.shape)}")
-        return tensor.data_ptr()
+        return address(tensor)
 
     def arrays(self, gaussians: Gaussians) -> abi.GaussianArrays:
         """Pointers to raw parameters, or to anything of their shapes."""

@@ -1,8 +1,19 @@
 """Rasterization: render() with gradients, and the fused training step."""
 
 from splatcli.raster.adam import AdamState
-from splatcli.raster.engine import NativeEngine, StepEngine, engine_for
+from splatcli.raster.engine import DeferredEngine, NativeEngine, engine_for
 from splatcli.raster.rendering import Render, render
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import StepEngine, StepInputs
 
-__all__ = ["AdamState", "GrowthStats", "NativeEngine", "Render", "StepEngine", "engine_for", "render"]
+__all__ = [
+    "AdamState",
+    "DeferredEngine",
+    "GrowthStats",
+    "NativeEngine",
+    "Render",
+    "StepEngine",
+    "StepInputs",
+    "engine_for",
+    "render",
+]

@@ -1,10 +1,11 @@
-"""StepEngine: one training step on one view, without autograd; the fused native one, and how an engine is chosen."""
+"""The native engines: one training step without autograd, on the CPU at once, on a GPU without waiting for it."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Protocol
+from collections import deque
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,93 +14,70 @@ from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend
+from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState
 from splatcli.raster.frame import Arena, Frame, view_of
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import ImmediateEngine, StepEngine, StepInputs
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
 
 
-class StepEngine(Protocol):
-    """What the trainer drives."""
-
-    def step(
-        self,
-        gaussians: Gaussians,
-        adam: AdamState,
-        camera: Camera,
-        target: Tensor,
-        *,
-        lrs: dict[str, float],
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        stats: GrowthStats | None,
-    ) -> float:
-        """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place; adds to ``stats``.
-
-        target: [H, W, 3] uint8. background: [3]. lrs: learning rate of each group, by its name in GROUPS.
-        """
-        ...
-
-
-class NativeEngine:
-    """Project, blend, loss, backward and Adam in native code, the gradients never leaving the cache.
+class _Stages:
+    """The stages of a step in their order, and the images between them.
 
     Memory beyond the parameters and moments: see raster/frame.py. Nothing is allocated once the largest view was seen.
     """
 
-    def __init__(self, backend: Backend, *, budget: int | None = None) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, budget: int | None) -> None:
+        self.backend = backend
         self.frame = Frame(backend, budget=budget)
-        self._arena = Arena()
+        self.arena = Arena(backend.device)
 
-    def step(
+    def run(
         self,
         gaussians: Gaussians,
         adam: AdamState,
-        camera: Camera,
-        target: Tensor,
+        number: int,
+        inputs: StepInputs,
         *,
-        lrs: dict[str, float],
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        stats: GrowthStats | None,
-    ) -> float:
-        frame = self.frame
-        view = view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False)
+        room: int | None = None,
+        means: Tensor | None = None,
+    ) -> abi.Loss:
+        """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
+        frame, camera = self.frame, inputs.camera
+        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=False)
         arrays = frame.project(view, gaussians)
-        frame.bin(view, arrays)
+        frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
-        frame.blend(view, background, image, alpha, None)
-        loss = self.loss(image, target, v_image, ssim_lambda)
+        frame.blend(view, inputs.background, image, alpha, None)
+        loss = self.loss(image, inputs.target, v_image, inputs.ssim_lambda, means)
         frame.blend_vjp(
-            view, background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
+            view, inputs.background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
         )
+        stats = inputs.stats
         frame.project_vjp(
             view,
             arrays,
-            adam=self._next_update(adam, lrs),
+            adam=self._update(adam, number, inputs.lrs),
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
-        adam.step += 1
         return loss
 
-    def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
-        """(1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.
+    def loss(
+        self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float, means: Tensor | None = None
+    ) -> abi.Loss:
+        """Mean L1 and SSIM of image [H, W, 3] against target, uint8 or of the image's dtype.
 
-        v_image: [H, W, 3], filled with the gradient, or None.
+        v_image: [H, W, 3], filled with the gradient of the loss, or None.
+        means: [2] float64, where a deferred backend puts l1 and ssim; others return them.
         """
         height, width, _ = image.shape
         is_u8 = target.dtype == torch.uint8
-        pointer = self._backend.pointer
+        pointer = self.backend.pointer
         job = abi.Loss(
             width=width,
             height=height,
@@ -109,39 +87,188 @@ class NativeEngine:
             target=pointer(target, height, width, 3, dtype=torch.uint8 if is_u8 else None),
             v_image=None if v_image is None else pointer(v_image, height, width, 3),
         )
-        size = self._backend.call("loss_bytes", job)
-        job.workspace = self._arena.take("loss", size, torch.uint8).data_ptr()
-        self._backend.call("loss", job)
-        return float((1.0 - ssim_lambda) * job.l1 + ssim_lambda * (1.0 - job.ssim))
+        if means is not None:
+            job.means = pointer(means, 2, dtype=torch.float64)
+            job.counters = self.frame.native.counters
+        size = self.backend.call("loss_bytes", job)
+        job.workspace = address(self.arena.take("loss", size, torch.uint8))
+        self.backend.call("loss", job)
+        return job
 
     def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
         """Image, its gradient, and alpha, in memory that the next step uses again."""
         h, w = camera.height, camera.width
-        dtype = self._backend.dtype
-        image = self._arena.take("image", h * w * 3, dtype)[: h * w * 3].view(h, w, 3)
-        v_image = self._arena.take("v_image", h * w * 3, dtype)[: h * w * 3].view(h, w, 3)
-        alpha = self._arena.take("alpha", h * w, dtype)[: h * w].view(h, w)
+        dtype = self.backend.dtype
+        image = self.arena.take("image", h * w * 3, dtype)[: h * w * 3].view(h, w, 3)
+        v_image = self.arena.take("v_image", h * w * 3, dtype)[: h * w * 3].view(h, w, 3)
+        alpha = self.arena.take("alpha", h * w, dtype)[: h * w].view(h, w)
         return image, v_image, alpha
 
-    def _next_update(self, adam: AdamState, lrs: dict[str, float]) -> abi.Adam:
+    def _update(self, adam: AdamState, number: int, lrs: dict[str, float]) -> abi.Adam:
         return abi.Adam(
-            step=adam.step + 1,
+            step=number,
             beta1=adam.beta1,
             beta2=adam.beta2,
             eps=adam.eps,
             lr=(ctypes.c_double * 6)(*(lrs[name] for name in GROUPS)),
-            exp_avg=self._backend.arrays(adam.exp_avg),
-            exp_avg_sq=self._backend.arrays(adam.exp_avg_sq),
+            exp_avg=self.backend.arrays(adam.exp_avg),
+            exp_avg_sq=self.backend.arrays(adam.exp_avg_sq),
         )
 
 
-def engine_for(device: str = "cpu") -> StepEngine:
+class NativeEngine(ImmediateEngine):
+    """Project, blend, loss, backward and Adam on the CPU, the gradients never leaving the cache."""
+
+    def __init__(self, backend: Backend, *, budget: int | None = None) -> None:
+        self._stages = _Stages(backend, budget)
+
+    @property
+    def frame(self) -> Frame:
+        """The frame of the last step."""
+        return self._stages.frame
+
+    def step(
+        self,
+        gaussians: Gaussians,
+        adam: AdamState,
+        camera: Camera,
+        target: Tensor,
+        *,
+        lrs: dict[str, float],
+        sh_degree: int,
+        background: Tensor,
+        ssim_lambda: float,
+        antialiased: bool,
+        stats: GrowthStats | None,
+    ) -> float:
+        inputs = StepInputs(camera, target, lrs, sh_degree, background, ssim_lambda, antialiased, stats)
+        job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
+        adam.step += 1
+        return _mix(ssim_lambda, job.l1, job.ssim)
+
+    def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
+        """(1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.
+
+        v_image: [H, W, 3], filled with the gradient, or None.
+        """
+        job = self._stages.loss(image, target, v_image, ssim_lambda)
+        return _mix(ssim_lambda, job.l1, job.ssim)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """A step on its way: what to ask again with, and where its results arrive."""
+
+    gaussians: Gaussians
+    adam: AdamState
+    number: int
+    inputs: StepInputs
+    means: Tensor  # [2] float64 on the host: l1, ssim
+    counters: Tensor  # [COUNTERS] int64 on the host
+    done: torch.cuda.Event | None  # None where calls are done on return
+
+
+class DeferredEngine:
+    """Steps on a GPU: the host only enqueues, and reads what a step counted two steps later.
+
+    Tile pairs get room by what earlier views needed. When a view has more, the device's overflow flag turns it and all
+    steps after it into no-ops; the host finds the flag, makes more room and asks for the same steps again, in order.
+    So nothing is dropped, and the results are the bits of a run that had the room from the start.
+    """
+
+    #: Steps that may be on their way when submit() returns.
+    BEHIND = 2
+
+    def __init__(self, backend: Backend, *, budget: int | None = None, room: int = 0) -> None:
+        """room: pairs to begin with; 0 asks the first view, which waits once."""
+        self._stages = _Stages(backend, budget)
+        self._pending: deque[_Pending] = deque()
+        self._room = room
+        pinned = backend.device.type == "cuda"
+        slots = self.BEHIND + 1
+        self._host_means = torch.zeros(slots, 2, dtype=torch.float64, pin_memory=pinned)
+        self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
+        self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
+        self._submitted = 0
+
+    @property
+    def frame(self) -> Frame:
+        """The frame of the last step."""
+        return self._stages.frame
+
+    def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
+        slot = self._submitted % len(self._host_means)
+        on_gpu = self._stages.backend.device.type == "cuda"
+        event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        adam.step += 1
+        step = _Pending(
+            gaussians, adam, adam.step, inputs, self._host_means[slot], self._host_counters[slot], event
+        )
+        self._submitted += 1
+        self._pending.append(step)
+        self._enqueue(step)
+        return self._settle(self.BEHIND)
+
+    def drain(self) -> list[float]:
+        return self._settle(0)
+
+    def _settle(self, behind: int) -> list[float]:
+        """Waits until at most ``behind`` steps are on their way; the losses of the others."""
+        losses = []
+        while len(self._pending) > behind:
+            first = self._pending[0]
+            if first.done is not None:
+                first.done.synchronize()
+            pairs, overflow = first.counters[[abi.COUNT_PAIRS, abi.COUNT_OVERFLOW]].tolist()
+            self._room = max(self._room, _roomy(pairs))
+            if overflow:
+                self._again()
+                continue
+            self._pending.popleft()
+            losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()))
+        return losses
+
+    def _again(self) -> None:
+        """Clears the flag and enqueues all steps on their way once more, with the room that the first one needs."""
+        assert self.frame.counters is not None
+        self.frame.counters.zero_()
+        for step in self._pending:
+            self._enqueue(step)
+
+    def _enqueue(self, step: _Pending) -> None:
+        stages = self._stages
+        room = self._room or None
+        stages.run(step.gaussians, step.adam, step.number, step.inputs, room=room, means=self._means)
+        if room is None:
+            self._room = _roomy(self.frame.native.pair_bound)
+        assert self.frame.counters is not None
+        step.means.copy_(self._means, non_blocking=True)
+        step.counters.copy_(self.frame.counters, non_blocking=True)
+        if step.done is not None:
+            step.done.record(torch.cuda.current_stream(stages.backend.device))
+
+
+def _roomy(pairs: int) -> int:
+    """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
+    wanted = pairs + pairs // 4 + 1
+    grain = max(1, 1 << max(0, wanted.bit_length() - 4))
+    return -(-wanted // grain) * grain
+
+
+def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:
+    return float((1.0 - ssim_lambda) * l1 + ssim_lambda * (1.0 - ssim))
+
+
+def engine_for(device: str | torch.device = "cpu") -> StepEngine:
     """The engine of a device: native, or plain torch with a warning where no compiler is.
 
-    Raises ResourceError for a device that this version has no kernels for, and when building them fails.
+    Raises ResourceError for a device that there are no kernels for, and when building them fails.
     """
-    if torch.device(device).type != "cpu":
-        raise ResourceError(f"there is no engine for {device} in this version", remedy="use --device cpu")
+    device = torch.device(device)
+    if device.type == "cuda":
+        return DeferredEngine(Backend.cuda(device))
+    if device.type != "cpu":
+        raise ResourceError(f"there is no engine for {device}", remedy="use --device cpu or cuda")
     try:
         return NativeEngine(Backend.cpu())
     except NoCompilerError as error:

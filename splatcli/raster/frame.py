@@ -19,7 +19,7 @@ from torch import Tensor
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.call import Backend, address
 from splatcli.scene.camera import Camera
 
 Z_NEAR = 0.01
@@ -51,8 +51,12 @@ def view_of(
     )
 
 
-def memory_budget() -> int:
-    """Bytes that the rasterizer may take for tile pairs: nine tenths of what is free now."""
+def memory_budget(device: torch.device) -> int:
+    """Bytes that the rasterizer may take for tile pairs: nine tenths of what is free now on ``device``."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(0.9 * (free + unused))
     try:
         return int(0.9 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     except (AttributeError, ValueError, OSError):
@@ -62,7 +66,8 @@ def memory_budget() -> int:
 class Arena:
     """Named buffers that only grow, so that a training loop stops allocating after its first views."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
@@ -72,7 +77,7 @@ class Arena:
             # Dropped before its successor is made: the two are never alive together.
             self._buffers.pop(name, None)
             del buffer
-            buffer = torch.empty(max(numel + numel // 4, 64), dtype=dtype)
+            buffer = torch.empty(max(numel + numel // 4, 64), dtype=dtype, device=self.device)
             self._buffers[name] = buffer
         return buffer
 
@@ -82,14 +87,22 @@ class Frame:
     """One view in the making: call the stages in the order of the methods."""
 
     backend: Backend
-    arena: Arena = field(default_factory=Arena)
+    arena: Arena = field(init=False)
     #: Bytes for tile pairs; None asks the system for what is free when a view needs more than before.
     budget: int | None = None
     native: abi.Frame = field(default_factory=abi.Frame)
+    #: [COUNTERS] int64, where a deferred backend counts.
+    counters: Tensor | None = None
     _largest_pairs: int = 0
 
+    def __post_init__(self) -> None:
+        self.arena = Arena(self.backend.device)
+        if self.backend.deferred:
+            self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
+            self.native.counters = address(self.counters)
+
     def _take(self, name: str, numel: int, dtype: torch.dtype) -> int:
-        return self.arena.take(name, numel, dtype).data_ptr()
+        return address(self.arena.take(name, numel, dtype))
 
     def project(self, view: abi.View, gaussians: Gaussians) -> abi.GaussianArrays:
         """Activates, projects and colours; counts the visible and bounds their tile pairs."""
@@ -101,12 +114,19 @@ class Frame:
         native.chunk_counts = self._take("chunk_counts", 2 * (padded // abi.CHUNK), torch.int64)
         native.row_starts = self._take("row_starts", padded, torch.int32)
         native.row_counts = self._take("row_counts", padded, torch.int32)
+        native.visible = padded  # where counts are deferred, this is the room; else a result
         self.backend.call("project", view, arrays, native)
         return arrays
 
-    def bin(self, view: abi.View, arrays: abi.GaussianArrays) -> None:
-        """Lists what reaches each tile, front to back. Raises ResourceError, before allocating, beyond the budget."""
+    def bin(self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None) -> None:
+        """Lists what reaches each tile, front to back. Raises ResourceError, before allocating, beyond the budget.
+
+        room: pairs to make room for, where the backend defers its counts. With None the bound is fetched, which waits
+            for the device; with a number nothing waits, and the overflow flag tells when it was too small.
+        """
         native = self.native
+        if self.counters is not None:
+            native.pair_bound = self.pair_bound() if room is None else room
         self._check_budget(view)
         tiles = -(-view.width // abi.TILE) * -(-view.height // abi.TILE)
         native.workspace_bytes = self.backend.call("bin_bytes", view, native)
@@ -117,6 +137,12 @@ class Frame:
         native.pair_rows = self._take("pair_rows", native.pair_bound, torch.int32)
         native.pair_masks = self._take("pair_masks", native.pair_bound, torch.int16)
         self.backend.call("bin", view, arrays, native)
+
+    def pair_bound(self) -> int:
+        """At least the number of pairs of the view that was projected last; waits for a deferred backend."""
+        if self.counters is None:
+            return int(self.native.pair_bound)
+        return max(1, int(self.counters[abi.COUNT_PAIR_BOUND]))
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
         """Fills image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
@@ -133,7 +159,8 @@ class Frame:
         v_background: Tensor | None = None,
     ) -> None:
         """Gradient rows of the pairs, and of the background [3], from those of the images."""
-        self.native.rows = self._take("rows", self.native.pairs * abi.ROW, self.backend.dtype)
+        pairs = self.native.pairs if self.counters is None else self.native.pair_bound
+        self.native.rows = self._take("rows", pairs * abi.ROW, self.backend.dtype)
         partials = None
         if v_background is not None:
             tiles = -(-view.width // abi.TILE) * -(-view.height // abi.TILE)
@@ -193,11 +220,12 @@ class Frame:
         if pairs <= self._largest_pairs:
             return
         need = pairs * (PAIR_BYTES + abi.ROW * self.backend.dtype.itemsize)
-        budget = memory_budget() if self.budget is None else self.budget
+        budget = memory_budget(self.backend.device) if self.budget is None else self.budget
         if need > budget:
-            each = pairs / max(1, self.native.visible)
+            visible = self.native.visible if self.counters is None else int(self.counters[abi.COUNT_VISIBLE])
+            each = pairs / max(1, visible)
             raise ResourceError(
-                f"{self.native.visible:,} visible Gaussians would cover {pairs:,} tiles ({each:,.0f} each) of the "
+                f"{visible:,} visible Gaussians would cover {pairs:,} tiles ({each:,.0f} each) of the "
                 f"{view.width}x{view.height} image: {need / 2**30:.1f} GiB wanted, {budget / 2**30:.1f} GiB allowed",
                 remedy="a smaller --resolution or --cap-max needs less; if the Gaussians come from a file of another "
                 "program, check that its scales are logarithms (already activated ones look this big)",

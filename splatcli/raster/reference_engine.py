@@ -10,10 +10,11 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.reference import blend_reference, loss_reference
 from splatcli.raster.reference_projection import ALPHA_MIN, Splats, project_visible
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import ImmediateEngine
 from splatcli.scene.camera import Camera
 
 
-class ReferenceEngine:
+class ReferenceEngine(ImmediateEngine):
     """A StepEngine by autograd; any float dtype, any device, and slow."""
 
     def step(

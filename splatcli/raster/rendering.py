@@ -61,7 +61,7 @@ def render(
     background: [3], black by default.
     viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
     antialiased: scale opacities by the area that the 0.3 px^2 blur added.
-    backend: where to run; by default the CPU library for the parameters' dtype.
+    backend: where to run; by default the library of the parameters' device and dtype.
 
     Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
     dtype; float64 is computed in float64. Results are the same bits for any number of threads.
@@ -74,7 +74,7 @@ def render(
         raise ValueError(f"sh_degree is {sh_degree}, the Gaussians hold 0 to {gaussians.sh_degree}")
     dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
     try:
-        backend = backend or Backend.cpu(dtype)
+        backend = backend or backend_for(gaussians.device, dtype)
     except NoCompilerError as error:
         _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
         with torch.autocast(gaussians.device.type, enabled=False):
@@ -106,6 +106,18 @@ def render(
     return Render(image, alpha, depth)
 
 
+def backend_for(device: torch.device, dtype: torch.dtype = torch.float32) -> Backend:
+    """The native library that serves tensors on ``device``; a GPU computes in float32 only.
+
+    Raises as Backend.cpu and Backend.cuda do, and TypeError for float64 on a GPU.
+    """
+    if device.type != "cuda":
+        return Backend.cpu(dtype)
+    if dtype != torch.float32:
+        raise TypeError(f"the CUDA rasterizer computes in float32, not {dtype}; on the CPU float64 works")
+    return Backend.cuda(device)
+
+
 class _Rasterize(torch.autograd.Function):
     """The native stages as one node of the graph. No torch arithmetic happens inside, so autocast finds nothing."""
 
@@ -124,9 +136,9 @@ class _Rasterize(torch.autograd.Function):
         arrays = frame.project(view, gaussians)
         frame.bin(view, arrays)
         size = (view.height, view.width)
-        image = torch.empty(*size, 3, dtype=background.dtype)
-        alpha = torch.empty(size, dtype=background.dtype)
-        depth = torch.empty(size, dtype=background.dtype)
+        image = background.new_empty(*size, 3)
+        alpha = background.new_empty(size)
+        depth = background.new_empty(size)
         frame.blend(view, background, image, alpha, depth)
         ctx.job, ctx.frame, ctx.view = job, frame, view
         ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
@@ -143,7 +155,7 @@ class _Rasterize(torch.autograd.Function):
             v_image = torch.zeros_like(image)
         needs_pose = ctx.job.has_viewmat and ctx.needs_input_grad[2]
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
-        v_viewmat = torch.empty_like(viewmat) if needs_pose else None
+        v_viewmat = viewmat.new_empty(4, 4, device=frame.backend.device) if needs_pose else None
         gaussians = Gaussians(*parameters)
         gradients = gaussians.map(torch.empty_like)
         frame.blend_vjp(
@@ -159,5 +171,7 @@ class _Rasterize(torch.autograd.Function):
             gradients=frame.backend.arrays(gradients),
             v_viewmat=v_viewmat,
         )
+        if v_viewmat is not None:
+            v_viewmat = v_viewmat.to(viewmat.device)
         by_group = [getattr(gradients, name) for name in GROUPS]
         return None, v_background, v_viewmat, *by_group

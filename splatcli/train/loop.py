@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -17,8 +18,9 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster import render
 from splatcli.raster.adam import AdamState
-from splatcli.raster.engine import StepEngine, engine_for
+from splatcli.raster.engine import engine_for
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import StepEngine, StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
@@ -76,12 +78,14 @@ class Trainer:
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
-        self.engine = engine or engine_for(str(state.gaussians.device))
+        self.engine = engine or engine_for(state.gaussians.device)
         self.renderer = renderer or render_image
         self.clock = clock
         self.notes = notes
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self.guard = LossGuard()
+        #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
+        self._untold: deque[tuple[int, str, int, int]] = deque()
 
     @classmethod
     def start(
@@ -176,17 +180,17 @@ class Trainer:
         started = saved_at = self.clock()
         saved: Saved | None = None
         while (reason := self._reason(stop_at, should_stop)) is None:
-            events = self._step()
-            if state.step % LOG_EVERY == 0:
-                self._log(events[0], self.clock() - started)
-            yield from events
+            yield from self._logged(self._step(), started)
             due = self.clock() - saved_at >= 60.0 * config.save.every_minutes
             if (due or state.step in config.save.steps) and state.step < config.train.iterations:
+                yield from self._logged(self._told(self.engine.drain()), started)
                 yield (saved := self._save())
                 saved_at = self.clock()
             every = config.train.eval_every
             if every and state.step % every == 0 and state.step < config.train.iterations:
+                yield from self._logged(self._told(self.engine.drain()), started)
                 yield from self._evaluate(should_stop)
+        yield from self._logged(self._told(self.engine.drain()), started)
         if saved is None or saved.step != state.step:
             yield (saved := self._save())
         if reason == "finished":
@@ -202,15 +206,13 @@ class Trainer:
         return "stop-at" if stop_at is not None and self.state.step >= stop_at else None
 
     def _step(self) -> list[Event]:
-        """One step and the edit after it; what happened, the Stepped event first."""
+        """One step and the edit after it; what is known to have happened since the last one."""
         state, config = self.state, self.state.config
         step = state.step + 1
         view = state.train[state.sampler.next()]
         camera = self.scene.cameras[view]
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
-        loss = self.engine.step(
-            state.gaussians,
-            state.adam,
+        inputs = StepInputs(
             camera,
             load_target(self.scene, view, state.gaussians.device),
             lrs=learning_rates(config.optim, config.schedule, state.dataset.extent, step),
@@ -220,10 +222,31 @@ class Trainer:
             antialiased=config.train.antialiased,
             stats=state.stats if self.strategy.observes(step) else None,
         )
-        self.guard.check(step, camera.name, loss, state.gaussians)
-        edits = self._edit(step)
+        self._untold.append((step, camera.name, len(state.gaussians), degree))
+        told = self._told(self.engine.submit(state.gaussians, state.adam, inputs))
+        edits: list[Event] = []
+        if self.strategy.edits(step):
+            told += self._told(self.engine.drain())
+            edits = self._edit(step)
+            # The step is told with the count that it leaves behind.
+            told[-1] = dataclasses.replace(told[-1], num_gaussians=len(state.gaussians))
         state.step = step
-        return [Stepped(step, loss, len(state.gaussians), degree), *edits]
+        return [*told, *edits]
+
+    def _told(self, losses: list[float]) -> list[Stepped]:
+        """The steps whose losses have become known, each checked."""
+        events = []
+        for loss in losses:
+            step, view, count, degree = self._untold.popleft()
+            self.guard.check(step, view, loss, self.state.gaussians)
+            events.append(Stepped(step, loss, count, degree))
+        return events
+
+    def _logged(self, events: Sequence[Event], started: float) -> Iterator[Event]:
+        for event in events:
+            if isinstance(event, Stepped) and event.step % LOG_EVERY == 0:
+                self._log(event, self.clock() - started)
+            yield event
 
     def _edit(self, step: int) -> list[Event]:
         """Density control after ``step``, and what it did."""

@@ -390,7 +390,7 @@ def test_the_budget_counts_all_that_a_pair_takes(requested: dict[str, int]) -> N
 
 def test_render_keeps_the_budget_of_the_machine(monkeypatch: pytest.MonkeyPatch, requested: dict[str, int]) -> None:
     gaussians, camera = random_scene(10, 300, width=200, height=150, scale=0.3)
-    monkeypatch.setattr(frame_module, "memory_budget", lambda: 100_000)
+    monkeypatch.setattr(frame_module, "memory_budget", lambda device: 100_000)
     with pytest.raises(ResourceError, match="visible Gaussians would cover"):
         render(gaussians, camera, backend=float32())
     assert "pair_records" not in requested

@@ -15,6 +15,7 @@ from splatcli.config import Config
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import ImmediateEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
@@ -111,7 +112,7 @@ def made_scene(
     )
 
 
-class PlainEngine:
+class PlainEngine(ImmediateEngine):
     """A StepEngine that draws nothing: its gradients are a smooth function of parameters, photo and background.
 
     Cheap, deterministic, and sensitive to every input of a step, so that a lost piece of state changes the bits.

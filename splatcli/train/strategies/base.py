@@ -17,6 +17,9 @@ class Strategy(Protocol):
     def observes(self, step: int) -> bool:
         """Whether the step about to be done, counted from 1, should add to the statistics."""
 
+    def edits(self, step: int) -> bool:
+        """Whether edit() may change anything after step number ``step``; a GPU is waited for only then."""
+
     def edit(self, step: int, gaussians: Gaussians, stats: GrowthStats, generator: torch.Generator) -> Edit | None:
         """What to change after step number ``step``; None changes nothing.
 

@@ -42,6 +42,9 @@ class DefaultStrategy:
     def observes(self, step: int) -> bool:
         return step < min(self.schedule.refine_stop, self.iterations)
 
+    def edits(self, step: int) -> bool:
+        return self.refines(step) or self.resets(step)
+
     def edit(self, step: int, gaussians: Gaussians, stats: GrowthStats, generator: torch.Generator) -> Edit | None:
         ceiling = logit(RESET_OPACITY) if self.resets(step) else None
         if self.refines(step):

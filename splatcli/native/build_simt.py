@@ -1,0 +1,102 @@
+"""Building the emulator: the CUDA kernels as ordinary C++, for the tests of machines without a GPU."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from splatcli.errors import ResourceError
+from splatcli.native import build, sources
+
+#: As the portable CPU build, with which results are compared bit for bit: no contraction, every operation rounds.
+FLAGS = (
+    "-std=c++17",
+    "-O2",
+    "-fPIC",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-Wno-psabi",
+    "-DSPLAT_SIMT",
+)
+_FOLDERS = ("include", "math", "kernels", "src", "src/cuda", "src/simt", "src/cpu")
+
+
+def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None = None) -> Path:
+    """The emulator's library, built now if it is not in the cache.
+
+    extra_flags: more for the compiler and the linker (sanitizers).
+    source_root: another tree than the package's own cuda/ (a mutated copy).
+    Raises NoCompilerError, or ResourceError with the compiler's words.
+
+    Object files are kept: after an edit only what includes it is compiled again.
+    """
+    root = sources.source_root() if source_root is None else source_root
+    compiler = build.find_compiler()
+    flags = (*FLAGS, *extra_flags)
+    only = os.environ.get("SPLATCLI_SIMT_ONLY")  # TEMPORARY, with stubs_tmp.cpp
+    units = sorted((root / "src" / "simt").glob("*.cpp")) + [
+        path
+        for path in sorted((root / "src" / "cuda").glob("*.cu"))
+        if only is None or path.stem in {"api", *only.split(",")}
+    ]
+    cache = build.cache_root()
+    workshop = cache / f"simt-objects-{_digest(str(root), compiler.command, compiler.version, *flags)}"
+    with build._lock(workshop.with_suffix(".lock")):
+        folder = cache / f"simt-{_source_digest(root, units, (compiler.version, *flags))}"
+        library = folder / "libsplat_simt.so"
+        if not library.is_file():
+            workshop.mkdir(exist_ok=True)
+            (workshop / "build.ninja").write_text(_ninja_file(units, compiler, flags), encoding="utf-8")
+            result = subprocess.run([*build._ninja(), "-C", str(workshop)], capture_output=True, text=True, check=False)
+            if result.returncode != 0:
+                tail = "\n".join((result.stdout + result.stderr).splitlines()[-40:])
+                raise ResourceError(f"building the emulator failed:\n{tail}", where=compiler.command)
+            folder.mkdir(exist_ok=True)
+            finished = folder / f".{os.getpid()}.so"
+            shutil.copy2(workshop / "libsplat_simt.so", finished)
+            os.replace(finished, library)
+    return library
+
+
+def _digest(*texts: str) -> str:
+    digest = hashlib.sha256()
+    for text in texts:
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _source_digest(root: Path, units: list[Path], settings: tuple[str, ...]) -> str:
+    """What decides the result: every source and header, which of them are compiled, and how."""
+    digest = hashlib.sha256()
+    for text in (*settings, *(unit.name for unit in units)):
+        digest.update(text.encode() + b"\0")
+    for folder in _FOLDERS:
+        for path in sorted((root / folder).iterdir()) if (root / folder).is_dir() else []:
+            if path.is_file():
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _ninja_file(units: list[Path], compiler: build.Toolchain, flags: tuple[str, ...]) -> str:
+    def escape(path: Path) -> str:
+        return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
+
+    lines = [
+        f"cxx = {compiler.command}",
+        f"flags = {' '.join(flags)}",
+        "rule compile",
+        "  command = $cxx $flags -MMD -MF $out.d -c -x c++ $in -o $out",
+        "  depfile = $out.d",
+        "rule link",
+        "  command = $cxx $flags -shared -o $out $in -lpthread",
+    ]
+    objects = [f"{unit.parent.name}-{unit.stem}.o" for unit in units]
+    lines += [f"build {name}: compile {escape(unit)}" for name, unit in zip(objects, units, strict=True)]
+    lines.append(f"build libsplat_simt.so: link {' '.join(objects)}")
+    lines.append("default libsplat_simt.so")
+    return "\n".join(lines) + "\n"
