@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -98,11 +99,12 @@ class _Stages:
     def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
         """Image, its gradient, and alpha, in memory that the next step uses again."""
         h, w = camera.height, camera.width
-        dtype = self.backend.dtype
-        image = self.arena.take("image", h * w * 3, dtype)[: h * w * 3].view(h, w, 3)
-        v_image = self.arena.take("v_image", h * w * 3, dtype)[: h * w * 3].view(h, w, 3)
-        alpha = self.arena.take("alpha", h * w, dtype)[: h * w].view(h, w)
-        return image, v_image, alpha
+
+        def take(name: str, *shape: int) -> Tensor:
+            numel = math.prod(shape)
+            return self.arena.take(name, numel, self.backend.dtype).narrow(0, 0, numel).view(shape)
+
+        return take("image", h, w, 3), take("v_image", h, w, 3), take("alpha", h, w)
 
     def _update(self, adam: AdamState, number: int, lrs: dict[str, float]) -> abi.Adam:
         return abi.Adam(
@@ -184,7 +186,7 @@ class DeferredEngine:
         self._stages = _Stages(backend, budget)
         self._pending: deque[_Pending] = deque()
         self._room = room
-        pinned = backend.device.type == "cuda"
+        pinned = torch.cuda.is_available()  # copies to pinned memory do not wait
         slots = self.BEHIND + 1
         self._host_means = torch.zeros(slots, 2, dtype=torch.float64, pin_memory=pinned)
         self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)

@@ -26,12 +26,13 @@ from splatcli.scene.scene import Scene
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.init import initial_gaussians
 from splatcli.train.lr import active_sh_degree, learning_rates
-from splatcli.train.metrics import evaluation_background, load_target, mean_scores, protocol, score_views
+from splatcli.train.metrics import evaluation_background, mean_scores, protocol, score_views
 from splatcli.train.monitor import LossGuard
 from splatcli.train.resume import check_same_scene
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 from splatcli.train.strategies import apply_edit, make_strategy
+from splatcli.train.targets import Targets, to_device
 
 #: Steps between two records of the loss in metrics.jsonl.
 LOG_EVERY = 10
@@ -83,6 +84,7 @@ class Trainer:
         self.clock = clock
         self.notes = notes
         self.strategy = make_strategy(state.config, state.dataset.extent)
+        self.targets = Targets(scene, state.gaussians.device)
         self.guard = LossGuard()
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
         self._untold: deque[tuple[int, str, int, int]] = deque()
@@ -214,7 +216,7 @@ class Trainer:
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
         inputs = StepInputs(
             camera,
-            load_target(self.scene, view, state.gaussians.device),
+            self.targets.load(view),
             lrs=learning_rates(config.optim, config.schedule, state.dataset.extent, step),
             sh_degree=degree,
             background=self._training_background(),
@@ -269,7 +271,7 @@ class Trainer:
             color = torch.rand(3, generator=self.state.generators["background"])
         else:
             color = torch.tensor(BACKGROUNDS[name])
-        return color.to(self.state.gaussians.device)
+        return to_device(color, self.state.gaussians.device)
 
     def _save(self) -> Saved:
         return Saved(self.state.step, self.run_dir.save(self.state.to_checkpoint()))

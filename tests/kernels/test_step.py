@@ -1,0 +1,151 @@
+"""Whole steps and renders on the CUDA kernels, run by the emulator, against the CPU twin; overflow and its replay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing import assert_close
+
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native import abi
+from splatcli.native.call import Backend
+from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
+from splatcli.scene.camera import Camera
+from tests.native.cases import NEEDS_COMPILER
+from tests.raster.scenes import leaves, random_camera, random_image, random_scene
+
+pytestmark = NEEDS_COMPILER
+LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 2e-2, "sh0": 3e-3, "shN": 2e-4}
+
+
+class Run:
+    """Gaussians, moments and statistics of one training, and the steps to do."""
+
+    def __init__(self, gaussians: Gaussians) -> None:
+        self.gaussians = gaussians.detach_clone()
+        self.adam = AdamState.zeros_like(self.gaussians)
+        self.stats = GrowthStats.zeros(len(gaussians))
+
+    def inputs(self, camera: Camera, seed: int) -> StepInputs:
+        photo = (random_image(seed, camera.width, camera.height) * 255).round().to(torch.uint8)
+        background = torch.tensor([0.1, 0.2, 0.3])
+        return StepInputs(camera, photo, LRS, 2, background, 0.2, False, self.stats)
+
+    def tensors(self) -> dict[str, Tensor]:
+        moments = {"m": self.adam.exp_avg, "v": self.adam.exp_avg_sq}
+        named = {name: getattr(self.gaussians, name) for name in GROUPS}
+        named |= {f"{kind}.{name}": getattr(rows, name) for kind, rows in moments.items() for name in GROUPS}
+        return named | {"grad2d": self.stats.grad2d, "count": self.stats.count}
+
+
+def train(engine: Any, run: Run, steps: int = 5) -> list[float]:
+    cameras = [random_camera(seed, 37, 29) for seed in range(3)]
+    losses: list[float] = []
+    for k in range(steps):
+        losses += engine.submit(run.gaussians, run.adam, run.inputs(cameras[k % 3], k))
+    return losses + engine.drain()
+
+
+@pytest.fixture(scope="module")
+def gaussians() -> Gaussians:
+    return random_scene(5, 80, sh_degree=2)[0]
+
+
+def test_training_follows_the_cpu_twin(gaussians: Gaussians) -> None:
+    ours, twin = Run(gaussians), Run(gaussians)
+    losses = train(DeferredEngine(Backend.simt()), ours)
+    expected = train(NativeEngine(Backend.cpu(isa="portable")), twin)
+    assert len(losses) == 5
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert ours.adam.step == twin.adam.step == 5
+    assert torch.equal(ours.stats.count, twin.stats.count)
+    assert_close(ours.stats.grad2d, twin.stats.grad2d, rtol=1e-3, atol=1e-6)
+    for name in GROUPS:
+        # Adam divides a gradient by its own size: where it is nearly nothing its rounding becomes a whole step.
+        apart = (getattr(ours.gaussians, name) - getattr(twin.gaussians, name)).abs()
+        assert float(apart.max()) <= 10 * LRS[name], name
+        assert float(apart.mean()) <= 0.02 * LRS[name], name
+
+
+@pytest.mark.parametrize("room", [1, 7, 100])
+def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(gaussians: Gaussians, room: int) -> None:
+    free, tight = Run(gaussians), Run(gaussians)
+    expected = train(DeferredEngine(Backend.simt()), free)
+    engine = DeferredEngine(Backend.simt(), room=room)
+    assert train(engine, tight) == expected
+    assert engine.frame.native.pair_bound > room, "the room has to grow for this test to say anything"
+    for (name, ours), theirs in zip(tight.tensors().items(), free.tensors().values(), strict=True):
+        assert torch.equal(ours, theirs), name
+
+
+def test_losses_come_two_steps_later_and_in_order(gaussians: Gaussians) -> None:
+    run, engine = Run(gaussians), DeferredEngine(Backend.simt())
+    camera = random_camera(1, 20, 20)
+    told = [len(engine.submit(run.gaussians, run.adam, run.inputs(camera, k))) for k in range(4)]
+    assert told == [0, 0, 1, 1]
+    assert len(engine.drain()) == 2
+    assert engine.drain() == []
+
+
+def test_render_and_its_gradients(gaussians: Gaussians) -> None:
+    camera = random_camera(2, 37, 29)
+    images, grads = [], []
+    for backend in (Backend.simt(), Backend.cpu(isa="portable")):
+        inputs = leaves(gaussians)
+        background = torch.tensor([0.3, 0.6, 0.1], requires_grad=True)
+        pose = torch.from_numpy(camera.viewmat).float().requires_grad_()
+        out = render(inputs, camera, background=background, viewmat=pose, antialiased=True, backend=backend)
+        weight = random_image(9, 37, 29)
+        torch.autograd.backward((out.image * weight).sum() + (out.alpha * weight[..., 0]).sum() + out.depth.mean())
+        images.append((out.image.detach(), out.alpha.detach(), out.depth.detach()))
+        grads.append([background.grad, pose.grad, *(tensor.grad for _, tensor in inputs.items())])
+    for ours, twin in zip(*images, strict=True):
+        assert torch.equal(ours, twin)
+    for ours, twin in zip(*grads, strict=True):
+        assert ours is not None
+        assert twin is not None
+        assert_close(ours, twin, rtol=1e-3, atol=1e-5 * float(twin.abs().max()))
+
+
+class Recorder:
+    """A library that notes what it is called with and does nothing."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def entry(call: abi.Call, *rest: object) -> int:
+            self.calls.append((name, call.device))
+            return 64 if name.endswith("_bytes") else 0
+
+        return entry
+
+
+def test_every_tensor_of_a_step_on_the_second_gpu_is_on_the_second_gpu() -> None:
+    made: set[torch.device] = set()
+    library = Recorder()
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        device = torch.device("cuda", 1)
+        backend = Backend(library, torch.float32, 0, device, 1, stream=7, deferred=True)  # type: ignore[arg-type]
+        run = Run(random_scene(5, 80, sh_degree=2)[0].to(device))
+        run.stats = GrowthStats.zeros(80, device)
+        camera = random_camera(2, 37, 29)
+        given = run.inputs(camera, 1)
+        inputs = StepInputs(
+            camera, given.target.to(device), LRS, 2, given.background.to(device), 0.2, False, run.stats
+        )
+        engine = DeferredEngine(backend, budget=1 << 40, room=1000)
+        engine._stages.run(run.gaussians, run.adam, 1, inputs, room=1000, means=engine._means)
+        arenas = [*engine.frame.arena._buffers.values(), *engine._stages.arena._buffers.values()]
+        made = {tensor.device for tensor in [*arenas, engine.frame.counters, engine._means]}  # type: ignore[union-attr]
+        assert len(arenas) > 10
+    assert mode is not None
+    assert made == {device}
+    assert {number for _, number in library.calls} == {1}
+    assert [name for name, _ in library.calls if not name.endswith("_bytes")] == [
+        f"splat_{stage}" for stage in ("project", "bin", "blend", "loss", "blend_vjp", "project_vjp")
+    ]
