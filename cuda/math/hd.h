@@ -6,8 +6,10 @@
 
 #ifdef __CUDACC__
 #define SPLAT_HD __host__ __device__ inline
+#define SPLAT_HD_FORCED __host__ __device__ __forceinline__
 #else
 #define SPLAT_HD inline
+#define SPLAT_HD_FORCED inline __attribute__((always_inline))  // for what is long, and must not become a call
 #endif
 
 #include <cmath>
@@ -17,11 +19,17 @@ namespace splat {
 
 SPLAT_HD float sqrt_(float x) { return ::sqrtf(x); }
 SPLAT_HD double sqrt_(double x) { return ::sqrt(x); }
+#ifdef SPLAT_SIMT
+// In the emulator these are the CPU twin's (src/simt/scalar.cpp), so that a kernel can be compared with it bit for bit.
+float exp_(float x);
+float log2_(float x);
+#else
 SPLAT_HD float exp_(float x) { return ::expf(x); }
+SPLAT_HD float log2_(float x) { return ::log2f(x); }
+#endif
 SPLAT_HD double exp_(double x) { return ::exp(x); }
 SPLAT_HD float exp2_(float x) { return ::exp2f(x); }
 SPLAT_HD double exp2_(double x) { return ::exp2(x); }
-SPLAT_HD float log2_(float x) { return ::log2f(x); }
 SPLAT_HD double log2_(double x) { return ::log2(x); }
 SPLAT_HD float abs_(float x) { return ::fabsf(x); }
 SPLAT_HD double abs_(double x) { return ::fabs(x); }

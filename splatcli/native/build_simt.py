@@ -30,7 +30,7 @@ def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None 
     """The emulator's library, built now if it is not in the cache.
 
     extra_flags: more for the compiler and the linker (sanitizers).
-    source_root: another tree than the package's own cuda/ (a mutated copy).
+    source_root: another tree than the package's own cuda/ (a mutated copy); what is built of it stays in it.
     Raises NoCompilerError, or ResourceError with the compiler's words.
 
     Object files are kept: after an edit only what includes it is compiled again.
@@ -44,7 +44,8 @@ def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None 
         for path in sorted((root / "src" / "cuda").glob("*.cu"))
         if only is None or path.stem in {"api", *only.split(",")}
     ]
-    cache = build.cache_root()
+    cache = build.cache_root() if source_root is None else root / ".build"
+    cache.mkdir(exist_ok=True)
     workshop = cache / f"simt-objects-{_digest(str(root), compiler.command, compiler.version, *flags)}"
     with build._lock(workshop.with_suffix(".lock")):
         folder = cache / f"simt-{_source_digest(root, units, (compiler.version, *flags))}"

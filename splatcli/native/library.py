@@ -64,3 +64,15 @@ def load_cpu(isa: str) -> ctypes.CDLL:
     if abi.ISAS.index(isa) > library.splat_best_isa():
         raise ResourceError(f"this processor does not run {isa} code", where=path, remedy="use the portable build")
     return library
+
+
+@functools.cache
+def load_simt() -> ctypes.CDLL:
+    """The CUDA kernels under the emulator, with the signatures of splat.h set; for tests."""
+    from splatcli.native.build_simt import simt_library
+
+    library = ctypes.CDLL(str(simt_library()))
+    for name, (result, arguments) in abi.SIGNATURES.items():
+        function: Any = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library

@@ -1,94 +1,9 @@
 // The C ABI on the CPU: checks what it is given, then calls the stage for the number type.
-#include <cstdio>
 #include <exception>
 #include <initializer_list>
 
+#include "../checks.h"
 #include "stages.h"
-
-#define SPLAT_EXPORT extern "C" __attribute__((visibility("default")))
-
-namespace {
-
-thread_local char last_error[256] = "";
-
-int32_t fail(const char* what, const char* detail) {
-  std::snprintf(last_error, sizeof last_error, "%s: %s", what, detail);
-  return -1;
-}
-
-template <class Struct>
-bool sized(const Struct* s) {
-  return s != nullptr && s->struct_size == sizeof(Struct);
-}
-
-#ifdef SPLAT_WITH_DOUBLE
-constexpr bool kHasDouble = true;
-#else
-constexpr bool kHasDouble = false;
-#endif
-
-const char* fault(const SplatCall* call) {
-  if (!sized(call)) return "SplatCall has another size than in this library's splat.h";
-  if (call->threads < 1) return "threads must be at least 1";
-  if (call->dtype != SPLAT_FLOAT32 && !(kHasDouble && call->dtype == SPLAT_FLOAT64)) return "this build has no such dtype";
-  return nullptr;
-}
-const char* fault(const SplatView* view) {
-  if (!sized(view)) return "SplatView has another size than in this library's splat.h";
-  if (view->width < 1 || view->height < 1) return "the image has no pixels";
-  if (view->sh_degree < 0 || view->sh_degree > 4) return "sh_degree is not in 0..4";
-  return nullptr;
-}
-const char* fault(const SplatGaussians* g) {
-  if (!sized(g)) return "SplatGaussians has another size than in this library's splat.h";
-  if (g->n < 0 || g->n > INT32_MAX) return "n is negative or beyond 2^31 - 1";
-  for (int degree = 0; degree <= 4; ++degree)
-    if (g->sh_rest == (degree + 1) * (degree + 1) - 1) return nullptr;
-  return "sh_rest is not 0, 3, 8, 15 or 24";
-}
-const char* fault(const SplatFrame* frame) {
-  return sized(frame) ? nullptr : "SplatFrame has another size than in this library's splat.h";
-}
-const char* fault(const SplatImages* images) {
-  return sized(images) ? nullptr : "SplatImages has another size than in this library's splat.h";
-}
-const char* fault(const SplatLoss* loss) {
-  return sized(loss) ? nullptr : "SplatLoss has another size than in this library's splat.h";
-}
-const char* fault(const SplatAdam* adam) {
-  if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
-  if (adam->step < 1) return "Adam steps are counted from 1";
-  const char* f = fault(&adam->exp_avg);
-  return f != nullptr ? f : fault(&adam->exp_avg_sq);
-}
-const char* fault(const SplatProjectGrad* grad) {
-  if (!sized(grad)) return "SplatProjectGrad has another size than in this library's splat.h";
-  const char* f = grad->gradients == nullptr ? nullptr : fault(grad->gradients);
-  return f != nullptr || grad->adam == nullptr ? f : fault(grad->adam);
-}
-const char* first_fault() { return nullptr; }
-template <class A, class... Rest>
-const char* first_fault(A a, Rest... rest) {
-  const char* f = fault(a);
-  return f != nullptr ? f : first_fault(rest...);
-}
-
-// What does not fit together would be read or written beyond its end.
-const char* misfit(const SplatView* view, const SplatGaussians* g) {
-  const int32_t wanted = (view->sh_degree + 1) * (view->sh_degree + 1) - 1;
-  return wanted <= g->sh_rest ? nullptr : "sh_degree is more than sh_rest has coefficients for";
-}
-const char* misfit(const SplatGaussians* g, const SplatGaussians* gradients) {
-  const bool same = gradients == nullptr || (gradients->n == g->n && gradients->sh_rest == g->sh_rest);
-  return same ? nullptr : "the gradients have another shape than the Gaussians";
-}
-const char* misfit(const SplatGaussians* g, const SplatAdam* adam) {
-  if (adam == nullptr) return nullptr;
-  const bool same = misfit(g, &adam->exp_avg) == nullptr && misfit(g, &adam->exp_avg_sq) == nullptr;
-  return same ? nullptr : "the moments have another shape than the Gaussians";
-}
-
-}  // namespace
 
 // Runs `statement` with Stages set to the class for the call's dtype.
 #ifdef SPLAT_WITH_DOUBLE

@@ -1,16 +1,14 @@
-// What projection and its backward pass both do to sixteen Gaussians: loading rows, activating, projecting, summing SH.
+// What projection and its backward pass both do to sixteen Gaussians: loading rows, summing SH.
 #pragma once
 #include <algorithm>
 
 #include "../../math/blend.h"
-#include "../../math/projection.h"
+#include "../../math/geometry.h"
 #include "../../math/sh.h"
 #include "lanes.h"
 #include "stages.h"
 
 namespace splat {
-constexpr double kHuge = 1e30;  // beyond it an extent is not a number one can bin
-
 template <class Real>
 View<Real> pinhole_of(const SplatView& v) {
   return make_view<Real>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
@@ -24,10 +22,6 @@ SPLAT_INLINE void load_rows(const Real* rows, const int32_t* lane_ids, Lanes<Rea
   for (int c = 0; c < C; ++c) out[c] = gather<Real, W>(rows + c, index);
 }
 
-template <class F>
-struct RawGeometry {
-  F mean[3], quat[4], log_scale[3], logit;
-};
 template <class Real>
 SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians& g, int64_t base,
                                                             const int32_t* lane_ids) {
@@ -37,35 +31,6 @@ SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians
   load_rows<3>(static_cast<const Real*>(g.log_scales) + 3 * base, lane_ids, raw.log_scale);
   load_rows<1>(static_cast<const Real*>(g.logit_opacities) + base, lane_ids, &raw.logit);
   return raw;
-}
-
-template <class F>
-struct ProjectedGeometry {
-  F pc[3], mean2d[2], quat_norm2;
-  F rotation[9], scale[3], root[9];
-  F opacity;       // before compensation
-  F log2_opacity;  // after it
-  Affine<F> affine;
-  Covariance2d<F> cov;
-  Conic<F> conic;
-};
-template <class F, class Real>
-SPLAT_INLINE ProjectedGeometry<F> project_geometry(const View<Real>& view, const RawGeometry<F>& raw,
-                                                   bool antialiased) {
-  ProjectedGeometry<F> g;
-  world_to_camera(view, raw.mean, g.pc);
-  g.quat_norm2 = raw.quat[0] * raw.quat[0] + raw.quat[1] * raw.quat[1] + raw.quat[2] * raw.quat[2] +
-                 raw.quat[3] * raw.quat[3];
-  quat_to_rotation(raw.quat, g.rotation);
-  for (int k = 0; k < 3; ++k) g.scale[k] = activate_scale(raw.log_scale[k]);
-  covariance_root(g.rotation, g.scale, g.root);
-  g.affine = affine_map(view, g.pc);
-  camera_to_image(view, g.pc, g.affine.inv_z, g.mean2d);
-  g.cov = covariance2d(g.affine.row0, g.affine.row1, g.root);
-  g.conic = conic(g.cov);
-  g.opacity = activate_opacity(raw.logit);
-  g.log2_opacity = log2_(antialiased ? g.opacity * g.cov.compensation : g.opacity);
-  return g;
 }
 
 // The SH coefficients in use of sixteen Gaussians, as lanes: [3 sh_rest(degree)], channels innermost.

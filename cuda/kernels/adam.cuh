@@ -1,0 +1,20 @@
+// Adam on numbers in a row, from gradients in memory. docs/math.md 8
+#pragma once
+#include "adam_group.cuh"
+
+namespace splat {
+namespace gpu {
+
+constexpr int kAdamThreads = 256;
+constexpr int kAdamItems = 4;  // numbers a thread
+
+__global__ void __launch_bounds__(kAdamThreads) adam_dense(AdamGroup group, const float* grads, int64_t count) {
+  const int64_t first = int64_t(blockIdx.x) * kAdamThreads * kAdamItems + threadIdx.x;
+  for (int k = 0; k < kAdamItems; ++k) {
+    const int64_t i = first + k * kAdamThreads;
+    if (i < count) adam_at(group, i, grads[i]);
+  }
+}
+
+}  // namespace gpu
+}  // namespace splat

@@ -1,0 +1,214 @@
+// From projected Gaussians to what reaches each tile, front to back: exact counts, rows, emission, ranges. docs/math.md 5
+//
+// A half-warp looks at a tile: its lanes are the tile's sixteen 4x4 blocks, and a ballot is the pair's mask. Counting and
+// emitting call the same function on the same stored bytes.
+#pragma once
+#include "../math/blend.h"
+#include "../math/tiles.h"
+#include "device.cuh"
+
+namespace splat {
+namespace gpu {
+
+struct BinJob {
+  int width, height, tiles_x, tiles_y;
+  int64_t chunks, tiles, pair_room;
+  const float* records;
+  const int64_t* chunk_counts;
+  int64_t* counters;
+  uint32_t *row_counts, *row_starts;
+  int64_t* chunk_first;   // [chunks] visible before the chunk
+  int64_t* chunk_rows;    // [chunks] pairs of the chunk, then those before it
+  uint32_t *keys, *order;  // [visible] depth bits and record; sorted by depth
+  int64_t* depth_starts;  // [ceil(visible / kEmitThreads)] pairs of a block of ranks, then those before it
+  uint32_t *pair_tiles, *pair_places;  // [pair_room] tile of an emitted pair, and its number; sorted by tile
+  uint32_t *emitted_records, *emitted_rows;
+  uint16_t* emitted_masks;
+  int64_t* tile_starts;
+  uint32_t *pair_records, *pair_rows;
+  uint16_t* pair_masks;
+};
+
+// A record as the exact test wants it.
+struct Reach {
+  float x, y, a, b, c, b_over_2a, b_over_2c, tau;
+  TileRect rect;
+};
+
+SPLAT_DEVICE Reach reach_of(const BinJob& job, const float* rec) {
+  Reach r;
+  r.x = rec[kRecX], r.y = rec[kRecY];
+  r.a = rec[kRecA], r.b = rec[kRecB], r.c = rec[kRecC];
+  r.b_over_2a = r.b / (2 * r.a), r.b_over_2c = r.b / (2 * r.c);
+  r.tau = rec[kRecLog2Opacity] - float(kMinLog2Alpha);
+  r.rect = tile_rect(rec[kRecX], rec[kRecY], rec[kRecHalfX], rec[kRecHalfY], job.tiles_x, job.tiles_y,
+                     float(job.width), float(job.height));
+  return r;
+}
+
+// Whether the Gaussian reaches block (tx, ty, block) of the image.
+SPLAT_DEVICE bool block_reached(const BinJob& job, const Reach& r, int tx, int ty, int block) {
+  const int bx = block % kBlock, by = block / kBlock;
+  if (tx * kTile + bx * kBlock >= job.width || ty * kTile + by * kBlock >= job.height) return false;
+  const float x0 = (float(kBlock * bx) + 0.5f) + (float(tx * kTile) - r.x);
+  const float y0 = (float(kBlock * by) + 0.5f) + (float(ty * kTile) - r.y);
+  const float q = least_q_in_box(r.a, r.b, r.c, r.b_over_2a, r.b_over_2c, x0, y0, x0 + float(kBlock - 1),
+                                 y0 + float(kBlock - 1));
+  return box_reaches(q, r.tau);
+}
+
+// All tiles of one record by a full warp, two at a time. visit(tile, mask, number) is called by one lane of each tile that
+// is reached, numbers counting them row by row; returns how many there are, in all lanes.
+template <class Visit>
+SPLAT_DEVICE unsigned visit_tiles(const BinJob& job, const float* rec, const Visit& visit) {
+  const Reach r = reach_of(job, rec);
+  const int columns = r.rect.x1 - r.rect.x0;
+  const int64_t area = int64_t(columns) * int64_t(r.rect.y1 - r.rect.y0);
+  const int half = lane_id() / kBlocksPerTile, block = lane_id() % kBlocksPerTile;
+  unsigned found = 0;
+  for (int64_t k = 0; k < area; k += 2) {
+    const int64_t mine = k + half;
+    const int tx = r.rect.x0 + int(mine % columns), ty = r.rect.y0 + int(mine / columns);
+    const unsigned votes = __ballot_sync(kFullWarp, mine < area && block_reached(job, r, tx, ty, block));
+    const unsigned low = votes & 0xffffu, high = votes >> 16;
+    const unsigned mask = half == 0 ? low : high;
+    if (block == 0 && mask != 0)
+      visit(uint32_t(ty) * uint32_t(job.tiles_x) + uint32_t(tx), uint16_t(mask), found + (half != 0 && low != 0 ? 1u : 0u));
+    found += (low != 0 ? 1u : 0u) + (high != 0 ? 1u : 0u);
+  }
+  return found;
+}
+
+constexpr int kScanThreads = 256;
+
+// One block: visible Gaussians before each chunk.
+__global__ void __launch_bounds__(kScanThreads) scan_visible(BinJob job) {
+  if (overflowed(job.counters)) return;
+  long long before = 0;
+  for (int64_t first = 0; first < job.chunks; first += kScanThreads) {
+    const int64_t c = first + threadIdx.x;
+    long long total = 0;
+    const long long rank = block_exclusive_scan((long long)(c < job.chunks ? job.chunk_counts[2 * c] : 0), &total);
+    if (c < job.chunks) job.chunk_first[c] = before + rank;
+    before += total;
+  }
+}
+
+constexpr int kCountThreads = SPLAT_CHUNK;
+
+// A chunk a block: the exact number of pairs of each visible Gaussian, and what the depth sort sorts.
+__global__ void __launch_bounds__(kCountThreads) count_pairs(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK;
+  const int visible = int(job.chunk_counts[2 * chunk]);
+  long long rows = 0;
+  for (int k = warp_id(); k < visible; k += kCountThreads / kWarp) {
+    const float* rec = job.records + (base + k) * kRecordSize;
+    const unsigned found = visit_tiles(job, rec, [](uint32_t, uint16_t, unsigned) {});
+    if (lane_id() != 0) continue;
+    job.row_counts[base + k] = found;
+    rows += found;
+    const int64_t at = job.chunk_first[chunk] + k;
+    job.keys[at] = __float_as_uint(rec[kRecDepth]);  // bits of a positive depth order as the depths do
+    job.order[at] = uint32_t(base + k);
+  }
+  const long long all = block_sum(rows);
+  if (threadIdx.x == 0) job.chunk_rows[chunk] = all;
+}
+
+// One block: rows before each chunk, and whether there is room for all.
+__global__ void __launch_bounds__(kScanThreads) scan_rows(BinJob job) {
+  if (overflowed(job.counters)) return;
+  long long before = 0;
+  for (int64_t first = 0; first < job.chunks; first += kScanThreads) {
+    const int64_t c = first + threadIdx.x;
+    long long total = 0;
+    const long long rank = block_exclusive_scan((long long)(c < job.chunks ? job.chunk_rows[c] : 0), &total);
+    if (c < job.chunks) job.chunk_rows[c] = before + rank;
+    before += total;
+  }
+  __syncthreads();  // every thread has looked at the flag
+  if (threadIdx.x != 0) return;
+  job.counters[SPLAT_COUNT_PAIRS] = before;
+  if (before > job.pair_room) job.counters[SPLAT_COUNT_OVERFLOW] = 1;
+}
+
+// Rows of a Gaussian lie together, Gaussians in index order.
+__global__ void __launch_bounds__(kCountThreads) place_rows(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t chunk = blockIdx.x, record = chunk * SPLAT_CHUNK + threadIdx.x;
+  const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
+  const unsigned rank = block_exclusive_scan(listed ? job.row_counts[record] : 0u);
+  if (listed) job.row_starts[record] = uint32_t(job.chunk_rows[chunk] + rank);
+}
+
+constexpr int kEmitThreads = 256;  // ranks a block
+
+// Pairs of each block of ranks.
+__global__ void __launch_bounds__(kEmitThreads) count_ranks(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t rank = int64_t(blockIdx.x) * kEmitThreads + threadIdx.x;
+  const bool listed = rank < job.counters[SPLAT_COUNT_VISIBLE];
+  const long long all = block_sum((long long)(listed ? job.row_counts[job.order[rank]] : 0u));
+  if (threadIdx.x == 0) job.depth_starts[blockIdx.x] = all;
+}
+
+// One block: pairs before each block of ranks.
+__global__ void __launch_bounds__(kScanThreads) scan_ranks(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t blocks = (job.counters[SPLAT_COUNT_VISIBLE] + kEmitThreads - 1) / kEmitThreads;
+  long long before = 0;
+  for (int64_t first = 0; first < blocks; first += kScanThreads) {
+    const int64_t b = first + threadIdx.x;
+    long long total = 0;
+    const long long rank = block_exclusive_scan((long long)(b < blocks ? job.depth_starts[b] : 0), &total);
+    if (b < blocks) job.depth_starts[b] = before + rank;
+    before += total;
+  }
+}
+
+// Pairs in depth order, the tiles of a Gaussian row by row.
+__global__ void __launch_bounds__(kEmitThreads) emit_pairs(BinJob job) {
+  if (overflowed(job.counters)) return;
+  SPLAT_SHARED(unsigned, offsets, kEmitThreads);
+  const int64_t first = int64_t(blockIdx.x) * kEmitThreads, visible = job.counters[SPLAT_COUNT_VISIBLE];
+  if (first >= visible) return;
+  const int64_t rank = first + threadIdx.x;
+  offsets[threadIdx.x] = block_exclusive_scan(rank < visible ? job.row_counts[job.order[rank]] : 0u);
+  __syncthreads();
+  for (int k = warp_id(); k < kEmitThreads && first + k < visible; k += kEmitThreads / kWarp) {
+    const uint32_t record = job.order[first + k];
+    const int64_t at = job.depth_starts[blockIdx.x] + offsets[k];
+    const uint32_t row = job.row_starts[record];
+    visit_tiles(job, job.records + int64_t(record) * kRecordSize, [&](uint32_t tile, uint16_t mask, unsigned number) {
+      const int64_t place = at + number;
+      job.pair_tiles[place] = tile;
+      job.pair_places[place] = uint32_t(place);
+      job.emitted_records[place] = record;
+      job.emitted_rows[place] = row + number;
+      job.emitted_masks[place] = mask;
+    });
+  }
+}
+
+constexpr int kListThreads = 256;
+
+// The lists in tile order, and where each tile's begins: pair i starts every tile after its predecessor's up to its own.
+__global__ void __launch_bounds__(kListThreads) list_pairs(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t pairs = job.counters[SPLAT_COUNT_PAIRS];
+  const int64_t i = int64_t(blockIdx.x) * kListThreads + threadIdx.x;
+  if (i < pairs) {
+    const uint32_t place = job.pair_places[i];
+    job.pair_records[i] = job.emitted_records[place];
+    job.pair_rows[i] = job.emitted_rows[place];
+    job.pair_masks[i] = job.emitted_masks[place];
+  }
+  if (i > pairs) return;
+  const int64_t begin = i == 0 ? 0 : int64_t(job.pair_tiles[i - 1]) + 1;
+  const int64_t end = i == pairs ? job.tiles : int64_t(job.pair_tiles[i]);
+  for (int64_t t = begin; t <= end; ++t) job.tile_starts[t] = i;
+}
+
+}  // namespace gpu
+}  // namespace splat

@@ -1,0 +1,263 @@
+// Backward through projection, colours and activation, to the raw parameters and the pose; a chunk a block. Adam takes
+// the gradients from shared memory, where the chunk's threads go over its contiguous parameters, so that reads and
+// writes of memory are coalesced and no gradient is ever stored. docs/math.md 2 to 4, 6.2 and 8.
+#pragma once
+#include "adam_group.cuh"
+#include "geometry.cuh"
+
+namespace splat {
+namespace gpu {
+
+constexpr int kGroups = 6;
+constexpr int kShapeNumbers = 3 + 4 + 3 + 1 + 3;  // of a Gaussian without its SH rest
+constexpr int kManyRows = 32;                     // from here on a warp sums a Gaussian's rows together
+
+struct ProjectVjpJob {
+  View<float> view;
+  RawArrays gaussians;
+  bool antialiased;
+  const float* records;
+  const int32_t* ids;
+  const int64_t* chunk_counts;
+  const uint32_t* row_counts;
+  const uint32_t* row_starts;
+  const float* rows;
+  const int64_t* counters;
+  bool with_adam;
+  AdamGroup adam[kGroups];
+  float* gradients[kGroups];  // null where they are not wanted
+  float* pose_partials;       // null without a pose gradient
+  float *grad2d, *count;      // null without statistics
+};
+
+// Where the gradients of a chunk lie in shared memory, group by group as in SplatGaussians.
+SPLAT_DEVICE int shape_offset(int group) {
+  const int before = group == 0 ? 0 : group == 1 ? 3 : group == 2 ? 7 : group == 3 ? 10 : 11;
+  return before * SPLAT_CHUNK;
+}
+SPLAT_DEVICE int shape_width(int group) { return group == 1 ? 4 : group == 3 ? 1 : 3; }
+
+// The rows of one Gaussian, added up in their order.
+SPLAT_DEVICE void sum_rows(const float* rows, int64_t first, uint32_t count, float* sum) {
+  for (uint32_t k = 0; k < count; ++k) {
+    const float4* row = reinterpret_cast<const float4*>(rows + (first + k) * kRowSize);
+    const float4 a = row[0], b = row[1];
+    const float2 c = *reinterpret_cast<const float2*>(row + 2);
+    sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
+    sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
+    sum[8] += c.x, sum[9] += c.y;
+  }
+}
+
+// The same for the lanes of a warp whose Gaussians have many rows: one after another, a lane a field. The order of the
+// additions is the same, and so are the bits.
+SPLAT_DEVICE void sum_many_rows(const float* rows, int64_t first, uint32_t count, bool mine, float* sum) {
+  const int field = lane_id() & (kRowSize - 1);
+  unsigned waiting = __ballot_sync(kFullWarp, mine);
+  for (; waiting != 0; waiting &= waiting - 1) {
+    const int owner = __ffs(int(waiting)) - 1;
+    const long long start = __shfl_sync(kFullWarp, (long long)(first), owner);
+    const unsigned many = __shfl_sync(kFullWarp, unsigned(count), owner);
+    const float* at = rows + start * kRowSize + field;
+    float total = 0.0f;
+    if (field < kRowUsed) {
+      for (unsigned k = 0; k < many; ++k) total += at[int64_t(k) * kRowSize];
+    }
+    for (int f = 0; f < kRowUsed; ++f) {
+      const float value = __shfl_sync(kFullWarp, total, f);
+      if (lane_id() == owner) sum[f] = value;
+    }
+  }
+}
+
+// Mean, shape and opacity of one Gaussian; `row` holds its sums.
+template <bool POSE>
+SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float>& raw, const float* row,
+                               float* v_mean, float* v_quat, float* v_log_scale, float& v_logit, float* v_mean2d,
+                               ViewGrad<float>* pose) {
+  const ProjectedGeometry<float> g = project_geometry(job.view, raw, job.antialiased);
+  float v_qa, v_qb, v_qc, v_log_opacity;
+  row_vjp(row, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
+  float v_a = 0, v_b = 0, v_c = 0;
+  conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
+
+  // log(opacity * compensation): the two share the gradient of the logarithm.
+  float v_compensation = 0;
+  activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_logit);
+  if (job.antialiased) v_compensation = v_log_opacity / g.cov.compensation;
+
+  float v_row0[3] = {0, 0, 0}, v_row1[3] = {0, 0, 0}, v_root[9], v_rotation[9], v_scale[3] = {0, 0, 0};
+  for (int k = 0; k < 9; ++k) v_root[k] = v_rotation[k] = 0;
+  covariance2d_vjp(g.affine.row0, g.affine.row1, g.root, g.cov, v_a, v_b, v_c, v_compensation, v_row0, v_row1,
+                   v_root);
+  covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
+  quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
+  for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
+
+  float v_pc[3] = {0, 0, row[kRowDepth]};
+  ViewGrad<float>* const v_view = POSE ? pose : nullptr;
+  affine_map_vjp(job.view, g.pc, g.affine, v_row0, v_row1, v_pc, v_view);
+  camera_to_image_vjp(job.view, g.pc, g.affine.inv_z, v_mean2d, v_pc);
+  world_to_camera_vjp(job.view, raw.mean, v_pc, v_mean, v_view);
+}
+
+// Colours of Gaussian i: `basis` for the gradient of the SH rest, v_colour for that of all coefficients.
+template <int DEGREE, bool POSE>
+SPLAT_DEVICE void colours_vjp(const ProjectVjpJob& job, int64_t i, const float* mean, const float* row, float* basis,
+                              float* v_colour, float* v_mean, ViewGrad<float>* pose) {
+  float direction[3], sum[3];
+  const float inv_length = view_direction(job.view.center, mean, direction);
+  sh_basis(DEGREE, direction, basis);
+  sh_sum<DEGREE>(job.gaussians, i, basis, sum);
+  for (int c = 0; c < 3; ++c) v_colour[c] = sh_colour_vjp(sum[c], row[kRowRed + c]);
+  if (DEGREE == 0) return;
+  const float* rest = job.gaussians.shN + i * 3 * job.gaussians.sh_rest;
+  float v_basis[ShRest<DEGREE>::kRoom], v_direction[3] = {0, 0, 0};
+#pragma unroll
+  for (int k = 0; k < ShRest<DEGREE>::kCount; ++k)
+    v_basis[k] = rest[3 * k] * v_colour[0] + rest[3 * k + 1] * v_colour[1] + rest[3 * k + 2] * v_colour[2];
+  sh_basis_vjp(DEGREE, direction, v_basis, v_direction);
+  view_direction_vjp(direction, inv_length, v_direction, v_mean, POSE ? pose->center : nullptr);
+}
+
+// A gradient is written, or used, or both.
+SPLAT_DEVICE void finish(const ProjectVjpJob& job, int group, int64_t i, float grad, bool in_use) {
+  if (job.gradients[group] != nullptr) job.gradients[group][i] = grad;
+  if (job.with_adam && in_use) adam_at(job.adam[group], i, grad);
+}
+
+// All threads of the block over the chunk's contiguous numbers of one group.
+SPLAT_DEVICE void finish_shapes(const ProjectVjpJob& job, int64_t base, int count, const float* shapes) {
+  for (int group = 0; group < kGroups - 1; ++group) {
+    const int width = shape_width(group);
+    for (int e = threadIdx.x; e < count * width; e += SPLAT_CHUNK)
+      finish(job, group, base * width + e, shapes[shape_offset(group) + e], true);
+  }
+}
+
+// A coefficient's gradient is its basis function times the colour's gradient, so only those two are kept.
+// Those above DEGREE are not in use: they have no gradient, and Adam leaves them as they are.
+template <int DEGREE>
+SPLAT_DEVICE void finish_rest(const ProjectVjpJob& job, int64_t base, int count, const float* bases,
+                              const float* colours) {
+  const int used = 3 * ShRest<DEGREE>::kCount, width = 3 * job.gaussians.sh_rest;
+  const int span = job.gradients[kGroups - 1] != nullptr ? width : used;
+  if (span == 0) return;
+  int owner = threadIdx.x / span, rest = threadIdx.x % span;
+  const int owners = SPLAT_CHUNK / span, rests = SPLAT_CHUNK % span;
+  for (; owner < count; owner += owners, rest += rests) {
+    if (rest >= span) {
+      rest -= span;
+      if (++owner >= count) break;
+    }
+    const bool in_use = rest < used;
+    const float grad =
+        in_use ? bases[owner * ShRest<DEGREE>::kRoom + rest / 3] * colours[3 * owner + rest % 3] : 0.0f;
+    finish(job, kGroups - 1, (base + owner) * width + rest, grad, in_use);
+  }
+}
+
+SPLAT_DEVICE void add_statistics(const ProjectVjpJob& job, int64_t i, const float* v_mean2d) {
+  if (job.grad2d == nullptr) return;
+  const float x = v_mean2d[0] * (0.5f * job.view.width), y = v_mean2d[1] * (0.5f * job.view.height);
+  job.grad2d[i] += sqrt_(x * x + y * y);
+  job.count[i] += 1.0f;
+}
+
+SPLAT_DEVICE void store_pose(const ProjectVjpJob& job, int64_t chunk, const ViewGrad<float>& pose) {
+  float* out = job.pose_partials + chunk * SPLAT_POSE;
+  for (int k = 0; k < 15; ++k) {
+    const float mine = k < 9 ? pose.rotation[k] : k < 12 ? pose.translation[k - 9] : pose.center[k - 12];
+    const float all = block_sum(mine);
+    if (threadIdx.x == 0) out[k] = all;
+  }
+}
+
+template <int DEGREE, bool POSE>
+__global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob job) {
+  if (overflowed(job.counters)) return;
+  constexpr int kRoom = ShRest<DEGREE>::kRoom;
+  SPLAT_SHARED(float, shapes, SPLAT_CHUNK * kShapeNumbers);
+  SPLAT_SHARED(float, bases, SPLAT_CHUNK * kRoom);
+  SPLAT_SHARED(float, colours, SPLAT_CHUNK * 3);
+  // What no view reaches has no gradient.
+  for (int e = threadIdx.x; e < SPLAT_CHUNK * kShapeNumbers; e += SPLAT_CHUNK) shapes[e] = 0.0f;
+  for (int e = threadIdx.x; e < SPLAT_CHUNK * kRoom; e += SPLAT_CHUNK) bases[e] = 0.0f;
+  for (int e = threadIdx.x; e < SPLAT_CHUNK * 3; e += SPLAT_CHUNK) colours[e] = 0.0f;
+  __syncthreads();
+
+  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, record = base + threadIdx.x;
+  const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
+  const uint32_t row_count = listed ? job.row_counts[record] : 0;
+  const int64_t row_start = row_count > 0 ? job.row_starts[record] : 0;
+  float row[kRowUsed];
+  for (int f = 0; f < kRowUsed; ++f) row[f] = 0.0f;
+  if (row_count < kManyRows) sum_rows(job.rows, row_start, row_count, row);
+  sum_many_rows(job.rows, row_start, row_count, row_count >= kManyRows, row);
+
+  ViewGrad<float> pose;
+  for (int k = 0; k < 9; ++k) pose.rotation[k] = 0;
+  for (int k = 0; k < 3; ++k) pose.translation[k] = pose.center[k] = 0;
+  if (row_count > 0) {
+    const int64_t i = job.ids[record];
+    const int local = int(i - base);
+    RawGeometry<float> raw;
+    load_mean(job.gaussians, i, raw.mean);
+    load_shape(job.gaussians, i, raw);
+    float v_mean[3] = {0, 0, 0}, v_quat[4] = {0, 0, 0, 0}, v_log_scale[3] = {0, 0, 0}, v_logit = 0, v_mean2d[2];
+    geometry_vjp<POSE>(job, raw, row, v_mean, v_quat, v_log_scale, v_logit, v_mean2d, &pose);
+    float basis[kRoom], v_colour[3];
+    colours_vjp<DEGREE, POSE>(job, i, raw.mean, row, basis, v_colour, v_mean, &pose);
+    for (int k = 0; k < 3; ++k) {
+      shapes[shape_offset(0) + 3 * local + k] = v_mean[k];
+      shapes[shape_offset(2) + 3 * local + k] = v_log_scale[k];
+      shapes[shape_offset(4) + 3 * local + k] = v_colour[k] * float(kSh0);
+      colours[3 * local + k] = v_colour[k];
+    }
+    for (int k = 0; k < 4; ++k) shapes[shape_offset(1) + 4 * local + k] = v_quat[k];
+    shapes[shape_offset(3) + local] = v_logit;
+#pragma unroll
+    for (int k = 0; k < ShRest<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
+    add_statistics(job, i, v_mean2d);
+  }
+  __syncthreads();  // parameters have been read by all before any is changed
+  const int64_t left = job.gaussians.n - base;
+  const int count = left < SPLAT_CHUNK ? int(left) : SPLAT_CHUNK;
+  finish_shapes(job, base, count, shapes);
+  finish_rest<DEGREE>(job, base, count, bases, colours);
+  if (POSE) store_pose(job, chunk, pose);
+}
+
+struct PoseJob {
+  const float* partials;
+  int64_t chunks;
+  float viewmat[16];
+  float* v_viewmat;
+  const int64_t* counters;
+};
+
+constexpr int kPoseThreads = 256;
+
+// One block, in a fixed order; the camera centre -R^T t is a function of the pose too. docs/math.md 3.7
+__global__ void __launch_bounds__(kPoseThreads) reduce_pose(PoseJob job) {
+  if (overflowed(job.counters)) return;
+  float sum[15];
+  for (int k = 0; k < 15; ++k) {
+    float mine = 0;
+    for (int64_t c = threadIdx.x; c < job.chunks; c += kPoseThreads) mine += job.partials[c * SPLAT_POSE + k];
+    sum[k] = block_sum(mine);
+  }
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < 3; ++i) {
+    float v_t = sum[9 + i];
+    for (int j = 0; j < 3; ++j) {
+      job.v_viewmat[4 * i + j] = sum[3 * i + j] - job.viewmat[4 * i + 3] * sum[12 + j];
+      v_t -= job.viewmat[4 * i + j] * sum[12 + j];
+    }
+    job.v_viewmat[4 * i + 3] = v_t;
+  }
+  for (int j = 0; j < 4; ++j) job.v_viewmat[12 + j] = 0;
+}
+
+}  // namespace gpu
+}  // namespace splat

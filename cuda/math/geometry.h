@@ -1,0 +1,43 @@
+// All of a Gaussian's way to its ellipse, in the order that projection and its backward pass share. docs/math.md 3.
+#pragma once
+#include "projection.h"
+
+namespace splat {
+
+constexpr double kHuge = 1e30;  // beyond it an extent is not a number one can bin
+
+template <class F>
+struct RawGeometry {
+  F mean[3], quat[4], log_scale[3], logit;
+};
+
+template <class F>
+struct ProjectedGeometry {
+  F pc[3], mean2d[2], quat_norm2;
+  F rotation[9], scale[3], root[9];
+  F opacity;       // before compensation
+  F log2_opacity;  // after it
+  Affine<F> affine;
+  Covariance2d<F> cov;
+  Conic<F> conic;
+};
+template <class F, class Real>
+SPLAT_HD_FORCED ProjectedGeometry<F> project_geometry(const View<Real>& view, const RawGeometry<F>& raw,
+                                                      bool antialiased) {
+  ProjectedGeometry<F> g;
+  world_to_camera(view, raw.mean, g.pc);
+  g.quat_norm2 = raw.quat[0] * raw.quat[0] + raw.quat[1] * raw.quat[1] + raw.quat[2] * raw.quat[2] +
+                 raw.quat[3] * raw.quat[3];
+  quat_to_rotation(raw.quat, g.rotation);
+  for (int k = 0; k < 3; ++k) g.scale[k] = activate_scale(raw.log_scale[k]);
+  covariance_root(g.rotation, g.scale, g.root);
+  g.affine = affine_map(view, g.pc);
+  camera_to_image(view, g.pc, g.affine.inv_z, g.mean2d);
+  g.cov = covariance2d(g.affine.row0, g.affine.row1, g.root);
+  g.conic = conic(g.cov);
+  g.opacity = activate_opacity(raw.logit);
+  g.log2_opacity = log2_(antialiased ? g.opacity * g.cov.compensation : g.opacity);
+  return g;
+}
+
+}  // namespace splat

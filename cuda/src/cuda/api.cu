@@ -1,0 +1,105 @@
+// The C ABI on a CUDA device: checks what it is given, then enqueues the stage on the caller's device and stream.
+#include <exception>
+#include <initializer_list>
+
+#define SPLAT_MIN_THREADS 0
+#include "../checks.h"
+#include "enter.h"
+#include "stages.h"
+
+namespace {
+
+namespace gpu = splat::gpu;
+
+// What is written to without anybody having counted first must have the room that the header asks for.
+const char* lacking(const SplatGaussians* g, const SplatFrame* frame) {
+  if (frame->counters == nullptr) return "counters are missing";
+  if (frame->visible < gpu::chunks_of(g->n) * gpu::kChunk) return "visible is less than n rounded up to a chunk";
+  return nullptr;
+}
+
+// One door for every entry: no C++ exception crosses into the caller.
+template <class Work>
+int32_t enter(const char* what, const SplatCall* call, Work work) {
+  try {
+    gpu::on_device(*call, work);
+  } catch (const std::exception& error) {
+    return fail(what, error.what());
+  }
+  return 0;
+}
+
+}  // namespace
+
+SPLAT_EXPORT int32_t splat_abi_version(void) { return SPLAT_ABI_VERSION; }
+SPLAT_EXPORT const char* splat_last_error(void) { return last_error; }
+SPLAT_EXPORT int32_t splat_best_isa(void) { return SPLAT_ISA_PORTABLE; }
+
+SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                                   SplatFrame* frame) {
+  if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
+  for (const char* f : {misfit(view, gaussians), lacking(gaussians, frame)})
+    if (f != nullptr) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame); });
+}
+
+SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
+  if (const char* f = first_fault(call, view, frame)) return fail(__func__, f);
+  if (frame->visible < 0 || frame->pair_bound < 0) return fail(__func__, "a capacity is negative");
+  return gpu::bin_bytes(*view, *frame);
+}
+
+SPLAT_EXPORT int32_t splat_bin(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                               SplatFrame* frame) {
+  if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
+  if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
+  if (frame->pair_bound > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile pairs");
+  const int64_t bytes = splat_bin_bytes(call, view, frame);
+  if (bytes < 0) return -1;
+  if (frame->workspace_bytes < bytes) return fail(__func__, "the workspace is too small");
+  return enter(__func__, call, [&] { gpu::bin(*call, *view, *gaussians, *frame); });
+}
+
+SPLAT_EXPORT int32_t splat_blend(const SplatCall* call, const SplatView* view, const SplatFrame* frame,
+                                 const void* background, const SplatImages* out) {
+  if (const char* f = first_fault(call, view, frame, out)) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::blend(*call, *view, *frame, background, *out); });
+}
+
+SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* view, const SplatFrame* frame,
+                                     const void* background, const SplatImages* out, const SplatImages* v_out,
+                                     void* background_partials, void* v_background) {
+  if (const char* f = first_fault(call, view, frame, out, v_out)) return fail(__func__, f);
+  return enter(__func__, call, [&] {
+    gpu::blend_vjp(*call, *view, *frame, background, *out, *v_out, background_partials, v_background);
+  });
+}
+
+SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                                       const SplatFrame* frame, const SplatProjectGrad* grad) {
+  if (const char* f = first_fault(call, view, gaussians, frame, grad)) return fail(__func__, f);
+  for (const char* f : {misfit(view, gaussians), misfit(gaussians, grad->gradients), misfit(gaussians, grad->adam),
+                        lacking(gaussians, frame)})
+    if (f != nullptr) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::project_vjp(*call, *view, *gaussians, *frame, *grad); });
+}
+
+SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* loss) {
+  if (const char* f = first_fault(call, loss)) return fail(__func__, f);
+  return gpu::loss_bytes(*loss);
+}
+
+SPLAT_EXPORT int32_t splat_loss(const SplatCall* call, SplatLoss* loss) {
+  if (const char* f = first_fault(call, loss)) return fail(__func__, f);
+  if (loss->width < 1 || loss->height < 1) return fail(__func__, "no pixels");
+  if (loss->means == nullptr) return fail(__func__, "means are missing");
+  return enter(__func__, call, [&] { gpu::loss(*call, *loss); });
+}
+
+SPLAT_EXPORT int32_t splat_adam(const SplatCall* call, const SplatGaussians* params, const SplatGaussians* gradients,
+                                const SplatAdam* adam) {
+  if (const char* f = first_fault(call, params, gradients, adam)) return fail(__func__, f);
+  for (const char* f : {misfit(params, gradients), misfit(params, adam)})
+    if (f != nullptr) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::adam(*call, *params, *gradients, *adam); });
+}

@@ -1,0 +1,45 @@
+// The structs of the C ABI as the kernels take them.
+#pragma once
+#include "../../include/splat.h"
+#include "../../kernels/adam_group.cuh"
+#include "../../kernels/geometry.cuh"
+
+namespace splat {
+namespace gpu {
+
+inline View<float> pinhole_of(const SplatView& v) {
+  return make_view<float>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
+}
+
+inline RawArrays raw_arrays(const SplatGaussians& g) {
+  RawArrays out;
+  out.means = static_cast<const float*>(g.means);
+  out.quats = static_cast<const float*>(g.quats);
+  out.log_scales = static_cast<const float*>(g.log_scales);
+  out.logit_opacities = static_cast<const float*>(g.logit_opacities);
+  out.sh0 = static_cast<const float*>(g.sh0);
+  out.shN = static_cast<const float*>(g.shN);
+  out.n = g.n;
+  out.sh_rest = g.sh_rest;
+  return out;
+}
+
+constexpr int kGroupCount = 6;
+
+// Groups in the order of SplatGaussians, as arrays: pointer of a group, numbers a Gaussian.
+inline float* group_of(const SplatGaussians& g, int group) {
+  void* const pointers[kGroupCount] = {g.means, g.quats, g.log_scales, g.logit_opacities, g.sh0, g.shN};
+  return static_cast<float*>(pointers[group]);
+}
+inline int64_t group_width(const SplatGaussians& g, int group) {
+  const int64_t widths[kGroupCount] = {3, 4, 3, 1, 3, 3 * int64_t(g.sh_rest)};
+  return widths[group];
+}
+
+inline AdamGroup adam_group(const SplatGaussians& params, const SplatAdam& adam, int group) {
+  return {group_of(params, group), group_of(adam.exp_avg, group), group_of(adam.exp_avg_sq, group),
+          make_adam_step<float>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step)};
+}
+
+}  // namespace gpu
+}  // namespace splat

@@ -1,0 +1,79 @@
+// Host side of blending, forward and backward. On a GPU SplatCall.threads, which counts CPU threads elsewhere, chooses
+// between variants of the same results: 1 asks for the simple kernels, which the tests hold the fast ones against.
+#include "../../kernels/blend_vjp.cuh"
+#include "launch.h"
+#include "stages.h"
+
+namespace splat {
+namespace gpu {
+namespace {
+
+BlendLists lists_of(const SplatView& view, const SplatFrame& frame) {
+  return {frame.counters,  frame.tile_starts, static_cast<const float*>(frame.records),
+          frame.pair_records, frame.pair_rows, frame.pair_masks,
+          frame.tile_ends, view.width,        view.height,
+          tiles_across(view.width)};
+}
+BlendImages images_of(const SplatImages& images) {
+  return {static_cast<float*>(images.image), static_cast<float*>(images.alpha), static_cast<float*>(images.depth)};
+}
+bool wants_simple(const SplatCall& call) { return call.threads == 1; }
+
+template <bool Depth>
+void launch_blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const float* background,
+                  const SplatImages& out) {
+  const cudaStream_t stream = stream_of(call);
+  const BlendLists lists = lists_of(view, frame);
+  const int64_t tiles = tiles_of(view);
+  if (wants_simple(call)) {
+    SPLAT_LAUNCH((blend_simple<Depth>), tiles, kSimpleThreads, stream, lists, background, images_of(out));
+  } else {
+    SPLAT_LAUNCH((blend_fast<Depth>), tiles, kFastThreads, stream, lists, background, images_of(out));
+  }
+}
+
+template <bool Depth>
+void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const SplatImages& out,
+                      const SplatImages& v_out, float* partials) {
+  const cudaStream_t stream = stream_of(call);
+  const BlendLists lists = lists_of(view, frame);
+  const BlendImages images = images_of(out), gradients = images_of(v_out);
+  float* rows = static_cast<float*>(frame.rows);
+  if (tiles_of(view) > INT32_MAX) throw std::runtime_error("the image has more than 2^31 - 1 tiles");
+  const int32_t tiles = int32_t(tiles_of(view));
+  if (wants_simple(call)) {
+    SPLAT_LAUNCH((blend_vjp_simple<Depth>), tiles, kSimpleThreads, stream, lists, images, gradients, rows, partials);
+  } else {
+    SPLAT_LAUNCH((blend_vjp_fast<Depth>), fast_vjp_blocks(tiles), kFastThreads, stream, lists, tiles, images, gradients,
+                 rows, partials);
+  }
+}
+
+}  // namespace
+
+void blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void* background,
+           const SplatImages& out) {
+  const float* bg = static_cast<const float*>(background);
+  if (view.with_depth) {
+    launch_blend<true>(call, view, frame, bg, out);
+  } else {
+    launch_blend<false>(call, view, frame, bg, out);
+  }
+}
+
+// The background is in the image already, so that its value is not needed here.
+void blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void*,
+               const SplatImages& out, const SplatImages& v_out, void* background_partials, void* v_background) {
+  float* partials = static_cast<float*>(background_partials);
+  if (v_out.depth != nullptr) {
+    launch_blend_vjp<true>(call, view, frame, out, v_out, partials);
+  } else {
+    launch_blend_vjp<false>(call, view, frame, out, v_out, partials);
+  }
+  if (v_background == nullptr) return;
+  SPLAT_LAUNCH(sum_background, 1, kBackgroundThreads, stream_of(call), frame.counters, partials, tiles_of(view),
+               static_cast<float*>(v_background));
+}
+
+}  // namespace gpu
+}  // namespace splat

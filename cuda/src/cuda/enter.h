@@ -1,0 +1,40 @@
+// What surrounds every call on a device: the device is made current, and the caller's put back, also after an error.
+#pragma once
+#include "launch.h"
+
+namespace splat {
+namespace gpu {
+
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(const SplatCall& call) : wanted_(call.device) {
+    check_cuda("asking for the current device", cudaGetDevice(&previous_));
+    if (wanted_ == previous_) return;
+    const cudaError_t error = cudaSetDevice(wanted_);
+    if (error == cudaSuccess) return;
+    (void)cudaGetLastError();  // ours, like a failed launch
+    throw_cuda(("device " + std::to_string(wanted_)).c_str(), error);
+  }
+  ~DeviceGuard() {
+    if (wanted_ != previous_) (void)cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int wanted_, previous_ = 0;
+};
+
+// Runs `work` on the call's device. An error that was there before is reported as such, and left for its owner.
+template <class Work>
+void on_device(const SplatCall& call, Work work) {
+#ifdef SPLAT_SIMT
+  simt::expect(call.device, static_cast<cudaStream_t>(call.stream));  // what launches are held to
+#endif
+  const DeviceGuard guard(call);
+  check_cuda("an earlier CUDA call failed", cudaPeekAtLastError());
+  work();
+}
+
+}  // namespace gpu
+}  // namespace splat

@@ -1,0 +1,64 @@
+// L1 + SSIM and its gradient on the device: kernels/loss.cuh.
+//
+// Device memory moved, bytes a pixel of three channels: the image 12 and the target 3 (uint8) or 12 (float), read by
+// both sweeps; the derivative maps 36, written and read; the gradient 12. With a uint8 target 114 (forward alone: 15),
+// with a float one 132, and what neighbouring strips read twice, if the second-level cache has lost it: at most 41%
+// of what is read through the filters.
+#include "../../kernels/loss.cuh"
+
+#include "launch.h"
+#include "stages.h"
+
+namespace splat {
+namespace gpu {
+namespace {
+
+struct LossGrid {
+  int width;  // numbers a row
+  int across;
+  int64_t strips;
+  explicit LossGrid(const SplatLoss& loss)
+      : width(3 * loss.width), across((width + kLossColumns - 1) / kLossColumns),
+        strips(int64_t(across) * ((loss.height + kLossRows - 1) / kLossRows)) {}
+  int64_t numbers(const SplatLoss& loss) const { return int64_t(width) * loss.height; }
+};
+
+template <class Target>
+void sweeps(cudaStream_t stream, const SplatLoss& loss, const LossGrid& grid, const LossArrays& arrays) {
+  const double count = double(grid.numbers(loss));
+  if (loss.v_image != nullptr) {
+    SPLAT_LAUNCH((loss_statistics<Target, true>), grid.strips, kLossColumns, stream, arrays);
+    const float l1_scale = float((1.0 - loss.ssim_lambda) / count), ssim_scale = float(-loss.ssim_lambda / count);
+    SPLAT_LAUNCH((loss_gradient<Target>), grid.strips, kLossColumns, stream, arrays, l1_scale, ssim_scale,
+                 static_cast<float*>(loss.v_image));
+  } else {
+    SPLAT_LAUNCH((loss_statistics<Target, false>), grid.strips, kLossColumns, stream, arrays);
+  }
+  SPLAT_LAUNCH(loss_means, 1, kLossSumThreads, stream, arrays.partials, grid.strips, count, loss.counters, loss.means);
+}
+
+}  // namespace
+
+int64_t loss_bytes(const SplatLoss& loss) {
+  const LossGrid grid(loss);
+  return 2 * grid.strips * int64_t(sizeof(double)) + kLossMaps * grid.numbers(loss) * int64_t(sizeof(float));
+}
+
+void loss(const SplatCall& call, SplatLoss& loss) {
+  const LossGrid grid(loss);
+  LossArrays arrays = {};
+  arrays.image = static_cast<const float*>(loss.image);
+  arrays.target = loss.target;
+  arrays.partials = static_cast<double*>(loss.workspace);
+  arrays.maps = reinterpret_cast<float*>(arrays.partials + 2 * grid.strips);
+  arrays.counters = loss.counters;
+  arrays.width = grid.width, arrays.height = loss.height, arrays.across = grid.across;
+  const cudaStream_t stream = stream_of(call);
+  if (loss.target_is_u8 != 0)
+    sweeps<uint8_t>(stream, loss, grid, arrays);
+  else
+    sweeps<float>(stream, loss, grid, arrays);
+}
+
+}  // namespace gpu
+}  // namespace splat

@@ -1,0 +1,70 @@
+// Enqueues the backward pass of projection, with Adam: kernels/project_vjp.cuh. With Adam every parameter and moment in
+// use is read and written once, 24 bytes a number, and a visible Gaussian's raw parameters once more; rows are read once.
+#include "../../kernels/project_vjp.cuh"
+
+#include "arrays.h"
+#include "launch.h"
+#include "stages.h"
+
+namespace splat {
+namespace gpu {
+namespace {
+
+ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, const SplatFrame& frame,
+                     const SplatProjectGrad& grad) {
+  ProjectVjpJob job = {};
+  job.view = pinhole_of(view);
+  job.gaussians = raw_arrays(gaussians);
+  job.antialiased = view.antialiased != 0;
+  job.records = static_cast<const float*>(frame.records);
+  job.ids = frame.ids;
+  job.chunk_counts = frame.chunk_counts;
+  job.row_counts = frame.row_counts;
+  job.row_starts = frame.row_starts;
+  job.rows = static_cast<const float*>(frame.rows);
+  job.counters = frame.counters;
+  job.with_adam = grad.adam != nullptr;
+  for (int group = 0; group < kGroups; ++group) {
+    if (grad.adam != nullptr) job.adam[group] = adam_group(gaussians, *grad.adam, group);
+    if (grad.gradients != nullptr) job.gradients[group] = group_of(*grad.gradients, group);
+  }
+  job.pose_partials = static_cast<float*>(grad.pose_partials);
+  job.grad2d = static_cast<float*>(grad.grad2d);
+  job.count = static_cast<float*>(grad.count);
+  return job;
+}
+
+template <bool POSE>
+void launch_chunks(cudaStream_t stream, int degree, int64_t chunks, const ProjectVjpJob& job) {
+  switch (degree) {
+    case 0: SPLAT_LAUNCH((project_vjp_chunks<0, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 1: SPLAT_LAUNCH((project_vjp_chunks<1, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 2: SPLAT_LAUNCH((project_vjp_chunks<2, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
+    case 3: SPLAT_LAUNCH((project_vjp_chunks<3, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
+    default: SPLAT_LAUNCH((project_vjp_chunks<4, POSE>), chunks, SPLAT_CHUNK, stream, job); break;
+  }
+}
+
+}  // namespace
+
+void project_vjp(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
+                 const SplatFrame& frame, const SplatProjectGrad& grad) {
+  const cudaStream_t stream = stream_of(call);
+  const int64_t chunks = chunks_of(gaussians.n);
+  const ProjectVjpJob job = job_of(view, gaussians, frame, grad);
+  if (grad.v_viewmat == nullptr) {
+    launch_chunks<false>(stream, view.sh_degree, chunks, job);
+    return;
+  }
+  launch_chunks<true>(stream, view.sh_degree, chunks, job);
+  PoseJob pose = {};
+  pose.partials = job.pose_partials;
+  pose.chunks = chunks;
+  for (int k = 0; k < 16; ++k) pose.viewmat[k] = float(view.viewmat[k]);
+  pose.v_viewmat = static_cast<float*>(grad.v_viewmat);
+  pose.counters = frame.counters;
+  SPLAT_LAUNCH(reduce_pose, 1, kPoseThreads, stream, pose);
+}
+
+}  // namespace gpu
+}  // namespace splat

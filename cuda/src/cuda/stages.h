@@ -1,0 +1,29 @@
+// The stages of a view on a CUDA device, in float: each enqueues its kernels on the call's stream and returns.
+#pragma once
+#include "../../include/splat.h"
+
+namespace splat {
+namespace gpu {
+
+constexpr int64_t kChunk = SPLAT_CHUNK;
+
+inline int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
+inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) / SPLAT_TILE; }
+inline int64_t tiles_of(const SplatView& view) {
+  return int64_t(tiles_across(view.width)) * tiles_across(view.height);
+}
+
+void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+int64_t bin_bytes(const SplatView&, const SplatFrame&);
+void bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+void blend(const SplatCall&, const SplatView&, const SplatFrame&, const void* background, const SplatImages& out);
+void blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void* background, const SplatImages& out,
+               const SplatImages& v_out, void* background_partials, void* v_background);
+void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,
+                 const SplatProjectGrad&);
+int64_t loss_bytes(const SplatLoss&);
+void loss(const SplatCall&, SplatLoss&);
+void adam(const SplatCall&, const SplatGaussians& params, const SplatGaussians& gradients, const SplatAdam&);
+
+}  // namespace gpu
+}  // namespace splat
