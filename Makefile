@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test lint clean
+.PHONY: setup demo test test-sanitize lint clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -29,6 +29,14 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# The kernels under the emulator and the CPU library, with every access and every shift looked at.
+SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+
+test-sanitize: setup
+	CXX="g++ $(SANITIZE)" LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+	  $(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/test_nvcc.py --ignore=tests/kernels/test_mutants.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -35,7 +35,15 @@ SPLAT_HD float abs_(float x) { return ::fabsf(x); }
 SPLAT_HD double abs_(double x) { return ::fabs(x); }
 
 // 1 / x, by whatever is fastest at about full precision.
+#ifdef __CUDA_ARCH__
+__device__ inline float reciprocal_(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // within one unit in the last place
+  return y;
+}
+#else
 SPLAT_HD float reciprocal_(float x) { return 1.0f / x; }
+#endif
 SPLAT_HD double reciprocal_(double x) { return 1.0 / x; }
 
 // min and max return the second operand when either is NaN, as the SSE/AVX instructions do.

@@ -47,6 +47,9 @@ COMMON_FLAGS = (
     "-Wno-psabi",
 )
 
+#: What the CPU library is made of.
+CPU_FOLDERS = ("include", "math", "src", "src/cpu")
+
 _REMEDY = "install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install), or set CXX to one"
 
 
@@ -101,43 +104,76 @@ def cpu_library(isa: str) -> Path:
     isa: a key of ISA_FLAGS. Safe to call from several processes at once.
     Raises NoCompilerError, or ResourceError when the compiler fails (with its own words).
     """
-    root = source_root()
-    compiler = find_compiler()
-    flags = (*COMMON_FLAGS, *ISA_FLAGS[isa])
-    sources = sorted((root / "src" / "cpu").glob("*.cpp"))
-    folder = cache_root() / f"cpu-{isa}-{_key(root, compiler, flags)}"
-    library = folder / "libsplat_cpu.so"
+    sources = sorted((source_root() / "src" / "cpu").glob("*.cpp"))
+    recipe = Recipe(find_compiler(), (*COMMON_FLAGS, *ISA_FLAGS[isa]), link_flags=("-lpthread",))
+    return build_library(f"cpu-{isa}", "libsplat_cpu.so", sources, recipe, CPU_FOLDERS)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a library is compiled and linked. depfile_flags: what makes the compiler write $out.d."""
+
+    compiler: Toolchain
+    flags: tuple[str, ...]
+    link_flags: tuple[str, ...] = ()
+    depfile_flags: str = "-MMD -MF $out.d"
+    remedy: str = "set CXX to another C++17 compiler; if none builds it, please report this with its version"
+
+
+def build_library(kind: str, name: str, sources: list[Path], recipe: Recipe, folders: tuple[str, ...]) -> Path:
+    """The library ``name`` made of ``sources``, from the cache or built now.
+
+    kind: begins the name of its folder in the cache. folders: of the source tree, all that may be included.
+    Safe to call from several processes at once. Raises ResourceError with the compiler's words.
+    """
+    folder = cache_root() / f"{kind}-{_key(recipe, folders)}"
+    library = folder / name
     if library.is_file():
         return library
     with _lock(folder.with_suffix(".lock")):
         if not library.is_file():
-            _build(folder, library.name, sources, compiler, flags)
+            _build(folder, name, sources, recipe)
     return library
 
 
-def _key(root: Path, compiler: Toolchain, flags: tuple[str, ...]) -> str:
-    """A digest of sources, flags, compiler and machine."""
-    digest = hashlib.sha256()
-    for text in (compiler.command, compiler.version, *flags, platform.machine(), sys.platform):
-        digest.update(text.encode() + b"\0")
-    for folder in ("include", "math", "src/cpu"):
+def source_digest(folders: tuple[str, ...]) -> str:
+    """A digest of the files that lie in ``folders`` of the source tree."""
+    root, digest = source_root(), hashlib.sha256()
+    for folder in folders:
         for path in sorted((root / folder).iterdir()):
-            digest.update(path.name.encode() + b"\0" + path.read_bytes())
+            if path.is_file():
+                digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _build(folder: Path, name: str, sources: list[Path], compiler: Toolchain, flags: tuple[str, ...]) -> None:
+def _key(recipe: Recipe, folders: tuple[str, ...]) -> str:
+    """A digest of sources, flags, compiler and machine."""
+    digest = hashlib.sha256(source_digest(folders).encode())
+    compiler = recipe.compiler
+    for text in (
+        compiler.command,
+        compiler.version,
+        *recipe.flags,
+        *recipe.link_flags,
+        platform.machine(),
+        sys.platform,
+    ):
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None:
     """Compiles into a temporary folder and renames it: a killed build leaves nothing that looks finished."""
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        (work / "build.ninja").write_text(_ninja_file(name, sources, compiler, flags), encoding="utf-8")
+        (work / "build.ninja").write_text(_ninja_file(name, sources, recipe), encoding="utf-8")
         result = subprocess.run([*_ninja(), "-C", str(work)], capture_output=True, text=True, check=False)
         if result.returncode != 0:
             tail = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
             raise ResourceError(
                 f"building the rasterizer failed:\n{tail}",
-                where=compiler.command,
-                remedy="set CXX to another C++17 compiler; if none builds it, please report this with its version",
+                where=recipe.compiler.command,
+                remedy=recipe.remedy,
             )
         for leftover in work.glob("*.o"):
             leftover.unlink()
@@ -152,18 +188,18 @@ def _ninja() -> list[str]:
     return [sys.executable, "-m", "ninja"]
 
 
-def _ninja_file(name: str, sources: list[Path], compiler: Toolchain, flags: tuple[str, ...]) -> str:
+def _ninja_file(name: str, sources: list[Path], recipe: Recipe) -> str:
     def escape(path: Path | str) -> str:
         return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
 
     lines = [
-        f"cxx = {compiler.command}",
-        f"flags = {' '.join(flags)}",
+        f"cxx = {recipe.compiler.command}",
+        f"flags = {' '.join(recipe.flags)}",
         "rule compile",
-        "  command = $cxx $flags -MMD -MF $out.d -c $in -o $out",
+        f"  command = $cxx $flags {recipe.depfile_flags} -c $in -o $out",
         "  depfile = $out.d",
         "rule link",
-        "  command = $cxx -shared -o $out $in -lpthread",
+        f"  command = $cxx -shared -o $out $in {' '.join(recipe.link_flags)}",
     ]
     objects = []
     for source in sources:

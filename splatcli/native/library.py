@@ -44,6 +44,36 @@ def load_cpu(isa: str) -> ctypes.CDLL:
     if abi.ISAS.index(isa) > abi.ISAS.index(best_isa()):
         raise ResourceError(f"this processor is not known to run {isa} code", remedy="use the portable build")
     path = cpu_library(isa)
+    library = _load(path)
+    if abi.ISAS.index(isa) > library.splat_best_isa():
+        raise ResourceError(f"this processor does not run {isa} code", where=path, remedy="use the portable build")
+    return library
+
+
+@functools.cache
+def load_cuda(ordinal: int) -> ctypes.CDLL:
+    """The CUDA library for GPU number ``ordinal``.
+
+    Raises ResourceError when there is neither a ready-made library nor a working nvcc, when it cannot be loaded, or
+    when the driver is too old for it.
+    """
+    import torch
+
+    from splatcli.native.build_cuda import cuda_library
+
+    return _load(cuda_library(torch.cuda.get_device_capability(ordinal)))
+
+
+@functools.cache
+def load_simt() -> ctypes.CDLL:
+    """The CUDA kernels under the emulator; for tests."""
+    from splatcli.native.build_simt import simt_library
+
+    return _load(simt_library())
+
+
+def _load(path: Path) -> ctypes.CDLL:
+    """The library at ``path`` with the signatures of splat.h set. Raises ResourceError."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -61,18 +91,4 @@ def load_cpu(isa: str) -> ctypes.CDLL:
             where=path,
             remedy=f"delete {path.parent} and run again",
         )
-    if abi.ISAS.index(isa) > library.splat_best_isa():
-        raise ResourceError(f"this processor does not run {isa} code", where=path, remedy="use the portable build")
-    return library
-
-
-@functools.cache
-def load_simt() -> ctypes.CDLL:
-    """The CUDA kernels under the emulator, with the signatures of splat.h set; for tests."""
-    from splatcli.native.build_simt import simt_library
-
-    library = ctypes.CDLL(str(simt_library()))
-    for name, (result, arguments) in abi.SIGNATURES.items():
-        function: Any = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
     return library

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from splatcli.errors import ResourceError
-from splatcli.native import abi, build, call, library
+from splatcli.native import abi, build, library
 from splatcli.native.build import cpu_library, find_compiler
 from splatcli.native.sources import source_root
 from splatcli.raster.engine import NativeEngine, engine_for
@@ -71,7 +71,7 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading starts from nothing, whatever this process loaded before."""
-    monkeypatch.setattr(call, "load_cpu", library.load_cpu.__wrapped__)
+    monkeypatch.setattr(library, "load_cpu", library.load_cpu.__wrapped__)
 
 
 # --- the key ---------------------------------------------------------------------------------------------------------

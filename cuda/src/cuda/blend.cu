@@ -9,9 +9,15 @@ namespace gpu {
 namespace {
 
 BlendLists lists_of(const SplatView& view, const SplatFrame& frame) {
-  return {frame.counters,  frame.tile_starts, static_cast<const float*>(frame.records),
-          frame.pair_records, frame.pair_rows, frame.pair_masks,
-          frame.tile_ends, view.width,        view.height,
+  return {frame.counters,
+          frame.tile_starts,
+          static_cast<const float*>(frame.records),
+          frame.pair_records,
+          frame.pair_rows,
+          frame.pair_masks,
+          frame.tile_ends,
+          view.width,
+          view.height,
           tiles_across(view.width)};
 }
 BlendImages images_of(const SplatImages& images) {

@@ -1,0 +1,154 @@
+"""The CUDA library: ready-made in the package, or compiled by nvcc at first use for the GPU at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+from splatcli.errors import ResourceError
+from splatcli.native import abi, build
+from splatcli.native.sources import source_root
+
+NAME = "libsplat_cuda.so"
+FOLDERS = ("include", "math", "kernels", "src", "src/cuda")
+
+#: What a ready-made library holds machine code for; newer GPUs get it from the PTX of the last one.
+FAT_ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
+
+#: Beside a ready-made library: the digest of the sources that it was made from, and the ABI.
+READY_MADE = Path(__file__).resolve().parent.parent / "_native_bin"
+
+_REMEDY = (
+    "install the CUDA toolkit (nvcc 12 or newer) and set CUDA_HOME, or: pip install 'splatcli[cuda]'; "
+    "splat doctor says what was found"
+)
+
+
+class NoToolkitError(ResourceError):
+    """There is no nvcc, and no ready-made library that fits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolkit:
+    """An nvcc: its path, release such as (13, 0), and first line of words."""
+
+    nvcc: Path
+    release: tuple[int, int]
+    version: str
+    origin: str
+
+
+def find_toolkit() -> Toolkit:
+    """The nvcc of $CUDA_HOME or $CUDA_PATH, the PATH, /usr/local/cuda, or the nvidia-cuda-nvcc wheel, in this order.
+
+    Raises NoToolkitError when none works.
+    """
+    for origin, path in _candidates():
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        except OSError:
+            continue
+        found = re.search(r"release (\d+)\.(\d+).*", answer.stdout)
+        if answer.returncode == 0 and found:
+            return Toolkit(path, (int(found[1]), int(found[2])), found[0].strip(), origin)
+    raise NoToolkitError("no nvcc was found; the CUDA rasterizer is built on first use", remedy=_REMEDY)
+
+
+def _candidates() -> list[tuple[str, Path]]:
+    found: list[tuple[str, Path]] = []
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            found.append((f"${variable}", Path(os.environ[variable]) / "bin" / "nvcc"))
+    on_path = shutil.which("nvcc")
+    if on_path:
+        found.append(("PATH", Path(on_path)))
+    found.append(("/usr/local/cuda", Path("/usr/local/cuda/bin/nvcc")))
+    spec = util.find_spec("nvidia")
+    for base in spec.submodule_search_locations or [] if spec else []:
+        found += [("the nvidia-cuda-nvcc wheel", path) for path in sorted(Path(base).glob("*/bin/nvcc"))]
+    return [(origin, path) for origin, path in found if path.is_file()]
+
+
+def cuda_library(capability: tuple[int, int]) -> Path:
+    """The CUDA library for a GPU of compute ``capability``: ready-made, from the cache, or built now.
+
+    Raises NoToolkitError, NoCompilerError, or ResourceError when nvcc fails (with its own words).
+    """
+    ready = ready_made()
+    if ready is not None:
+        return ready
+    toolkit = find_toolkit()
+    return _build(toolkit, (supported(toolkit, capability),))
+
+
+def ready_made() -> Path | None:
+    """The library that came with the package, if it was made from these very sources; None otherwise."""
+    note, library = READY_MADE / "libsplat_cuda.json", READY_MADE / NAME
+    try:
+        facts = json.loads(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    fits = facts.get("sources") == build.source_digest(FOLDERS) and facts.get("abi") == abi.ABI_VERSION
+    return library if fits and library.is_file() else None
+
+
+def supported(toolkit: Toolkit, capability: tuple[int, int]) -> tuple[int, int]:
+    """The newest architecture that ``toolkit`` can compile for and a GPU of ``capability`` can run.
+
+    An older nvcc than the GPU gives PTX of the newest it knows, which the driver compiles for the GPU.
+    Raises ResourceError for a GPU that this nvcc no longer serves.
+    """
+    answer = subprocess.run([toolkit.nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    known = [(int(code[:-1]), int(code[-1])) for code in re.findall(r"sm_(\d+)\b", answer.stdout)]
+    usable = [one for one in known if one <= capability]
+    if not usable:
+        raise ResourceError(
+            f"nvcc {toolkit.release[0]}.{toolkit.release[1]} cannot compile for compute capability "
+            f"{capability[0]}.{capability[1]}",
+            where=toolkit.nvcc,
+            remedy="use a toolkit of the GPU's time, through CUDA_HOME, or --device cpu",
+        )
+    return max(usable)
+
+
+def fat_library(folder: Path) -> Path:
+    """Builds the library that a wheel carries into ``folder``, with a note of what it was made from."""
+    toolkit = find_toolkit()
+    answer = subprocess.run([toolkit.nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
+    known = set(re.findall(r"sm_(\d+)\b", answer.stdout))
+    built = _build(toolkit, tuple(one for one in FAT_ARCHITECTURES if f"{one[0]}{one[1]}" in known))
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"sources": build.source_digest(FOLDERS), "abi": abi.ABI_VERSION, "nvcc": toolkit.version}
+    shutil.copy2(built, folder / NAME)
+    (folder / "libsplat_cuda.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return folder / NAME
+
+
+def nvcc_flags(architectures: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
+    """Machine code for each of ``architectures``, and PTX of the last one."""
+    codes = [f"{major}{minor}" for major, minor in architectures]
+    targets = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes]
+    targets.append(f"-gencode=arch=compute_{codes[-1]},code=compute_{codes[-1]}")
+    return ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", *targets)
+
+
+def _build(toolkit: Toolkit, architectures: tuple[tuple[int, int], ...]) -> Path:
+    host = build.find_compiler()
+    recipe = build.Recipe(
+        build.Toolchain(str(toolkit.nvcc), f"{toolkit.version} with {host.version}"),
+        nvcc_flags(architectures),
+        # The runtime inside: none of another version has to be found beside torch's own.
+        link_flags=("-cudart", "static"),
+        depfile_flags="-MD -MF $out.d",
+        remedy="nvcc may refuse a host compiler newer than itself: its own words are above; set NVCC_CCBIN to an "
+        "older g++, or use --device cpu",
+    )
+    names = "-".join(f"sm{major}{minor}" for major, minor in architectures)
+    sources = sorted((source_root() / "src" / "cuda").glob("*.cu"))
+    return build.build_library(f"cuda-{names}", NAME, sources, recipe, FOLDERS)
