@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test test-sanitize lint clean
+.PHONY: setup demo test test-sanitize lint wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -15,6 +15,7 @@ help:
 	@echo "make demo    photos to splats on the sample scene, and a picture to look at"
 	@echo "make test    the tests"
 	@echo "make lint    ruff and mypy"
+	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
 
 setup: $(STAMP)
 
@@ -42,6 +43,11 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The library is built from these sources, travels in the wheel, and is not left in the checkout.
+wheel: setup
+	$(BIN)/python -c 'from pathlib import Path; from splatcli.native.build_cuda import fat_library; print(fat_library(Path("splatcli/_native_bin")))'
+	$(BIN)/python -m build --wheel --no-isolation; status=$$?; rm -rf splatcli/_native_bin; exit $$status
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -44,7 +44,7 @@ typedef struct SplatCall {
   int32_t device;  /* ordinal; ignored by the CPU library */
   void* stream;    /* the caller's current stream; ignored by the CPU library */
   int32_t dtype;   /* SPLAT_FLOAT32; SPLAT_FLOAT64 in the portable CPU library only */
-  int32_t threads; /* CPU threads, at least 1 */
+  int32_t threads; /* CPU: threads, at least 1. CUDA: 1 asks for the simple kernels where there are two */
 } SplatCall;
 
 /* A pinhole camera, OpenCV axes; how to render through it. */

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
+from splatcli.cli import doctor, export, info, render, resume, train
 from splatcli.cli import eval as eval_command
-from splatcli.cli import export, info, render, resume, train
 
 _EPILOG = """\b
 Results go to stdout, words to stderr; commands chain:
@@ -54,3 +54,4 @@ app.command("render", cls=render.RenderCommand)(render.render)
 app.command("export")(export.export)
 app.command("eval")(eval_command.evaluate)
 app.command("info")(info.info)
+app.command("doctor")(doctor.doctor)

@@ -1,0 +1,67 @@
+"""``splat doctor``: what this machine has, what works, and what to do about the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from splatcli.cli import options
+
+
+def doctor(json: options.Json = False, quiet: options.Quiet = False) -> int:
+    """Look at driver, GPU, torch and compilers, and render a test image on each device.
+
+    Builds what is not built yet, so that the next command starts at once. Ends with 0 when the CPU works, with 4
+    when not even that does.
+
+    \b
+    Examples:
+      splat doctor
+      splat doctor --json | python -m json.tool
+    """
+    from splatcli.cli.output import speaking
+
+    with speaking(json=json, quiet=quiet) as out:
+        from splatcli.doctor import examine
+
+        facts = examine()
+        out.result(facts, _lines(facts))
+    return 0 if facts["ok"] else 4
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    lines = [
+        f"splatcli   {facts['splatcli']}, Python {facts['python']}, {facts['system']}",
+        f"torch      {facts['torch']}, " + (f"CUDA {facts['torch_cuda']}" if facts["torch_cuda"] else "a CPU build"),
+        f"driver     {facts['driver'] or 'no NVIDIA driver'}",
+    ]
+    for index, gpu in enumerate(facts["gpus"]):
+        memory = gpu["memory_bytes"] / 2**30
+        lines.append(f"cuda:{index}     {gpu['name']}, capability {gpu['capability']}, {memory:.0f} GiB")
+    if not facts["gpus"]:
+        lines.append("GPUs       none that torch sees")
+    for name, label in (("compiler", "compiler "), ("nvcc", "nvcc     ")):
+        lines += _tool_lines(label, facts[name])
+    lines.append(f"cache      {facts['cache']}")
+    for name, backend in facts["backends"].items():
+        lines += _backend_lines(name, backend)
+    return lines
+
+
+def _tool_lines(label: str, tool: dict[str, Any]) -> list[str]:
+    if tool["works"]:
+        return [f"{label}  {tool['version']} ({tool['command']})"]
+    return [f"{label}  {tool['problem']}", *_remedy(tool)]
+
+
+def _backend_lines(name: str, backend: dict[str, Any]) -> list[str]:
+    if backend["works"]:
+        return [
+            f"{name:<9}  works: {backend['why']}",
+            f"           {backend['library']}",
+            f"           test image: differs from the reference by {backend['largest_difference']:.1e} at most",
+        ]
+    return [f"{name:<9}  DOES NOT WORK: {backend['problem']}", *_remedy(backend)]
+
+
+def _remedy(facts: dict[str, Any]) -> list[str]:
+    return [f"           help: {facts['remedy']}"] if facts.get("remedy") else []

@@ -1,0 +1,130 @@
+"""What this machine has and what of it works: compilers, GPUs, libraries, and a test render on each backend."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from splatcli import __version__
+from splatcli.errors import SplatError
+from splatcli.gaussians import Gaussians
+from splatcli.native import build, build_cuda, library
+from splatcli.native.call import Backend, default_threads
+from splatcli.raster.reference import render_reference
+from splatcli.raster.rendering import render
+from splatcli.scene.camera import Camera
+
+#: Largest difference of a test image, in 0...1, from the plain torch reference that counts as right. One Gaussian at
+#: the edge of its support may be in one image and not in the other, which is 1/255 of its colour.
+TOLERANCE = 5e-3
+
+
+def examine() -> dict[str, Any]:
+    """All facts, ready for JSON. Nothing is raised: what fails is a fact, with the remedy."""
+    facts: dict[str, Any] = {
+        "splatcli": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "torch": torch.__version__,
+        "torch_cuda": torch.version.cuda,
+        "driver": _driver(),
+        "gpus": [_gpu(i) for i in range(torch.cuda.device_count())],
+        "compiler": _attempt(_compiler),
+        "nvcc": _attempt(_nvcc),
+        "cache": str(build.cache_root()),
+    }
+    backends = {"cpu": _attempt(partial(_check, Backend.cpu, _cpu_reason(), "cpu"))}
+    for gpu in range(torch.cuda.device_count()):
+        device = f"cuda:{gpu}"
+        backends[device] = _attempt(partial(_check, partial(Backend.cuda, device), _cuda_reason(), device))
+    facts["backends"] = backends
+    facts["ok"] = bool(backends["cpu"].get("works"))
+    return facts
+
+
+def _attempt(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return ask()
+    except SplatError as error:
+        return {"works": False, "problem": error.what, "remedy": error.remedy}
+    except (RuntimeError, OSError) as error:  # a driver that dislikes torch, a disk that is full
+        return {"works": False, "problem": str(error), "remedy": None}
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version, as the kernel module tells it; None without one."""
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return next((word for word in text.split() if word.count(".") >= 1 and word[0].isdigit()), None)
+
+
+def _gpu(index: int) -> dict[str, Any]:
+    properties = torch.cuda.get_device_properties(index)
+    return {
+        "name": properties.name,
+        "capability": f"{properties.major}.{properties.minor}",
+        "memory_bytes": properties.total_memory,
+    }
+
+
+def _compiler() -> dict[str, Any]:
+    compiler = build.find_compiler()
+    return {"works": True, "command": compiler.command, "version": compiler.version}
+
+
+def _nvcc() -> dict[str, Any]:
+    toolkit = build_cuda.find_toolkit()
+    return {"works": True, "command": str(toolkit.nvcc), "version": toolkit.version, "found_in": toolkit.origin}
+
+
+def _cpu_reason() -> str:
+    return f"the best instruction set of this processor, {library.best_isa()}; built here by the C++ compiler"
+
+
+def _cuda_reason() -> str:
+    if build_cuda.ready_made() is not None:
+        return "ready-made, of the same sources as this package"
+    return "built here by nvcc, for no ready-made library fits these sources"
+
+
+def _check(backend_of: Callable[[], Backend], why: str, device: str) -> dict[str, Any]:
+    backend = backend_of()
+    apart = self_test(backend, device)
+    facts: dict[str, Any] = {
+        "works": apart <= TOLERANCE,  # false for NaN too
+        "library": backend.library._name,
+        "why": why,
+        "largest_difference": apart,
+    }
+    if backend.device.type == "cpu":
+        facts["threads"] = default_threads()
+    if not facts["works"]:
+        facts["problem"] = f"its test image differs by {apart:g} from the reference's"
+        facts["remedy"] = f"delete {Path(backend.library._name).parent}, run again, and please report this"
+    return facts
+
+
+def self_test(backend: Backend, device: str) -> float:
+    """The largest difference between a small image by ``backend`` and by plain torch."""
+    generator = torch.Generator().manual_seed(1)
+    n = 200
+    gaussians = Gaussians(
+        means=torch.randn(n, 3, generator=generator) * torch.tensor([0.8, 0.6, 0.3]) + torch.tensor([0.0, 0.0, 3.0]),
+        quats=torch.randn(n, 4, generator=generator),
+        log_scales=torch.randn(n, 3, generator=generator) * 0.4 - 2.3,
+        logit_opacities=torch.randn(n, generator=generator),
+        sh0=torch.randn(n, 3, generator=generator),
+        shN=torch.randn(n, 15, 3, generator=generator) * 0.2,
+    )
+    camera = Camera("self-test", 96, 64, 90.0, 90.0, 48.0, 32.0, torch.eye(4, dtype=torch.float64).numpy())
+    with torch.no_grad():
+        expected, _, _ = render_reference(gaussians, camera, sh_degree=3)
+        found = render(gaussians.to(device), camera, backend=backend).image.cpu()
+    return float((found - expected).abs().max())

@@ -1,0 +1,66 @@
+"""splat doctor: facts of the machine, a test render, and an exit code that scripts can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from splatcli import doctor
+from splatcli.native import library
+from splatcli.native.call import Backend
+from tests.native.cases import NEEDS_COMPILER
+
+
+@NEEDS_COMPILER
+def test_the_facts_of_this_machine(splat: Callable[..., Any]) -> None:
+    done = splat("doctor", "--json")
+    assert done.code == 0
+    (facts,) = done.objects
+    assert facts["torch"] == torch.__version__
+    assert len(facts["gpus"]) == torch.cuda.device_count()
+    assert facts["compiler"]["works"]
+    cpu = facts["backends"]["cpu"]
+    assert cpu["works"]
+    assert 0 <= cpu["largest_difference"] < 1e-4
+    assert cpu["library"].endswith(".so")
+
+
+@NEEDS_COMPILER
+def test_for_people_it_says_the_same(splat: Callable[..., Any]) -> None:
+    done = splat("doctor")
+    assert done.code == 0
+    assert "cpu        works: " in done.out
+    assert "differs from the reference by" in done.out
+
+
+def test_without_a_compiler_it_says_what_to_install_and_ends_with_4(
+    splat: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setattr(library, "load_cpu", library.load_cpu.__wrapped__)  # whatever this process loaded before
+    done = splat("doctor")
+    assert done.code == 4
+    assert "DOES NOT WORK" in done.out
+    assert "no-such-compiler" in done.out
+    assert "help: install a C++17 compiler" in done.out
+
+
+@NEEDS_COMPILER
+def test_the_self_test_sees_a_wrong_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = doctor.render_reference
+
+    def shifted(*args: Any, **kwargs: Any) -> Any:
+        image, alpha, depth = real(*args, **kwargs)
+        return image.roll(1, 0), alpha, depth
+
+    assert doctor.self_test(Backend.cpu(), "cpu") < 1e-4
+    monkeypatch.setattr(doctor, "render_reference", shifted)
+    assert doctor.self_test(Backend.cpu(), "cpu") > doctor.TOLERANCE
+
+
+@NEEDS_COMPILER
+def test_the_self_test_runs_on_the_cuda_kernels() -> None:
+    assert doctor.self_test(Backend.simt(), "cpu") < 1e-4

@@ -1,0 +1,52 @@
+"""All kernels compile for GPUs, without a warning and without spilling where it matters."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splatcli.native.build_cuda import NoToolkitError, find_toolkit
+from splatcli.native.sources import source_root
+
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kernel_table.py"
+
+#: Bytes that a kernel may spill, stores and loads together. Below degree 3 the compiler trades a handful of spills for
+#: a third block on each multiprocessor.
+SPILLS = {"project_vjp_chunks": 64}
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    try:
+        find_toolkit()
+    except NoToolkitError:
+        pytest.skip("no nvcc on this machine")
+    table = runpy.run_path(str(SCRIPT))
+    return {one.source: one for one in table["compile_all"](ARCHITECTURES)}
+
+
+SOURCES = sorted(path.name for path in (source_root() / "src" / "cuda").glob("*.cu"))
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_compiles_for_every_architecture_without_a_word(source: str, compiled: dict[str, Any]) -> None:
+    assert compiled[source].returncode == 0, compiled[source].words
+    assert compiled[source].words == ""
+    launched = "SPLAT_LAUNCH" in (source_root() / "src" / "cuda" / source).read_text(encoding="utf-8")
+    found = {kernel.architecture for kernel in compiled[source].kernels}
+    assert found == (set(ARCHITECTURES) if launched else set())
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_no_kernel_spills_more_than_it_may(source: str, compiled: dict[str, Any]) -> None:
+    spilling = {
+        (kernel.name, kernel.architecture): kernel.spills
+        for kernel in compiled[source].kernels
+        if kernel.spills > SPILLS.get(kernel.name.partition("<")[0], 0)
+    }
+    assert spilling == {}
