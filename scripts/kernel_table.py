@@ -1,6 +1,6 @@
 """Registers, spills and shared memory of every CUDA kernel, as ptxas tells them; no GPU is needed.
 
-    python scripts/kernel_table.py [--out benchmarks/results/kernels-ptxas.md] [sm_80 sm_90 sm_120]
+python scripts/kernel_table.py [--out benchmarks/results/kernels-ptxas.md] [sm_80 sm_90 sm_120]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import re
+import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -82,17 +83,13 @@ def _parse(source: str, text: str) -> list[Kernel]:
 
 
 def _plain(mangled: str) -> str:
-    """The kernel's name and template arguments, out of an Itanium-mangled name."""
-    parts = re.match(r"_ZN?((?:\d+\w+?)+)(I.*?E)?E?v?N?", mangled)
-    names, rest = [], mangled.removeprefix("_Z").removeprefix("N")
-    while (length := re.match(r"\d+", rest)) is not None:
-        end = length.end() + int(length[0])
-        names.append(rest[length.end() : end])
-        rest = rest[end:]
-    arguments = re.findall(r"L[bi](\d+)E|(?<=I)([fh])(?=[EL])", rest.split("EEv")[0] + "E") if rest.startswith("I") else []
-    words = [number or {"f": "float", "h": "uint8"}[letter] for number, letter in arguments]
-    assert parts is not None
-    return names[-1] + (f"<{', '.join(words)}>" if words else "")
+    """The kernel's name and template arguments; the mangled name where binutils are missing."""
+    if shutil.which("c++filt") is None:
+        return mangled
+    name = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout.strip()
+    return (
+        name.removeprefix("void ").partition("(splat::")[0].partition("(float")[0].rpartition("::")[2].partition("(")[0]
+    )
 
 
 def table(compiled: list[Compiled], version: str) -> str:

@@ -203,9 +203,7 @@ class DeferredEngine:
         on_gpu = self._stages.backend.device.type == "cuda"
         event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         adam.step += 1
-        step = _Pending(
-            gaussians, adam, adam.step, inputs, self._host_means[slot], self._host_counters[slot], event
-        )
+        step = _Pending(gaussians, adam, adam.step, inputs, self._host_means[slot], self._host_counters[slot], event)
         self._submitted += 1
         self._pending.append(step)
         self._enqueue(step)

@@ -16,7 +16,7 @@ from splatcli.native.build_cuda import NoToolkitError, Toolkit, cuda_library, fi
 FAKE_NVCC = """\
 #!/bin/sh
 case "$1" in
-  --version) echo "nvcc: NVIDIA (R) Cuda compiler driver"; echo "Cuda compilation tools, release {release}, V{release}.1" ;;
+  --version) echo "nvcc: a compiler driver"; echo "Cuda compilation tools, release {release}, V{release}.1" ;;
   --list-gpu-code) printf 'sm_75\\nsm_80\\nsm_90\\nsm_90a\\n' ;;
   *) for word; do [ "$last" = -o ] && out="$word"; last="$word"; done; echo "$@" > "$out" ;;
 esac
