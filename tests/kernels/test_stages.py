@@ -1,0 +1,267 @@
+"""Projection, binning and their backward pass on the CUDA kernels, under the emulator: the bits of the CPU twin."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native import abi
+from splatcli.native.call import Backend
+from splatcli.raster import AdamState
+from splatcli.raster.frame import Frame, view_of
+from splatcli.scene.camera import Camera
+from tests.kernels.simt import Emulator
+from tests.native.cases import NEEDS_COMPILER
+from tests.raster.scenes import front_camera, random_gaussians, random_scene
+
+pytestmark = NEEDS_COMPILER
+
+
+class Stages:
+    """A frame of one backend, its view and arrays, and what lies in its buffers."""
+
+    def __init__(
+        self, backend: Backend, gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False
+    ) -> None:
+        self.gaussians, self.frame = gaussians, Frame(backend)
+        self.view = view_of(camera, sh_degree=degree, antialiased=antialiased, with_depth=True)
+        self.arrays = self.frame.project(self.view, gaussians)
+
+    def buffer(self, name: str) -> Tensor:
+        return self.frame.arena._buffers[name]
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """First slot and visible Gaussians of each chunk."""
+        counts = self.buffer("chunk_counts").view(-1, 2)
+        for chunk in range(-(-len(self.gaussians) // abi.CHUNK)):
+            yield chunk * abi.CHUNK, int(counts[chunk, 0])
+
+    def slots(self, name: str, width: int = 1) -> Tensor:
+        """A buffer's numbers of the visible Gaussians."""
+        rows = self.buffer(name)[: -(-len(self.gaussians) // abi.CHUNK) * abi.CHUNK * width].view(-1, width)
+        return torch.cat([rows[:0], *(rows[first : first + visible] for first, visible in self.chunks())])
+
+    def projected(self) -> dict[str, Tensor]:
+        chunks = -(-len(self.gaussians) // abi.CHUNK)
+        return {
+            # Bits, for a colour that is no number leaves a NaN on purpose.
+            "records": self.slots("records", abi.RECORD)[:, :12].contiguous().view(torch.int32),
+            "ids": self.slots("ids"),
+            "row_counts": self.slots("row_counts"),
+            "chunk_counts": self.buffer("chunk_counts")[: 2 * chunks],
+        }
+
+    def bin(self, room: int | None = None) -> None:
+        self.frame.bin(self.view, self.arrays, room=room)
+
+    def pairs(self) -> int:
+        counters = self.frame.counters
+        return int(self.frame.native.pairs if counters is None else counters[abi.COUNT_PAIRS])
+
+    def binned(self) -> dict[str, Tensor]:
+        tiles = -(-self.view.width // abi.TILE) * -(-self.view.height // abi.TILE)
+        lists = {name: self.buffer(name)[: self.pairs()] for name in ("pair_records", "pair_rows", "pair_masks")}
+        starts = self.buffer("tile_starts")[: tiles + 1]
+        return lists | {
+            "tile_starts": starts, "row_counts": self.slots("row_counts"), "row_starts": self.slots("row_starts")
+        }  # fmt: skip
+
+
+def both(gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False) -> tuple[Stages, Stages]:
+    return (
+        Stages(Backend.simt(), gaussians, camera, degree, antialiased=antialiased),
+        Stages(Backend.cpu(isa="portable", threads=1), gaussians, camera, degree, antialiased=antialiased),
+    )
+
+
+def assert_same(ours: dict[str, Tensor], twin: dict[str, Tensor]) -> None:
+    assert ours.keys() == twin.keys()
+    for name in ours:
+        assert torch.equal(ours[name], twin[name]), name
+
+
+@pytest.mark.parametrize("n", [0, 1, 255, 257, 600])
+def test_projection_of_any_number(n: int) -> None:
+    gaussians, camera = random_scene(n, max(n, 8), sh_degree=1)
+    ours, twin = both(gaussians.map(lambda t: t[:n].contiguous()), camera)
+    assert_same(ours.projected(), twin.projected())
+    counters = ours.frame.counters
+    assert counters is not None
+    assert counters.tolist() == [twin.frame.native.visible, twin.frame.native.pair_bound, 0, 0]
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+@pytest.mark.parametrize("degree", range(5))
+def test_projection_of_every_degree(degree: int, antialiased: bool) -> None:
+    gaussians, camera = random_scene(degree, 90, sh_degree=4)
+    ours, twin = both(gaussians, camera, degree, antialiased=antialiased)
+    assert_same(ours.projected(), twin.projected())
+
+
+@pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38, -3e38, 1e-41])
+def test_projection_and_lists_of_sick_parameters(poison: float) -> None:
+    gaussians, camera = random_scene(4, 200, sh_degree=1)
+    for k, (_, tensor) in enumerate(gaussians.items()):
+        tensor.view(len(gaussians), -1)[k * 5 :: 31, -1] = poison
+    ours, twin = both(gaussians, camera)
+    assert_same(ours.projected(), twin.projected())
+    ours.bin()
+    twin.bin()
+    assert_same(ours.binned(), twin.binned())
+
+
+def lists_agree(gaussians: Gaussians, camera: Camera) -> Stages:
+    ours, twin = both(gaussians, camera)
+    ours.bin()
+    twin.bin()
+    assert ours.pairs() == twin.pairs()
+    assert_same(ours.binned(), twin.binned())
+    return ours
+
+
+@pytest.mark.parametrize(
+    ("n", "width", "height"), [(300, 37, 29), (600, 64, 48), (120, 5, 47), (0, 20, 20), (40, 1, 1)]
+)
+def test_lists_of_random_scenes(n: int, width: int, height: int) -> None:
+    gaussians, camera = random_scene(n, max(n, 8), width=width, height=height, sh_degree=1)
+    lists_agree(gaussians.map(lambda t: t[:n].contiguous()), camera)
+
+
+def test_lists_of_equal_depths_keep_the_order_of_the_gaussians() -> None:
+    gaussians = random_gaussians(1, 290, sh_degree=1, spread=0.4)
+    gaussians.means[:, 2] = 3.0
+    ours = lists_agree(gaussians, front_camera(48, 48, 40.0))
+    starts, records = ours.buffer("tile_starts"), ours.buffer("pair_records")
+    for tile in range(9):
+        listed = records[int(starts[tile]) : int(starts[tile + 1])]
+        assert len(listed) > 1
+        assert bool((listed.diff() > 0).all())
+
+
+def test_lists_of_one_gaussian_over_everything_and_of_nothing() -> None:
+    gaussians = random_gaussians(1, 3, sh_degree=1)
+    gaussians.means[:] = torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, -3.0], [900.0, 0.0, 3.0]])
+    gaussians.log_scales[0] = 3.0
+    gaussians.logit_opacities[0] = 4.0
+    assert lists_agree(gaussians, front_camera(100, 60, 50.0)).pairs() == 7 * 4
+    assert lists_agree(gaussians.map(lambda t: t[1:].contiguous()), front_camera(100, 60, 50.0)).pairs() == 0
+
+
+def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
+    width = 16 * 66_000
+    gaussians = random_gaussians(2, 40, sh_degree=1, scale=0.02)
+    gaussians.means[:, 2] = 3.0
+    gaussians.means[:, 0] = torch.linspace(-1.49, 1.49, 40)
+    camera = Camera("long.png", width, 16, float(width), 400.0, width / 2, 8.0, np.eye(4))
+    ours = lists_agree(gaussians, camera)
+    assert int(ours.buffer("tile_starts")[65_536]) < ours.pairs()
+
+
+def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
+    gaussians, camera = random_scene(3, 200, sh_degree=1)
+    exact = lists_agree(gaussians, camera).pairs()
+    stages = Stages(Backend.simt(), gaussians, camera)
+    room = exact - 1
+    for name, dtype in (("pair_records", torch.int32), ("pair_rows", torch.int32), ("pair_masks", torch.int16)):
+        stages.frame.arena.take(name, room + 64, dtype).fill_(77)
+    stages.frame.arena.take("workspace", 1 << 20, torch.uint8)
+    stages.bin(room)
+    counters = stages.frame.counters
+    assert counters is not None
+    assert counters.tolist()[2:] == [exact, 1]
+    for name in ("pair_records", "pair_rows", "pair_masks"):
+        assert bool((stages.buffer(name) == 77).all()), name
+    # The flag stays: another view of the same counters does nothing.
+    before = stages.buffer("records").clone()
+    stages.frame.project(stages.view, gaussians.map(lambda t: t + 1.0))
+    assert torch.equal(stages.buffer("records").view(torch.int32), before.view(torch.int32))
+    assert counters.tolist()[2:] == [exact, 1]
+
+
+def test_no_schedule_changes_a_bit_of_the_lists() -> None:
+    gaussians, camera = random_scene(6, 520, sh_degree=1)
+    found = []
+    for seed in (0, 1, 2):
+        backend = Backend.simt()
+        with Emulator(backend.library).schedule(seed):
+            stages = Stages(backend, gaussians, camera)
+            stages.bin()
+            found.append(stages.binned() | stages.projected())
+    assert_same(found[1], found[0])
+    assert_same(found[2], found[0])
+
+
+def with_rows(stages: Stages, rows: Tensor) -> None:
+    """Hands the backward pass of projection these rows."""
+    stages.frame.arena.take("rows", rows.numel(), torch.float32)[: rows.numel()] = rows.flatten()
+    stages.frame.native.rows = stages.buffer("rows").data_ptr()
+
+
+def backward(stages: Stages, stored: Gaussians, *, steps: int = 3) -> dict[str, Tensor]:
+    """Gradients, then Adam at once for some steps on the same rows; everything that it writes."""
+    backend = stages.frame.backend
+    n = len(stored)
+    gradients = stored.map(torch.empty_like)
+    v_viewmat = torch.empty(4, 4)
+    stages.frame.project_vjp(stages.view, stages.arrays, gradients=backend.arrays(gradients), v_viewmat=v_viewmat)
+    adam = AdamState.zeros_like(stored)
+    grad2d, count = torch.zeros(n), torch.zeros(n)
+    for step in range(1, steps + 1):
+        update = abi.Adam(
+            step=step, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3),
+            exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
+        )  # fmt: skip
+        stages.frame.project_vjp(stages.view, stages.arrays, adam=update, grad2d=grad2d, count=count)
+    out = {"grad2d": grad2d, "count": count, "pose": v_viewmat}
+    for name in GROUPS:
+        out |= {f"gradient {name}": getattr(gradients, name), name: getattr(stages.gaussians, name)}
+        out |= {f"first {name}": getattr(adam.exp_avg, name), f"second {name}": getattr(adam.exp_avg_sq, name)}
+    return out
+
+
+@pytest.mark.parametrize(
+    ("degree", "stored", "antialiased"), [(0, 0, False), (1, 3, True), (2, 2, False), (3, 3, True), (4, 4, False)]
+)
+def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased: bool) -> None:
+    gaussians, camera = random_scene(degree + 10, 290, width=112, height=80, sh_degree=stored)
+    gaussians.log_scales[:2] = 1.0  # many rows, which a warp sums together
+    gaussians.logit_opacities[:2] = 3.0
+    results = []
+    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+        stages = Stages(backend, gaussians.detach_clone(), camera, degree, antialiased=antialiased)
+        stages.bin()
+        assert int(stages.slots("row_counts").max()) > 32
+        rows = torch.randn(stages.pairs(), abi.ROW, generator=torch.Generator().manual_seed(7))
+        rows[:, 10:] = 0.0
+        with_rows(stages, rows)
+        results.append(backward(stages, stages.gaussians))
+    ours, twin = results
+    # The pose sums over all Gaussians, in another order.
+    pose, expected = ours.pop("pose"), twin.pop("pose")
+    torch.testing.assert_close(pose, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert float(ours["count"].max()) == 3.0
+    assert_same(ours, twin)
+
+
+def test_adam_alone() -> None:
+    results = []
+    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+        params, grads = random_gaussians(1, 270, sh_degree=3), random_gaussians(2, 270, sh_degree=3)
+        adam = AdamState.zeros_like(params)
+        for step in (1, 2):
+            update = abi.Adam(
+                step=step, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(*[1e-3] * 6),
+                exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
+            )  # fmt: skip
+            backend.call("adam", backend.arrays(params), backend.arrays(grads), update)
+        results.append(
+            {f"{k}{name}": t for k, g in enumerate([params, adam.exp_avg, adam.exp_avg_sq]) for name, t in g.items()}
+        )
+    assert_same(*results)
