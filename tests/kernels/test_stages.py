@@ -158,7 +158,7 @@ def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
     width = 16 * 66_000
     gaussians = random_gaussians(2, 40, sh_degree=1, scale=0.02)
     gaussians.means[:, 2] = 3.0
-    gaussians.means[:, 0] = torch.linspace(-1.49, 1.49, 40)
+    gaussians.means[:, :2] = torch.stack([torch.linspace(-1.49, 1.49, 40), torch.zeros(40)], 1)
     camera = Camera("long.png", width, 16, float(width), 400.0, width / 2, 8.0, np.eye(4))
     ours = lists_agree(gaussians, camera)
     assert int(ours.buffer("tile_starts")[65_536]) < ours.pairs()
