@@ -38,12 +38,7 @@ def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None 
     root = sources.source_root() if source_root is None else source_root
     compiler = build.find_compiler()
     flags = (*FLAGS, *extra_flags)
-    only = os.environ.get("SPLATCLI_SIMT_ONLY")  # TEMPORARY, with stubs_tmp.cpp
-    units = sorted((root / "src" / "simt").glob("*.cpp")) + [
-        path
-        for path in sorted((root / "src" / "cuda").glob("*.cu"))
-        if only is None or path.stem in {"api", *only.split(",")}
-    ]
+    units = sorted((root / "src" / "simt").glob("*.cpp")) + sorted((root / "src" / "cuda").glob("*.cu"))
     cache = build.cache_root() if source_root is None else root / ".build"
     cache.mkdir(exist_ok=True)
     workshop = cache / f"simt-objects-{_digest(str(root), compiler.command, compiler.version, *flags)}"

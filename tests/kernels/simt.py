@@ -79,7 +79,7 @@ class Emulator:
 
 def copy_sources(target: Path, *, stages: bool = True) -> Path:
     """A copy of cuda/ with the times of its files, without its .cu files unless ``stages``; where it is."""
-    skip = shutil.ignore_patterns() if stages else shutil.ignore_patterns("*.cu", "stubs_tmp.cpp")
+    skip = shutil.ignore_patterns() if stages else shutil.ignore_patterns("*.cu")
     for folder in ("include", "math", "kernels", "src"):
         shutil.copytree(source_root() / folder, target / folder, ignore=skip)
     return target

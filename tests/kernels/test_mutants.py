@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.build_simt import simt_library
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.frame import Arena, Frame, view_of
 from splatcli.raster.rendering import render
 from tests.kernels.simt import Emulator, copy_sources
 from tests.native.cases import NEEDS_COMPILER
@@ -142,7 +145,7 @@ def check_devices(library: Path) -> None:
     assert {(launch.device, launch.stream) for launch in emulator.trace()} == {(DEVICE, STREAM)}
     with emulator.current_device(2):
         emulator.fail_launch(2)
-        with pytest.raises(ResourceError, match="unspecified launch failure"):
+        with pytest.raises(ResourceError, match=r"project_totals: unspecified launch failure"):
             everything(backend)
         assert emulator.device == 2
         emulator.fail_launch(0)
@@ -169,43 +172,170 @@ class Mutant:
     mutated: str
 
 
-BARRIER, NO_BARRIER = "__syncthreads();", ";"
+OVERFLOW_CHECK = "  if (overflowed(lists.counters)) return;\n"
 MUTANTS = {
-    "block_sum without its barrier": Mutant(
-        "loss",
-        "kernels/device.cuh",
-        "  if (lane_id() == 0) warp_totals[warp_id()] = mine;\n  __syncthreads();",
-        "  if (lane_id() == 0) warp_totals[warp_id()] = mine;\n",
-    ),
-    "block_sum that reuses its memory too early": Mutant(
+    # Barriers and masks.
+    "a sum over the block that reuses its memory too early": Mutant(
         "loss",
         "kernels/device.cuh",
         "  const T mine = warp_sum(value);\n  __syncthreads();",
         "  const T mine = warp_sum(value);\n",
     ),
-    "loss without a barrier": Mutant(
+    "a scan that does not wait for the warps' totals": Mutant(
+        "picture",
+        "kernels/device.cuh",
+        "  if (lane_id() == kWarp - 1) warp_totals[warp_id()] = through;\n  __syncthreads();",
+        "  if (lane_id() == kWarp - 1) warp_totals[warp_id()] = through;\n",
+    ),
+    "a loss that does not wait for its row": Mutant(
         "loss",
         "kernels/loss.cuh",
         "      t.store(images + kLossInput);\n      __syncthreads();",
         "      t.store(images + kLossInput);\n",
     ),
-    "loss with a tap too few": Mutant(
+    "a sort that does not wait for the warps' counts": Mutant(
+        "picture",
+        "kernels/radix_sort.cuh",
+        "  __syncthreads();\n  unsigned at = starts[threadIdx.x];",
+        "  unsigned at = starts[threadIdx.x];",
+    ),
+    "a sort whose lanes move on too early": Mutant(
+        "picture",
+        "kernels/radix_sort.cuh",
+        "    __syncwarp();  // all have read before the first lane of each digit moves it on\n",
+        "",
+    ),
+    "a sort that asks half a warp": Mutant(
+        "picture", "kernels/radix_sort.cuh", "__match_any_sync(kFullWarp,", "__match_any_sync(0xffffu,"
+    ),
+    "blending that reads records on their way": Mutant(
+        "picture",
+        "kernels/blend.cuh",
+        "    wait_for_copies();\n    __syncthreads();\n    for (int32_t group = 0;",
+        "    wait_for_copies();\n    for (int32_t group = 0;",
+    ),
+    "blending with two blocks of a mask exchanged": Mutant(
+        "picture",
+        "kernels/blend.cuh",
+        "return 1u << (2 * warp_id() + slot);",
+        "return 1u << (2 * warp_id() + 1 - slot);",
+    ),
+    "rows that are written before they are summed": Mutant(
+        "picture",
+        "kernels/blend_vjp.cuh",
+        "    if (base < first) continue;\n    __syncthreads();\n",
+        "    if (base < first) continue;\n",
+    ),
+    "gradients used before they are there": Mutant(
+        "picture",
+        "kernels/project_vjp.cuh",
+        "  __syncthreads();  // parameters have been read by all before any is changed\n",
+        "",
+    ),
+    # Off by one.
+    "a tile that begins a tile too early": Mutant(
+        "picture",
+        "kernels/bin.cuh",
+        "int64_t(job.pair_tiles[i - 1]) + 1;",
+        "int64_t(job.pair_tiles[i - 1]);",
+    ),
+    "a pair that counts an empty neighbour": Mutant(
+        "picture", "kernels/bin.cuh", "found + (half != 0 && low != 0 ? 1u : 0u)", "found + (half != 0 ? 1u : 0u)"
+    ),
+    "a Gaussian whose last row is left out": Mutant(
+        "picture",
+        "kernels/project_vjp.cuh",
+        "  for (uint32_t k = 0; k < count; ++k) {\n    const float4* row",
+        "  for (uint32_t k = 0; k + 1 < count; ++k) {\n    const float4* row",
+    ),
+    "SSIM with a row too few": Mutant(
         "loss",
         "kernels/loss.cuh",
         "constexpr int kLossTaps = 2 * kSsimRadius + 1;",
         "constexpr int kLossTaps = 2 * kSsimRadius;",
     ),
+    # Overflow.
+    "room for one pair more than there is": Mutant(
+        "overflow", "kernels/bin.cuh", "if (before > job.pair_room)", "if (before > job.pair_room + 1)"
+    ),
+    "blending of a view that overflowed": Mutant(
+        "overflow",
+        "kernels/blend.cuh",
+        "  SPLAT_SHARED(int32_t, ends, kFastThreads / kWarp);\n" + OVERFLOW_CHECK,
+        "  SPLAT_SHARED(int32_t, ends, kFastThreads / kWarp);\n",
+    ),
+    "gradients of a view that overflowed": Mutant(
+        "overflow",
+        "kernels/blend_vjp.cuh",
+        "  SPLAT_SHARED(uint32_t, touched, kFastWarps * kFastGroups);\n" + OVERFLOW_CHECK,
+        "  SPLAT_SHARED(uint32_t, touched, kFastWarps * kFastGroups);\n",
+    ),
+    "parameters after a view that overflowed": Mutant(
+        "overflow",
+        "kernels/project_vjp.cuh",
+        "  if (overflowed(job.counters)) return;\n  constexpr int kRoom",
+        "  constexpr int kRoom",
+    ),
+    # Devices and streams.
+    "no device guard": Mutant("devices", "src/cuda/enter.h", "  const DeviceGuard guard(call);\n", ""),
+    "a device guard that does not go back": Mutant(
+        "devices", "src/cuda/enter.h", "    if (wanted_ != previous_) (void)cudaSetDevice(previous_);\n", ""
+    ),
+    "the default stream": Mutant(
+        "devices",
+        "src/cuda/bin.cu",
+        "  const cudaStream_t stream = stream_of(call);\n  SPLAT_LAUNCH(scan_visible,",
+        "  const cudaStream_t stream = nullptr;\n  SPLAT_LAUNCH(scan_visible,",
+    ),
+    "a launch that nobody checks": Mutant(
+        "devices",
+        "src/cuda/launch.h",
+        "  const cudaError_t error = cudaPeekAtLastError();\n",
+        "  const cudaError_t error = cudaSuccess;\n",
+    ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _zeros_for_uninitialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mistake that leaves holes in a list shall give a wrong picture, and not end the test process."""
+    take = Arena.take
+
+    def cleared(arena: Arena, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+        before = arena._buffers.get(name)
+        buffer = take(arena, name, numel, dtype)
+        return buffer if buffer is before else buffer.zero_()
+
+    monkeypatch.setattr(Arena, "take", cleared)
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The copy of cuda/ that mistakes are made in; what is already compiled of it stays so."""
-    return copy_sources(tmp_path_factory.mktemp("mutants"))
+    """The copy of cuda/ that mistakes are made in, compiled as it is."""
+    root = copy_sources(tmp_path_factory.mktemp("mutants"))
+    build(root)
+    return root
 
 
 def build(sources: Path) -> Path:
     return simt_library(source_root=sources, extra_flags=("-O1",))
+
+
+@contextlib.contextmanager
+def mistaken(sources: Path, mutant: Mutant) -> Iterator[None]:
+    """The mistake is in the sources; afterwards they, and what is compiled of them, are as before, times included."""
+    path, built, kept = sources / mutant.file, sources / ".build", sources / ".kept"
+    text, times = path.read_text(encoding="utf-8"), path.stat()
+    assert text.count(mutant.original) == 1, f"{mutant.file} has changed: this mistake needs to be made elsewhere"
+    shutil.copytree(built, kept)
+    path.write_text(text.replace(mutant.original, mutant.mutated), encoding="utf-8")
+    try:
+        yield
+    finally:
+        path.write_text(text, encoding="utf-8")
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        shutil.rmtree(built)
+        kept.rename(built)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -215,14 +345,7 @@ def test_the_kernels_as_they_are_pass(sources: Path, check: str) -> None:
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_caught(sources: Path, name: str) -> None:
-    mutant = MUTANTS[name]
-    path = sources / mutant.file
-    text = path.read_text()
-    assert text.count(mutant.original) == 1, f"{mutant.file} has changed: this mistake needs to be made elsewhere"
-    path.write_text(text.replace(mutant.original, mutant.mutated))
-    try:
+    with mistaken(sources, MUTANTS[name]):
         library = build(sources)
-    finally:
-        path.write_text(text)
-    with pytest.raises((AssertionError, ResourceError)):
-        CHECKS[mutant.check](library)
+        with pytest.raises((AssertionError, ResourceError)):
+            CHECKS[MUTANTS[name].check](library)

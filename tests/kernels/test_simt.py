@@ -101,7 +101,7 @@ def test_warp_and_block_operations(run: Run, emulator: Emulator, seed: int) -> N
         (4, ["two_barriers", "different barriers"]),
         (5, ["outside_mask", "lane 8", "not in the mask"]),
         (6, ["returned_lane", "waits for ever at the warp operation", "1 of 32 threads"]),
-        (7, ["parted_lanes", "lane 0", "waits at"]),
+        (7, ["parted_lanes", "lane 0", "waits elsewhere"]),
         (8, ["too_much_shared", "48 KB", "more"]),
         (9, ["beyond_shared", "wrote beyond the shared array few"]),
         (13, ["nothing", "invalid configuration argument"]),

@@ -306,6 +306,10 @@ void complete(Thread* warp, unsigned mask) {
   }
 }
 
+bool same_operation(const Thread& a, const Thread& b) {
+  return a.op == b.op && a.mask == b.mask && a.line == b.line && a.file == b.file;
+}
+
 // A lane that arrives must find the others of its mask at the same operation, on their way, or not yet anywhere.
 void check_lanes(const Emulator& e, const Thread* warp, const Thread& me, int lane) {
   if ((me.mask >> lane & 1u) == 0)
@@ -313,11 +317,16 @@ void check_lanes(const Emulator& e, const Thread* warp, const Thread& me, int la
   for (int other = 0; other < 32; ++other) {
     if ((me.mask >> other & 1u) == 0 || other == lane) continue;
     const Thread& t = warp[other];
-    const std::string who = "lane " + std::to_string(other) + ", named by the mask at " + place(me) + ", ";
-    if (e.index_of(&t) >= e.count) e.fail(who + "does not exist");
-    if (t.state == Thread::kDone) e.fail(who + "has returned");
-    if (t.state == Thread::kAtWarpOp && (t.op != me.op || t.mask != me.mask || t.line != me.line || t.file != me.file))
-      e.fail(who + "waits at " + place(t));
+    const char* wrong = nullptr;
+    if (e.index_of(&t) >= e.count) {
+      wrong = "does not exist";
+    } else if (t.state == Thread::kDone) {
+      wrong = "has returned";
+    } else if (t.state == Thread::kAtWarpOp && !same_operation(t, me)) {
+      wrong = "waits elsewhere";
+    }
+    if (wrong != nullptr)
+      e.fail("lane " + std::to_string(other) + ", named by the mask at " + place(me) + ", " + wrong);
   }
 }
 
