@@ -50,8 +50,9 @@ def evaluate(
     from splatcli.scene.read import read_scene
 
     with speaking(json=json, quiet=quiet) as out:
+        wanted = resolve_device(device)
         path = find_model(model)
-        loaded = load_model(path, resolve_device(device))
+        loaded = load_model(path, wanted)
         checkpoint = loaded.checkpoint
         if checkpoint is None:
             raise UsageError("a PLY knows neither cameras nor photos", where=path, remedy="evaluate a checkpoint")

@@ -90,7 +90,8 @@ def render(
     from splatcli.cli.output import speaking
 
     with speaking(json=json, quiet=quiet) as out:
-        loaded = load_model(find_model(model), resolve_device(device))
+        wanted = resolve_device(device)
+        loaded = load_model(find_model(model), wanted)
         _render(loaded, views, output, background, data, out)
     return 0
 
