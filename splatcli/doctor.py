@@ -33,6 +33,7 @@ def examine() -> dict[str, Any]:
         "torch": torch.__version__,
         "torch_cuda": torch.version.cuda,
         "driver": _driver(),
+        "driver_cuda": _dotted(build_cuda.driver_cuda()),
         "gpus": [_gpu(i) for i in range(torch.cuda.device_count())],
         "compiler": _attempt(_compiler),
         "nvcc": _attempt(_nvcc),
@@ -41,7 +42,9 @@ def examine() -> dict[str, Any]:
     backends = {"cpu": _attempt(partial(_check, Backend.cpu, _cpu_reason(), "cpu"))}
     for gpu in range(torch.cuda.device_count()):
         device = f"cuda:{gpu}"
-        backends[device] = _attempt(partial(_check, partial(Backend.cuda, device), _cuda_reason(), device))
+        backends[device] = _attempt(partial(_check, partial(Backend.cuda, device), _cuda_reason(gpu), device))
+    if not facts["gpus"]:
+        backends["cuda"] = _no_gpu(bool(facts["driver"] or facts["driver_cuda"]))
     facts["backends"] = backends
     facts["ok"] = bool(backends["cpu"].get("works"))
     return facts
@@ -88,10 +91,29 @@ def _cpu_reason() -> str:
     return f"the best instruction set of this processor, {library.best_isa()}; built here by the C++ compiler"
 
 
-def _cuda_reason() -> str:
-    if build_cuda.ready_made() is not None:
+def _cuda_reason(gpu: int) -> str:
+    refusal = build_cuda.not_ready_made(torch.cuda.get_device_capability(gpu))
+    if refusal is None:
         return "ready-made, of the same sources as this package"
-    return "built here by nvcc, for no ready-made library fits these sources"
+    return f"built here by nvcc, for {refusal}"
+
+
+def _no_gpu(driver: bool) -> dict[str, Any]:
+    """Which of driver, torch and GPU is in the way."""
+    if not driver:
+        problem, remedy = "no NVIDIA driver", "with an NVIDIA GPU: install its driver"
+    elif torch.version.cuda is None:
+        problem, remedy = "torch is a CPU build", "install a torch with CUDA, see pytorch.org"
+    else:
+        problem = f"torch for CUDA {torch.version.cuda} sees no GPU"
+        remedy = (
+            "see whether nvidia-smi lists one, CUDA_VISIBLE_DEVICES hides it, or the driver is too old for this torch"
+        )
+    return {"works": False, "problem": problem, "remedy": remedy}
+
+
+def _dotted(version: tuple[int, int] | None) -> str | None:
+    return None if version is None else f"{version[0]}.{version[1]}"
 
 
 def _check(backend_of: Callable[[], Backend], why: str, device: str) -> dict[str, Any]:

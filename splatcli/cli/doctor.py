@@ -32,7 +32,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"splatcli   {facts['splatcli']}, Python {facts['python']}, {facts['system']}",
         f"torch      {facts['torch']}, " + (f"CUDA {facts['torch_cuda']}" if facts["torch_cuda"] else "a CPU build"),
-        f"driver     {facts['driver'] or 'no NVIDIA driver'}",
+        f"driver     {_driver(facts)}",
     ]
     for index, gpu in enumerate(facts["gpus"]):
         memory = gpu["memory_bytes"] / 2**30
@@ -45,6 +45,13 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     for name, backend in facts["backends"].items():
         lines += _backend_lines(name, backend)
     return lines
+
+
+def _driver(facts: dict[str, Any]) -> str:
+    if not (facts["driver"] or facts["driver_cuda"]):
+        return "no NVIDIA driver"
+    cuda = f", for CUDA up to {facts['driver_cuda']}" if facts["driver_cuda"] else ""
+    return (facts["driver"] or "there") + cuda
 
 
 def _tool_lines(label: str, tool: dict[str, Any]) -> list[str]:
@@ -60,7 +67,8 @@ def _backend_lines(name: str, backend: dict[str, Any]) -> list[str]:
             f"           {backend['library']}",
             f"           test image: differs from the reference by {backend['largest_difference']:.1e} at most",
         ]
-    return [f"{name:<9}  DOES NOT WORK: {backend['problem']}", *_remedy(backend)]
+    verdict = "not possible" if name == "cuda" else "DOES NOT WORK"  # with a GPU it is cuda:0
+    return [f"{name:<9}  {verdict}: {backend['problem']}", *_remedy(backend)]
 
 
 def _remedy(facts: dict[str, Any]) -> list[str]:

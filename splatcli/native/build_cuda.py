@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
@@ -21,8 +23,14 @@ FOLDERS = ("include", "math", "kernels", "src", "src/cuda")
 #: What a ready-made library holds machine code for; newer GPUs get it from the PTX of the last one.
 FAT_ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
-#: Beside a ready-made library: the digest of the sources that it was made from, and the ABI.
+#: Beside a ready-made library: the digest of the sources that it was made from, the ABI, its machine code and CUDA.
 READY_MADE = Path(__file__).resolve().parent.parent / "_native_bin"
+
+#: What nvcc reads from the environment, beside its arguments.
+_NVCC_ENVIRONMENT = ("NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
+
+#: Linux drivers that know a CUDA of this major version.
+_DRIVERS = {12: "525", 13: "580"}
 
 _REMEDY = (
     "install the CUDA toolkit (nvcc 12 or newer) and set CUDA_HOME, or: pip install 'splatcli[cuda]'; "
@@ -45,10 +53,14 @@ class Toolkit:
 
 
 def find_toolkit() -> Toolkit:
-    """The nvcc of $CUDA_HOME or $CUDA_PATH, the PATH, /usr/local/cuda, or the nvidia-cuda-nvcc wheel, in this order.
+    """The first of toolkits(). Raises NoToolkitError when there is none."""
+    for toolkit in toolkits():
+        return toolkit
+    raise _no_toolkit()
 
-    Raises NoToolkitError when none works.
-    """
+
+def toolkits() -> Iterator[Toolkit]:
+    """Each working nvcc, in order: $CUDA_HOME, $CUDA_PATH, the PATH, /usr/local/cuda, the nvidia-cuda-nvcc wheel."""
     for origin, path in _candidates():
         try:
             answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
@@ -56,8 +68,11 @@ def find_toolkit() -> Toolkit:
             continue
         found = re.search(r"release (\d+)\.(\d+).*", answer.stdout)
         if answer.returncode == 0 and found:
-            return Toolkit(path, (int(found[1]), int(found[2])), found[0].strip(), origin)
-    raise NoToolkitError("no nvcc was found; the CUDA rasterizer is built on first use", remedy=_REMEDY)
+            yield Toolkit(path, (int(found[1]), int(found[2])), found[0].strip(), origin)
+
+
+def _no_toolkit() -> NoToolkitError:
+    return NoToolkitError("no nvcc was found; the CUDA rasterizer is built on first use", remedy=_REMEDY)
 
 
 def _candidates() -> list[tuple[str, Path]]:
@@ -78,24 +93,67 @@ def _candidates() -> list[tuple[str, Path]]:
 def cuda_library(capability: tuple[int, int]) -> Path:
     """The CUDA library for a GPU of compute ``capability``: ready-made, from the cache, or built now.
 
-    Raises NoToolkitError, NoCompilerError, or ResourceError when nvcc fails (with its own words).
+    The first nvcc that serves both the GPU and the driver is taken.
+    Raises NoToolkitError, NoCompilerError, or ResourceError when no nvcc serves or when it fails (with its own words).
     """
-    ready = ready_made()
-    if ready is not None:
-        return ready
-    toolkit = find_toolkit()
-    return _build(toolkit, (supported(toolkit, capability),))
+    if not_ready_made(capability) is None:
+        return READY_MADE / NAME
+    refusal: ResourceError | None = None
+    for toolkit in toolkits():
+        try:
+            check_driver(toolkit)
+            architecture = supported(toolkit, capability)
+        except ResourceError as error:
+            refusal = refusal or error
+            continue
+        return _build(toolkit, (architecture,))
+    raise refusal or _no_toolkit()
 
 
-def ready_made() -> Path | None:
-    """The library that came with the package, if it was made from these very sources; None otherwise."""
-    note, library = READY_MADE / "libsplat_cuda.json", READY_MADE / NAME
+def not_ready_made(capability: tuple[int, int]) -> str | None:
+    """Why the library that came with the package does not serve a GPU of ``capability`` here; None when it does."""
     try:
-        facts = json.loads(note.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        facts = json.loads((READY_MADE / "libsplat_cuda.json").read_text(encoding="utf-8"))
+        architectures = [tuple(one) for one in facts["architectures"]]
+        sources, version, major = facts["sources"], facts["abi"], facts["release"][0]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return "no ready-made library came with this package"
+    if not (READY_MADE / NAME).is_file():
+        return "no ready-made library came with this package"
+    if sources != build.source_digest(FOLDERS) or version != abi.ABI_VERSION:
+        return "the ready-made library is of other sources"
+    # Machine code runs on later minor versions of its architecture, the PTX of the last one on everything later.
+    runs = any(code[0] == capability[0] and code <= capability for code in architectures)
+    if not runs and capability < architectures[-1]:
+        return f"the ready-made library has no code for capability {capability[0]}.{capability[1]}"
+    driver = driver_cuda()
+    if driver is not None and major > driver[0]:
+        return f"the ready-made library is of CUDA {major}, the driver knows {driver[0]}.{driver[1]}"
+    return None
+
+
+def driver_cuda() -> tuple[int, int] | None:
+    """The newest CUDA that the driver knows, such as (12, 4); None without a driver."""
+    version = ctypes.c_int(0)
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
         return None
-    fits = facts.get("sources") == build.source_digest(FOLDERS) and facts.get("abi") == abi.ABI_VERSION
-    return library if fits and library.is_file() else None
+    return None if failed or not version.value else (version.value // 1000, version.value % 1000 // 10)
+
+
+def check_driver(toolkit: Toolkit) -> None:
+    """Raises ResourceError when the driver is too old for what ``toolkit`` makes; minor versions do not matter."""
+    driver, major = driver_cuda(), toolkit.release[0]
+    if driver is None or major <= driver[0]:
+        return
+    needed = f" to {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
+    raise ResourceError(
+        f"nvcc {major}.{toolkit.release[1]} makes libraries of CUDA {major}, but the driver knows no more than CUDA "
+        f"{driver[0]}.{driver[1]}",
+        where=toolkit.nvcc,
+        remedy=f"update the NVIDIA driver{needed}, or set CUDA_HOME to a toolkit of CUDA {driver[0]}",
+    )
 
 
 def supported(toolkit: Toolkit, capability: tuple[int, int]) -> tuple[int, int]:
@@ -122,9 +180,16 @@ def fat_library(folder: Path) -> Path:
     toolkit = find_toolkit()
     answer = subprocess.run([toolkit.nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
     known = set(re.findall(r"sm_(\d+)\b", answer.stdout))
-    built = _build(toolkit, tuple(one for one in FAT_ARCHITECTURES if f"{one[0]}{one[1]}" in known))
+    architectures = tuple(one for one in FAT_ARCHITECTURES if f"{one[0]}{one[1]}" in known)
+    built = _build(toolkit, architectures)
     folder.mkdir(parents=True, exist_ok=True)
-    facts = {"sources": build.source_digest(FOLDERS), "abi": abi.ABI_VERSION, "nvcc": toolkit.version}
+    facts = {
+        "sources": build.source_digest(FOLDERS),
+        "abi": abi.ABI_VERSION,
+        "architectures": architectures,
+        "release": toolkit.release,
+        "nvcc": toolkit.version,
+    }
     shutil.copy2(built, folder / NAME)
     (folder / "libsplat_cuda.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
     return folder / NAME
@@ -140,8 +205,9 @@ def nvcc_flags(architectures: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
 
 def _build(toolkit: Toolkit, architectures: tuple[tuple[int, int], ...]) -> Path:
     host = build.find_compiler()
+    environment = " ".join(f"{name}={os.environ.get(name, '')}" for name in _NVCC_ENVIRONMENT)
     recipe = build.Recipe(
-        build.Toolchain(str(toolkit.nvcc), f"{toolkit.version} with {host.version}"),
+        build.Toolchain(str(toolkit.nvcc), f"{toolkit.version} with {host.version} {environment}"),
         nvcc_flags(architectures),
         # The runtime inside: none of another version has to be found beside torch's own.
         link_flags=("-cudart", "static"),

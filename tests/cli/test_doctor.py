@@ -49,6 +49,27 @@ def test_without_a_compiler_it_says_what_to_install_and_ends_with_4(
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("driver", "cuda", "said"),
+    [
+        (None, None, "not possible: no NVIDIA driver"),
+        ("580.65.06", None, "not possible: torch is a CPU build"),
+        ("580.65.06", "13.0", "not possible: torch for CUDA 13.0 sees no GPU"),
+    ],
+)
+def test_without_a_gpu_it_says_what_is_in_the_way(
+    driver: str | None, cuda: str | None, said: str, splat: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(doctor, "_driver", lambda: driver)
+    monkeypatch.setattr(doctor.build_cuda, "driver_cuda", lambda: None if driver is None else (13, 0))
+    done = splat("doctor")
+    assert done.code == 0
+    assert said in done.out
+
+
+@NEEDS_COMPILER
 def test_the_self_test_sees_a_wrong_picture(monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor.render_reference
 
