@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 2
+#define SPLAT_ABI_VERSION 3
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -107,14 +107,19 @@ typedef struct SplatImages {
   void* depth;      /* real [height, width], sum of weight times z; may be NULL without with_depth */
 } SplatImages;
 
-/* Adam in place. Moments have the shapes of the parameters. */
+/* Adam in place. Moments have the shapes of the parameters.
+ * With rest_steps, shN of a Gaussian stays as it is while no view reaches it, and splat_project makes up for the steps
+ * it missed when one does: the same numbers as if every step had been taken, up to rounding, without their traffic. */
 typedef struct SplatAdam {
   uint32_t struct_size;
   int32_t reserved;
   int64_t step;       /* counted from 1 */
   double beta1, beta2, eps;
-  double lr[6];       /* in the order of SplatGaussians */
+  double lr[6];       /* in the order of SplatGaussians; that of shN is one for all steps */
   SplatGaussians exp_avg, exp_avg_sq;
+  int32_t* rest_steps;  /* [n] the step that shN and its moments stand at; NULL: every step moves every number */
+  const double* gaps;   /* [gap_count, 2] see math/adam.h; with rest_steps */
+  int64_t gap_count;
 } SplatAdam;
 
 /* Where splat_project_vjp puts things; every pointer may be NULL. */
@@ -148,8 +153,9 @@ const char* splat_last_error(void);
 /* The best instruction set that this processor runs; the CPU library comes once for each. */
 int32_t splat_best_isa(void);
 
-/* Projects, activates, colours; counts. */
-int32_t splat_project(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
+/* Projects, activates, colours; counts. With an adam that has rest_steps, shN of what is visible and its moments are
+ * brought to adam.step - 1 first; else adam is not looked at and may be NULL. */
+int32_t splat_project(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*, const SplatAdam*);
 /* Bytes that splat_bin needs for `visible` Gaussians and `pair_bound` pairs in the view's tiles. */
 int64_t splat_bin_bytes(const SplatCall*, const SplatView*, const SplatFrame*);
 /* Sorts by depth and lists, for each tile, what reaches it. Bytes and lists depend on `visible` and `pair_bound`. */
@@ -164,6 +170,7 @@ int32_t splat_project_vjp(const SplatCall*, const SplatView*, const SplatGaussia
                           const SplatProjectGrad*);
 int64_t splat_loss_bytes(const SplatCall*, const SplatLoss*);
 int32_t splat_loss(const SplatCall*, SplatLoss*);
+/* Every number, from gradients in memory; rest_steps is not looked at. */
 int32_t splat_adam(const SplatCall*, const SplatGaussians* params, const SplatGaussians* gradients, const SplatAdam*);
 
 #ifdef __cplusplus

@@ -63,11 +63,18 @@ const char* fault(const SplatLoss* loss) {
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
   if (adam->step < 1) return "Adam steps are counted from 1";
+  if (adam->rest_steps != nullptr && (adam->gaps == nullptr || adam->gap_count < 1)) return "gaps are missing";
   const char* f = fault(&adam->exp_avg);
   return f != nullptr ? f : fault(&adam->exp_avg_sq);
 }
+// The Adam that leaves the SH rest of what is not seen for later, or null.
+const SplatAdam* with_rest(const SplatAdam* adam) {
+  return adam != nullptr && adam->rest_steps != nullptr ? adam : nullptr;
+}
+
 const char* fault(const SplatProjectGrad* grad) {
   if (!sized(grad)) return "SplatProjectGrad has another size than in this library's splat.h";
+  if (grad->gradients != nullptr && with_rest(grad->adam) != nullptr) return "gradients are not kept with rest_steps";
   const char* f = grad->gradients == nullptr ? nullptr : fault(grad->gradients);
   return f != nullptr || grad->adam == nullptr ? f : fault(grad->adam);
 }

@@ -37,6 +37,7 @@ class Checkpoint:
     gaussians: raw parameters, float32.
     moments: parameter group -> Adam's (exp_avg, exp_avg_sq), each of the group's shape; None before training.
     adam_step: steps that Adam has counted.
+    rest_steps: [N] int32, the step that shN of each Gaussian and its moments stand at; None: all at adam_step.
     active_sh_degree: SH degree in use, at most ``gaussians.sh_degree``.
     strategy: the strategy's accumulators and numbers, by name.
     rng: states of torch generators, uint8 [S], by name.
@@ -48,6 +49,7 @@ class Checkpoint:
     gaussians: Gaussians
     moments: dict[str, tuple[Tensor, Tensor]] | None
     adam_step: int
+    rest_steps: Tensor | None
     active_sh_degree: int
     strategy: dict[str, Tensor | Scalar]
     rng: dict[str, Tensor]

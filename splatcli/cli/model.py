@@ -26,7 +26,8 @@ _HINT = "name a checkpoint, a PLY or a run folder"
 class Model:
     """A model that was read; ``checkpoint`` is None when the file holds nothing but Gaussians.
 
-    gaussians: on the device that was asked for; those of ``checkpoint`` are on the CPU.
+    gaussians: on the device that was asked for, as of the checkpoint's step; those of ``checkpoint`` are on the CPU and
+        as stored.
     """
 
     path: Path
@@ -60,11 +61,12 @@ def load_model(path: Path, device: str = "cpu") -> Model:
     """Read a checkpoint or a PLY, told apart by their first bytes, not by their names. Raises ModelFileError."""
     from splatcli.checkpoint.load import load_checkpoint
     from splatcli.formats.ply import read_ply
+    from splatcli.train.state import settled
 
     kind = file_kind(path)
     if kind == "checkpoint":
         checkpoint = load_checkpoint(path)
-        return Model(path, checkpoint.gaussians.to(device), checkpoint)
+        return Model(path, settled(checkpoint).to(device), checkpoint)
     if kind == "ply":
         return Model(path, read_ply(path).to(device), None)
     raise ModelFileError("this is neither a checkpoint nor a PLY", where=path, remedy=_HINT)

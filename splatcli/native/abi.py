@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -114,6 +114,9 @@ class Adam(_Sized):
         ("lr", c.c_double * 6),
         ("exp_avg", GaussianArrays),
         ("exp_avg_sq", GaussianArrays),
+        ("rest_steps", c.c_void_p),
+        ("gaps", c.c_void_p),
+        ("gap_count", c.c_int64),
     ]
 
 
@@ -167,7 +170,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "splat_abi_version": (c.c_int32, []),
     "splat_last_error": (c.c_char_p, []),
     "splat_best_isa": (c.c_int32, []),
-    "splat_project": (c.c_int32, [_call, _view, _gaussians, _frame]),
+    "splat_project": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(Adam)]),
     "splat_bin_bytes": (c.c_int64, [_call, _view, _frame]),
     "splat_bin": (c.c_int32, [_call, _view, _gaussians, _frame]),
     "splat_blend": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images]),

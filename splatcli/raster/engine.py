@@ -16,7 +16,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
-from splatcli.raster.adam import AdamState
+from splatcli.raster.adam import AdamState, gap_table
 from splatcli.raster.frame import Arena, Frame, view_of
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
@@ -36,6 +36,8 @@ class _Stages:
         self.backend = backend
         self.frame = Frame(backend, budget=budget)
         self.arena = Arena(backend.device)
+        self._gaps: Tensor | None = None
+        self._gaps_of = (0.0, 0.0)
 
     def run(
         self,
@@ -50,7 +52,8 @@ class _Stages:
         """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
         frame, camera = self.frame, inputs.camera
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=False)
-        arrays = frame.project(view, gaussians)
+        update = self._update(adam, number, inputs.lrs)
+        arrays = frame.project(view, gaussians, update)
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
         frame.blend(view, inputs.background, image, alpha, None)
@@ -62,7 +65,7 @@ class _Stages:
         frame.project_vjp(
             view,
             arrays,
-            adam=self._update(adam, number, inputs.lrs),
+            adam=update,
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
@@ -107,7 +110,7 @@ class _Stages:
         return take("image", h, w, 3), take("v_image", h, w, 3), take("alpha", h, w)
 
     def _update(self, adam: AdamState, number: int, lrs: dict[str, float]) -> abi.Adam:
-        return abi.Adam(
+        update = abi.Adam(
             step=number,
             beta1=adam.beta1,
             beta2=adam.beta2,
@@ -116,6 +119,14 @@ class _Stages:
             exp_avg=self.backend.arrays(adam.exp_avg),
             exp_avg_sq=self.backend.arrays(adam.exp_avg_sq),
         )
+        if adam.lazy:
+            if self._gaps is None or self._gaps_of != (adam.beta1, adam.beta2):
+                self._gaps = gap_table(adam.beta1, adam.beta2).to(self.backend.device)
+                self._gaps_of = (adam.beta1, adam.beta2)
+            update.rest_steps = self.backend.pointer(adam.rest_steps, len(adam.exp_avg), dtype=torch.int32)
+            update.gaps = self.backend.pointer(self._gaps, len(self._gaps), 2, dtype=torch.float64)
+            update.gap_count = len(self._gaps)
+        return update
 
 
 class NativeEngine(ImmediateEngine):

@@ -104,8 +104,11 @@ class Frame:
     def _take(self, name: str, numel: int, dtype: torch.dtype) -> int:
         return address(self.arena.take(name, numel, dtype))
 
-    def project(self, view: abi.View, gaussians: Gaussians) -> abi.GaussianArrays:
-        """Activates, projects and colours; counts the visible and bounds their tile pairs."""
+    def project(self, view: abi.View, gaussians: Gaussians, adam: abi.Adam | None = None) -> abi.GaussianArrays:
+        """Activates, projects and colours; counts the visible and bounds their tile pairs.
+
+        adam: makes up for the steps that the SH rest of visible Gaussians has missed (see AdamState).
+        """
         arrays = self.backend.arrays(gaussians)
         padded = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
         native = self.native
@@ -115,7 +118,7 @@ class Frame:
         native.row_starts = self._take("row_starts", padded, torch.int32)
         native.row_counts = self._take("row_counts", padded, torch.int32)
         native.visible = padded  # where counts are deferred, this is the room; else a result
-        self.backend.call("project", view, arrays, native)
+        self.backend.call("project", view, arrays, native, adam)
         return arrays
 
     def bin(self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None) -> None:

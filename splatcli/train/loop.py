@@ -286,10 +286,12 @@ class Trainer:
             return None
         background = torch.tensor(BACKGROUNDS[evaluation_background(config)], device=state.gaussians.device)
 
+        gaussians = state.settled()
+
         def draw(camera: Camera) -> Tensor:
             with torch.no_grad():
                 return self.renderer(
-                    state.gaussians,
+                    gaussians,
                     camera,
                     sh_degree=state.sh_degree(),
                     background=background,

@@ -40,7 +40,11 @@ class Run:
         moments = {"m": self.adam.exp_avg, "v": self.adam.exp_avg_sq}
         named = {name: getattr(self.gaussians, name) for name in GROUPS}
         named |= {f"{kind}.{name}": getattr(rows, name) for kind, rows in moments.items() for name in GROUPS}
-        return named | {"grad2d": self.stats.grad2d, "count": self.stats.count}
+        return named | {
+            "grad2d": self.stats.grad2d,
+            "count": self.stats.count,
+            "rest_steps": self.adam.rest_steps,
+        }
 
 
 def train(engine: Any, run: Run, steps: int = 3) -> list[float]:

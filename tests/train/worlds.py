@@ -177,6 +177,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         gaussians=checkpoint.gaussians.detach_clone(),
         moments={name: (a.clone(), b.clone()) for name, (a, b) in checkpoint.moments.items()},
         adam_step=checkpoint.adam_step,
+        rest_steps=None if checkpoint.rest_steps is None else checkpoint.rest_steps.clone(),
         active_sh_degree=checkpoint.active_sh_degree,
         strategy={k: v.clone() if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
         rng={k: v.clone() for k, v in checkpoint.rng.items()},

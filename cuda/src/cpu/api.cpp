@@ -49,10 +49,11 @@ SPLAT_EXPORT int32_t splat_best_isa(void) {
 }
 
 SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
-                                   SplatFrame* frame) {
+                                   SplatFrame* frame, const SplatAdam* adam) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
-  if (const char* f = misfit(view, gaussians)) return fail(__func__, f);
-  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame), call)
+  for (const char* f : {adam == nullptr ? nullptr : fault(adam), misfit(view, gaussians), misfit(gaussians, adam)})
+    if (f != nullptr) return fail(__func__, f);
+  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame, with_rest(adam)), call)
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {

@@ -15,7 +15,8 @@ inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) /
 
 template <class Real>
 struct Stages {
-  static void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+  // rest: null, or an Adam whose SH rest is made up for.
+  static void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* rest);
   static int64_t bin_bytes(const SplatView&, const SplatFrame&);
   static void bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
   static void blend(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,

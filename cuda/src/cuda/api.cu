@@ -36,11 +36,12 @@ SPLAT_EXPORT const char* splat_last_error(void) { return last_error; }
 SPLAT_EXPORT int32_t splat_best_isa(void) { return SPLAT_ISA_PORTABLE; }
 
 SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
-                                   SplatFrame* frame) {
+                                   SplatFrame* frame, const SplatAdam* adam) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
-  for (const char* f : {misfit(view, gaussians), lacking(gaussians, frame)})
+  for (const char* f : {adam == nullptr ? nullptr : fault(adam), misfit(view, gaussians), misfit(gaussians, adam),
+                        lacking(gaussians, frame)})
     if (f != nullptr) return fail(__func__, f);
-  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame); });
+  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame, with_rest(adam)); });
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {

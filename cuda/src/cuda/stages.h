@@ -13,7 +13,8 @@ inline int64_t tiles_of(const SplatView& view) {
   return int64_t(tiles_across(view.width)) * tiles_across(view.height);
 }
 
-void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+// rest: null, or an Adam whose SH rest is made up for.
+void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* rest);
 int64_t bin_bytes(const SplatView&, const SplatFrame&);
 void bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
 void blend(const SplatCall&, const SplatView&, const SplatFrame&, const void* background, const SplatImages& out);
