@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,8 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.images import ImageSource, ImageStore
-from splatcli.scene.locate import Found, choose_folder, find_images, missing_error
+from splatcli.scene.locate import Found, choose_folder, doubtful_error, find_images, missing_error
+from splatcli.scene.problems import Problems
 from splatcli.scene.scene import Scene
 from splatcli.scene.source import SceneSource, View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
@@ -28,16 +28,24 @@ DIVISORS = (1, 2, 4, 8)
 MIN_WIDTH = 16
 
 
-def assemble(source: SceneSource, data: DataConfig, background: tuple[int, int, int]) -> Scene:
-    """The Scene of a described source. Raises SceneError for photos and cameras that do not fit together."""
+def assemble(source: SceneSource, data: DataConfig, background: tuple[int, int, int], problems: Problems) -> Scene:
+    """The Scene of a described source.
+
+    Raises SceneError for photos and cameras that do not fit together, with all that ``problems`` holds already.
+    """
     check_resolution(data.resolution)
     notes = list(source.notes)
     views = sorted(source.views, key=lambda view: view.name)
-    _refuse_duplicates(views, source.file)
-    found, divided = _find(source, views, data, notes)
-    views = [view for view in views if view.name in found.paths]
-    builder = _Builder(source.file, None if divided else data.resolution, divided)
-    sources = [builder.add(view, found.paths[view.name]) for view in views]
+    views = _distinct(views, source.file, problems)
+    found, divided = _find(source, views, data, notes, problems)
+    builder = _Builder(None if divided else data.resolution, divided)
+    sources = []
+    for view in views:
+        with problems.collect():
+            source_of_view = builder.add(view, found.paths[view.name]) if view.name in found.paths else None
+            if source_of_view is not None:
+                sources.append(source_of_view)
+    problems.settle()
     notes += builder.notes()
     cameras = [item.camera for item in sources]
     train, test = _split(source, cameras, data.test_every, notes)
@@ -74,26 +82,36 @@ class _Builder:
     """Makes an ImageSource of each view, and keeps count of what the user should know.
 
     divided: the photos come from a folder of reduced copies, so that they differ from the lens's size on purpose.
+    usable: whether each lens, as described, passed its check.
+    pinholes: what each lens, at the photo's size, is trained as; None for one that cannot be undone.
     """
 
-    file: Path
     resolution: float | None
     divided: bool
-    pinholes: dict[LensKey, pycolmap.Camera] = field(default_factory=dict)
+    usable: dict[LensKey, bool] = field(default_factory=dict)
+    pinholes: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
     models: set[str] = field(default_factory=set)
 
-    def add(self, view: View, path: Path) -> ImageSource:
+    def add(self, view: View, path: Path) -> ImageSource | None:
+        """The source of one view; None when its lens was refused before. Raises SceneError."""
         header = read_header(path)
         lens = view.lens(header.width, header.height)
-        if lens_key(lens) not in self.pinholes:
-            check_lens(lens, self.file, view.label)
+        if lens_key(lens) not in self.usable:
+            self.usable[lens_key(lens)] = False
+            check_lens(lens, view.lens.file, view.lens.label)
+            self.usable[lens_key(lens)] = True
+        if not self.usable[lens_key(lens)]:
+            return None
         stored, orientation = self._fit(header, lens, path)
         lens = rescaled(lens, *stored)
         key = lens_key(lens)
         if key not in self.pinholes:
-            self.pinholes[key] = pinhole_of(lens, self.file, view.label)
+            self.pinholes[key] = None
+            self.pinholes[key] = pinhole_of(lens, view.lens.file, view.lens.label)
         pinhole = self.pinholes[key]
+        if pinhole is None:
+            return None
         camera = Camera(
             name=view.name,
             width=int(pinhole.width),
@@ -157,7 +175,9 @@ class _Builder:
         return notes
 
 
-def _find(source: SceneSource, views: list[View], data: DataConfig, notes: list[str]) -> tuple[Found, bool]:
+def _find(
+    source: SceneSource, views: list[View], data: DataConfig, notes: list[str], problems: Problems
+) -> tuple[Found, bool]:
     """The files of the views; and whether they are copies already reduced by the resolution asked for."""
     names = [view.name for view in views]
     folders = source.image_folders
@@ -169,8 +189,11 @@ def _find(source: SceneSource, views: list[View], data: DataConfig, notes: list[
     if found.missing:
         skip = data.skip_missing or (source.tolerant and len(found.paths) > len(found.missing))
         if not (skip and found.paths):
-            raise missing_error(found, len(names), folders)
-        notes.append(f"{len(found.missing)} of {len(names)} views have no photo and are left out")
+            problems.add(missing_error(found, len(names), folders))
+        else:
+            notes.append(f"{len(found.missing)} of {len(names)} views have no photo and are left out")
+    for name, candidates in found.doubtful:
+        problems.add(doubtful_error(found.folder, name, candidates))
     if found.loose:
         name, file = found.loose[0]
         notes.append(f"{len(found.loose)} photos were found under another ending or case, e.g. {file} for {name}")
@@ -178,10 +201,10 @@ def _find(source: SceneSource, views: list[View], data: DataConfig, notes: list[
         smaller = found.folder.with_name(f"{found.folder.name}_{int(data.resolution or 1)}")
         if smaller.is_dir():
             copies = find_images(smaller, list(found.paths))
-            if not copies.missing:
+            if len(copies.paths) == len(found.paths):
                 notes.append(f"the photos of {smaller.name}/ are used")
                 return copies, True
-            notes.append(f"{smaller.name}/ lacks {len(copies.missing)} photos and is not used")
+            notes.append(f"{smaller.name}/ lacks {len(found.paths) - len(copies.paths)} photos and is not used")
     return found, False
 
 
@@ -190,16 +213,24 @@ def _same_aspect(size: tuple[int, int], other: tuple[int, int]) -> bool:
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
-def _refuse_duplicates(views: list[View], file: Path) -> None:
+def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
+    """``views``, which are in name order, without those that repeat the name of another."""
     if not views:
+        problems.settle()
         raise SceneError("describes no views", where=file, remedy="run structure from motion again")
-    for first, second in pairwise(views):
-        if first.name == second.name:
-            raise SceneError(
-                f"{first.label} and {second.label} name the same photo {first.name}",
+    kept = views[:1]
+    for view in views[1:]:
+        if view.name != kept[-1].name:
+            kept.append(view)
+            continue
+        problems.add(
+            SceneError(
+                f"{kept[-1].label} and {view.label} name the same photo {view.name}",
                 where=file,
                 remedy="remove one of them",
             )
+        )
+    return kept
 
 
 def _split(

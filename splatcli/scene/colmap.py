@@ -18,6 +18,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap_audit import audit_binary, count_images, faulty_text_line, text_names
 from splatcli.scene.points import PointCloud, make_points
+from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, inside, rigid
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.
@@ -70,8 +71,11 @@ def search_models(root: Path) -> list[Model]:
     return [model for models in groups.values() for model in _largest_first(models)]
 
 
-def read_colmap(root: Path, models: list[Model]) -> SceneSource:
-    """The largest of ``models`` (the first) as a SceneSource. Raises SceneError for anything damaged."""
+def read_colmap(root: Path, models: list[Model], problems: Problems) -> SceneSource:
+    """The largest of ``models`` (the first) as a SceneSource.
+
+    Images that are wrong are added to ``problems`` and left out; a damaged file raises SceneError.
+    """
     model = models[0]
     name = model.folder.relative_to(root).as_posix()
     notes = [] if name in ("sparse/0", "sparse") else [f"the COLMAP model in {name}/ is used"]
@@ -82,7 +86,7 @@ def read_colmap(root: Path, models: list[Model]) -> SceneSource:
         ]
     _compare_twin(model, notes)
     reconstruction = _read(model, notes)
-    views, unregistered = _views(reconstruction, root, model)
+    views, unregistered = _views(reconstruction, root, model, problems)
     if unregistered:
         notes.append(f"{unregistered} images have no pose and are left out")
     return SceneSource(
@@ -182,39 +186,51 @@ def _starts_with_bom(path: Path) -> bool:
         return file.read(len(_BOM)) == _BOM
 
 
-def _views(reconstruction: pycolmap.Reconstruction, root: Path, model: Model) -> tuple[list[View], int]:
+def _views(
+    reconstruction: pycolmap.Reconstruction, root: Path, model: Model, problems: Problems
+) -> tuple[list[View], int]:
     """The registered views, and the number of images without a pose."""
-    file = model.file("images")
-    cameras = dict(reconstruction.cameras)
     whole_names = text_names(model.folder) if model.suffix == ".txt" else {}
+    registered = [(key, image) for key, image in sorted(reconstruction.images.items()) if image.has_pose]
+    cameras = dict(reconstruction.cameras)
     views = []
-    for image_id, image in sorted(reconstruction.images.items()):
-        if not image.has_pose:
-            continue
-        try:
-            name = whole_names.get(image_id, image.name)
-        except UnicodeDecodeError as error:
-            raise SceneError(
-                f"the name of image {image_id} is not UTF-8: {error}", where=file, remedy=_REMEDY
-            ) from None
-        label = f"image {image_id} {name!r}"
-        if image.camera_id not in cameras:
-            raise SceneError(f"{label} wants camera {image.camera_id}, which is not there", where=file, remedy=_REMEDY)
-        views.append(
-            View(
-                name=inside(name, root, file, label),
-                lens=_Fixed(cameras[image.camera_id]),
-                viewmat=_pose(image, file, label),
-                label=label,
-            )
-        )
-    return views, len(reconstruction.images) - len(views)
+    for image_id, image in registered:
+        with problems.collect():
+            views.append(_view(image_id, image, whole_names.get(image_id), cameras, root, model))
+    return views, len(reconstruction.images) - len(registered)
+
+
+def _view(
+    image_id: int,
+    image: pycolmap.Image,
+    name: str | None,
+    cameras: dict[int, pycolmap.Camera],
+    root: Path,
+    model: Model,
+) -> View:
+    """One image as a View; ``name`` is the whole one, where pycolmap knows only its beginning."""
+    file = model.file("images")
+    try:
+        name = image.name if name is None else name
+    except UnicodeDecodeError as error:
+        raise SceneError(f"the name of image {image_id} is not UTF-8: {error}", where=file, remedy=_REMEDY) from None
+    label = f"image {image_id} {name!r}"
+    if image.camera_id not in cameras:
+        raise SceneError(f"{label} wants camera {image.camera_id}, which is not there", where=file, remedy=_REMEDY)
+    return View(
+        name=inside(name, root, file, label),
+        lens=_Fixed(model.file("cameras"), f"camera {image.camera_id}", cameras[image.camera_id]),
+        viewmat=_pose(image, file, label),
+        label=label,
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Fixed:
     """A lens that knows its own size."""
 
+    file: Path
+    label: str
     camera: pycolmap.Camera
 
     def __call__(self, width: int, height: int) -> pycolmap.Camera:

@@ -22,19 +22,18 @@ class Found:
     paths: view name -> file.
     missing: names without a file, in the order asked.
     loose: (name, file name) of those found under another case or ending.
+    doubtful: (name, file names) of those for which several files could be meant.
     """
 
     folder: Path
     paths: dict[str, Path] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     loose: list[tuple[str, str]] = field(default_factory=list)
+    doubtful: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
 def find_images(folder: Path, names: list[str]) -> Found:
-    """The files of ``names`` under ``folder``: the exact name, else the only image equal but for case and ending.
-
-    Raises SceneError when several files could be meant.
-    """
+    """The files of ``names`` under ``folder``: the exact name, else the only image equal but for case and ending."""
     found = Found(folder)
     index: dict[str, list[str]] | None = None
     for name in names:
@@ -45,12 +44,8 @@ def find_images(folder: Path, names: list[str]) -> Found:
             index = _index(folder)
         candidates = index.get(_stem(name), [])
         if len(candidates) > 1:
-            raise SceneError(
-                f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
-                where=folder,
-                remedy="keep one of them",
-            )
-        if candidates:
+            found.doubtful.append((name, candidates))
+        elif candidates:
             found.paths[name] = folder / candidates[0]
             found.loose.append((name, candidates[0]))
         else:
@@ -65,11 +60,20 @@ def choose_folder(folders: list[Path], names: list[str]) -> Found:
         if not folder.is_dir():
             continue
         found = find_images(folder, names)
-        if not found.missing:
+        if len(found.paths) == len(names):
             return found
         if best is None or len(found.paths) > len(best.paths):
             best = found
     return best or Found(folders[0], missing=list(names))
+
+
+def doubtful_error(folder: Path, name: str, candidates: list[str]) -> SceneError:
+    """The error for a photo that several files could be."""
+    return SceneError(
+        f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
+        where=folder,
+        remedy="keep one of them",
+    )
 
 
 def missing_error(found: Found, total: int, looked: list[Path]) -> SceneError:
@@ -79,7 +83,7 @@ def missing_error(found: Found, total: int, looked: list[Path]) -> SceneError:
         return SceneError(
             f"{len(found.missing)} of {total} photos are missing: {shown}",
             where=found.folder,
-            remedy="put them back, or go on without them with --set data.skip_missing=true",
+            remedy="put them back, or go on without them: --skip-missing",
         )
     places = ", ".join(str(folder) for folder in looked[:SHOWN])
     return SceneError(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,18 +19,34 @@ Kind = Literal["colmap", "blender", "nerfstudio"]
 ROTATION_TOLERANCE = 1e-3
 
 
+class Lens(Protocol):
+    """Where the lens of a view is described, and what it is.
+
+    file, label: the file, and what to call the lens in messages ("camera 3", "frame 7 'a.jpg'").
+    """
+
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def label(self) -> str: ...
+
+    def __call__(self, width: int, height: int) -> pycolmap.Camera:
+        """The lens for a stored photo of this size; most layouts know the size and ignore it. Raises SceneError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """One view as described.
 
     name: path of the photo relative to the image folder, forward slashes.
-    lens: stored (width, height) of the photo -> its lens; most layouts know the size and ignore the argument.
     viewmat: [4, 4] float64, world to camera, OpenCV axes.
     label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
     """
 
     name: str
-    lens: Callable[[int, int], pycolmap.Camera]
+    lens: Lens
     viewmat: NDArray[np.float64]
     label: str
 

@@ -16,6 +16,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import SUFFIXES
 from splatcli.scene.points import PointCloud, read_points_ply
+from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View, inside, rigid
 
 #: Larger scene files are refused: 100,000 frames take about 60 MB.
@@ -53,7 +54,7 @@ class _Lens:
         return _make_lens(self.model, self.values, width, height, self.file, self.label)
 
 
-def read_nerfstudio(root: Path) -> SceneSource:
+def read_nerfstudio(root: Path, problems: Problems) -> SceneSource:
     """``transforms.json``: intrinsics per frame or global (the frame wins), distortion, points, named splits.
 
     Frames whose photo is missing are left out when most have one, as the field's readers do: instant-ngp's own fox
@@ -61,8 +62,7 @@ def read_nerfstudio(root: Path) -> SceneSource:
     """
     file = root / "transforms.json"
     document = _load(file)
-    frames = _frames(document, file)
-    views = [_view(frame, i, document, root, file) for i, frame in enumerate(frames)]
+    views = _views(document, root, file, problems)
     folder, views = _common_folder(root, views)
     source = SceneSource(
         root=root,
@@ -84,15 +84,14 @@ def read_nerfstudio(root: Path) -> SceneSource:
     return source
 
 
-def read_blender(root: Path) -> SceneSource:
+def read_blender(root: Path, problems: Problems) -> SceneSource:
     """``transforms_train.json`` with ``transforms_test.json`` as the held-out views; no points."""
     train_file, test_file = root / "transforms_train.json", root / "transforms_test.json"
     document = _load(train_file)
-    train = [_view(frame, i, document, root, train_file) for i, frame in enumerate(_frames(document, train_file))]
+    train = _views(document, root, train_file, problems)
     source = SceneSource(root, "blender", train_file, train, [root], resized_folders=False)
     if test_file.is_file():
-        document = _load(test_file)
-        test = [_view(frame, i, document, root, test_file) for i, frame in enumerate(_frames(document, test_file))]
+        test = _views(_load(test_file), root, test_file, problems)
         source.views = train + test
         source.train, source.test = {view.name for view in train}, {view.name for view in test}
     else:
@@ -134,23 +133,33 @@ def _refuse_constant(text: str) -> float:
     raise _ConstantError(text)
 
 
-def _frames(document: dict[str, Any], file: Path) -> list[dict[str, Any]]:
+def _frames(document: dict[str, Any], file: Path) -> list[object]:
     frames = document.get("frames")
     if not isinstance(frames, list) or not frames:
         raise SceneError("has no list 'frames' with at least one frame", where=file, remedy="run the export again")
-    for i, frame in enumerate(frames):
-        if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
-            raise SceneError(f"frame {i} has no 'file_path'", where=file, remedy="correct or remove that frame")
     return frames
 
 
-def _view(frame: dict[str, Any], i: int, document: dict[str, Any], root: Path, file: Path) -> View:
+def _views(document: dict[str, Any], root: Path, file: Path, problems: Problems) -> list[View]:
+    """The frames that are right; the others are added to ``problems``. Raises SceneError when there is no list."""
+    views = []
+    for i, frame in enumerate(_frames(document, file)):
+        with problems.collect():
+            views.append(_view(frame, i, document, root, file))
+    return views
+
+
+def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Path) -> View:
+    if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
+        raise SceneError(f"frame {i} has no 'file_path'", where=file, remedy="correct or remove that frame")
     label = f"frame {i} {frame['file_path']!r}"
     name = inside(frame["file_path"], root, file, label)
     fisheye = frame.get("is_fisheye", document.get("is_fisheye", False))
     model = str(frame.get("camera_model", document.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")))
-    values = _intrinsics(frame, document, file, label)
-    return View(_with_suffix(name, root), _Lens(file, label, model, values), _viewmat(frame, file, label), label)
+    own = frame.keys() & {*_INTRINSICS, "is_fisheye", "camera_model", "distortion_params"}
+    lens_label = label if own else "the camera at the top of the file"
+    lens = _Lens(file, lens_label, model, _intrinsics(frame, document, file, lens_label))
+    return View(_with_suffix(name, root), lens, _viewmat(frame, file, label), label)
 
 
 def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float64]:
