@@ -28,6 +28,10 @@ class DataConfig(_Section):
     """Where the photos are and how they are read."""
 
     scene: str = ""
+    #: The layout to read, where a folder holds several; None finds out.
+    format: Literal["colmap", "nerfstudio", "blender"] | None = None
+    #: Folder of a COLMAP model, relative to the scene; None takes the largest.
+    model: str | None = None
     #: Folder of images, relative to the scene; None takes the layout's own.
     images: str | None = None
     #: 1, 2, 4 or 8 divide; a larger number is a width in pixels; None keeps images up to 1600 px wide.
@@ -38,6 +42,14 @@ class DataConfig(_Section):
     cache_bytes: int = Field(2 << 30, gt=0)
     #: Go on without the photos that a camera names and the disk lacks.
     skip_missing: bool = False
+    #: Read photos and points that a scene file places outside the scene's folder.
+    allow_outside: bool = False
+    #: Leave out points that are NaN or infinite instead of refusing the scene.
+    drop_bad_points: bool = False
+    #: At most so many points are read, spread evenly over the file; a Gaussian in training takes about 1 kB.
+    max_points: int = Field(5_000_000, gt=0)
+    #: The scene's size in world units; None takes it from the cameras.
+    scene_extent: float | None = Field(None, gt=0)
 
 
 class ModelConfig(_Section):

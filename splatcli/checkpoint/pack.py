@@ -92,7 +92,11 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
         train_views=[int(i) for i in checkpoint.train],
         test_views=[int(i) for i in checkpoint.test],
         dataset=DatasetSpec.model_construct(
-            root=dataset.root, kind=dataset.kind, extent=float(dataset.extent), fingerprint=dict(dataset.fingerprint)
+            root=dataset.root,
+            kind=dataset.kind,
+            extent=float(dataset.extent),
+            fingerprint=dict(dataset.fingerprint),
+            offset=[float(value) for value in dataset.offset],
         ),
         train=TrainSpec.model_construct(
             step=int(checkpoint.step),
@@ -136,7 +140,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         cameras=cameras,
         train=list(manifest.train_views),
         test=list(manifest.test_views),
-        dataset=DatasetInfo(**manifest.dataset.model_dump()),
+        dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
     )
 
 

@@ -107,6 +107,8 @@ class DatasetSpec(_Part):
     kind: str
     extent: float
     fingerprint: dict[str, str | int]
+    #: Optional: a reader that does not know it shows the same picture, only elsewhere than the input's coordinates say.
+    offset: list[float] = Field(default=[0.0, 0.0, 0.0], min_length=3, max_length=3)
 
 
 class TrainSpec(_Part):

@@ -22,12 +22,14 @@ class DatasetInfo:
     kind: the layout, as named by the scene reader.
     extent: world units; scales the means' learning rate.
     fingerprint: counts and digests of the images, from ``Scene.fingerprint()``.
+    offset: added to the Gaussians' coordinates it gives those of the input (``Scene.offset``).
     """
 
     root: str
     kind: str
     extent: float
     fingerprint: dict[str, str | int] = field(default_factory=dict)
+    offset: tuple[float, ...] = (0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)

@@ -29,7 +29,8 @@ def export(
 ) -> int:
     """Write a model as a PLY that other viewers and editors read, or its cameras as JSON.
 
-    Prints the path of the file. The PLY has the layout of the original 3DGS program; coordinates are the input's own.
+    Prints the path of the file. The PLY has the layout of the original 3DGS program; coordinates are the input's own,
+    but for a scene far from its origin (UTM), where a note says what to add to them.
 
     \b
     Examples:
@@ -52,13 +53,19 @@ def export(
 
     with speaking(json=json, quiet=quiet) as out:
         loaded = load_model(find_model(model))
+        offset = loaded.checkpoint.dataset.offset if loaded.checkpoint else (0.0, 0.0, 0.0)
+        comments = []
+        if any(offset):
+            remark = f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"
+            comments = [f"splatcli: {remark}"]
+            out.note(f"note: the scene lies far from its origin and was moved: {remark}")
         if kind == "json":
             if loaded.checkpoint is None:
                 raise UsageError("a PLY carries no cameras", where=loaded.path, remedy="export from a checkpoint")
-            payload = cameras_json(loaded.checkpoint.cameras).encode()
+            payload = cameras_json(loaded.checkpoint.cameras, offset).encode()
         else:
             buffer = io.BytesIO()
-            write_ply(loaded.gaussians, buffer)
+            write_ply(loaded.gaussians, buffer, comments)
             payload = buffer.getvalue()
             if loaded.checkpoint is not None and loaded.checkpoint.config.train.antialiased:
                 out.note("note: trained antialiased; viewers that cannot compensate opacity show it too thick")

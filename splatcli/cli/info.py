@@ -21,14 +21,24 @@ def info(
             show_default=False,
         ),
     ] = None,
+    images: options.Images = None,
+    format: options.Format = None,
+    colmap_model: options.ColmapModel = None,
+    skip_missing: options.SkipMissing = False,
+    allow_outside: options.AllowOutside = False,
+    drop_bad_points: options.DropBadPoints = False,
+    scene_extent: options.SceneExtent = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Tell what a file or folder is and what is in it.
 
+    A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
+
     \b
     Examples:
       splat info scene/
+      splat info scene/ --model sparse/1
       splat info output/scene
       splat info scene.ply --json
     """
@@ -39,7 +49,16 @@ def info(
         if path is not None and not path.exists():
             raise UsageError("there is nothing here", where=path, remedy="name a checkpoint, PLY, run folder or scene")
         if path is not None and path.is_dir() and not _is_run(path):
-            facts = _scene_facts(path)
+            flags = options.data_flags(
+                format=format,
+                model=colmap_model,
+                images=images,
+                skip_missing=skip_missing,
+                allow_outside=allow_outside,
+                drop_bad_points=drop_bad_points,
+                scene_extent=scene_extent,
+            )
+            facts = _scene_facts(path, flags)
         else:
             kind = "run" if path is not None and path.is_dir() else None
             facts = _model_facts(load_model(find_model(path)), kind)
@@ -75,14 +94,16 @@ def _model_facts(model: Any, kind: str | None) -> dict[str, Any]:
             "scene_present": Path(checkpoint.dataset.root).is_dir(),
             "resumable": checkpoint.moments is not None,
         }
+        if any(checkpoint.dataset.offset):
+            facts["offset"] = list(checkpoint.dataset.offset)
     return facts
 
 
-def _scene_facts(path: Path) -> dict[str, Any]:
-    from splatcli.config import DataConfig
+def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    from splatcli.config import build_config
     from splatcli.scene.read import read_scene
 
-    scene = read_scene(path, DataConfig())
+    scene = read_scene(path, build_config(flags).data)
     return {
         "kind": "scene",
         "path": path,
@@ -93,6 +114,7 @@ def _scene_facts(path: Path) -> dict[str, Any]:
         "num_points": len(scene.points.xyz) if scene.points is not None else 0,
         "sizes": sorted({f"{camera.width}x{camera.height}" for camera in scene.cameras}),
         "extent": scene.extent,
+        **({"offset": scene.offset.tolist()} if scene.offset.any() else {}),
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
         "notes": scene.notes,
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,3 +37,53 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Where the scene is now, if it is not where it was trained."),
 ]
+
+# How a scene is read: the same flags wherever one is read for the first time.
+
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="LAYOUT", help="colmap, nerfstudio or blender.  [default: what the folder holds]"),
+]
+
+ColmapModel = Annotated[
+    str | None, typer.Option("--model", metavar="DIR", help="COLMAP model inside the scene.  [default: the largest]")
+]
+
+Images = Annotated[str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")]
+
+SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Go on without photos that are not there.")]
+
+AllowOutside = Annotated[
+    bool, typer.Option("--allow-outside", help="Read photos that the scene's files place outside its folder.")
+]
+
+DropBadPoints = Annotated[bool, typer.Option("--drop-bad-points", help="Leave out points that are NaN or infinite.")]
+
+SceneExtent = Annotated[
+    float | None,
+    typer.Option(
+        "--scene-extent", metavar="SIZE", help="The scene's size in its own units.  [default: from the cameras]"
+    ),
+]
+
+
+def data_flags(
+    *,
+    format: str | None,
+    model: str | None,
+    images: str | None,
+    skip_missing: bool,
+    allow_outside: bool,
+    drop_bad_points: bool,
+    scene_extent: float | None,
+) -> dict[str, Any]:
+    """The settings that the flags above stand for; None where a flag was not given."""
+    return {
+        "data.format": format,
+        "data.model": model,
+        "data.images": images,
+        "data.skip_missing": skip_missing or None,
+        "data.allow_outside": allow_outside or None,
+        "data.drop_bad_points": drop_bad_points or None,
+        "data.scene_extent": scene_extent,
+    }

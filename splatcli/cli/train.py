@@ -31,9 +31,13 @@ def train(
             help="Divide image sides by 1, 2, 4 or 8; more is a width in pixels.  [default: at most 1600 wide]",
         ),
     ] = None,
-    images: Annotated[
-        str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")
-    ] = None,
+    images: options.Images = None,
+    format: options.Format = None,
+    colmap_model: options.ColmapModel = None,
+    skip_missing: options.SkipMissing = False,
+    allow_outside: options.AllowOutside = False,
+    drop_bad_points: options.DropBadPoints = False,
+    scene_extent: options.SceneExtent = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", metavar="NAME", help="How Gaussians are added.  [default: default]")
     ] = None,
@@ -89,7 +93,15 @@ def train(
     background = "white" if white_background else "random" if random_background else None
     flags: dict[str, Any] = {
         "data.scene": str(scene.absolute()),
-        "data.images": images,
+        **options.data_flags(
+            format=format,
+            model=colmap_model,
+            images=images,
+            skip_missing=skip_missing,
+            allow_outside=allow_outside,
+            drop_bad_points=drop_bad_points,
+            scene_extent=scene_extent,
+        ),
         "data.resolution": resolution,
         "data.test_every": test_every,
         "model.sh_degree": sh_degree,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -33,8 +34,8 @@ _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 Rows = NDArray[np.float32]
 
 
-def write_ply(gaussians: Gaussians, file: BinaryIO) -> None:
-    """Write the Gaussians as a binary little-endian PLY; ``file`` may be a pipe.
+def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
+    """Write the Gaussians as a binary little-endian PLY; ``file`` may be a pipe. comments: lines for the header.
 
     Properties in INRIA's order, normals zero, f_rest channel-major (all R, all G, all B), quaternions as they are:
     reading the file gives the same bits. Raises DivergedError when a value is not finite (no reader takes such a file)
@@ -62,7 +63,7 @@ def write_ply(gaussians: Gaussians, file: BinaryIO) -> None:
     put("scale_0", gaussians.log_scales)
     put("rot_0", gaussians.quats)
     rows = table.view([(name, "<f4") for name in names]).reshape(count)
-    element = plyfile.PlyElement.describe(rows, "vertex", comments=[RAW_COMMENT])
+    element = plyfile.PlyElement.describe(rows, "vertex", comments=[RAW_COMMENT, *comments])
     plyfile.PlyData([element], text=False, byte_order="<").write(file)
 
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
+from splatcli.scene.frame import extent_of
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import PointCloud
 from splatcli.scene.source import Kind
 
-#: INRIA's margin: the extent is this times the largest distance of a training camera from their mean.
-EXTENT_MARGIN = 1.1
 #: Bytes at each end of a photo that go into the fingerprint.
 _SAMPLE = 64 << 10
 
@@ -27,9 +27,12 @@ class Scene:
     root: absolute folder.
     cameras: sorted by name, undistorted, at the training resolution.
     images: photo ``i`` belongs to ``cameras[i]``.
-    points: sparse points in the input frame, or None.
+    points: sparse points in the cameras' frame, or None.
     train, test: indices into ``cameras``, ascending; disjoint.
     notes: sentences worth telling the user.
+    offset: [3] float64; added to coordinates of the scene it gives those of the input. Zero, unless the input lies so
+        far from its origin (UTM, ECEF) that float32 could not tell its points apart.
+    given_extent: the size that the user gave, in world units; None takes that of the cameras.
     """
 
     root: Path
@@ -40,13 +43,15 @@ class Scene:
     train: list[int]
     test: list[int]
     notes: list[str] = field(default_factory=list)
+    offset: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
+    given_extent: float | None = None
 
     @property
     def extent(self) -> float:
-        """1.1 times the largest distance of a training camera from the mean of all, in world units."""
-        centers = np.stack([self.cameras[i].center for i in self.train])
-        distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
-        return float(distances.max()) * EXTENT_MARGIN
+        """World units: as given, else 1.1 times the largest distance of a training camera from the mean of all."""
+        if self.given_extent is not None:
+            return self.given_extent
+        return extent_of(np.stack([self.cameras[i].center for i in self.train]))
 
     def fingerprint(self) -> dict[str, str | int]:
         """Count of photos, and a SHA-256 over names, sizes, and the first and last 64 kB of each.

@@ -15,8 +15,8 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 
-#: Two lenses with equal keys see alike.
-LensKey = tuple[str, int, int, tuple[float, ...]]
+#: Two lenses with equal keys see alike: model, size, and the bytes of the parameters (NaN does not equal itself).
+LensKey = tuple[str, int, int, bytes]
 
 #: Points of the pinhole's image that are tried, per axis, when a lens is checked.
 _PROBES = 33
@@ -31,7 +31,7 @@ _CHUNK = 1 << 18
 
 
 def lens_key(lens: pycolmap.Camera) -> LensKey:
-    return lens.model_name, int(lens.width), int(lens.height), tuple(float(p) for p in lens.params)
+    return lens.model_name, int(lens.width), int(lens.height), lens.params.tobytes()
 
 
 def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:

@@ -125,7 +125,9 @@ class Trainer:
             cameras=list(scene.cameras),
             train=list(scene.train),
             test=list(scene.test),
-            dataset=DatasetInfo(str(scene.root), scene.kind, scene.extent, scene.fingerprint()),
+            dataset=DatasetInfo(
+                str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
+            ),
         )
         notes = [*scene.notes, *notes]
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=tuple(notes))
