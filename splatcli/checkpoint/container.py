@@ -17,9 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.archive import DAMAGED, examine
+from splatcli.checkpoint.archive import DAMAGED, examine, pickle_of
 from splatcli.checkpoint.schema import (
     DTYPES,
+    STORED_NAMES,
     Manifest,
     digests_of,
     dtype_name,
@@ -63,6 +64,14 @@ def read_container(path: Path, *, digests: bool = True, mmap: bool = False) -> C
     if digests:
         _check_digests(manifest, tensors, path)
     return Container(manifest, tensors)
+
+
+def is_own(path: Path) -> bool:
+    """Whether a torch file is one of ours, sound or not, rather than another program's. Raises ModelFileError."""
+    words: list[bytes] = []
+    examine(path, lambda archive: words.append(archive.read(pickle_of(archive))))
+    # The second name is for a file of ours that has lost its manifest.
+    return any(word.encode() in words[0] for word in (DIGEST_KEY, STORED_NAMES["sh0"]))
 
 
 def preflight(path: Path) -> None:

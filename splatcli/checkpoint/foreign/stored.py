@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from splatcli.checkpoint.foreign.convert import take_logs
 from splatcli.checkpoint.foreign.tensors import Tables
 from splatcli.checkpoint.schema import nonfinite
 from splatcli.checkpoint.space import Judgement, Space, judge
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, SplatError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
 
@@ -22,6 +23,10 @@ from splatcli.scene.camera import Camera
 _UNIT = 1e-4
 _MIN_TELLING = 100
 _SWAPPED_RATIO = 1.5
+
+
+#: Gives the cameras that a command is going to render with.
+CameraSource = Callable[[], Sequence[Camera]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +122,11 @@ class Stored:
 
 
 def to_gaussians(
-    stored: Stored, reading: Reading, where: Path, cameras: Sequence[Camera] = ()
+    stored: Stored, reading: Reading, where: Path, cameras: CameraSource | None = None
 ) -> tuple[Gaussians, list[str]]:
     """The raw Gaussians of a file, and notes for the user.
 
-    cameras: for the message only: what a view would cost if the values were taken for raw ones wrongly.
+    cameras: asked only when the file is refused: the message says what a view of theirs would cost.
     Raises ModelFileError for NaN and infinite values, and in doubt about the space; nothing is converted unasked.
     """
     if broken := stored.broken():
@@ -145,7 +150,7 @@ def to_gaussians(
 
 
 def _raw(
-    stored: Stored, reading: Reading, where: Path, cameras: Sequence[Camera], notes: list[str]
+    stored: Stored, reading: Reading, where: Path, cameras: CameraSource | None, notes: list[str]
 ) -> tuple[Tensor, Tensor]:
     """Log-scales and logit opacities; what was done about them is added to ``notes``."""
     if reading.space is Space.ACTIVATED:
@@ -165,7 +170,14 @@ def _raw(
     return stored.tables.scales, stored.tables.opacities
 
 
-def _refusal(stored: Stored, fault: str, cameras: Sequence[Camera]) -> str:
+def _refusal(stored: Stored, fault: str, cameras: CameraSource | None) -> str:
+    """The fault, and what it would have led to."""
     if not fault.startswith("scales"):
         return fault
-    return f"{fault}; {cost_sentence(stored.tables.means.numpy(), stored.tables.scales.numpy(), cameras)}"
+    known: Sequence[Camera] = ()
+    if cameras is not None:
+        with contextlib.suppress(
+            SplatError
+        ):  # whatever is wrong with the scene, the model is refused for its own fault
+            known = cameras()
+    return f"{fault}; {cost_sentence(stored.tables.means.numpy(), stored.tables.scales.numpy(), known)}"
