@@ -76,7 +76,7 @@ class _Nothing:
 
 
 def load_foreign(path: Path) -> object:
-    """What ``torch.save`` stored in ``path``, tensors on the CPU and mapped, once the file has been examined.
+    """What ``torch.save`` stored in ``path``, tensors on the CPU, once the file has been examined.
 
     Runs no code. Allocates no more than the file is large; tensors may still be views that pretend to be huge.
     Raises ModelFileError for everything that is not an undamaged file of tensors and plain containers.
@@ -87,7 +87,8 @@ def load_foreign(path: Path) -> object:
     ]
     try:
         with torch.serialization.safe_globals(stand_ins):
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=True)
+            # Not mapped: a mapped storage may claim more bytes than its member has, and torch shows its neighbours'.
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None

@@ -48,7 +48,7 @@ class Tables(NamedTuple):
 
 
 def take_tables(found: dict[str, object], names: dict[str, str], where: Path) -> Tables:
-    """The tables of a model, copied out of the mapped file.
+    """The tables of a model, each in a storage of its own.
 
     found: group -> what the file has in its place; None where it has nothing. names: group -> the file's name for it.
     Raises ModelFileError for what is missing, is no tensor, has another shape, or shows more bytes than it stores.
@@ -107,7 +107,8 @@ def _hollow(tables: dict[str, Tensor], names: dict[str, str]) -> list[str]:
 
 
 def _own(group: str, table: Tensor) -> Tensor:
-    """A copy that survives the mapped file, float32, without axes of 1."""
+    """The same numbers as contiguous float32 without axes of 1, copied where they are not that already."""
     if group in ("opacities", "sh0"):
         table = table.reshape(len(table), *_SHAPES[group][0][1:])
-    return table.to(torch.float32, memory_format=torch.contiguous_format, copy=True)
+    plain = table.to(torch.float32).contiguous()
+    return plain if plain.untyped_storage().nbytes() == plain.nbytes else plain.clone()
