@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,9 +17,10 @@ STEP_PAIR_BYTES = PAIR_BYTES + 4 * abi.ROW
 #: More cameras or Gaussians than these are sampled evenly: a message needs the size, not the digits.
 _CAMERAS = 8
 _GAUSSIANS = 200_000
-#: The rasterizer's low-pass filter, px^2, and the radius at which it cuts a Gaussian, in standard deviations.
+#: The rasterizer's low-pass filter, px^2, and the radius, in standard deviations, at which an opaque Gaussian falls to
+#: the least alpha that counts, 1/255. With a radius of 3, tiny Gaussians reach 3 percent more tiles than predicted.
 _BLUR = 0.3
-_CUTOFF = 3.0
+_CUTOFF = math.sqrt(2 * math.log(255))
 #: exp() of more is no float32 and covers every tile anyway.
 _LARGEST_LOG = 80.0
 

@@ -110,10 +110,12 @@ def test_compressed_members_are_refused(good: Path) -> None:
 
 
 def test_a_zip_bomb_is_refused_before_it_unfolds(splats: Path) -> None:
-    with zipfile.ZipFile(splats, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
-        with archive.open("a/data/99", "w") as member:
-            for _ in range(256):
-                member.write(bytes(1 << 20))
+    with (
+        zipfile.ZipFile(splats, "a", compression=zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
+        archive.open("a/data/99", "w") as member,
+    ):
+        for _ in range(256):
+            member.write(bytes(1 << 20))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert "compressed" in refusal(splats)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # kilobytes
