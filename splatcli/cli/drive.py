@@ -5,27 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.cli.model import OUTPUT, find_model, load_model, run_folder
+from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.signals import exit_code, stop_requests
 from splatcli.errors import ModelFileError, OutputError, UsageError
 
 if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import Reading
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.train.loop import Trainer
 
 
 def start_training(
-    config: Config, *, output: Path | None, overwrite: bool, stop_at: int | None, device: str, out: Output
+    config: Config,
+    *,
+    reading: Reading,
+    output: Path | None,
+    overwrite: bool,
+    stop_at: int | None,
+    device: str,
+    out: Output,
 ) -> int:
     """Train a new run to its end or until it is stopped; returns the exit code."""
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
-    given = _initial_model(config)
+    given = _initial_model(config, reading, out)
     scene = read_scene(Path(config.data.scene), config.data, background=photo_background(config))
     if overwrite and output is not None:
         _check_movable(output, scene.root)
@@ -43,13 +51,15 @@ def resume_training(
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
-    checkpoint = load_model(path).checkpoint
-    if checkpoint is None:
+    if not is_own_checkpoint(path):
+        what = "a PLY (no optimizer state)" if file_kind(path) == "ply" else "not a checkpoint of splat"
         raise ModelFileError(
-            "this is a PLY: it holds Gaussians, but no state of a training run",
+            f"this is {what}: it may hold Gaussians, but no training run that could be gone on with",
             where=path,
-            remedy=f"splat train SCENE --init {path}",
+            remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
+    checkpoint = load_model(path).checkpoint
+    assert checkpoint is not None
     config = checkpoint.config
     scene = read_scene(data or Path(checkpoint.dataset.root), config.data, background=photo_background(config))
     run = run_folder(path)
@@ -85,8 +95,10 @@ def _check_movable(folder: Path, scene: Path) -> None:
             )
 
 
-def _initial_model(config: Config) -> Gaussians | None:
+def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians | None:
     """The Gaussians that ``--init`` names by a path; None for ``sfm`` and ``random``."""
+    from splatcli.scene.read import read_scene
+
     if config.model.init in ("sfm", "random"):
         return None
     path = Path(config.model.init)
@@ -94,7 +106,13 @@ def _initial_model(config: Config) -> Gaussians | None:
         raise UsageError(
             f"there is no {path}", where="--init", remedy="sfm, random, or the path of a checkpoint or PLY"
         )
-    return load_model(find_model(path)).gaussians
+    model = load_model(
+        find_model(path),
+        reading=reading,
+        cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
+        say=out.note,
+    )
+    return model.gaussians
 
 
 def _drive(trainer: Trainer, stop_at: int | None, out: Output) -> int:

@@ -24,6 +24,9 @@ def export(
             show_default=False,
         ),
     ] = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -36,6 +39,7 @@ def export(
     Examples:
       splat export output/scene -o scene.ply
       splat export output/scene -o cameras.json
+      splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
     if output is None:
@@ -52,7 +56,8 @@ def export(
     from splatcli.views.pictures import write_bytes
 
     with speaking(json=json, quiet=quiet) as out:
-        loaded = load_model(find_model(model))
+        reading = options.reading(param_space, lenient, drop_nonfinite)
+        loaded = load_model(find_model(model), reading=reading, say=out.note)
         offset = loaded.checkpoint.dataset.offset if loaded.checkpoint else (0.0, 0.0, 0.0)
         comments = []
         if any(offset):
@@ -61,7 +66,9 @@ def export(
             out.note(f"note: the scene lies far from its origin and was moved: {remark}")
         if kind == "json":
             if loaded.checkpoint is None:
-                raise UsageError("a PLY carries no cameras", where=loaded.path, remedy="export from a checkpoint")
+                raise UsageError(
+                    f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
+                )
             payload = cameras_json(loaded.checkpoint.cameras, offset).encode()
         else:
             buffer = io.BytesIO()

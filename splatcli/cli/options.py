@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from splatcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import Reading as Taken
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout instead of plain lines.")]
 
@@ -15,8 +21,8 @@ Model = Annotated[
     Path | None,
     typer.Argument(
         metavar="[MODEL]",
-        help="Checkpoint, PLY or run folder. Without it: the path that comes through a pipe, else the newest run "
-        "under output/.",
+        help="Checkpoint, PLY or run folder, also of other programs. Without it: the path that comes through a pipe, "
+        "else the newest run under output/.",
         show_default=False,
     ),
 ]
@@ -87,3 +93,46 @@ def data_flags(
         "data.drop_bad_points": drop_bad_points or None,
         "data.scene_extent": scene_extent,
     }
+
+
+class Space(Enum):
+    """What ``--param-space`` may say."""
+
+    RAW = "raw"
+    ACTIVATED = "activated"
+
+
+ParamSpace = Annotated[
+    Space | None,
+    typer.Option(
+        "--param-space",
+        metavar="SPACE",
+        help="Of a model of another program: raw takes its scales for logarithms and its opacities for logits whatever "
+        "they look like, activated takes logarithms and logits of them.  [default: told from the values, refused in "
+        "doubt]",
+        show_default=False,
+    ),
+]
+
+Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a PLY.")]
+
+DropNonfinite = Annotated[
+    bool,
+    typer.Option("--drop-nonfinite", help="Leave out Gaussians with NaN or infinite values instead of refusing them."),
+]
+
+
+def reading(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
+    """These three options as the readers of models take them."""
+    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.space import Space as Known
+
+    return Reading(None if space is None else Known(space.value), lenient, drop_nonfinite)
+
+
+def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite: bool, *, given: bool) -> None:
+    """Raises UsageError when one of them is there, but no model of another program that it could concern."""
+    named = {"--param-space": space, "--lenient": lenient, "--drop-nonfinite": drop_nonfinite}
+    for flag, value in named.items():
+        if value and not given:
+            raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")

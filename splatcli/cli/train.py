@@ -54,6 +54,9 @@ def train(
     init: Annotated[
         str | None, typer.Option("--init", metavar="HOW", help="sfm, random, or a model's path.  [default: sfm]")
     ] = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     device: options.Device = "auto",
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags win over it.")
@@ -82,6 +85,7 @@ def train(
       splat train scene/
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ | splat render --views
+      splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.device import resolve_device
@@ -117,6 +121,14 @@ def train(
         from splatcli.config import build_config
 
         settings = build_config(flags, file=config, assignments=assignments)
+        named = settings.model.init not in ("sfm", "random")
+        options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
         return start_training(
-            settings, output=output, overwrite=overwrite, stop_at=stop_at, device=resolve_device(device), out=out
+            settings,
+            reading=options.reading(param_space, lenient, drop_nonfinite),
+            output=output,
+            overwrite=overwrite,
+            stop_at=stop_at,
+            device=resolve_device(device),
+            out=out,
         )
