@@ -17,7 +17,8 @@ from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
-from splatcli.raster.frame import Frame, PairBudget
+from splatcli.raster.allowance import PairBudget
+from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
