@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from plyfile import PlyData, PlyElementParseError, PlyHeaderParseError
+from plyfile import PlyData
 
 from splatcli.errors import SceneError
 
@@ -35,7 +35,7 @@ class PointCloud:
 
 def make_points(xyz: NDArray[np.float64], rgb: NDArray[np.uint8], where: Path) -> PointCloud:
     """A PointCloud of [P, 3] coordinates and colours. Raises SceneError for NaN, infinity or beyond float32."""
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         single = np.ascontiguousarray(xyz, dtype=np.float32)
     bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
     if len(bad):
@@ -56,20 +56,27 @@ def read_points_ply(path: Path) -> PointCloud:
     try:
         _check_size(path)
         vertex = PlyData.read(str(path))["vertex"].data
+    except SceneError:
+        raise
     except OSError as error:
         raise SceneError(f"cannot read the points: {error.strerror}", where=path) from None
-    except (PlyHeaderParseError, PlyElementParseError, KeyError, ValueError, MemoryError) as error:
-        raise SceneError(f"not a PLY point cloud that can be read: {error}", where=path, remedy=_PLY_REMEDY) from None
+    except Exception as error:  # plyfile lets ValueError, OverflowError, UnicodeDecodeError and others through
+        reason = str(error) or type(error).__name__
+        raise SceneError(f"not a PLY point cloud that can be read: {reason}", where=path, remedy=_PLY_REMEDY) from None
     names = vertex.dtype.names or ()
     if not {"x", "y", "z"} <= set(names):
         raise SceneError(f"has no x, y and z; it has {', '.join(names)}", where=path, remedy=_PLY_REMEDY)
-    xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
-    rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
-    if {"red", "green", "blue"} <= set(names):
-        channels = np.stack([vertex[name] for name in ("red", "green", "blue")], axis=1)
-        if channels.dtype.kind == "f":
-            channels = np.nan_to_num(channels) * 255.0
-        rgb = np.clip(np.round(channels), 0, 255).astype(np.uint8)
+    lists = [name for name in names if vertex.dtype[name].kind == "O"]
+    if lists:
+        raise SceneError(f"its vertices have lists ({', '.join(lists)})", where=path, remedy=_PLY_REMEDY)
+    with np.errstate(all="ignore"):  # make_points tells what is not finite; colours are cut to their range
+        xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
+        rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
+        if {"red", "green", "blue"} <= set(names):
+            channels = np.stack([vertex[name] for name in ("red", "green", "blue")], axis=1)
+            if channels.dtype.kind == "f":
+                channels = np.nan_to_num(channels) * 255.0
+            rgb = np.clip(np.round(channels), 0, 255).astype(np.uint8)
     return make_points(xyz, rgb, path)
 
 

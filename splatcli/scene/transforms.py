@@ -20,6 +20,8 @@ from splatcli.scene.source import SceneSource, View, inside, rigid
 
 #: Larger scene files are refused: 100,000 frames take about 60 MB.
 MAX_BYTES = 512 << 20
+#: Pixels along the side of a photo; no camera comes near.
+MAX_SIDE = 1 << 24
 
 #: Brown's coefficients in OpenCV's order.
 _BROWN = ("k1", "k2", "p1", "p2", "k3")
@@ -37,7 +39,7 @@ _COEFFICIENTS = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2")
 _INTRINSICS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "camera_angle_x", "camera_angle_y", *_COEFFICIENTS)
 
 #: OpenGL camera axes (x right, y up, z back) to OpenCV's (x right, y down, z forward).
-_FLIP = np.diag([1.0, -1.0, -1.0])
+_FLIP = np.array([1.0, -1.0, -1.0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,8 @@ def _load(file: Path) -> dict[str, Any]:
         raise SceneError(f"not UTF-8 text: {error}", where=file, remedy="write it again as UTF-8") from None
     except _ConstantError as error:
         raise SceneError(f"has the number {error}", where=file, remedy="correct or remove that frame") from None
+    except ValueError as error:  # a whole number with thousands of digits
+        raise SceneError(f"has a number that cannot be right: {error}", where=file, remedy="correct the file") from None
     except RecursionError:
         raise SceneError("is nested too deeply", where=file, remedy="write it again") from None
     except OSError as error:
@@ -157,7 +161,7 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
     """[4, 4] world to camera from ``transform_matrix``, camera to world with OpenGL axes, 3x4 or 4x4."""
     try:
         matrix = np.array(frame.get("transform_matrix"), dtype=np.float64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # OverflowError: a whole number beyond any double
         matrix = np.empty(0)
     if matrix.shape not in ((3, 4), (4, 4)):
         raise SceneError(
@@ -165,7 +169,7 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
             where=file,
             remedy="correct or remove that frame",
         )
-    rotation, center = matrix[:3, :3] @ _FLIP, matrix[:3, 3]
+    rotation, center = matrix[:3, :3] * _FLIP, matrix[:3, 3]
     c2w = rigid(rotation, center, file, label)
     viewmat = np.eye(4)
     viewmat[:3, :3] = c2w[:3, :3].T
@@ -199,9 +203,13 @@ def _intrinsics(
 
 
 def _number(value: object, key: str, file: Path, label: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SceneError(f"{label}: {key} is {value!r}, not a number", where=file, remedy="correct the file")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # a whole number beyond any double
+        number = math.inf
+    if not math.isfinite(number):
+        raise SceneError(f"{label}: {key} is {value!r:.100}, not a number", where=file, remedy="correct the file")
+    return number
 
 
 def _make_lens(
@@ -234,7 +242,7 @@ def _make_lens(
             where=file,
             remedy="set camera_model to OPENCV, or the coefficients to 0",
         )
-    if not (w >= 1 and h >= 1):
+    if not (1 <= w <= MAX_SIDE and 1 <= h <= MAX_SIDE):
         raise SceneError(f"{label}: its size is {w:g}x{h:g}", where=file, remedy="correct w and h")
     if name == "FULL_OPENCV" and not set(given) - {"k1", "k2", "p1", "p2"}:
         name = "OPENCV"
