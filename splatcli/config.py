@@ -215,7 +215,7 @@ def build_config(
         }
         config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
     except ValidationError as error:
-        raise UsageError(_describe(error), where=file) from None
+        raise UsageError(_describe(error), where=file, remedy="docs/settings.md has what each one takes") from None
     return config
 
 
