@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
 

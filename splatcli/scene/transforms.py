@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid

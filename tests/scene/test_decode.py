@@ -114,7 +114,7 @@ def test_every_exif_orientation_is_put_upright(tmp_path: Path, orientation: int)
     ("data", "why"),
     [
         (b"", "is empty"),
-        (b"<html><body>not found", "starts with b'<html>"),
+        (b"<html><body>not found", "starts with '<html>"),
         (b"\x89PNG\r\n\x1a\n", "not an image|open"),
     ],
 )
