@@ -76,6 +76,8 @@ def _measure(
     photos, look = Photos(scene), Look.trained(checkpoint)
     compared = []
     for camera in select_views(views, checkpoint.cameras, checkpoint.train, checkpoint.test).cameras:
+        if photos.hides_all(camera.name):
+            continue
         one = photos.compare(camera.name, render_pixels(gaussians, camera, look))
         if one is None:
             raise SceneError(
@@ -85,6 +87,12 @@ def _measure(
             )
         compared.append(one)
 
+    if not compared:
+        raise SceneError(
+            "the masks hide all of every view that was asked for",
+            where=scene.root,
+            remedy="evaluate others: --views all, or correct the masks",
+        )
     psnr, ssim = mean_scores([one.score for one in compared])
     count = len(checkpoint.gaussians)
     facts: dict[str, Any] = {

@@ -15,9 +15,9 @@ FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "AVIF", "BMP", "GIF", "JPEG2000", "PPM
 SUPPORTED = "PNG, JPEG, TIFF, WebP, AVIF, BMP, GIF, JPEG 2000 and PNM"
 
 #: Endings of camera raw files. Many are TIFF inside, with a thumbnail where a photo would be.
-RAW_SUFFIXES = frozenset(
-    ".3fr .arw .cr2 .cr3 .crw .dcr .dng .erf .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .raf .raw .rw2 .rwl .sr2 "
-    ".srf .srw .x3f".split()
+RAW_SUFFIXES = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mos", ".mrw"),
+    *(".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
 )
 
 #: What a file starts with -> what it is; all of them need another program.
