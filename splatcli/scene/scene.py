@@ -61,15 +61,15 @@ class Scene:
         photos, masks = hashlib.sha256(), hashlib.sha256()
         masked = False
         for camera, source in zip(self.cameras, self.images.sources, strict=True):
-            _sample(source.path, camera.name, photos)
+            _sample("photo", source.path, camera.name, photos)
             if source.mask is not None:
-                _sample(source.mask, camera.name, masks)
+                _sample("mask", source.mask, camera.name, masks)
                 masked = True
         found: dict[str, str | int] = {"count": len(self.cameras), "sha256": photos.hexdigest()}
         return {**found, "masks": masks.hexdigest()} if masked else found
 
 
-def _sample(path: Path, name: str, digest: hashlib._Hash) -> None:
+def _sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -78,4 +78,4 @@ def _sample(path: Path, name: str, digest: hashlib._Hash) -> None:
             file.seek(max(0, size - _SAMPLE))
             digest.update(file.read(_SAMPLE))
     except OSError as error:
-        raise SceneError(f"cannot be read: {error.strerror}", where=path, remedy="put the file back") from None
+        raise SceneError(f"cannot read the {kind}: {error.strerror}", where=path, remedy="put the file back") from None
