@@ -38,8 +38,12 @@ class DataConfig(_Section):
     resolution: float | None = Field(None, gt=0)
     #: Every n-th view in name order is held out; 0 holds none out.
     test_every: int = Field(8, ge=0)
-    #: Bytes of decoded uint8 images that may stay in memory.
-    cache_bytes: int = Field(2 << 30, gt=0)
+    #: Folder of masks inside the scene, "none", or "alpha" (transparency hides); None takes the layout's own.
+    masks: str | None = None
+    #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
+    cache_bytes: int | None = Field(None, gt=0)
+    #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
+    max_pixels: int | None = Field(None, gt=0)
     #: Go on without the photos that a camera names and the disk lacks.
     skip_missing: bool = False
     #: Read photos and points that a scene file places outside the scene's folder.
@@ -50,6 +54,10 @@ class DataConfig(_Section):
     max_points: int = Field(5_000_000, gt=0)
     #: The scene's size in world units; None takes it from the cameras.
     scene_extent: float | None = Field(None, gt=0)
+    #: Go on without the photos that cannot be decoded; all are, before the first step.
+    skip_bad_images: bool = False
+    #: Decode every photo in full before the first step.
+    strict: bool = False
 
 
 class ModelConfig(_Section):

@@ -47,6 +47,7 @@ class View:
     viewmat: [4, 4] float64, world to camera, OpenCV axes.
     label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
     outside: where the photo is, as the file says it, when that is outside the scene's folder; else None.
+    mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
     """
 
     name: str
@@ -54,6 +55,7 @@ class View:
     viewmat: NDArray[np.float64]
     label: str
     outside: str | None = None
+    mask: str | None = None
 
     @property
     def center(self) -> NDArray[np.float64]:

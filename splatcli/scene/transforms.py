@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid
@@ -150,7 +150,11 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
     lens = lens_of(frame, document, file, label)
     if outside is None:
         name = _with_suffix(name, root)
-    return View(name, lens, _viewmat(frame, file, label), label, outside)
+    mask = frame.get("mask_path")
+    if mask is not None:
+        inside, beyond = placed(str(mask), root, file, f"{label}: mask_path", allow_outside=data.allow_outside)
+        mask = beyond or inside
+    return View(name, lens, _viewmat(frame, file, label), label, outside, mask)
 
 
 def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from splatcli.raster.engine import engine_for
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import StepEngine, StepInputs
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.init import initial_gaussians
@@ -215,16 +216,19 @@ class Trainer:
         step = state.step + 1
         view = state.train[state.sampler.next()]
         camera = self.scene.cameras[view]
+        target = self.targets.load(view)
+        self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
         inputs = StepInputs(
             camera,
-            self.targets.load(view),
+            target.pixels,
             lrs=learning_rates(config.optim, config.schedule, state.dataset.extent, step),
             sh_degree=degree,
             background=self._training_background(),
             ssim_lambda=config.train.ssim_lambda,
             antialiased=config.train.antialiased,
             stats=state.stats if self.strategy.observes(step) else None,
+            hidden=target.hidden,
         )
         self._untold.append((step, camera.name, len(state.gaussians), degree))
         told = self._told(self.engine.submit(state.gaussians, state.adam, inputs))
@@ -305,6 +309,8 @@ class Trainer:
             scores.append(score)
             if (reason := should_stop()) is not None:
                 return reason
+        if not scores:
+            return None
         psnr, ssim = mean_scores(scores)
         event = Evaluated(state.step, psnr, ssim, len(state.gaussians), scores)
         self.run_dir.append_metrics(

@@ -42,6 +42,10 @@ class ViewSampler:
             self._order = epoch_order(self.num_views, self.seed, self.epoch)
         return view
 
+    def upcoming(self, count: int) -> list[int]:
+        """The next views, at most ``count``, as far as this pass goes; at least one."""
+        return [int(view) for view in self._order[self.position : self.position + count]]
+
     def state(self) -> dict[str, int]:
         """What a checkpoint keeps; with the seed it determines all views to come."""
         return {"epoch": self.epoch, "position": self.position}

@@ -97,6 +97,8 @@ def check(case: Case, folder: Path, temporary: Path, capfd: pytest.CaptureFixtur
         assert f"error[E{code:03}]: " in err
         assert "help: " in err
         assert not out
+        for name in OUTPUTS:
+            shutil.rmtree(folder / name, ignore_errors=True)
         run([*words, "--json"])
         problem = json.loads(capfd.readouterr().out.splitlines()[-1])
         assert (problem["event"], problem["error"], problem["exit_code"]) == ("error", f"E{code:03}", code)

@@ -17,6 +17,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import ImmediateEngine
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import Photo
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 
@@ -72,9 +73,17 @@ class MadeImages:
     pixels: list[NDArray[np.uint8]]
     loaded: list[int] = field(default_factory=list)
 
+    masked = False
+
     def load(self, i: int) -> NDArray[np.uint8]:
+        return self.photo(i).pixels
+
+    def photo(self, i: int) -> Photo:
         self.loaded.append(i)
-        return self.pixels[i]
+        return Photo(self.pixels[i])
+
+    def prefetch(self, i: int) -> None:
+        """Everything is there already."""
 
     def has(self, i: int) -> bool:
         return 0 <= i < len(self.pixels)
@@ -134,6 +143,7 @@ class PlainEngine(ImmediateEngine):
         ssim_lambda: float,
         antialiased: bool,
         stats: GrowthStats | None,
+        hidden: Tensor | None = None,
     ) -> float:
         self.calls.append({"view": camera.name, "lrs": lrs, "sh_degree": sh_degree, "background": background.clone()})
         push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree
