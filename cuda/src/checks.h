@@ -42,6 +42,9 @@ const char* fault(const SplatView* view) {
   if (!sized(view)) return "SplatView has another size than in this library's splat.h";
   if (view->width < 1 || view->height < 1) return "the image has no pixels";
   if (view->sh_degree < 0 || view->sh_degree > 4) return "sh_degree is not in 0..4";
+  const int32_t lines = int32_t((int64_t(view->height) + SPLAT_TILE - 1) / SPLAT_TILE);
+  if (view->line_begin < 0 || view->line_begin >= view->line_end || view->line_end > lines)
+    return "the lines of tiles are not in the image";
   return nullptr;
 }
 const char* fault(const SplatGaussians* g) {

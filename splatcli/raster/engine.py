@@ -17,10 +17,12 @@ from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
-from splatcli.raster.frame import Arena, Frame, view_of
+from splatcli.raster.frame import Frame, PairBudget
+from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import ImmediateEngine, StepEngine, StepInputs
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ class _Stages:
     Memory beyond the parameters and moments: see raster/frame.py. Nothing is allocated once the largest view was seen.
     """
 
-    def __init__(self, backend: Backend, budget: int | None) -> None:
+    def __init__(self, backend: Backend, budget: PairBudget | None) -> None:
         self.backend = backend
         self.frame = Frame(backend, budget=budget)
         self.arena = Arena(backend.device)
@@ -138,7 +140,7 @@ class _Stages:
 class NativeEngine(ImmediateEngine):
     """Project, blend, loss, backward and Adam on the CPU, the gradients never leaving the cache."""
 
-    def __init__(self, backend: Backend, *, budget: int | None = None) -> None:
+    def __init__(self, backend: Backend, *, budget: PairBudget | None = None) -> None:
         self._stages = _Stages(backend, budget)
 
     @property
@@ -199,7 +201,7 @@ class DeferredEngine:
     #: Steps that may be on their way when submit() returns.
     BEHIND = 2
 
-    def __init__(self, backend: Backend, *, budget: int | None = None, room: int = 0) -> None:
+    def __init__(self, backend: Backend, *, budget: PairBudget | None = None, room: int = 0) -> None:
         """room: pairs to begin with; 0 asks the first view, which waits once."""
         self._stages = _Stages(backend, budget)
         self._pending: deque[_Pending] = deque()

@@ -11,7 +11,8 @@ import torch
 from splatcli.checkpoint.blowup import cost_sentence, predicted_pairs
 from splatcli.gaussians import Gaussians
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.frame import Frame
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
 

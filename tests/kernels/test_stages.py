@@ -16,7 +16,8 @@ from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState
 from splatcli.raster.adam import gap_table
-from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.frame import Frame
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER
