@@ -171,6 +171,26 @@ class SaveConfig(_Section):
     #: Also at these steps; these are never deleted.
     steps: tuple[int, ...] = (7_000, 30_000)
     keep_last: int = Field(2, ge=1)
+    #: How long a run that is done waits for room when its last state cannot be written.
+    patience_minutes: float = Field(10.0, ge=0)
+
+
+class GuardConfig(_Section):
+    """What watches a run; docs/long-runs.md says where the values come from."""
+
+    #: Steps between two looks at all parameters and moments for NaN and infinity; 0 looks only when saving.
+    finite_every: int = Field(100, ge=0)
+    #: Times that a run goes back to its last checkpoint, after diverging and after running out of memory each.
+    max_rollbacks: int = Field(3, ge=0)
+    #: Steps between two measurements of the probe views, training views that stay the same; 0 makes none.
+    probe_every: int = Field(500, ge=0)
+    probe_views: int = Field(3, gt=0)
+    #: dB below the best measurement that raise an alarm when they last.
+    psnr_drop: float = Field(3.0, gt=0)
+    #: Steps after an opacity reset whose measurements do not count.
+    reset_window: int = Field(1_000, ge=0)
+    #: Part of the Gaussians that density control may remove at once without an alarm.
+    prune_jump: float = Field(0.5, gt=0, le=1)
 
 
 class Config(_Section):
@@ -183,6 +203,7 @@ class Config(_Section):
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     save: SaveConfig = Field(default_factory=SaveConfig)
+    guard: GuardConfig = Field(default_factory=GuardConfig)
 
 
 def build_config(

@@ -33,9 +33,13 @@ class ViewSampler:
         self.position = position
         self._order = epoch_order(num_views, seed, epoch)
 
+    def peek(self) -> int:
+        """The index, 0 to num_views - 1, of the view that ``next`` gives."""
+        return int(self._order[self.position])
+
     def next(self) -> int:
         """The index, 0 to num_views - 1, of the next view."""
-        view = int(self._order[self.position])
+        view = self.peek()
         self.position += 1
         if self.position == self.num_views:
             self.epoch, self.position = self.epoch + 1, 0
