@@ -73,11 +73,6 @@ def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
     return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
 
 
-def load_target(scene: Scene, index: int, device: torch.device | str) -> Tensor:
-    """[H, W, 3] uint8, the photo of view ``index`` on ``device``, black where it is hidden."""
-    return load_photo(scene, index, device)[0]
-
-
 def load_photo(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
     """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it."""
     photo = scene.images.photo(index)

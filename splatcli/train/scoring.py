@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Protocol
 
@@ -73,15 +74,19 @@ class Scorer:
         views = [state.train[i * len(state.train) // count] for i in range(count)]
         try:
             gaussians = state.settled()
-            values = [self._psnr(state, gaussians, view) for view in views]
+            values = [value for view in views if (value := self._psnr(state, gaussians, view)) is not None]
         except Exception as error:
             problem = _bearable(error)
             return Alarmed(state.step, "evaluation", f"the probe views could not be measured: {problem.what}")
-        return Probed(state.step, sum(values) / count, len(state.gaussians))
+        mean = sum(values) / len(values) if values else math.nan
+        return Probed(state.step, mean, len(state.gaussians))
 
-    def _psnr(self, state: TrainState, gaussians: Gaussians, view: int) -> float:
+    def _psnr(self, state: TrainState, gaussians: Gaussians, view: int) -> float | None:
+        """PSNR of a view in dB; None where a mask hides all of it."""
         image = quantised(self._draw(state, gaussians, self.scene.cameras[view]))
         target, hidden = load_photo(self.scene, view, image.device)
+        if hidden is not None and bool(hidden.all()):
+            return None
         return psnr(image, target.to(image.dtype) / 255.0, hidden)
 
     @torch.no_grad()
