@@ -20,6 +20,7 @@ from splatcli.errors import DivergedError, SceneError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import Photo
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
 from splatcli.train.failures import StepDivergedError
 from splatcli.train.loop import Trainer
@@ -350,11 +351,11 @@ class FailingImages(MadeImages):
         super().__init__(pixels)
         self.good = good
 
-    def load(self, i: int) -> NDArray[np.uint8]:
+    def photo(self, i: int) -> Photo:
         if self.good == 0:
             raise SceneError("cannot read the photo: Stale file handle", where="a.png")
         self.good -= 1
-        return super().load(i)
+        return super().photo(i)
 
 
 def test_a_photo_that_can_be_read_no_more_ends_the_run_with_its_state_saved() -> None:
