@@ -489,7 +489,12 @@ CASES = [
         ("another ending, case or Unicode form",),
         command=READ,
     ),
-    Case(20, "a name of 300 characters", rename_view(1, "n" * 300 + ".jpg"), says=("1 of 12 photos are missing: nnn",)),
+    Case(
+        20,
+        "a name of 300 characters",
+        rename_view(1, "n" * 300 + ".jpg"),
+        says=("is not the name of a file", "help: correct the name"),
+    ),
     # Names that lead elsewhere.
     *(
         Case(

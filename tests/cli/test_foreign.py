@@ -18,6 +18,7 @@ from splatcli.checkpoint.foreign.tensors import Tables
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import find_latest
 from splatcli.formats.ply import read_ply
+from splatcli.train.state import settled
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat
 from tests.cli.tiny import WIDTH
 from tests.running import Done
@@ -31,7 +32,7 @@ def trained(finished_run: Path) -> Tables:
     """The Gaussians of the finished run, whose scales are partly below zero."""
     latest = find_latest(finished_run)
     assert latest is not None
-    gaussians = load_checkpoint(latest).gaussians
+    gaussians = settled(load_checkpoint(latest))
     tables = Tables(
         means=gaussians.means,
         quats=gaussians.quats,
