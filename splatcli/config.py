@@ -220,6 +220,26 @@ def build_config(
     Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
+    values = read_settings(flags, file=file, assignments=assignments)
+    try:
+        config = Config.model_validate(_nest(values))
+        recipe = {
+            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
+            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
+        }
+        config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
+    except ValidationError as error:
+        raise _out_of_range(error, file) from None
+    return config
+
+
+def read_settings(
+    flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
+) -> dict[str, Any]:
+    """Dotted key -> value of all that is given, later sources winning; arguments as in ``build_config``.
+
+    Raises UsageError for unknown keys.
+    """
     values: dict[str, Any] = {}
     if file is not None:
         values.update(_flatten(_read_toml(file)))
@@ -229,23 +249,26 @@ def build_config(
         if not equals:
             raise UsageError(f"--set wants key=value, got {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
         values[key.strip()] = _parse_value(raw.strip())
-
     known = set(_flatten(Config().model_dump()))
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for the keys"
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
+    return values
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Dotted key -> value of every setting."""
+    return _flatten(config.model_dump())
+
+
+def with_settings(config: Config, values: dict[str, Any]) -> Config:
+    """``config`` with other values under dotted keys. Raises UsageError for those out of range."""
     try:
-        config = Config.model_validate(_nest(values))
-        recipe = {
-            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
-            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
-        }
-        config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
+        return Config.model_validate(_nest({**flat_settings(config), **values}))
     except ValidationError as error:
-        raise UsageError(_describe(error), where=file, remedy="docs/settings.md has what each one takes") from None
-    return config
+        raise _out_of_range(error, None) from None
 
 
 def parse_config(data: dict[str, Any]) -> Config:
@@ -290,6 +313,9 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _describe(error: ValidationError) -> str:
+def _out_of_range(error: ValidationError, file: Path | None) -> UsageError:
+    """What pydantic found, for people."""
     problems = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
-    return "settings out of range: " + "; ".join(problems)
+    return UsageError(
+        "settings out of range: " + "; ".join(problems), where=file, remedy="docs/settings.md has what each one takes"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config
@@ -11,6 +12,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.scene import Scene
+from splatcli.train.changes import apply_config
 from splatcli.train.init import initial_gaussians
 from splatcli.train.resume import check_same_scene
 from splatcli.train.sampler import ViewSampler
@@ -52,21 +54,29 @@ def new_state(config: Config, scene: Scene, device: str, given: Gaussians | None
 
 
 def resumed_state(
-    checkpoint: Checkpoint, scene: Scene, device: str, iterations: int | None
+    checkpoint: Checkpoint,
+    scene: Scene,
+    device: str,
+    *,
+    config: Config | None = None,
+    allowed: Collection[str] = (),
 ) -> tuple[TrainState, Scene, list[str]]:
     """The state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 
-    iterations: a new length of the run.
+    config: settings to go on with in place of the stored ones.
+    allowed: what of the scene may have changed, see check_same_scene().
     Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed.
     """
-    check_same_scene(checkpoint, scene)
+    check_same_scene(checkpoint, scene, allowed)
     state = TrainState.from_checkpoint(checkpoint, device)
-    if iterations is not None:
-        if iterations < state.step:
+    if config is not None:
+        if config.train.iterations < state.step:
             raise UsageError(
-                f"{iterations} iterations are asked for and {state.step} are done already",
+                f"{config.train.iterations} iterations are asked for and {state.step} are done already",
                 remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
             )
-        state.config.train.iterations = iterations
+        apply_config(state, config)
+    if "photos" in allowed:
+        state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
     # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
     return state, dataclasses.replace(scene, cameras=state.cameras), list(scene.notes)

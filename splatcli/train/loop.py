@@ -7,7 +7,7 @@ import dataclasses
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -102,14 +102,17 @@ class Trainer:
         device: str = "cpu",
         engine: StepEngine | None = None,
         renderer: Renderer | None = None,
-        iterations: int | None = None,
+        config: Config | None = None,
+        allowed: Collection[str] = (),
+        notes: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> Trainer:
         """The run that ``checkpoint`` was saved from, going on with the same bits; arguments as in resumed_state().
 
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         """
-        state, scene, notes = resumed_state(checkpoint, scene, device, iterations)
+        state, scene, found = resumed_state(checkpoint, scene, device, config=config, allowed=allowed)
+        notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
 
     def run(

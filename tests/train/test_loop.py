@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config
+from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.scene import Scene
 from splatcli.train import events
@@ -61,7 +61,7 @@ def resumed(
         engine=PlainEngine(),
         renderer=plain_renderer,
         clock=Clock(),
-        iterations=iterations,
+        config=None if iterations is None else with_settings(checkpoint.config, {"train.iterations": iterations}),
     )
     return trainer, run
 
