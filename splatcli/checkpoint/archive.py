@@ -109,7 +109,11 @@ def _refuse_other_file(head: bytes, size: int, path: Path) -> NoReturn:
     if size == 0:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
     if head.startswith(b"\x80"):
-        raise ModelFileError("a bare pickle (torch's old format); such files may run code and are not read", where=path)
+        raise ModelFileError(
+            "a bare pickle (torch's old format); such files may run code and are not read",
+            where=path,
+            remedy="if you trust it, load it in the program that wrote it and torch.save it with torch 1.6 or newer",
+        )
     raise ModelFileError(f"not a checkpoint: it starts with {head!r}, not as a zip", where=path)
 
 

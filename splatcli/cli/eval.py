@@ -96,6 +96,8 @@ def _measure(
     owner = scene if checkpoint is None else checkpoint
     compared = []
     for camera in select_views(views, owner.cameras, owner.train, owner.test).cameras:
+        if photos.hides_all(camera.name):
+            continue
         one = photos.compare(camera.name, render_pixels(model.gaussians, camera, look))
         if one is None:
             raise SceneError(
@@ -105,6 +107,12 @@ def _measure(
             )
         compared.append(one)
 
+    if not compared:
+        raise SceneError(
+            "the masks hide all of every view that was asked for",
+            where=scene.root,
+            remedy="evaluate others: --views all, or correct the masks",
+        )
     psnr, ssim = mean_scores([one.score for one in compared])
     count, step = len(model.gaussians), None if checkpoint is None else checkpoint.step
     facts: dict[str, Any] = {

@@ -98,10 +98,7 @@ def open_stored(path: Path, *, lenient: bool = False) -> Stored:
     from splatcli.checkpoint.foreign.read import read_foreign
     from splatcli.formats.ply import read_stored_ply
 
-    kind = file_kind(path)
-    if kind is None:
-        raise ModelFileError("this is neither a checkpoint nor a PLY", where=path, remedy=_HINT)
-    return read_stored_ply(path, lenient=lenient) if kind == "ply" else read_foreign(path)
+    return read_stored_ply(path, lenient=lenient) if file_kind(path) == "ply" else read_foreign(path)
 
 
 def is_own_checkpoint(path: Path) -> bool:
@@ -111,18 +108,20 @@ def is_own_checkpoint(path: Path) -> bool:
     return file_kind(path) == "checkpoint" and is_own(path)
 
 
-def file_kind(path: Path) -> str | None:
-    """``checkpoint`` (anyone's), ``ply`` or None, from the first bytes. Raises ModelFileError when there are none."""
+def file_kind(path: Path) -> str:
+    """``checkpoint`` (anyone's) or ``ply``, from the first bytes. Raises ModelFileError for anything else."""
     try:
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(16)
     except OSError as error:
         raise ModelFileError(f"cannot read: {error.strerror}", where=path) from None
-    if head.startswith(b"PK"):
+    if head.startswith((b"PK", b"\x80")):  # a zip, or the bare pickle of old, whose reader tells why it is refused
         return "checkpoint"
     if head.startswith(b"ply"):
         return "ply"
-    return None
+    if not head:
+        raise ModelFileError("the file is empty (0 bytes)", where=path)
+    raise ModelFileError(f"this is neither a checkpoint nor a PLY: it starts with {head!r}", where=path, remedy=_HINT)
 
 
 def _piped_path() -> Path | None:

@@ -57,6 +57,30 @@ ColmapModel = Annotated[
 
 Images = Annotated[str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")]
 
+Masks = Annotated[
+    str | None,
+    typer.Option(
+        "--masks",
+        metavar="DIR",
+        help="Folder of masks inside the scene, none, or alpha.  [default: the layout's own, or masks/]",
+    ),
+]
+
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(
+        "--max-pixels", metavar="N", help="Refuse larger photos.  [default: what a quarter of the memory decodes]"
+    ),
+]
+
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Decode every photo before the first step, and refuse damaged ones.")
+]
+
+SkipBadImages = Annotated[
+    bool, typer.Option("--skip-bad-images", help="Decode every photo first, and leave damaged ones out.")
+]
+
 SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Go on without photos that are not there.")]
 
 AllowOutside = Annotated[
@@ -78,6 +102,10 @@ def data_flags(
     format: str | None,
     model: str | None,
     images: str | None,
+    masks: str | None,
+    max_pixels: int | None,
+    strict: bool,
+    skip_bad_images: bool,
     skip_missing: bool,
     allow_outside: bool,
     drop_bad_points: bool,
@@ -88,6 +116,10 @@ def data_flags(
         "data.format": format,
         "data.model": model,
         "data.images": images,
+        "data.masks": masks,
+        "data.max_pixels": max_pixels,
+        "data.strict": strict or None,
+        "data.skip_bad_images": skip_bad_images or None,
         "data.skip_missing": skip_missing or None,
         "data.allow_outside": allow_outside or None,
         "data.drop_bad_points": drop_bad_points or None,

@@ -101,6 +101,8 @@ def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
     logger, handler = logging.getLogger("splatcli"), _LogHandler(out)
     logger.addHandler(handler)
     with warnings.catch_warnings():
+        # Pillow warns of metadata without naming the file; what matters of it becomes an error or a note of ours.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.showwarning = lambda message, *_args, **_kwargs: out.warn(str(message))
         try:
             yield out

@@ -130,7 +130,7 @@ def _render(
         pixels = render_pixels(model.gaussians, camera, look)
         write_bytes(path, png_bytes(pixels))
         facts: dict[str, object] = {"view": camera.name, "path": path}
-        compared = photos.compare(camera.name, pixels) if photos else None
+        compared = photos.compare(camera.name, pixels) if photos and not photos.hides_all(camera.name) else None
         if compared is not None:
             score = compared.score
             scores.append(score)

@@ -60,7 +60,13 @@ class _Stages:
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
         frame.blend(view, inputs.background, image, alpha, None)
+        hidden = None if inputs.hidden is None else inputs.hidden[..., None]
+        if hidden is not None:
+            # Black in both images, and without a gradient: whatever is drawn there, the loss cannot tell.
+            image.masked_fill_(hidden, 0.0)
         loss = self.loss(image, inputs.target, v_image, inputs.ssim_lambda, means)
+        if hidden is not None:
+            v_image.masked_fill_(hidden, 0.0)
         frame.blend_vjp(
             view, inputs.background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
         )
@@ -156,8 +162,9 @@ class NativeEngine(ImmediateEngine):
         ssim_lambda: float,
         antialiased: bool,
         stats: GrowthStats | None,
+        hidden: Tensor | None = None,
     ) -> float:
-        inputs = StepInputs(camera, target, lrs, sh_degree, background, ssim_lambda, antialiased, stats)
+        inputs = StepInputs(camera, target, lrs, sh_degree, background, ssim_lambda, antialiased, stats, hidden)
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
         return _mix(ssim_lambda, job.l1, job.ssim)

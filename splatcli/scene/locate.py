@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
 
@@ -58,7 +58,7 @@ def find_photos(
         else:
             notes.append(f"{len(found.missing)} of {len(views)} views have no photo and are left out")
     for name, candidates in found.doubtful:
-        problems.add(_doubtful(found.folder, name, candidates))
+        problems.add(doubtful_error(found.folder, name, candidates))
     if found.loose:
         name, file = found.loose[0]
         notes.append(
@@ -68,7 +68,7 @@ def find_photos(
     if source.resized_folders and data.resolution in DIVISORS and data.resolution != 1:
         smaller = found.folder.with_name(f"{found.folder.name}_{int(data.resolution or 1)}")
         if smaller.is_dir():
-            copies = _find_in(smaller, [view for view in views if view.name in found.paths])
+            copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
             if len(copies.paths) == len(found.paths):
                 notes.append(f"the photos of {smaller.name}/ are used")
                 return copies, True
@@ -85,29 +85,36 @@ def photos_below(folder: Path) -> Iterator[str]:
                 yield Path(base, file).relative_to(folder).as_posix()
 
 
-def _find_in(folder: Path, views: Iterable[View]) -> Found:
-    """The files of ``views`` under ``folder``: the exact name, else the only image with the same ``_stem``."""
+def find_in(folder: Path, files: Mapping[str, str]) -> Found:
+    """The files of views under ``folder``: the exact name, else the only image with the same ``_stem``.
+
+    files: names of the views -> the paths asked for.
+    """
     found = Found(folder)
     index: dict[str, list[str]] | None = None
-    for view in views:
-        path = folder / (view.outside or view.name)
+    for name, file in files.items():
+        path = folder / file
         # os.path rather than Path: a name that is too long for the disk is not there, and no error.
         if os.path.isfile(path):
-            found.paths[view.name] = path
+            found.paths[name] = path
             continue
         if index is None:
             index = defaultdict(list)
-            for file in photos_below(folder):
-                index[_stem(file)].append(file)
-        candidates = index.get(_stem(view.name), [])
+            for other in photos_below(folder):
+                index[_stem(other)].append(other)
+        candidates = index.get(_stem(name), [])
         if len(candidates) > 1:
-            found.doubtful.append((view.name, candidates))
+            found.doubtful.append((name, candidates))
         elif candidates:
-            found.paths[view.name] = folder / candidates[0]
-            found.loose.append((view.name, candidates[0]))
+            found.paths[name] = folder / candidates[0]
+            found.loose.append((name, candidates[0]))
         else:
-            found.missing.append(view.name)
+            found.missing.append(name)
     return found
+
+
+def _files(views: Iterable[View]) -> dict[str, str]:
+    return {view.name: view.outside or view.name for view in views}
 
 
 def _choose_folder(folders: list[Path], views: list[View]) -> Found:
@@ -116,7 +123,7 @@ def _choose_folder(folders: list[Path], views: list[View]) -> Found:
     for folder in folders:
         if not folder.is_dir():
             continue
-        found = _find_in(folder, views)
+        found = find_in(folder, _files(views))
         if len(found.paths) == len(views):
             return found
         if best is None or len(found.paths) > len(best.paths):
@@ -124,7 +131,8 @@ def _choose_folder(folders: list[Path], views: list[View]) -> Found:
     return best or Found(folders[0], missing=[view.name for view in views])
 
 
-def _doubtful(folder: Path, name: str, candidates: list[str]) -> SceneError:
+def doubtful_error(folder: Path, name: str, candidates: list[str]) -> SceneError:
+    """The error for a view that several files could belong to."""
     return SceneError(
         f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
         where=folder,

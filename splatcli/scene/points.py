@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from plyfile import PlyData, PlyElementParseError, PlyHeaderParseError
+from plyfile import PlyData
 
 from splatcli.errors import SceneError
 
@@ -92,16 +92,22 @@ def read_points_ply(path: Path, limit: int) -> RawPoints:
     try:
         _check_size(path)
         vertex = PlyData.read(str(path))["vertex"].data
+    except SceneError:
+        raise
     except OSError as error:
         raise SceneError(f"cannot read the points: {error.strerror}", where=path, remedy=_PLY_REMEDY) from None
-    except (PlyHeaderParseError, PlyElementParseError, KeyError, ValueError, MemoryError) as error:
-        raise SceneError(f"not a PLY point cloud that can be read: {error}", where=path, remedy=_PLY_REMEDY) from None
+    except Exception as error:  # plyfile lets ValueError, OverflowError, UnicodeDecodeError and others through
+        reason = str(error) or type(error).__name__
+        raise SceneError(f"not a PLY point cloud that can be read: {reason}", where=path, remedy=_PLY_REMEDY) from None
     names = vertex.dtype.names or ()
     if not {"x", "y", "z"} <= set(names):
         raise SceneError(f"has no x, y and z; it has {', '.join(names)}", where=path, remedy=_PLY_REMEDY)
+    lists = [name for name in names if vertex.dtype[name].kind == "O"]
+    if lists:
+        raise SceneError(f"its vertices have lists ({', '.join(lists)})", where=path, remedy=_PLY_REMEDY)
     total = len(vertex)
     vertex = vertex[:: stride(total, limit)]
-    try:
+    with np.errstate(all="ignore"):  # settle_points tells what is not finite; colours are cut to their range
         xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
         rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
         if {"red", "green", "blue"} <= set(names):
@@ -109,9 +115,6 @@ def read_points_ply(path: Path, limit: int) -> RawPoints:
             if channels.dtype.kind == "f":
                 channels = np.nan_to_num(channels) * 255.0
             rgb = np.clip(np.round(channels), 0, 255).astype(np.uint8)
-    except (TypeError, ValueError):
-        # Properties that are lists come as arrays of objects.
-        raise SceneError("its coordinates or colours are not plain numbers", where=path, remedy=_PLY_REMEDY) from None
     return RawPoints(xyz, rgb, path, total)
 
 

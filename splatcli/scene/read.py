@@ -9,8 +9,9 @@ from pathlib import Path
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.agree import disagreement
-from splatcli.scene.assemble import assemble, check_resolution
+from splatcli.scene.assemble import assemble
 from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
+from splatcli.scene.photos import check_resolution
 from splatcli.scene.problems import Problems
 from splatcli.scene.scene import Scene
 from splatcli.scene.source import Kind, SceneSource

@@ -54,21 +54,28 @@ class Scene:
         return extent_of(np.stack([self.cameras[i].center for i in self.train]))
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of photos, and a SHA-256 over names, sizes, and the first and last 64 kB of each.
+        """Count of photos, a SHA-256 over names, sizes, and the first and last 64 kB of each; another of the masks.
 
-        Raises SceneError when a photo has gone.
+        Raises SceneError when a file has gone.
         """
-        digest = hashlib.sha256()
+        photos, masks = hashlib.sha256(), hashlib.sha256()
+        masked = False
         for camera, source in zip(self.cameras, self.images.sources, strict=True):
-            try:
-                with source.path.open("rb") as file:
-                    size = source.path.stat().st_size
-                    digest.update(f"{camera.name}\0{size}\0".encode())
-                    digest.update(file.read(_SAMPLE))
-                    file.seek(max(0, size - _SAMPLE))
-                    digest.update(file.read(_SAMPLE))
-            except OSError as error:
-                raise SceneError(
-                    f"cannot read the photo: {error.strerror}", where=source.path, remedy="put the file back"
-                ) from None
-        return {"count": len(self.cameras), "sha256": digest.hexdigest()}
+            _sample("photo", source.path, camera.name, photos)
+            if source.mask is not None:
+                _sample("mask", source.mask, camera.name, masks)
+                masked = True
+        found: dict[str, str | int] = {"count": len(self.cameras), "sha256": photos.hexdigest()}
+        return {**found, "masks": masks.hexdigest()} if masked else found
+
+
+def _sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            digest.update(f"{name}\0{size}\0".encode())
+            digest.update(file.read(_SAMPLE))
+            file.seek(max(0, size - _SAMPLE))
+            digest.update(file.read(_SAMPLE))
+    except OSError as error:
+        raise SceneError(f"cannot read the {kind}: {error.strerror}", where=path, remedy="put the file back") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -17,6 +18,8 @@ Kind = Literal["colmap", "blender", "nerfstudio"]
 
 #: How far R^T R may be from the identity, and a quaternion's length from one: printed digits, not a mistake.
 ROTATION_TOLERANCE = 1e-3
+#: Longest name of a file or folder in bytes, on every file system in use.
+MAX_NAME = 255
 
 
 class Lens(Protocol):
@@ -44,6 +47,7 @@ class View:
     viewmat: [4, 4] float64, world to camera, OpenCV axes.
     label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
     outside: where the photo is, as the file says it, when that is outside the scene's folder; else None.
+    mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
     """
 
     name: str
@@ -51,6 +55,7 @@ class View:
     viewmat: NDArray[np.float64]
     label: str
     outside: str | None = None
+    mask: str | None = None
 
     @property
     def center(self) -> NDArray[np.float64]:
@@ -115,9 +120,18 @@ def placed(name: str, root: Path, where: object, label: str, *, allow_outside: b
             parts.pop()
         else:
             parts.append(part)
-    if not parts or "\0" in text:
-        raise SceneError(f"{label}: {name!r} is not the name of a file", where=where, remedy="correct the name")
+    if not parts or "\0" in text or not all(_is_short(part) for part in parts):
+        shown = name if len(name) <= 100 else f"{name[:100]}..."
+        raise SceneError(f"{label}: {shown!r} is not the name of a file", where=where, remedy="correct the name")
     return "/".join(parts), None
+
+
+def _is_short(part: str) -> bool:
+    """Whether file systems can have such a name; asking them for a longer one is an error, not a no."""
+    try:
+        return len(os.fsencode(part)) <= MAX_NAME
+    except UnicodeEncodeError:
+        return False
 
 
 def _outside(name: str, text: str, path: Path, where: object, label: str, allowed: bool) -> tuple[str, str]:
@@ -138,14 +152,15 @@ def rigid(
 
     Raises SceneError when a number is not finite, or R is scaled, sheared or mirrored beyond printed digits.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):
         # The renderer works in float32, where 1e39 is infinite.
         finite = np.isfinite([*rotation.ravel(), *translation.astype(np.float32)]).all()
         skew = np.abs(rotation.T @ rotation - np.eye(3)).max()
     if not finite:
         raise SceneError(f"{label}: its pose has numbers that are not finite", where=where, remedy=_POSE_REMEDY)
     if not skew <= ROTATION_TOLERANCE:
-        lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
+        with np.errstate(all="ignore"):
+            lengths = ", ".join(f"{length:.4g}" for length in np.linalg.norm(rotation, axis=0))
         raise SceneError(
             f"{label}: the 3x3 part of its pose is not a rotation (its columns are {lengths} long, expected 1, 1, 1 "
             "and at right angles)",

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid
@@ -24,7 +24,7 @@ from splatcli.scene.transforms_lens import lens_of
 MAX_BYTES = 128 << 20
 
 #: OpenGL camera axes (x right, y up, z back) to OpenCV's (x right, y down, z forward).
-_FLIP = np.diag([1.0, -1.0, -1.0])
+_FLIP = np.array([1.0, -1.0, -1.0])
 
 
 def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -150,7 +150,11 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
     lens = lens_of(frame, document, file, label)
     if outside is None:
         name = _with_suffix(name, root)
-    return View(name, lens, _viewmat(frame, file, label), label, outside)
+    mask = frame.get("mask_path")
+    if mask is not None:
+        inside, beyond = placed(str(mask), root, file, f"{label}: mask_path", allow_outside=data.allow_outside)
+        mask = beyond or inside
+    return View(name, lens, _viewmat(frame, file, label), label, outside, mask)
 
 
 def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float64]:
@@ -171,7 +175,7 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
             where=file,
             remedy="transpose the matrices" if matrix[:, 3].tolist() == last else "correct or remove that frame",
         )
-    rotation, center = matrix[:3, :3] @ _FLIP, matrix[:3, 3]
+    rotation, center = matrix[:3, :3] * _FLIP, matrix[:3, 3]
     c2w = rigid(rotation, center, file, label)
     viewmat = np.eye(4)
     viewmat[:3, :3] = c2w[:3, :3].T
@@ -187,8 +191,8 @@ def _matrix(rows: object) -> NDArray[np.float64] | None:
         return None
     try:
         return np.array(rows, dtype=np.float64)
-    except OverflowError:
-        return np.full((len(rows), 4), np.inf)
+    except OverflowError:  # a whole number beyond any double
+        return None
 
 
 def _with_suffix(name: str, root: Path) -> str:

@@ -18,6 +18,11 @@ from splatcli.scene.camera import Camera
 #: Two lenses with equal keys see alike: model, size, and the bytes of the parameters (NaN does not equal itself).
 LensKey = tuple[str, int, int, bytes]
 
+#: Focal lengths beyond this many sides of the picture, or below its inverse, belong to no lens: its view would be
+#: narrower than a fifth of an arc second, or within as much of all that lies ahead.
+MAX_ZOOM = 1e6
+#: Pixels a side; no camera has more, and a negative size written as an unsigned one has.
+MAX_SIDE = 1_000_000
 #: Points of the pinhole's image that are tried, per axis, when a lens is checked.
 _PROBES = 33
 #: Pixels (of the lens's own size) that a pinhole may look past the photo's edge; COLMAP rounds its size.
@@ -40,7 +45,7 @@ def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
     def refuse(what: str) -> SceneError:
         return SceneError(f"{label}: {what}", where=where, remedy="correct the camera, or calibrate it again")
 
-    if lens.width < 1 or lens.height < 1:
+    if not (1 <= lens.width <= MAX_SIDE and 1 <= lens.height <= MAX_SIDE):
         raise refuse(f"its size is {lens.width}x{lens.height}")
     if lens.is_spherical():
         raise SceneError(
@@ -52,8 +57,10 @@ def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
         raise refuse(f"{lens.model_name} does not have {len(lens.params)} parameters")
     if not np.isfinite(lens.params).all():
         raise refuse(f"its parameters are not finite: {lens.params_to_string()}")
-    if not (lens.focal_length_x > 0 and lens.focal_length_y > 0):
-        raise refuse(f"its focal length is {lens.focal_length_x:g}, {lens.focal_length_y:g}")
+    side = max(lens.width, lens.height)
+    focal = (lens.focal_length_x, lens.focal_length_y)
+    if not all(length > 0 and 1 / MAX_ZOOM <= length / side <= MAX_ZOOM for length in focal):
+        raise refuse(f"its focal length is {focal[0]:g}, {focal[1]:g}")
     if not (0 <= lens.principal_point_x <= lens.width and 0 <= lens.principal_point_y <= lens.height):
         raise refuse(
             f"its principal point ({lens.principal_point_x:g}, {lens.principal_point_y:g}) "

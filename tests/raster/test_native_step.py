@@ -222,7 +222,7 @@ def test_a_view_makes_up_for_the_steps_that_others_missed(stored: int, build: st
     target = (random_image(9, camera.width, camera.height) * 255).round().to(torch.uint8)
     lazy, dense = gaussians.detach_clone(), gaussians.detach_clone()
     lazy_adam, dense_adam = AdamState.zeros_like(lazy), AdamState.zeros_like(dense)
-    engine, parts = NativeEngine(backend, budget=1 << 30), NativeEngine(backend, budget=1 << 30)
+    engine, parts = NativeEngine(backend), NativeEngine(backend)
     how = settings(backend.dtype, sh_degree=1)
     missed = 0
     for step in range(12):

@@ -46,12 +46,13 @@ def test_fifty_steps_equal_torch_s_in_double_precision(beta1: float, beta2: floa
 @pytest.mark.parametrize("missed", [1, 2, 13, 150, 1200])
 @pytest.mark.parametrize("stands", [1, 40, 3000, 40_000])
 def test_missed_steps_at_once_are_the_steps_one_by_one(stands: int, missed: int, eps: float) -> None:
+    noise = torch.Generator().manual_seed(30)
     gaussians = random_gaussians(30, dtype=torch.float64)
     adam = AdamState.zeros_like(gaussians, eps=eps)
     # Second moments from where eps is nothing to where it is all, in gradients of any size.
     sizes = torch.logspace(-12, 0, 30, dtype=torch.float64)[:, None, None]
-    adam.exp_avg.shN.copy_(torch.randn(gaussians.shN.shape, dtype=torch.float64) * sizes)
-    adam.exp_avg_sq.shN.copy_(torch.rand(gaussians.shN.shape, dtype=torch.float64) * sizes**2)
+    adam.exp_avg.shN.copy_(torch.randn(gaussians.shN.shape, generator=noise, dtype=torch.float64) * sizes)
+    adam.exp_avg_sq.shN.copy_(torch.rand(gaussians.shN.shape, generator=noise, dtype=torch.float64) * sizes**2)
     adam.step = stands
     adam.rest_steps.fill_(stands)
     dense, dense_adam = gaussians.detach_clone(), copy.deepcopy(adam)

@@ -1,0 +1,211 @@
+"""What the harnesses share: what a figure is, and cases that run where they may die, hang or eat memory.
+
+A harness is a module with ``figures(count, seed) -> dict[str, Figure]``. Case i of a seed is always the same one, so
+that whatever fails can be looked at again: ``scripts/torture NAME --seed S --case I``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import resource
+import select
+import signal
+import sys
+import tempfile
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from splatcli.errors import SplatError
+
+#: Seconds after which a case counts as hung.
+PATIENCE = 10.0
+#: Bytes of address space that the cases of one process may take beyond what the modules take.
+MEMORY = 1 << 30
+#: Failures that a figure tells of; all are counted.
+SHOWN = 10
+
+#: What a case comes to: "refused", "read" or another word to count by.
+Case = Callable[[int], str]
+
+
+@dataclass
+class Figure:
+    """The outcome of a harness, as it is stored in benchmarks/reliability.json.
+
+    what: what one trial is and when it fails, for the page.
+    details: further counts and measures, by name.
+    shown: the first failures, in words.
+    """
+
+    what: str
+    trials: int
+    failures: int
+    seconds: float
+    details: dict[str, int | float | str] = field(default_factory=dict)
+    shown: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Tally:
+    """What became of a number of cases. hangs and crashes are among the failures."""
+
+    words: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[int, str]] = field(default_factory=list)
+    hangs: int = 0
+    crashes: int = 0
+    peak: int = 0  # bytes of memory beyond those at the start
+
+    def figure(self, what: str, seconds: float, **details: int | float | str) -> Figure:
+        trials = self.words.total() + len(self.failures)
+        told = {word: self.words[word] for word in sorted(self.words)}
+        more = {"hangs": self.hangs, "crashes": self.crashes, "peak_mb": round(self.peak / 2**20)}
+        shown = [f"case {index}: {text}" for index, text in self.failures[:SHOWN]]
+        return Figure(what, trials, len(self.failures), round(seconds, 1), {**told, **more, **details}, shown)
+
+
+def rng_of(seed: int, index: int) -> random.Random:
+    """The randomness of one case."""
+    return random.Random(f"{seed}:{index}")
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """A folder for a harness's files, in memory where the system has that."""
+    shared = Path("/dev/shm")
+    place = shared if os.access(shared, os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="splat-torture-", dir=place) as name:
+        yield Path(name)
+
+
+def refused(read: Callable[[], object]) -> bool:
+    """Whether ``read`` refuses its input as it should, with one of the user's errors; any other error passes."""
+    try:
+        read()
+    except SplatError as error:
+        if error.exit_code == SplatError.exit_code:
+            raise
+        if not error.what.strip():
+            raise AssertionError("an error without words") from error
+        return True
+    return False
+
+
+def run_cases(case: Case, count: int, *, patience: float = PATIENCE, memory: int = MEMORY) -> Tally:
+    """Cases 0 ... count - 1 in a process apart, which is replaced when it dies or hangs.
+
+    An exception that leaves a case is a failure, and so is a warning, a death of the process and a hang.
+    """
+    tally = Tally()
+    index = 0
+    while index < count:
+        index = _run_from(case, index, count, tally, patience, memory)
+    return tally
+
+
+def fork() -> int:
+    """os.fork(), for children that use no threads of their parent."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns when torch has threads
+        return os.fork()
+
+
+def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float, memory: int) -> int:
+    """Cases from ``index`` on in one process; the first case that is left to do."""
+    reader, writer = os.pipe()
+    child = fork()
+    if child == 0:
+        os.close(reader)
+        _work(case, index, count, writer, memory)
+    os.close(writer)
+    pending, end = b"", ""
+    while not end:
+        if not select.select([reader], [], [], patience)[0]:
+            end = f"no answer within {patience:g} s"
+            tally.hangs += 1
+        elif not (piece := os.read(reader, 1 << 16)):
+            end = "the process died"
+            tally.crashes += 1
+        else:
+            *lines, pending = (pending + piece).split(b"\n")
+            for line in lines:
+                word, text, peak = json.loads(line)
+                if word == "end":
+                    end = word
+                    break
+                _count(tally, index, word, text, peak)
+                index += 1
+    os.close(reader)
+    os.kill(child, signal.SIGKILL)  # a zombie does not mind
+    os.waitpid(child, 0)
+    if end == "end":
+        return count
+    tally.failures.append((index, end))
+    return index + 1
+
+
+def _count(tally: Tally, index: int, word: str, text: str, peak: int) -> None:
+    tally.peak = max(tally.peak, peak)
+    if word == "failure":
+        tally.failures.append((index, text))
+    else:
+        tally.words[word] += 1
+
+
+def _work(case: Case, index: int, count: int, writer: int, memory: int) -> None:
+    """The child's life; never returns."""
+    try:
+        torch.set_num_threads(1)  # the parent's threads did not survive the fork
+        warnings.simplefilter("error")
+        limit = _address_space() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        gc.collect()
+        start = _resident()
+        for i in range(index, count):
+            try:
+                word, text = case(i), ""
+            except BaseException as error:
+                word, text = "failure", _summary(error)
+            peak = max(0, 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start)
+            os.write(writer, json.dumps([word, text, peak]).encode() + b"\n")
+        os.write(writer, json.dumps(["end", "", 0]).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _summary(error: BaseException) -> str:
+    """The error's kind and words, and where in our code it came from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = [frame for frame in frames if "splatcli" in frame.filename] or frames
+    place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
+    words = (str(error).splitlines() or [""])[0][:200]
+    return f"{type(error).__name__}: {words}{place}"
+
+
+def _address_space() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
+    return int(pages) * resource.getpagesize()
+
+
+def _resident() -> int:
+    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+def quiet_streams() -> None:
+    """Sends this process's stdout and stderr nowhere; for cases that run commands."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    os.close(null)

@@ -1,0 +1,71 @@
+"""What fuzzing has found: inputs that once ended in a traceback, each refused now with words that say what it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.points import read_points_ply
+from splatcli.scene.read import read_scene
+from tests.scene.made import colmap_scene, frames, lens, names, nerfstudio_scene
+
+
+def with_frame(**changes: Any) -> list[dict[str, Any]]:
+    made = frames([f"images/{name}" for name in names()])
+    made[3].update(changes)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("top", "said"),
+    [
+        ({"frames": with_frame(file_path="images/" + "9" * 300)}, "is not the name of a file"),
+        ({"frames": with_frame(file_path="images/\ud800.png")}, "is not the name of a file"),
+        ({"frames": with_frame(transform_matrix=[[10**400] * 4] * 4)}, "not a 4x4 matrix of numbers"),
+        ({"frames": with_frame(transform_matrix=[[1e300, 0, 0, 0]] * 3)}, "not a rotation"),
+        ({"fl_x": 10**400}, "fl_x is 1000"),
+        ({"fl_x": 1e300}, "fl_x is 1e+300"),
+        ({"fl_x": 1e-300}, "its focal length is 1e-300"),
+        ({"w": 10**18}, "w is 1e+18"),
+    ],
+)
+def test_transforms(tmp_path: Path, top: dict[str, Any], said: str) -> None:
+    scene = nerfstudio_scene(tmp_path / "scene", **top)
+    with pytest.raises(SceneError) as caught:
+        read_scene(scene, DataConfig())
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_transforms_with_a_number_of_thousands_of_digits(tmp_path: Path) -> None:
+    scene = nerfstudio_scene(tmp_path / "scene")
+    file = scene / "transforms.json"
+    file.write_text(file.read_text().replace('"fl_x": 60.0', f'"fl_x": {"1" * 5000}'))
+    with pytest.raises(SceneError, match="cannot be read: Exceeds the limit"):
+        read_scene(scene, DataConfig())
+
+
+def test_colmap_with_a_focal_length_beyond_single_precision(tmp_path: Path) -> None:
+    colmap_scene(tmp_path, camera=lens(params=[1e300, 60.0, 32.0, 24.0]))
+    with pytest.raises(SceneError, match=r"its focal length is 1e\+300"):
+        read_scene(tmp_path, DataConfig())
+
+
+@pytest.mark.parametrize(
+    ("properties", "row", "said"),
+    [
+        (["short x", "short y", "short z"], "2147483647 0 0", "out of bounds"),
+        (["list uchar float x", "float y", "float z"], "1 0 0 0", "its vertices have lists (x)"),
+    ],
+)
+def test_points(tmp_path: Path, properties: list[str], row: str, said: str) -> None:
+    lines = ["ply", "format ascii 1.0", "element vertex 1", *(f"property {p}" for p in properties), "end_header", row]
+    path = tmp_path / "points.ply"
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(SceneError) as caught:
+        read_points_ply(path, 100)
+    assert said in str(caught.value)
