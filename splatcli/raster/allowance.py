@@ -89,3 +89,10 @@ class Allowance:
             self._arena.drop(*PAIR_BUFFERS)
             self._granted = {}
         self._granted[kind] = pairs
+
+
+def roomy(pairs: int) -> int:
+    """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
+    wanted = pairs + pairs // 4 + 1
+    grain = max(1, 1 << max(0, wanted.bit_length() - 4))
+    return -(-wanted // grain) * grain

@@ -17,7 +17,7 @@ from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
-from splatcli.raster.allowance import PairBudget
+from splatcli.raster.allowance import PairBudget, roomy
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
@@ -241,7 +241,7 @@ class DeferredEngine:
             if first.done is not None:
                 first.done.synchronize()
             pairs, overflow = first.counters[[abi.COUNT_PAIRS, abi.COUNT_OVERFLOW]].tolist()
-            self._room = max(self._room, _roomy(pairs))
+            self._room = max(self._room, roomy(pairs))
             if overflow:
                 self._again()
                 continue
@@ -261,19 +261,12 @@ class DeferredEngine:
         room = self._room or None
         stages.run(step.gaussians, step.adam, step.number, step.inputs, room=room, means=self._means)
         if room is None:
-            self._room = _roomy(self.frame.native.pair_bound)
+            self._room = roomy(self.frame.native.pair_bound)
         assert self.frame.counters is not None
         step.means.copy_(self._means, non_blocking=True)
         step.counters.copy_(self.frame.counters, non_blocking=True)
         if step.done is not None:
             step.done.record(torch.cuda.current_stream(stages.backend.device))
-
-
-def _roomy(pairs: int) -> int:
-    """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
-    wanted = pairs + pairs // 4 + 1
-    grain = max(1, 1 << max(0, wanted.bit_length() - 4))
-    return -(-wanted // grain) * grain
 
 
 def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:
