@@ -273,18 +273,19 @@ def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:
     return float((1.0 - ssim_lambda) * l1 + ssim_lambda * (1.0 - ssim))
 
 
-def engine_for(device: str | torch.device = "cpu") -> StepEngine:
+def engine_for(device: str | torch.device = "cpu", budget: PairBudget | None = None) -> StepEngine:
     """The engine of a device: native, or plain torch with a warning where no compiler is.
 
+    budget: bytes for tile pairs; None takes what the device has free.
     Raises ResourceError for a device that there are no kernels for, and when building them fails.
     """
     device = torch.device(device)
     if device.type == "cuda":
-        return DeferredEngine(Backend.cuda(device))
+        return DeferredEngine(Backend.cuda(device), budget=budget)
     if device.type != "cpu":
         raise ResourceError(f"there is no engine for {device}", remedy="use --device cpu or cuda")
     try:
-        return NativeEngine(Backend.cpu())
+        return NativeEngine(Backend.cpu(), budget=budget)
     except NoCompilerError as error:
         _log.warning("%s\nTraining in plain torch instead: right, but hundreds of times slower.", error)
         return ReferenceEngine()

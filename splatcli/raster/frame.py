@@ -23,9 +23,10 @@ from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend, address
 from splatcli.raster.allowance import LIST_BYTES, Allowance, PairBudget
-from splatcli.raster.bands import Band, Crowd, Largest, gib, plan_bands
+from splatcli.raster.bands import Band, Crowd, Largest, plan_bands
 from splatcli.raster.memory import Arena, Budget
 from splatcli.raster.view import lines_of, tiles_of
+from splatcli.sizes import gib
 
 _log = logging.getLogger(__name__)
 

@@ -41,6 +41,15 @@ class Refined:
 
 
 @dataclass(frozen=True, slots=True)
+class Capped:
+    """Density control has come to the number of Gaussians that the memory has room for; told once."""
+
+    step: int
+    num_gaussians: int
+    cap: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpacityReset:
     """All opacities were lowered; quality dips and comes back within some hundred steps."""
 
@@ -139,6 +148,7 @@ Event = (
     Started
     | Stepped
     | Refined
+    | Capped
     | OpacityReset
     | Evaluated
     | Probed

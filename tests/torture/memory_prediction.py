@@ -1,8 +1,8 @@
 """Memory: what training steps and renders really take, against what was predicted from counts.
 
-``python -m tests.torture.memory_prediction --json FILE`` measures the whole grid. On the CPU each case runs in a process
-of its own, whose peak of resident memory counts; with --device cuda it is torch's peak of allocated memory. A case fails
-when the prediction is below what was taken, or more than 1.6 times above.
+``python -m tests.torture.memory_prediction --json FILE`` measures the whole grid. On the CPU each case runs in a
+process of its own, whose peak of resident memory counts; with --device cuda it is torch's peak of allocated memory. A
+case fails when the prediction is below what was taken, or more than 1.6 times above.
 """
 
 from __future__ import annotations

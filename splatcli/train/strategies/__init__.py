@@ -13,4 +13,5 @@ __all__ = ["DefaultStrategy", "Edit", "Strategy", "apply_edit", "make_strategy"]
 def make_strategy(config: Config, extent: float) -> Strategy:
     """The strategy that ``config.strategy.name`` names, for a scene of ``extent`` world units."""
     strategies = {"default": DefaultStrategy}
-    return strategies[config.strategy.name](config.strategy, config.schedule, config.train.iterations, extent)
+    capped = config.strategy.model_copy(update={"cap_max": config.most_gaussians()})
+    return strategies[config.strategy.name](capped, config.schedule, config.train.iterations, extent)
