@@ -250,6 +250,8 @@ class Trainer:
         """Density control after ``step``, and what it did."""
         state = self.state
         before = len(state.gaussians)
+        # A new row copies coefficients but no moments, so it could not make up for steps that its source missed.
+        state.adam.settle(state.gaussians, state.config.optim.shN_lr)
         edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
         if edit is None:
             return []
