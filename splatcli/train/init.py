@@ -39,7 +39,7 @@ def initial_gaussians(
 
     generator: on the CPU; drawn from for random points and for the choice among too many.
     given: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
-    Raises SceneError for points that are not finite, UsageError for a given model above ``strategy.cap_max``.
+    Raises SceneError for points that are not finite, UsageError for a given model above the cap.
     """
     if given is not None:
         return _from_model(config, given)

@@ -6,12 +6,17 @@ from splatcli.config import Config
 from splatcli.train.strategies.base import Strategy
 from splatcli.train.strategies.default import DefaultStrategy
 from splatcli.train.strategies.edit import Edit, apply_edit
+from splatcli.train.strategies.mcmc import McmcStrategy
 
-__all__ = ["DefaultStrategy", "Edit", "Strategy", "apply_edit", "make_strategy"]
+__all__ = ["DefaultStrategy", "Edit", "McmcStrategy", "Strategy", "apply_edit", "make_strategy"]
 
 
 def make_strategy(config: Config, extent: float) -> Strategy:
     """The strategy that ``config.strategy.name`` names, for a scene of ``extent`` world units."""
-    strategies = {"default": DefaultStrategy}
-    capped = config.strategy.model_copy(update={"cap_max": config.most_gaussians()})
-    return strategies[config.strategy.name](capped, config.schedule, config.train.iterations, extent)
+    settings = config.strategy.model_copy(update={"cap_max": config.most_gaussians()})
+    iterations = config.train.iterations
+    match config.strategy.name:
+        case "default":
+            return DefaultStrategy(settings, config.schedule, iterations, extent)
+        case "mcmc":
+            return McmcStrategy(settings, config.schedule, iterations, config.train.seed)
