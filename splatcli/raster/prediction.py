@@ -20,6 +20,9 @@ from splatcli.scene.camera import Camera
 _CHUNK = 1 << 16
 _LINES = 1 << 19
 
+#: With more lines than this among a chunk's Gaussians, which is no scene any more, their boxes have to do.
+_MOST_LINES = 4 * _LINES
+
 #: px^2, docs/math.md 3.4; and how far outside the image, in its sides, the Jacobian follows a mean (3.3).
 _BLUR = 0.3
 _CLAMP = 0.15
@@ -58,6 +61,16 @@ def predict_pairs(gaussians: Gaussians, camera: Camera) -> PairCount:
 
 
 @torch.no_grad()
+def predict_boxes(gaussians: Gaussians, camera: Camera) -> int:
+    """The boxes of predict_pairs() alone, in half the time."""
+    chunks = range(0, len(gaussians), _CHUNK)
+    return sum(
+        int(tiles_of_each(gaussians.map(lambda t: t[first : first + _CHUNK]), camera).sum())  # noqa: B023 (used at once)
+        for first in chunks
+    )
+
+
+@torch.no_grad()
 def tiles_of_each(gaussians: Gaussians, camera: Camera) -> Tensor:
     """[N] int64: tiles in the box of each Gaussian; 0 for those that the view culls."""
     kept, ellipses = _ellipses(gaussians, camera)
@@ -73,6 +86,8 @@ def _count(gaussians: Gaussians, camera: Camera) -> PairCount:
     boxes = (x1 - x0) * (y1 - y0)
     # Only boxes of two by two tiles and more have corners that the ellipse may leave out.
     cornered = (x1 - x0 > 1) & (y1 - y0 > 1)
+    if int((y1 - y0)[cornered].sum()) > _MOST_LINES:
+        cornered[:] = False
     pairs = int(boxes[~cornered].sum())
     rows = cornered.nonzero().squeeze(1)
     ends = (y1 - y0)[rows].cumsum(0)

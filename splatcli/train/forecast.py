@@ -21,8 +21,8 @@ from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
 from splatcli.raster.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, Crowd, Largest
 from splatcli.raster.footprint import Work, line_bytes, render_footprint, state_bytes, step_footprint
-from splatcli.raster.memory import SHARE, free_memory, held_memory
-from splatcli.raster.prediction import PairCount, predict_pairs, tiles_of_each
+from splatcli.raster.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
+from splatcli.raster.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
 from splatcli.raster.rendering import backend_for
 from splatcli.raster.view import lines_of
 from splatcli.scene.camera import Camera
@@ -34,8 +34,8 @@ from splatcli.train.targets import SHARE_OF_MEMORY, photo_room
 #: times as many (docs/memory.md).
 _PAIRS_GROW = 0.75
 
-#: Of the memory, this part is what pairs need at most; with more of them, views are made in bands.
-_PAIRS_SHARE = 0.5
+#: Of what pairs may need in a step, this part may be needed beside them while a view is scored.
+_SCORE_PAIRS = 0.25
 
 #: Bytes of a pixel while a held-out view is scored: both images, their moments, and windows of them.
 _SCORE_PIXEL = 420
@@ -87,7 +87,9 @@ class Forecast:
         most = self._most_pairs()
         sums = count * (4 * abi.ROW + 4) if step.pairs > most else 0
         late = 4 * 3 * SH_REST[work.sh_degree] * count  # SH coefficients brought up to date
-        scoring = late + shown.frame + min(shown.pairs, most) + work.width * work.height * _SCORE_PIXEL
+        scoring = (
+            late + shown.frame + min(shown.pairs, int(_SCORE_PAIRS * most)) + work.width * work.height * _SCORE_PIXEL
+        )
         growing = state_bytes(count, work.sh_degree) + _EDIT_ROW * count if self.grows else 0
         banded = step.total - step.pairs + min(step.pairs, most) + sums
         return self.held + self.photos + banded + max(scoring, growing)
@@ -105,9 +107,10 @@ class Forecast:
 
     def crowd(self, gaussians: Gaussians) -> Crowd:
         """The fullest view, in words."""
-        tiles = tiles_of_each(gaussians, self.camera)
-        best = tiles.topk(min(NAMED, len(tiles)))
-        scales = gaussians.log_scales[best.indices].amax(dim=1).double().exp()
+        tiles, scales = tiles_of_each(gaussians, self.camera), gaussians.log_scales.detach().amax(dim=1)
+        # Those with most tiles, the largest first among equals.
+        by_scale = scales.argsort(descending=True, stable=True)
+        worst = by_scale[tiles[by_scale].argsort(descending=True, stable=True)[:NAMED]]
         step = step_footprint(self.backend, self.work)
         return Crowd(
             width=self.camera.width,
@@ -118,7 +121,7 @@ class Forecast:
             wanted=step.pairs,
             line_wanted=None,
             left=max(0, self.room - self.held - (step.total - step.pairs)),
-            largest=Largest(best.indices.tolist(), best.values.tolist(), scales.tolist()),
+            largest=Largest(worst.tolist(), tiles[worst].tolist(), scales[worst].double().exp().tolist()),
         )
 
     def is_absurd(self) -> bool:
@@ -129,7 +132,7 @@ class Forecast:
         return pairs.visible >= ABSURD_COUNT and covers and self.held + step.total > self.room
 
     def _most_pairs(self) -> int:
-        return int(_PAIRS_SHARE * self.room)
+        return int(PAIRS_SHARE * self.room)
 
 
 def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torch.device, *, own: int) -> list[str]:
@@ -172,11 +175,9 @@ def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camer
     """The camera with most pairs, and how many: found with a part of the Gaussians where there are many."""
     step = -(-len(gaussians) * len(cameras) // _LOOKS) or 1
     some = gaussians.map(lambda t: t[::step].detach().cpu())
-    counts = [predict_pairs(some, camera) for camera in cameras]
-    best = max(range(len(cameras)), key=lambda i: counts[i].boxes)
-    if step == 1:
-        return cameras[best], counts[best]
-    finer = -(-len(gaussians) // _IN_FULL)
+    boxes = [predict_boxes(some, camera) for camera in cameras]
+    best = boxes.index(max(boxes))
+    finer = -(-len(gaussians) // _IN_FULL) or 1
     most = gaussians.map(lambda t: t[::finer].detach().cpu())
     return cameras[best], predict_pairs(most, cameras[best]).times(len(gaussians) / len(most))
 

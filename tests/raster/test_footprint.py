@@ -12,7 +12,7 @@ from splatcli.raster import AdamState, DeferredEngine, GrowthStats, StepInputs, 
 from splatcli.raster.allowance import roomy
 from splatcli.raster.bands import MOST_PAIRS
 from splatcli.raster.footprint import Footprint, Work, line_bytes, render_footprint, state_bytes, step_footprint
-from splatcli.raster.memory import Arena, FixedBudget
+from splatcli.raster.memory import Arena, Budget, FixedBudget, free_memory, held_memory
 from splatcli.raster.prediction import PairCount, predict_pairs
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.raster.scenes import random_scene
@@ -101,3 +101,13 @@ def test_more_pairs_than_can_be_numbered_have_a_size_all_the_same() -> None:
 def test_room_has_a_quarter_more_and_not_half() -> None:
     for pairs in (0, 1, 7, 1000, 123_456_789):
         assert 1.25 * pairs <= roomy(pairs) <= 1.25 * 1.125 * pairs + 2
+
+
+def test_pairs_leave_room_for_the_rest_of_a_budget() -> None:
+    cpu = torch.device("cpu")
+    held = held_memory(cpu)
+    assert Budget(cpu, held + (64 << 20)).left() <= 64 << 20
+    assert 0 < Budget(cpu, 1 << 60).left() <= free_memory(cpu)
+    large = 4 * held
+    assert Budget(cpu, large).left() <= large // 2
+    assert Budget(cpu, held // 2).left() == 0

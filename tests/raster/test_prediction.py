@@ -9,9 +9,10 @@ import torch
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
+from splatcli.raster import prediction
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import FixedBudget
-from splatcli.raster.prediction import PairCount, predict_pairs, tiles_of_each
+from splatcli.raster.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
 from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float32
@@ -62,7 +63,15 @@ def test_each_gaussian_has_at_least_its_tiles() -> None:
     _, each = found(gaussians, camera)
     assert len(each) > 100
     assert all(int(tiles[i]) >= count for i, count in each.items())
-    assert int(tiles.sum()) == predict_pairs(gaussians, camera).boxes
+    assert int(tiles.sum()) == predict_boxes(gaussians, camera) == predict_pairs(gaussians, camera).boxes
+
+
+def test_too_many_lines_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaussians, camera = random_gaussians(5, 600, sh_degree=0, scale=0.3), random_camera(5, 200, 150)
+    looked = predict_pairs(gaussians, camera)
+    assert looked.pairs < looked.boxes
+    monkeypatch.setattr(prediction, "_MOST_LINES", 100)
+    assert predict_pairs(gaussians, camera) == PairCount(looked.boxes, looked.boxes, looked.visible)
 
 
 def test_what_is_behind_or_broken_has_no_pairs() -> None:
@@ -83,6 +92,7 @@ def test_scales_activated_twice_cover_every_tile() -> None:
     gaussians.log_scales.exp_()
     tiles = 100 * 67
     assert predict_pairs(gaussians, camera) == PairCount(5000 * tiles, 5000 * tiles, 5000)
+    assert predict_boxes(gaussians, camera) == 5000 * tiles
     assert right.pairs < 30 * 5000
 
 
