@@ -90,7 +90,7 @@ print(json.dumps([code, said.getvalue(), resource.getrusage(resource.RUSAGE_SELF
 
 @NEEDS_COMPILER
 def test_a_model_activated_twice_that_is_called_raw_is_refused_before_its_pairs_take_memory(tmp_path: Path) -> None:
-    """The wrong word for the case that this project began with; 40,000 Gaussians that each cover almost the whole image."""
+    """The wrong word for the case that this project began with: 40,000 Gaussians that almost fill the image each."""
     model = write("inria", activated(tables_of(40_000, 0), scales=1, quats=1), tmp_path)
     scene = large_scene(tmp_path / "scene")
     words = ["train", scene, "--init", model, "--param-space", "raw", "--test-every", "0", "-o", tmp_path / "run"]

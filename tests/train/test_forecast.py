@@ -1,4 +1,4 @@
-"""Before a run takes memory it is told what it needs; a budget becomes a cap, and what cannot fit is refused at once."""
+"""Before a run takes memory it tells what it needs; a budget becomes a cap, and what cannot fit is refused at once."""
 
 from __future__ import annotations
 
@@ -182,11 +182,10 @@ def test_a_resumed_run_is_refused_as_a_new_one_is() -> None:
     trainer, run = trained(short_config(8))
     list(trainer.run())
     checkpoint: Checkpoint = run.saved[8]
-    size = len(checkpoint.gaussians)
-    checkpoint.gaussians = doubled(size)
+    checkpoint.gaussians = doubled(len(checkpoint.gaussians))
+    config = checkpoint.config.model_copy(deep=True)
+    config.memory.budget = 100 << 20
     with pytest.raises(ResourceError, match="take at least"):
-        config = checkpoint.config.model_copy(deep=True)
-        config.memory.budget = 100 << 20
         Trainer.resume(checkpoint, trainer.scene, run_dir=run, config=config)  # type: ignore[arg-type]
 
 
