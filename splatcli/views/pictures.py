@@ -91,7 +91,8 @@ def write_bytes(path: Path, payload: bytes) -> None:
         finally:
             partial.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot write: {error.strerror}", where=path) from None
+        remedy = "write to another place, or make room in this one"
+        raise OutputError(f"cannot write: {error.strerror}", where=path, remedy=remedy) from None
 
 
 def picture_paths(names: Iterable[str], folder: Path) -> list[Path]:
