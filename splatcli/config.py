@@ -280,9 +280,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the settings: {error.strerror}", where=path) from None
+        raise UsageError(
+            f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=path) from None
+        raise UsageError(
+            f"not valid TOML: {error}",
+            where=path,
+            remedy="a section and a setting look like this: [optim] sh0_lr = 0.01",
+        ) from None
 
 
 def _parse_value(raw: str) -> Any:

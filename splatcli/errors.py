@@ -109,6 +109,7 @@ class OutputError(SplatError):
 
     exit_code = 8
     code = "E008"
+    usual_remedy = "make room in that place, or check its permissions"
 
 
 class LockedError(SplatError):
