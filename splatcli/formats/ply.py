@@ -74,7 +74,9 @@ def write_ply_file(gaussians: Gaussians, path: Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise OutputError("this is a folder, not a file", where=path, remedy=f"name a file, e.g. {path / 'model.ply'}")
-    if path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file()):
+    # /dev/stdout may lead to a file, and is still not to be replaced; below /dev/shm are files like others.
+    device = path.parts[:2] in (("/", "dev"), ("/", "proc")) and path.parts[2:3] != ("shm",)
+    if device or (path.exists() and not path.is_file()):
         try:
             with path.open("wb") as file:
                 write_ply(gaussians, file)

@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -27,8 +28,10 @@ import torch
 
 from splatcli.errors import SplatError
 
-#: Seconds after which a case counts as hung.
+#: Seconds of a processor after which a case counts as hung; and seconds on the clock, for those that only wait.
+#: Two numbers, since other work on the machine stretches the clock.
 PATIENCE = 10.0
+WAITING = 90.0
 #: Bytes of address space that the cases of one process may take beyond what the modules take.
 MEMORY = 1 << 30
 #: Failures that a figure tells of; all are counted.
@@ -79,10 +82,10 @@ def rng_of(seed: int, index: int) -> random.Random:
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """A folder for a harness's files, in memory where the system has that."""
+def workplace(*, memory: bool = True) -> Iterator[Path]:
+    """A folder for a harness's files; in memory where the system has that, unless told otherwise."""
     shared = Path("/dev/shm")
-    place = shared if os.access(shared, os.W_OK) else None
+    place = shared if memory and os.access(shared, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="splat-torture-", dir=place) as name:
         yield Path(name)
 
@@ -100,7 +103,7 @@ def refused(read: Callable[[], object]) -> bool:
     return False
 
 
-def run_cases(case: Case, count: int, *, patience: float = PATIENCE, memory: int = MEMORY) -> Tally:
+def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
     """Cases 0 ... count - 1 in a process apart, which is replaced when it dies or hangs.
 
     An exception that leaves a case is a failure, and so is a warning, a death of the process and a hang.
@@ -108,7 +111,7 @@ def run_cases(case: Case, count: int, *, patience: float = PATIENCE, memory: int
     tally = Tally()
     index = 0
     while index < count:
-        index = _run_from(case, index, count, tally, patience, memory)
+        index = _run_from(case, index, count, tally, memory)
     return tally
 
 
@@ -119,7 +122,7 @@ def fork() -> int:
         return os.fork()
 
 
-def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float, memory: int) -> int:
+def _run_from(case: Case, index: int, count: int, tally: Tally, memory: int) -> int:
     """Cases from ``index`` on in one process; the first case that is left to do."""
     reader, writer = os.pipe()
     child = fork()
@@ -129,8 +132,8 @@ def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float,
     os.close(writer)
     pending, end = b"", ""
     while not end:
-        if not select.select([reader], [], [], patience)[0]:
-            end = f"no answer within {patience:g} s"
+        if not _answers(reader, child):
+            end = f"no answer within {PATIENCE:g} s"
             tally.hangs += 1
         elif not (piece := os.read(reader, 1 << 16)):
             end = "the process died"
@@ -151,6 +154,21 @@ def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float,
         return count
     tally.failures.append((index, end))
     return index + 1
+
+
+def _answers(reader: int, child: int) -> bool:
+    """Whether something can be read from ``reader``; waits until it can, or until the child counts as hung."""
+    used, until = _processor_time(child), time.monotonic() + WAITING
+    while not select.select([reader], [], [], 1.0)[0]:
+        if _processor_time(child) - used > PATIENCE or time.monotonic() > until:
+            return False
+    return True
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _count(tally: Tally, index: int, word: str, text: str, peak: int) -> None:
