@@ -411,20 +411,21 @@ def case_name(n: int, size: str) -> str:
 def least_bytes(n: int, visible: int, pairs: int, pixels: int) -> dict[str, float]:
     """What each stage cannot but move through device memory, with the layouts that are there and SH degree 3.
 
-    project      44 B geometry of all; of the visible 192 B SH read, 76 B record, id and rows written
+    project      44 B geometry of all; of the visible 192 B SH read, 76 B record, id and rows written, and SH that
+                 missed a step brought up to it: moments read, all three written
     bin          depth sort: 4 passes over 8 B, read and written; pairs: 12 B written, 2 passes over them, lists of 10 B
     blend        a list's records once, of the three fifths of pairs before a pixel stops; image and alpha
     loss         cuda/src/cuda/loss.cu
     blend_vjp    as blend, and 64 B written a pair; image, alpha and gradient read
-    project_vjp  64 B rows; parameters and both moments of all, read and written
+    project_vjp  64 B rows; parameters and both moments read and written, of SH only where visible
     """
     return {
-        "project": 44.0 * n + 268.0 * visible,
+        "project": 44.0 * n + (268.0 + 45 * 20 * (1 - visible / n)) * visible,
         "bin": 64.0 * visible + (12 + 48 + 10) * pairs,
         "blend": 0.6 * pairs * 70 + 16.0 * pixels,
         "loss": 114.0 * pixels,
         "blend_vjp": 0.6 * pairs * 70 + 64.0 * pairs + 28.0 * pixels,
-        "project_vjp": 64.0 * pairs + 59 * 4 * 6.0 * n,
+        "project_vjp": 64.0 * pairs + 24.0 * (14 * n + 45 * visible),
     }
 
 

@@ -28,16 +28,36 @@ class DataConfig(_Section):
     """Where the photos are and how they are read."""
 
     scene: str = ""
+    #: The layout to read, where a folder holds several; None finds out.
+    format: Literal["colmap", "nerfstudio", "blender"] | None = None
+    #: Folder of a COLMAP model, relative to the scene; None takes the largest.
+    model: str | None = None
     #: Folder of images, relative to the scene; None takes the layout's own.
     images: str | None = None
     #: 1, 2, 4 or 8 divide; a larger number is a width in pixels; None keeps images up to 1600 px wide.
     resolution: float | None = Field(None, gt=0)
     #: Every n-th view in name order is held out; 0 holds none out.
     test_every: int = Field(8, ge=0)
-    #: Bytes of decoded uint8 images that may stay in memory.
-    cache_bytes: int = Field(2 << 30, gt=0)
+    #: Folder of masks inside the scene, "none", or "alpha" (transparency hides); None takes the layout's own.
+    masks: str | None = None
+    #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
+    cache_bytes: int | None = Field(None, gt=0)
+    #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
+    max_pixels: int | None = Field(None, gt=0)
     #: Go on without the photos that a camera names and the disk lacks.
     skip_missing: bool = False
+    #: Read photos and points that a scene file places outside the scene's folder.
+    allow_outside: bool = False
+    #: Leave out points that are NaN or infinite instead of refusing the scene.
+    drop_bad_points: bool = False
+    #: At most so many points are read, spread evenly over the file; a Gaussian in training takes about 1 kB.
+    max_points: int = Field(5_000_000, gt=0)
+    #: The scene's size in world units; None takes it from the cameras.
+    scene_extent: float | None = Field(None, gt=0)
+    #: Go on without the photos that cannot be decoded; all are, before the first step.
+    skip_bad_images: bool = False
+    #: Decode every photo in full before the first step.
+    strict: bool = False
 
 
 class ModelConfig(_Section):
@@ -151,6 +171,26 @@ class SaveConfig(_Section):
     #: Also at these steps; these are never deleted.
     steps: tuple[int, ...] = (7_000, 30_000)
     keep_last: int = Field(2, ge=1)
+    #: How long a run that is done waits for room when its last state cannot be written.
+    patience_minutes: float = Field(10.0, ge=0)
+
+
+class GuardConfig(_Section):
+    """What watches a run; docs/long-runs.md says where the values come from."""
+
+    #: Steps between two looks at all parameters and moments for NaN and infinity; 0 looks only when saving.
+    finite_every: int = Field(100, ge=0)
+    #: Times that a run goes back to its last checkpoint, after diverging and after running out of memory each.
+    max_rollbacks: int = Field(3, ge=0)
+    #: Steps between two measurements of the probe views, training views that stay the same; 0 makes none.
+    probe_every: int = Field(500, ge=0)
+    probe_views: int = Field(3, gt=0)
+    #: dB below the best measurement that raise an alarm when they last.
+    psnr_drop: float = Field(3.0, gt=0)
+    #: Steps after an opacity reset whose measurements do not count.
+    reset_window: int = Field(1_000, ge=0)
+    #: Part of the Gaussians that density control may remove at once without an alarm.
+    prune_jump: float = Field(0.5, gt=0, le=1)
 
 
 class Config(_Section):
@@ -163,6 +203,7 @@ class Config(_Section):
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     save: SaveConfig = Field(default_factory=SaveConfig)
+    guard: GuardConfig = Field(default_factory=GuardConfig)
 
 
 def build_config(
@@ -179,6 +220,26 @@ def build_config(
     Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
+    values = read_settings(flags, file=file, assignments=assignments)
+    try:
+        config = Config.model_validate(_nest(values))
+        recipe = {
+            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
+            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
+        }
+        config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
+    except ValidationError as error:
+        raise _out_of_range(error, file) from None
+    return config
+
+
+def read_settings(
+    flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
+) -> dict[str, Any]:
+    """Dotted key -> value of all that is given, later sources winning; arguments as in ``build_config``.
+
+    Raises UsageError for unknown keys.
+    """
     values: dict[str, Any] = {}
     if file is not None:
         values.update(_flatten(_read_toml(file)))
@@ -188,23 +249,26 @@ def build_config(
         if not equals:
             raise UsageError(f"--set wants key=value, got {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
         values[key.strip()] = _parse_value(raw.strip())
-
     known = set(_flatten(Config().model_dump()))
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for the keys"
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
+    return values
+
+
+def flat_settings(config: Config) -> dict[str, Any]:
+    """Dotted key -> value of every setting."""
+    return _flatten(config.model_dump())
+
+
+def with_settings(config: Config, values: dict[str, Any]) -> Config:
+    """``config`` with other values under dotted keys. Raises UsageError for those out of range."""
     try:
-        config = Config.model_validate(_nest(values))
-        recipe = {
-            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
-            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
-        }
-        config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
+        return Config.model_validate(_nest({**flat_settings(config), **values}))
     except ValidationError as error:
-        raise UsageError(_describe(error), where=file) from None
-    return config
+        raise _out_of_range(error, None) from None
 
 
 def parse_config(data: dict[str, Any]) -> Config:
@@ -249,6 +313,9 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _describe(error: ValidationError) -> str:
+def _out_of_range(error: ValidationError, file: Path | None) -> UsageError:
+    """What pydantic found, for people."""
     problems = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
-    return "settings out of range: " + "; ".join(problems)
+    return UsageError(
+        "settings out of range: " + "; ".join(problems), where=file, remedy="docs/settings.md has what each one takes"
+    )

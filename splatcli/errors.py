@@ -40,6 +40,15 @@ class SplatError(Exception):
         text = self.what if self.where is None else f"{self.where}: {self.what}"
         return text if self.remedy is None else f"{text}\n  help: {self.remedy}"
 
+    def lines(self) -> list[str]:
+        """The message for people."""
+        lines = [f"error[{self.code}]: {self.what}"]
+        if self.where is not None:
+            lines.append(f"  where: {self.where}")
+        if self.remedy is not None:
+            lines.append(f"  help: {self.remedy}")
+        return lines
+
     def as_dict(self) -> dict[str, object]:
         """The same facts for ``--json``."""
         return {

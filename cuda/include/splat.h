@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 2
+#define SPLAT_ABI_VERSION 4
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -47,13 +47,20 @@ typedef struct SplatCall {
   int32_t threads; /* CPU: threads, at least 1. CUDA: 1 asks for the simple kernels where there are two */
 } SplatCall;
 
-/* A pinhole camera, OpenCV axes; how to render through it. */
+/* A pinhole camera, OpenCV axes; how to render through it.
+ *
+ * A line is a row of tiles. Binning and blending see the lines [line_begin, line_end) and leave the rest of the image and
+ * of tile_ends alone; projection and the loss see the whole. So a view whose pairs do not fit into memory is made band by
+ * band, with the same bits: project, then for each band bin and blend. Backward for each band bin, blend_vjp and
+ * sum_rows, then project_vjp with the sums as the only row of each Gaussian.
+ */
 typedef struct SplatView {
   uint32_t struct_size;
   int32_t width, height; /* pixels */
   int32_t sh_degree;     /* in use, 0 to 4 */
   int32_t antialiased;   /* scale opacity by what the blur added */
   int32_t with_depth;    /* also accumulate depth */
+  int32_t line_begin, line_end;
   double viewmat[16];    /* world to camera, row major */
   double fx, fy, cx, cy; /* pixels */
   double z_near, z_far;  /* world units */
@@ -80,9 +87,9 @@ typedef struct SplatFrame {
   void* records;           /* real [M, SPLAT_RECORD]; 64-byte aligned */
   int32_t* ids;            /* [M] index of the Gaussian */
   int64_t* chunk_counts;   /* [M / SPLAT_CHUNK, 2] visible Gaussians; upper bound of their tile pairs */
-  uint32_t* row_counts;    /* [M] tiles of a visible Gaussian's box; after splat_bin its rows */
+  uint32_t* row_counts;    /* [M] tiles of a visible Gaussian's box; after splat_bin its rows in the view's lines */
   int64_t visible;         /* CPU: result. CUDA: room in the arrays over visible Gaussians, M */
-  int64_t pair_bound;      /* CPU: result, at least the number of pairs. CUDA: room in the arrays over pairs */
+  int64_t pair_bound;      /* at least the number of pairs, for which there is room. CPU: result, of the whole image */
   int64_t* counters;       /* [SPLAT_COUNTERS] CUDA only */
   /* splat_bin */
   void* workspace;         /* splat_bin_bytes() */
@@ -107,14 +114,19 @@ typedef struct SplatImages {
   void* depth;      /* real [height, width], sum of weight times z; may be NULL without with_depth */
 } SplatImages;
 
-/* Adam in place. Moments have the shapes of the parameters. */
+/* Adam in place. Moments have the shapes of the parameters.
+ * With rest_steps, shN of a Gaussian stays as it is while no view reaches it, and splat_project makes up for the steps
+ * it missed when one does: the same numbers as if every step had been taken, up to rounding, without their traffic. */
 typedef struct SplatAdam {
   uint32_t struct_size;
   int32_t reserved;
   int64_t step;       /* counted from 1 */
   double beta1, beta2, eps;
-  double lr[6];       /* in the order of SplatGaussians */
+  double lr[6];       /* in the order of SplatGaussians; that of shN is one for all steps */
   SplatGaussians exp_avg, exp_avg_sq;
+  int32_t* rest_steps;  /* [n] the step that shN and its moments stand at; NULL: every step moves every number */
+  const double* gaps;   /* [gap_count, 2] see math/adam.h; with rest_steps */
+  int64_t gap_count;
 } SplatAdam;
 
 /* Where splat_project_vjp puts things; every pointer may be NULL. */
@@ -148,22 +160,31 @@ const char* splat_last_error(void);
 /* The best instruction set that this processor runs; the CPU library comes once for each. */
 int32_t splat_best_isa(void);
 
-/* Projects, activates, colours; counts. */
-int32_t splat_project(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
+/* Projects, activates, colours; counts. With an adam that has rest_steps, shN of what is visible and its moments are
+ * brought to adam.step - 1 first; else adam is not looked at and may be NULL. */
+int32_t splat_project(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*, const SplatAdam*);
+/* Upper bound of the pairs in each line of the image, whatever lines the view has; int64 [lines], zeros before. */
+int32_t splat_line_pairs(const SplatCall*, const SplatView*, const SplatGaussians*, const SplatFrame*,
+                         int64_t* line_pairs);
 /* Bytes that splat_bin needs for `visible` Gaussians and `pair_bound` pairs in the view's tiles. */
 int64_t splat_bin_bytes(const SplatCall*, const SplatView*, const SplatFrame*);
 /* Sorts by depth and lists, for each tile, what reaches it. Bytes and lists depend on `visible` and `pair_bound`. */
 int32_t splat_bin(const SplatCall*, const SplatView*, const SplatGaussians*, SplatFrame*);
 int32_t splat_blend(const SplatCall*, const SplatView*, const SplatFrame*, const void* background,
                     const SplatImages* out);
-/* v_out: gradients of the images; alpha and depth may be NULL. background_partials: real [T, 3], with v_background. */
+/* v_out: gradients of the images; alpha and depth may be NULL. background_partials: real [T, 3], with v_background, which
+ * sums over all tiles: of several bands the last one asks for it. */
 int32_t splat_blend_vjp(const SplatCall*, const SplatView*, const SplatFrame*, const void* background,
                         const SplatImages* out, const SplatImages* v_out, void* background_partials,
                         void* v_background);
+/* Adds the rows of each visible Gaussian to its sum, in their order: sums real [M, SPLAT_ROW], reached uint32 [M], 1 where
+ * there was a row; both zero before the first band. */
+int32_t splat_sum_rows(const SplatCall*, const SplatGaussians*, const SplatFrame*, void* sums, uint32_t* reached);
 int32_t splat_project_vjp(const SplatCall*, const SplatView*, const SplatGaussians*, const SplatFrame*,
                           const SplatProjectGrad*);
 int64_t splat_loss_bytes(const SplatCall*, const SplatLoss*);
 int32_t splat_loss(const SplatCall*, SplatLoss*);
+/* Every number, from gradients in memory; rest_steps is not looked at. */
 int32_t splat_adam(const SplatCall*, const SplatGaussians* params, const SplatGaussians* gradients, const SplatAdam*);
 
 #ifdef __cplusplus

@@ -11,7 +11,7 @@ namespace splat {
 namespace gpu {
 
 struct BinJob {
-  int width, height, tiles_x, tiles_y;
+  int width, height, tiles_x, tiles_y, line_begin, line_end;
   int64_t chunks, tiles, pair_room;
   const float* records;
   const int64_t* chunk_counts;
@@ -35,14 +35,23 @@ struct Reach {
   TileRect rect;
 };
 
+// What of a record's rectangle lies in the view's lines of tiles.
+SPLAT_DEVICE TileRect listed_rect(const BinJob& job, const float* rec) {
+  TileRect r = tile_rect(rec[kRecX], rec[kRecY], rec[kRecHalfX], rec[kRecHalfY], job.tiles_x, job.tiles_y,
+                         float(job.width), float(job.height));
+  r.y0 = r.y0 > job.line_begin ? r.y0 : job.line_begin;
+  r.y1 = r.y1 < job.line_end ? r.y1 : job.line_end;
+  r.y1 = r.y1 > r.y0 ? r.y1 : r.y0;
+  return r;
+}
+
 SPLAT_DEVICE Reach reach_of(const BinJob& job, const float* rec) {
   Reach r;
   r.x = rec[kRecX], r.y = rec[kRecY];
   r.a = rec[kRecA], r.b = rec[kRecB], r.c = rec[kRecC];
   r.b_over_2a = r.b / (2 * r.a), r.b_over_2c = r.b / (2 * r.c);
   r.tau = rec[kRecLog2Opacity] - float(kMinLog2Alpha);
-  r.rect = tile_rect(rec[kRecX], rec[kRecY], rec[kRecHalfX], rec[kRecHalfY], job.tiles_x, job.tiles_y,
-                     float(job.width), float(job.height));
+  r.rect = listed_rect(job, rec);
   return r;
 }
 

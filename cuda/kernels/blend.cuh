@@ -24,11 +24,14 @@ struct BlendLists {
   const uint32_t* pair_rows;
   const uint16_t* pair_masks;
   int32_t* tile_ends;
-  int32_t width, height, tiles_x;
+  int32_t width, height, tiles_x, first_tile;
 };
 struct BlendImages {
   float *image, *alpha, *depth;
 };
+
+// The tile of this block; the first one is the first of the view's lines.
+SPLAT_DEVICE int32_t tile_of_block(const BlendLists& lists) { return lists.first_tile + int32_t(blockIdx.x); }
 
 // ---- where a thread's pixels lie ---------------------------------------------------------------------------------
 
@@ -200,7 +203,7 @@ SPLAT_DEVICE void write_tile_end(const BlendLists& lists, int32_t warp_end, int3
   if (threadIdx.x != 0) return;
   int32_t end = 0;
   for (int w = 0; w < int(blockDim.x) / kWarp; ++w) end = shared_ends[w] > end ? shared_ends[w] : end;
-  lists.tile_ends[blockIdx.x] = end;
+  lists.tile_ends[tile_of_block(lists)] = end;
 }
 
 template <bool Depth>
@@ -210,9 +213,10 @@ __global__ void __launch_bounds__(kSimpleThreads)
   SPLAT_SHARED(uint32_t, masks, kSimpleThreads);
   SPLAT_SHARED(int32_t, ends, kSimpleThreads / kWarp);
   if (overflowed(lists.counters)) return;
-  const int64_t begin = lists.tile_starts[blockIdx.x];
-  const int32_t pairs = int32_t(lists.tile_starts[blockIdx.x + 1] - begin);
-  const ThreadPixels at = simple_pixels(lists, int32_t(blockIdx.x));
+  const int32_t tile = tile_of_block(lists);
+  const int64_t begin = lists.tile_starts[tile];
+  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin);
+  const ThreadPixels at = simple_pixels(lists, tile);
   const float x = float(at.x) + 0.5f, y = float(at.y) + 0.5f;
   ForwardPixel<Depth> pixel(inside(lists, at.x, at.y));
   int32_t end = 0;  // pairs up to the last that the warp looked at
@@ -249,9 +253,10 @@ __global__ void __launch_bounds__(kFastThreads) blend_fast(BlendLists lists, con
   SPLAT_SHARED(uint32_t, masks, 2 * kBatch);
   SPLAT_SHARED(int32_t, ends, kFastThreads / kWarp);
   if (overflowed(lists.counters)) return;
-  const int64_t begin = lists.tile_starts[blockIdx.x];
-  const int32_t pairs = int32_t(lists.tile_starts[blockIdx.x + 1] - begin);
-  const ThreadPixels at = fast_pixels(lists, int32_t(blockIdx.x));
+  const int32_t tile = tile_of_block(lists);
+  const int64_t begin = lists.tile_starts[tile];
+  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin);
+  const ThreadPixels at = fast_pixels(lists, tile);
   const float x = float(at.x) + 0.5f, y = float(at.y) + 0.5f;
   ForwardPixel<Depth> upper(inside(lists, at.x, at.y)), lower(inside(lists, at.x, at.y + 1));
   int32_t end = 0;

@@ -156,14 +156,15 @@ __global__ void __launch_bounds__(kSimpleThreads)
   SPLAT_SHARED(float, sums, kWarps * kBatch * kSumsStride);
   SPLAT_SHARED(uint32_t, touched, kWarps);
   if (overflowed(lists.counters)) return;
-  const int64_t begin = lists.tile_starts[blockIdx.x];
-  const int32_t pairs = int32_t(lists.tile_starts[blockIdx.x + 1] - begin), stop = lists.tile_ends[blockIdx.x];
-  const ThreadPixels at = simple_pixels(lists, int32_t(blockIdx.x));
+  const int32_t tile = tile_of_block(lists);
+  const int64_t begin = lists.tile_starts[tile];
+  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
+  const ThreadPixels at = simple_pixels(lists, tile);
   const float x = float(at.x) + 0.5f, y = float(at.y) + 0.5f;
   float v_background[3] = {0.0f, 0.0f, 0.0f};
   BackwardPixel<Depth> pixel;
   pixel.read(lists, out, v_out, at.x, at.y, v_background);
-  if (background_partials != nullptr) write_background(v_background, background_partials, int32_t(blockIdx.x));
+  if (background_partials != nullptr) write_background(v_background, background_partials, tile);
 
   for (int32_t base = 0; base < stop; base += kBatch) {
     const int32_t count = stop - base < kBatch ? stop - base : kBatch;
@@ -214,9 +215,10 @@ constexpr int kLongShare = 2048;  // more than all / 2048: half of what a big GP
 SPLAT_HD int32_t scouts_of(int32_t tiles) { return (tiles + kWarp - 1) / kWarp; }
 SPLAT_HD int64_t fast_vjp_blocks(int32_t tiles) { return int64_t(kParts - 1) * scouts_of(tiles) + tiles; }
 
-SPLAT_DEVICE bool is_long(const BlendLists& lists, int32_t tiles, int32_t tile) {
+// end: of the view's tiles.
+SPLAT_DEVICE bool is_long(const BlendLists& lists, int32_t end, int32_t tile) {
   const int32_t stop = lists.tile_ends[tile];
-  return stop > kLongPairs && int64_t(stop) * kLongShare > lists.tile_starts[tiles];
+  return stop > kLongPairs && int64_t(stop) * kLongShare > lists.tile_starts[end];
 }
 
 // Staged pairs and sums of a block.
@@ -327,15 +329,16 @@ __global__ void __launch_bounds__(kFastThreads, kFastBlocks)
   if (overflowed(lists.counters)) return;
   const FastShared shared = {staged, masks, sums, touched};
   const int32_t scouts = scouts_of(tiles), block = int32_t(blockIdx.x) - (kParts - 1) * scouts;
+  const int32_t end = lists.first_tile + tiles;
   if (block >= 0) {
-    blend_vjp_tile<Depth>(lists, block, is_long(lists, tiles, block), 0, out, v_out, shared, rows,
-                          background_partials);
+    const int32_t tile = lists.first_tile + block;
+    blend_vjp_tile<Depth>(lists, tile, is_long(lists, end, tile), 0, out, v_out, shared, rows, background_partials);
     return;
   }
   // A scout's tiles lie far apart, for long ones lie together. Every warp looks at the same tiles.
-  const int32_t first = int32_t(blockIdx.x) % scouts, part = 1 + int32_t(blockIdx.x) / scouts;
+  const int32_t first = lists.first_tile + int32_t(blockIdx.x) % scouts, part = 1 + int32_t(blockIdx.x) / scouts;
   const int32_t tile = first + lane_id() * scouts;
-  uint32_t wanted = __ballot_sync(kFullWarp, tile < tiles && is_long(lists, tiles, tile));
+  uint32_t wanted = __ballot_sync(kFullWarp, tile < end && is_long(lists, end, tile));
   for (; wanted != 0; wanted &= wanted - 1)
     blend_vjp_tile<Depth>(lists, first + first_hit(wanted) * scouts, true, part, out, v_out, shared, rows, nullptr);
 }

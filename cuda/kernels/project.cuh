@@ -1,5 +1,6 @@
 // Projection of raw Gaussians, one a thread and a chunk a block; the visible are compacted in index order. docs/math.md 2-5
 #pragma once
+#include "adam_group.cuh"
 #include "geometry.cuh"
 
 namespace splat {
@@ -15,6 +16,7 @@ struct ProjectJob {
   int64_t* chunk_counts;
   uint32_t* row_counts;
   const int64_t* counters;
+  LazyRest rest;
 };
 
 SPLAT_DEVICE TileRect record_rect(const float* rec, int tiles_x, int tiles_y, float width, float height) {
@@ -65,6 +67,32 @@ SPLAT_DEVICE void colour_one(const ProjectJob& job, int64_t i, const float* mean
   if (!finite) rec[kRecHalfX] = __uint_as_float(0x7fc00000u);
 }
 
+// The SH rest of the block's visible Gaussians brought to the step before this one, a warp a Gaussian. Every thread
+// calls it; `rank` is its place among the visible.
+template <int DEGREE>
+SPLAT_DEVICE void catch_up_rest(const LazyRest& rest, int width, int64_t base, bool seen, int rank, int visible) {
+  constexpr int kUsed = 3 * ShRest<DEGREE>::kCount;
+  SPLAT_SHARED(AdamGap<float>, gaps, SPLAT_CHUNK);
+  SPLAT_SHARED(int, late, SPLAT_CHUNK);  // local index, or -1 for one that missed nothing
+  if (seen) {
+    const int64_t i = base + threadIdx.x;
+    const int64_t stands = rest.steps[i];
+    late[rank] = stands < rest.now ? int(threadIdx.x) : -1;
+    if (stands < rest.now) {
+      gaps[rank] = make_adam_gap<float>(rest.gaps, stands, rest.now);
+      rest.steps[i] = int32_t(rest.now);
+    }
+  }
+  __syncthreads();
+  for (int r = warp_id(); r < visible; r += SPLAT_CHUNK / kWarp) {
+    if (late[r] < 0) continue;
+    const AdamGap<float> gap = gaps[r];
+    const int64_t row = (base + late[r]) * width;
+    for (int e = lane_id(); e < kUsed; e += kWarp) catch_up_at(rest, gap, row + e);
+  }
+  __syncthreads();  // rows are read by the threads of their Gaussians
+}
+
 template <int DEGREE>
 __global__ void __launch_bounds__(SPLAT_CHUNK) project_chunks(ProjectJob job) {
   if (overflowed(job.counters)) return;
@@ -75,6 +103,8 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_chunks(ProjectJob job) {
   int visible = 0;
   const int rank = block_exclusive_scan(tiles > 0 ? 1 : 0, &visible);
   const long long bound = block_sum((long long)(tiles));
+  if (job.rest.steps != nullptr)
+    catch_up_rest<DEGREE>(job.rest, 3 * job.gaussians.sh_rest, chunk * SPLAT_CHUNK, tiles > 0, rank, visible);
   if (tiles > 0) {
     colour_one<DEGREE>(job, i, raw.mean, rec);
     const int64_t slot = chunk * SPLAT_CHUNK + rank;

@@ -25,6 +25,8 @@ struct ProjectVjpJob {
   const int64_t* counters;
   bool with_adam;
   AdamGroup adam[kGroups];
+  int32_t* rest_steps;        // null: Adam steps the SH rest of what is not seen too
+  int32_t step;
   float* gradients[kGroups];  // null where they are not wanted
   float* pose_partials;       // null without a pose gradient
   float *grad2d, *count;      // null without statistics
@@ -137,8 +139,9 @@ SPLAT_DEVICE void finish_shapes(const ProjectVjpJob& job, int64_t base, int coun
 
 // A coefficient's gradient is its basis function times the colour's gradient, so only those two are kept.
 // Those above DEGREE are not in use: they have no gradient, and Adam leaves them as they are.
+// ids: null, or the `count` Gaussians that are stepped.
 template <int DEGREE>
-SPLAT_DEVICE void finish_rest(const ProjectVjpJob& job, int64_t base, int count, const float* bases,
+SPLAT_DEVICE void finish_rest(const ProjectVjpJob& job, int64_t base, int count, const int32_t* ids, const float* bases,
                               const float* colours) {
   const int used = 3 * ShRest<DEGREE>::kCount, width = 3 * job.gaussians.sh_rest;
   const int span = job.gradients[kGroups - 1] != nullptr ? width : used;
@@ -151,9 +154,10 @@ SPLAT_DEVICE void finish_rest(const ProjectVjpJob& job, int64_t base, int count,
       if (++owner >= count) break;
     }
     const bool in_use = rest < used;
+    const int local = ids == nullptr ? owner : int(ids[owner] - base);
     const float grad =
-        in_use ? bases[owner * ShRest<DEGREE>::kRoom + rest / 3] * colours[3 * owner + rest % 3] : 0.0f;
-    finish(job, kGroups - 1, (base + owner) * width + rest, grad, in_use);
+        in_use ? bases[local * ShRest<DEGREE>::kRoom + rest / 3] * colours[3 * local + rest % 3] : 0.0f;
+    finish(job, kGroups - 1, (base + local) * width + rest, grad, in_use);
   }
 }
 
@@ -224,7 +228,12 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   const int64_t left = job.gaussians.n - base;
   const int count = left < SPLAT_CHUNK ? int(left) : SPLAT_CHUNK;
   finish_shapes(job, base, count, shapes);
-  finish_rest<DEGREE>(job, base, count, bases, colours);
+  if (job.rest_steps == nullptr) {
+    finish_rest<DEGREE>(job, base, count, nullptr, bases, colours);
+  } else {
+    finish_rest<DEGREE>(job, base, int(job.chunk_counts[2 * chunk]), job.ids + base, bases, colours);
+    if (listed) job.rest_steps[job.ids[record]] = job.step;
+  }
   if (POSE) store_pose(job, chunk, pose);
 }
 

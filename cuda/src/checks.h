@@ -42,6 +42,9 @@ const char* fault(const SplatView* view) {
   if (!sized(view)) return "SplatView has another size than in this library's splat.h";
   if (view->width < 1 || view->height < 1) return "the image has no pixels";
   if (view->sh_degree < 0 || view->sh_degree > 4) return "sh_degree is not in 0..4";
+  const int32_t lines = int32_t((int64_t(view->height) + SPLAT_TILE - 1) / SPLAT_TILE);
+  if (view->line_begin < 0 || view->line_begin >= view->line_end || view->line_end > lines)
+    return "the lines of tiles are not in the image";
   return nullptr;
 }
 const char* fault(const SplatGaussians* g) {
@@ -63,11 +66,18 @@ const char* fault(const SplatLoss* loss) {
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
   if (adam->step < 1) return "Adam steps are counted from 1";
+  if (adam->rest_steps != nullptr && (adam->gaps == nullptr || adam->gap_count < 1)) return "gaps are missing";
   const char* f = fault(&adam->exp_avg);
   return f != nullptr ? f : fault(&adam->exp_avg_sq);
 }
+// The Adam that leaves the SH rest of what is not seen for later, or null.
+const SplatAdam* with_rest(const SplatAdam* adam) {
+  return adam != nullptr && adam->rest_steps != nullptr ? adam : nullptr;
+}
+
 const char* fault(const SplatProjectGrad* grad) {
   if (!sized(grad)) return "SplatProjectGrad has another size than in this library's splat.h";
+  if (grad->gradients != nullptr && with_rest(grad->adam) != nullptr) return "gradients are not kept with rest_steps";
   const char* f = grad->gradients == nullptr ? nullptr : fault(grad->gradients);
   return f != nullptr || grad->adam == nullptr ? f : fault(grad->adam);
 }

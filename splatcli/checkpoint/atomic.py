@@ -98,6 +98,29 @@ def probe_folder(folder: Path) -> None:
         ) from None
 
 
+def probe_room(folder: Path, size: int) -> None:
+    """Raise OutputError unless ``size`` bytes can be reserved in ``folder`` now; quotas count."""
+    probe = folder / f".room.tmp.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        with probe.open("xb") as file:
+            _reserve(file.fileno(), size)
+    except OSError as error:
+        raise OutputError(
+            f"there is no room for a checkpoint of {size / 2**20:,.0f} MiB: {_reason(error)}",
+            where=folder,
+            remedy="free some space",
+        ) from None
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def free_bytes(folder: Path) -> int:
+    """What the file system says is left for this user; quotas do not count."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
 def _reserve(descriptor: int, size: int) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)

@@ -1,8 +1,8 @@
 """The checkpoint file as a container: open it without trusting it, and check every byte that matters.
 
-A .pt file is a zip of stored members around a pickle. torch.load checks neither lengths nor checksums, accepts
-compressed members (a bomb), and allows views that pretend to be huge; so the zip is examined first, the pickle is
-read for the names it would import, and each tensor is compared with its digest before anyone sees it.
+A .pt file is a zip of stored members around a pickle, and torch.load allows views that pretend to be huge; so the zip
+is examined first, the pickle is read for the names it would import, and each tensor is compared with its digest before
+anyone sees it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import pickletools
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from splatcli.checkpoint.archive import DAMAGED, examine, pickle_of
 from splatcli.checkpoint.schema import (
     DTYPES,
+    STORED_NAMES,
     Manifest,
     digests_of,
     dtype_name,
@@ -35,14 +36,9 @@ from splatcli.errors import ModelFileError
 MANIFEST_KEY = "manifest"
 DIGEST_KEY = "manifest_sha256"
 
-_MAX_MEMBERS = 10_000
-_END_OF_ZIP = b"PK\x05\x06"
-_END_OF_ZIP_SIZE = 22
 _IMPORTING_OPCODES = {"INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "STACK_GLOBAL", "EXT1", "EXT2", "EXT4"}
 _PLAIN_GLOBALS = {"torch._utils _rebuild_tensor_v2", "collections OrderedDict"}
 _STORAGES = {f"torch {kind}Storage" for kind in ("Float", "Double", "Int", "Long", "Byte", "Bool")}
-
-_DAMAGED = "the file is damaged: fall back on an older checkpoint of the run, or restore the file from a copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,60 +66,17 @@ def read_container(path: Path, *, digests: bool = True, mmap: bool = False) -> C
     return Container(manifest, tensors)
 
 
+def is_own(path: Path) -> bool:
+    """Whether a torch file is one of ours, sound or not, rather than another program's. Raises ModelFileError."""
+    words: list[bytes] = []
+    examine(path, lambda archive: words.append(archive.read(pickle_of(archive))))
+    # The second name is for a file of ours that has lost its manifest.
+    return any(word.encode() in words[0] for word in (DIGEST_KEY, STORED_NAMES["sh0"]))
+
+
 def preflight(path: Path) -> None:
-    """Refuse whatever is not a plain torch zip, before torch sees it. Allocates no more than the small members."""
-    try:
-        size = path.stat().st_size
-        if path.is_dir():
-            raise ModelFileError("this is a folder, not a checkpoint file", where=path, remedy=_folder_hint(path))
-        with path.open("rb") as file:
-            head = file.read(16)
-            file.seek(max(0, size - _END_OF_ZIP_SIZE))
-            tail = file.read(_END_OF_ZIP_SIZE)
-    except FileNotFoundError:
-        raise ModelFileError("there is no such file", where=path) from None
-    except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror}", where=path) from None
-    if not head.startswith(b"PK\x03\x04"):
-        _refuse_other_file(head, size, path)
-    # With the end record exactly at the end and no comment, every zip reader agrees on the same directory.
-    if not tail.startswith(_END_OF_ZIP) or tail[-2:] != b"\0\0":
-        raise ModelFileError(f"truncated or extended: {size} bytes do not end as a zip", where=path, remedy=_DAMAGED)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            problems = _member_problems(archive, size)
-            if not problems:
-                _check_small_members(archive, path)
-    except ModelFileError:
-        raise
-    except Exception as error:  # zipfile lets struct.error, ValueError, NotImplementedError and others through
-        raise ModelFileError(f"not a readable zip ({error})", where=path, remedy=_DAMAGED) from None
-    if problems:
-        raise ModelFileError(listed("not a plain torch checkpoint", problems), where=path)
-
-
-def _member_problems(archive: zipfile.ZipFile, size: int) -> list[str]:
-    members = archive.infolist()
-    if len(members) > _MAX_MEMBERS:
-        return [f"{len(members)} members, more than {_MAX_MEMBERS}"]
-    names = [member.filename for member in members]
-    roots = {name.split("/", 1)[0] for name in names}
-    problems = []
-    if len(set(names)) != len(names):
-        problems.append("a member is there twice")
-    if len(roots) != 1 or any("/" not in name or ".." in name or "\\" in name for name in names):
-        problems.append(f"members under {len(roots)} roots, not one")
-    if not any(name.endswith("/data.pkl") for name in names):
-        problems.append("no data.pkl")
-    if any(name.endswith("/constants.pkl") or "/code/" in name for name in names):
-        problems.append("it is a TorchScript archive")
-    packed = [m.filename for m in members if m.compress_type != zipfile.ZIP_STORED or m.compress_size != m.file_size]
-    if packed:
-        problems.append(f"{len(packed)} members are compressed (first: {packed[0]}); all must be stored")
-    total = sum(member.file_size for member in members)
-    if total > size:
-        problems.append(f"members claim {total} bytes, the file has {size}")
-    return problems
+    """Refuse whatever is not a plain torch zip of ours, before torch sees it."""
+    examine(path, lambda archive: _check_small_members(archive, path))
 
 
 def _check_small_members(archive: zipfile.ZipFile, path: Path) -> None:
@@ -154,7 +107,7 @@ def _unpickle(path: Path, mmap: bool) -> dict[object, object]:
         stored = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-        raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=_DAMAGED) from None
+        raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None
     if not isinstance(stored, dict) or MANIFEST_KEY not in stored:
         raise ModelFileError(
             f"not a splatcli checkpoint: no manifest inside{_guess_origin(stored)}",
@@ -167,7 +120,7 @@ def _unpickle(path: Path, mmap: bool) -> dict[object, object]:
 def _manifest_of(stored: dict[object, object], path: Path) -> Manifest:
     text, digest = stored.pop(MANIFEST_KEY), stored.pop(DIGEST_KEY, None)
     if not isinstance(text, str) or hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest() != digest:
-        raise ModelFileError("the manifest does not match its own digest", where=path, remedy=_DAMAGED)
+        raise ModelFileError("the manifest does not match its own digest", where=path, remedy=DAMAGED)
     return parse_manifest(text, path)
 
 
@@ -219,7 +172,7 @@ def _check_digests(manifest: Manifest, tensors: dict[str, Tensor], path: Path) -
             raise ModelFileError(
                 f"{spec.name} does not match its digest: damaged, or changed after it was written{guess}",
                 where=path,
-                remedy="use the file as splatcli wrote it" if guess else _DAMAGED,
+                remedy="use the file as splatcli wrote it" if guess else DAMAGED,
             )
 
 
@@ -236,25 +189,6 @@ def _guess_activation(name: str, tensor: Tensor) -> str:
             "which the rasterizer activates once"
         )
     return ""
-
-
-def _refuse_other_file(head: bytes, size: int, path: Path) -> NoReturn:
-    if head.startswith((b"ply\n", b"ply\r")):
-        raise ModelFileError(
-            "this is a PLY (no optimizer state), training cannot resume from it",
-            where=path,
-            remedy=f"start a new run from it: splat train SCENE --init {path}",
-        )
-    if size == 0:
-        raise ModelFileError("the file is empty (0 bytes)", where=path)
-    if head.startswith(b"\x80"):
-        raise ModelFileError("a bare pickle (torch's old format); such files may run code and are not read", where=path)
-    raise ModelFileError(f"not a checkpoint: it starts with {head!r}, not as a zip", where=path)
-
-
-def _folder_hint(path: Path) -> str | None:
-    files = sorted([*path.glob("ckpt_*.pt"), *path.glob("ckpts/ckpt_*.pt")])
-    return f"name the file, e.g. {files[-1]}" if files else None
 
 
 def _guess_origin(stored: object) -> str:

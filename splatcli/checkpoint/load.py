@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from splatcli.checkpoint.blowup import cost_sentence
 from splatcli.checkpoint.container import read_container
 from splatcli.checkpoint.pack import unpack
 from splatcli.checkpoint.schema import nonfinite
@@ -26,6 +27,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
             raise ModelFileError(f"{name} has {count} NaN or infinite values, the first at {list(index)}", where=path)
     checkpoint = unpack(container.manifest, container.tensors, path)
     if (fault := checkpoint_space_problem(checkpoint.gaussians, checkpoint.config)) is not None:
+        if fault.startswith("scales"):
+            gaussians = checkpoint.gaussians
+            fault += f"; {cost_sentence(gaussians.means.numpy(), gaussians.log_scales.numpy(), checkpoint.cameras)}"
         raise ModelFileError(
             fault, where=path, remedy="write the file again from the raw parameters; splatcli's own files hold those"
         )

@@ -12,6 +12,7 @@ from splatcli.checkpoint.schema import (
     FORMAT,
     FORMAT_VERSION,
     MOMENT_PREFIXES,
+    REST_STEPS,
     STORED_NAMES,
     CameraSpec,
     DatasetSpec,
@@ -42,6 +43,8 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
         for group in GROUPS:
             for prefix, moment in zip(MOMENT_PREFIXES, checkpoint.moments[group], strict=True):
                 named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
+    if checkpoint.rest_steps is not None:
+        named[REST_STEPS] = checkpoint.rest_steps
     named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
     named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
 
@@ -89,7 +92,11 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
         train_views=[int(i) for i in checkpoint.train],
         test_views=[int(i) for i in checkpoint.test],
         dataset=DatasetSpec.model_construct(
-            root=dataset.root, kind=dataset.kind, extent=float(dataset.extent), fingerprint=dict(dataset.fingerprint)
+            root=dataset.root,
+            kind=dataset.kind,
+            extent=float(dataset.extent),
+            fingerprint=dict(dataset.fingerprint),
+            offset=[float(value) for value in dataset.offset],
         ),
         train=TrainSpec.model_construct(
             step=int(checkpoint.step),
@@ -124,6 +131,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         gaussians=gaussians,
         moments=_moments(tensors),
         adam_step=manifest.train.adam_step,
+        rest_steps=_rest_steps(manifest, tensors, where),
         active_sh_degree=manifest.train.active_sh_degree,
         strategy=strategy,
         rng=_under("rng.", tensors),
@@ -132,7 +140,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         cameras=cameras,
         train=list(manifest.train_views),
         test=list(manifest.test_views),
-        dataset=DatasetInfo(**manifest.dataset.model_dump()),
+        dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
     )
 
 
@@ -157,6 +165,17 @@ def _moments(tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | N
         first, second = (_group_shape(group, tensors[prefix + STORED_NAMES[group]]) for prefix in MOMENT_PREFIXES)
         pairs[group] = (first, second)
     return pairs
+
+
+def _rest_steps(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Tensor | None:
+    steps = tensors.get(REST_STEPS)
+    if steps is not None and len(steps) and not 0 <= int(steps.min()) <= int(steps.max()) <= manifest.train.adam_step:
+        raise ModelFileError(
+            f"{REST_STEPS} goes from {int(steps.min())} to {int(steps.max())}, beyond the optimiser's "
+            f"{manifest.train.adam_step} steps",
+            where=where,
+        )
+    return steps
 
 
 def _config(manifest: Manifest, where: object) -> Config:

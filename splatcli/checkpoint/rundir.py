@@ -10,21 +10,22 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
-import math
 import os
 import re
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
-from splatcli.checkpoint.atomic import TEMPORARY, probe_folder, sync_folder, write_atomically
+from splatcli.checkpoint.atomic import TEMPORARY, free_bytes, probe_folder, probe_room, sync_folder, write_atomically
 from splatcli.checkpoint.container import read_container
+from splatcli.checkpoint.journal import METRICS, append_line, trim_lines
+from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.lock import take_lock
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.save import checkpoint_bytes, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
+from splatcli.checkpoint.undo import Undo
 from splatcli.config import Config
 from splatcli.errors import OutputError, SplatError
 
@@ -36,20 +37,23 @@ _MOVED_ASIDE = re.compile(r".+\.old-\d+")
 class RunDir:
     """An open run folder; holds the lock until ``close`` or the end of the ``with`` block."""
 
-    def __init__(self, path: Path, lock: int) -> None:
-        """For ``create`` and ``open`` only. lock: descriptor of the locked lock file."""
+    def __init__(self, path: Path, lock: int, undo: Undo | None = None) -> None:
+        """For ``create`` and ``open`` only. lock: descriptor of the locked lock file. undo: how it came to be."""
         self.path = path
         self._lock: int | None = lock
+        self._undo = undo
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDir:
         """A new run folder, missing parents made, proved writable.
 
+        Until ``keep`` is called it is on trial: a ``with`` block that ends in an error takes all of it back.
         overwrite: a folder with content is moved aside to ``<name>.old-<n>``; nothing is deleted.
         Raises OutputError when the place has content (without overwrite), is a file or cannot be written,
-        LockedError when another process works there.
+        LockedError when another process works there; nothing has changed then.
         """
         path = Path(path)
+        undo = Undo(path)
         try:
             if path.exists() and not path.is_dir():
                 raise OutputError("this is a file; a run needs a folder", where=path, remedy="choose another -o")
@@ -60,14 +64,23 @@ class RunDir:
                         where=path,
                         remedy="--overwrite moves a run aside, splat resume continues it, or choose another -o",
                     )
-                _move_aside(path)
+                undo.moved_aside = _move_aside(path)
+            undo.made = [place for place in (path / "ckpts", path, *path.parents) if not place.exists()]
             path.mkdir(parents=True, exist_ok=True)
             probe_folder(path)
             (path / "ckpts").mkdir(exist_ok=True)
             lock = take_lock(path)
-        except OSError as error:
-            raise OutputError(f"cannot make the output folder: {error.strerror}", where=path) from None
-        return cls(path, lock)
+            undo.owned = True
+            return cls(path, lock, undo)
+        except BaseException as error:
+            undo.take_back()
+            if isinstance(error, OSError):
+                raise OutputError(
+                    f"cannot make the output folder: {error.strerror}",
+                    where=path,
+                    remedy="choose another place with -o",
+                ) from None
+            raise
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -100,28 +113,53 @@ class RunDir:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._undo is not None:
+            self._undo.take_back()
         self.close()
+
+    def keep(self) -> None:
+        """Something has come of the run: a new folder stays, whatever happens."""
+        self._undo = None
 
     def write_config(self, config: Config) -> None:
         """Store the resolved settings as config.json."""
         text = config.model_dump_json(indent=2) + "\n"
         write_atomically(self.path / "config.json", lambda file: _put(file, text.encode()), what="settings")
 
+    def write_report(self, name: str, record: dict[str, Any]) -> Path:
+        """Store ``record`` as RUN/``name``, JSON; the path. Raises OutputError."""
+        path = self.path / name
+        text = json.dumps(record, indent=2, allow_nan=False) + "\n"
+        write_atomically(path, lambda file: _put(file, text.encode()), what="report")
+        return path
+
     def append_metrics(self, record: dict[str, object]) -> None:
-        """Add one line to metrics.jsonl; NaN and infinity become null. A line is there whole or not at all."""
-        path = self.path / "metrics.jsonl"
-        line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
-        try:
-            with path.open("ab", buffering=0) as file:
-                end = file.tell()
-                if file.write(line) != len(line):
-                    file.truncate(end)
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError as error:
-            raise OutputError(f"could not add to the metrics (disk full?): {error.strerror}", where=path) from None
+        """Add one line to metrics.jsonl. Raises OutputError."""
+        append_line(self.path / METRICS, record)
 
     def checkpoint_path(self, step: int) -> Path:
         return self.path / "ckpts" / f"ckpt_{step:06d}.pt"
+
+    def has(self, step: int) -> bool:
+        """Whether there is a checkpoint of ``step``; not verified."""
+        return self.checkpoint_path(step).exists()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest checkpoint that is sound in every byte; None when there is none."""
+        for path in reversed(self.checkpoints()):
+            try:
+                return load_checkpoint(path)
+            except SplatError as error:
+                _log.warning("passed over: %s", error)
+        return None
+
+    def probe_room(self, checkpoint: Checkpoint) -> None:
+        """Raise OutputError unless the disk has room for ``checkpoint`` now."""
+        probe_room(self.path / "ckpts", checkpoint_bytes(checkpoint))
+
+    def room_for(self, checkpoint: Checkpoint, count: int) -> int:
+        """How many more files like ``checkpoint``, but of ``count`` Gaussians, the disk seems to have room for."""
+        return free_bytes(self.path) // checkpoint_bytes(checkpoint, count)
 
     def checkpoints(self) -> list[Path]:
         """The run's checkpoint files by step, oldest first; not verified."""
@@ -135,7 +173,10 @@ class RunDir:
         """
         path = self.checkpoint_path(checkpoint.step)
         save_checkpoint(path, checkpoint)
-        self._point_latest(path)
+        try:
+            self._point_latest(path)
+        except OutputError as error:
+            _log.warning("%s", error)  # the checkpoint is there, and nothing relies on the pointer
         self._prune(path, checkpoint.config.save.keep_last, frozenset(checkpoint.config.save.steps))
         return path
 
@@ -150,20 +191,11 @@ class RunDir:
                 if _step_of(path) > step:
                     path.rename(_free_name(path))
             sync_folder(self.path / "ckpts")
-            self._trim_metrics(step)
+            trim_lines(self.path / METRICS, step)
         except OSError as error:
             raise OutputError(f"cannot rewind the run: {error.strerror}", where=self.path) from None
         if (path := self.checkpoint_path(step)).exists():
             self._point_latest(path)
-
-    def _trim_metrics(self, step: int) -> None:
-        path = self.path / "metrics.jsonl"
-        if not path.exists():
-            return
-        lines = path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _line_step(line) <= step]
-        if kept != lines:
-            write_atomically(path, lambda file: _put(file, b"".join(kept)), what="metrics")
 
     def _point_latest(self, path: Path) -> None:
         text = f"{path.relative_to(self.path).as_posix()}\n"
@@ -233,15 +265,15 @@ def _has_content(folder: Path) -> bool:
     return any(entry.name != "lock" for entry in folder.iterdir())
 
 
-def _move_aside(path: Path) -> None:
-    """Rename a run that nobody works on; a folder that is no run of ours stays where it is."""
+def _move_aside(path: Path) -> Path:
+    """Rename a run that nobody works on, and tell its new name; a folder that is no run of ours stays where it is."""
     if not (path / "ckpts").is_dir():
         raise OutputError(
             "the output folder has content, but is not a run", where=path, remedy="choose another place with -o"
         )
     lock = take_lock(path)
     try:
-        path.rename(_free_name(path))
+        return path.rename(_free_name(path))
     finally:
         os.close(lock)
 
@@ -276,23 +308,3 @@ def _other_process_lives(pid: int) -> bool:
 
 def _put(file: BinaryIO, content: bytes) -> None:
     file.write(content)
-
-
-def _line_step(line: bytes) -> float:
-    """The step of a metrics line; 0 when it has none, infinity when it is torn."""
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return math.inf
-    step = record.get("step", 0) if isinstance(record, dict) else math.inf
-    return step if isinstance(step, int) else 0
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return value

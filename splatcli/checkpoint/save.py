@@ -27,6 +27,9 @@ from splatcli.errors import DivergedError, ModelFileError, SplatError
 #: Room for the zip's own records and for the alignment of members, beside 2 percent of the content.
 _MARGIN = 1 << 20
 
+#: The matrix and the lens of one camera as JSON: 20 doubles of at most 25 characters, and the keys.
+_CAMERA_JSON = 700
+
 
 def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to ``path``; when this returns it is complete, verified and on the disk.
@@ -53,14 +56,28 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     def write(file: BinaryIO) -> None:
         torch.save(stored, file)
 
-    size = sum(tensor.nbytes + 512 for tensor in tensors.values()) + len(text.encode())
     write_atomically(
         path,
         write,
         what="checkpoint",
-        reserve=size + size // 50 + _MARGIN,
+        reserve=_file_size(sum(tensor.nbytes + 512 for tensor in tensors.values()) + len(text.encode())),
         verify=lambda temporary: read_container(temporary, mmap=True),
     )
+
+
+def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
+    """What the file of ``checkpoint`` takes at most; ``count`` asks as if it had so many Gaussians."""
+    per_row = sum(tensor[:1].nbytes for _, tensor in checkpoint.gaussians.items())
+    rows = 3 * per_row if checkpoint.moments is not None else per_row
+    rows += 0 if checkpoint.rest_steps is None else checkpoint.rest_steps[:1].nbytes
+    rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
+    fixed = sum(state.nbytes for state in checkpoint.rng.values())
+    cameras = sum(_CAMERA_JSON + len(camera.name.encode()) for camera in checkpoint.cameras)
+    return _file_size(rows * (len(checkpoint.gaussians) if count is None else count) + fixed + cameras)
+
+
+def _file_size(content: int) -> int:
+    return content + content // 50 + _MARGIN
 
 
 def _check_finite(tensors: dict[str, Tensor], path: Path) -> None:

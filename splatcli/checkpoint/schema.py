@@ -25,7 +25,7 @@ from splatcli.errors import ModelFileError, VersionError
 FORMAT: Final = "splatcli-checkpoint"
 #: [major, minor] of the format written here. A reader takes a file when the major number is its own and the
 #: file's min_reader is not above its own version.
-FORMAT_VERSION = (1, 0)
+FORMAT_VERSION = (1, 1)
 
 #: Stored name of each parameter group; the names are INRIA's, which everyone knows to hold raw values.
 STORED_NAMES = {
@@ -49,6 +49,10 @@ PARAMETER_SPACES = {
 
 #: First and second moment of Adam, as prefixes of the parameters' names.
 MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
+
+#: [N] int32, the step that _features_rest and its moments stand at (see AdamState); new in format 1.1, without which
+#: all stand at the optimiser's step.
+REST_STEPS = "adam.rest_steps"
 
 DTYPES = {
     "float32": torch.float32,
@@ -103,6 +107,8 @@ class DatasetSpec(_Part):
     kind: str
     extent: float
     fingerprint: dict[str, str | int]
+    #: Optional: a reader that does not know it shows the same picture, only elsewhere than the input's coordinates say.
+    offset: list[float] = Field(default=[0.0, 0.0, 0.0], min_length=3, max_length=3)
 
 
 class TrainSpec(_Part):
@@ -204,7 +210,7 @@ def name_problems(names: list[str]) -> list[str]:
     problems += [f"{name} is missing" for name in sorted(parameters - present)]
     if present & moments:
         problems += [f"{name} is missing" for name in sorted(moments - present)]
-    for name in sorted(present - parameters - moments):
+    for name in sorted(present - parameters - moments - {REST_STEPS}):
         if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
             problems.append(
                 f"{name} names an activated tensor; checkpoints hold raw parameters only "
@@ -237,6 +243,8 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
                 problems.append(f"{name} is {dtype_name(tensor)}, not float32")
             if tuple(tensor.shape) != shapes[base]:
                 problems.append(f"{name} has shape {list(tensor.shape)}, not {list(shapes[base])}")
+        elif name == REST_STEPS and (tensor.dtype != torch.int32 or tuple(tensor.shape) != (count,)):
+            problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not int32 [{count}]")
         elif name.startswith("rng.") and (tensor.dtype != torch.uint8 or tensor.dim() != 1):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not a uint8 vector")
     if rest.dim() == 3 and rest.shape[1] not in (0, 3, 8, 15, 24):

@@ -45,13 +45,53 @@ class Space(Enum):
 class ScaleVerdict:
     """What the stored scales seem to be.
 
-    median: of the stored values. neighbour: median distance to the nearest other position, scene units, NaN when
-    it was not needed or there is none.
+    median: of the stored values. neighbour: median distance to the nearest other position, scene units.
+    raw_error, activated_error: by how many nats each reading misses that distance.
+    The last three are NaN when they were not needed, or there is no such distance.
     """
 
     space: Space
     median: float
-    neighbour: float
+    neighbour: float = math.nan
+    raw_error: float = math.nan
+    activated_error: float = math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What stored parameters seem to be, and on what grounds.
+
+    evidence: a sentence on the scales and one on the opacities.
+    problem: why they must not be taken for raw ones, as a sentence; None when they may.
+    """
+
+    scales: Space
+    opacities: Space
+    evidence: tuple[str, str]
+    problem: str | None
+
+    @property
+    def space(self) -> Space:
+        """Of the two together: ACTIVATED when one of them is, RAW when both are."""
+        found = {self.scales, self.opacities}
+        return next(space for space in (Space.ACTIVATED, Space.UNSURE, Space.RAW) if space in found)
+
+
+def judge(means: Array, scales: Array, opacities: Array, *, declared: bool) -> Judgement:
+    """The space of stored parameters; refuses unless sure.
+
+    means: [N, 3] scene units. scales: [N, 3], opacities: [N], as stored. All finite.
+    declared: the file itself says that its values are raw (our manifest, our PLY comment). Doubt then goes to the
+        file, since a scene in millimetres may have no log-scale below zero; clear evidence still refuses.
+    """
+    verdict, opacity = judge_scales(means, scales), judge_opacities(opacities)
+    evidence = (_scale_evidence(verdict, scales), _opacity_evidence(opacity, opacities))
+    problem = None
+    if verdict.space is Space.ACTIVATED or (verdict.space is Space.UNSURE and not declared):
+        problem = f"{evidence[0]}; log-scales are expected, and activating them twice would give huge Gaussians"
+    elif opacity is Space.ACTIVATED or (opacity is Space.UNSURE and not declared):
+        problem = f"{evidence[1]}; logits are expected"
+    return Judgement(verdict.space, opacity, evidence, problem)
 
 
 def judge_scales(means: Array, scales: Array) -> ScaleVerdict:
@@ -62,11 +102,11 @@ def judge_scales(means: Array, scales: Array) -> ScaleVerdict:
     the distance to the nearest neighbour; the errors are medians, in nats. Deterministic.
     """
     if scales.size == 0 or bool((scales < 0).any()):
-        return ScaleVerdict(Space.RAW, float(np.median(scales)) if scales.size else 0.0, float("nan"))
+        return ScaleVerdict(Space.RAW, float(np.median(scales)) if scales.size else 0.0)
     median = float(np.median(scales))
     distances = _neighbour_distances(means) if len(means) >= MIN_COUNT else np.empty((0, 2))
     if len(distances) < MIN_COUNT:
-        return ScaleVerdict(Space.UNSURE, median, float("nan"))
+        return ScaleVerdict(Space.UNSURE, median)
     rows, log_distance = distances[:, 0].astype(np.int64), np.log(distances[:, 1])
     stored = scales[rows].astype(np.float64)
     raw_error = abs(float(np.median(stored.mean(axis=1) - log_distance)))
@@ -78,37 +118,26 @@ def judge_scales(means: Array, scales: Array) -> ScaleVerdict:
         space = Space.ACTIVATED
     else:
         space = Space.UNSURE
-    return ScaleVerdict(space, median, float(np.exp(np.median(log_distance))))
+    return ScaleVerdict(space, median, float(np.exp(np.median(log_distance))), raw_error, activated_error)
 
 
-def activated_opacities(opacities: Array) -> bool:
-    """Whether stored opacities are sigmoids already: all in (0, 1) and not one constant (an initial logit may be)."""
-    if opacities.size < MIN_OPACITIES:
-        return False
+def judge_opacities(opacities: Array) -> Space:
+    """The space of stored opacities, [N], finite: RAW = logits, ACTIVATED = values from 0 to 1.
+
+    Both ends count: a sigmoid in float32 reaches them. One constant for all may be an initial logit and proves nothing,
+    but for 0, the logit of an initial opacity of a half.
+    """
+    if not opacities.size:
+        return Space.RAW
     low, high = float(opacities.min()), float(opacities.max())
-    return 0 < low < high < 1
+    if low < 0 or high > 1 or low == high == 0:
+        return Space.RAW
+    return Space.ACTIVATED if low < high and opacities.size >= MIN_OPACITIES else Space.UNSURE
 
 
 def space_problem(means: Array, scales: Array, opacities: Array, *, declared: bool) -> str | None:
-    """Why the parameters must not be taken for raw ones, as a sentence; None when they may.
-
-    declared: the file itself says that its values are raw (our manifest, our PLY comment). Doubt then goes to the
-        file, since a scene in millimetres may have no log-scale below zero; clear evidence still refuses.
-    """
-    verdict = judge_scales(means, scales)
-    if verdict.space is Space.ACTIVATED or (verdict.space is Space.UNSURE and not declared):
-        near = "" if np.isnan(verdict.neighbour) else f"; nearest-neighbour distance {verdict.neighbour:.4g}"
-        sure = "look already activated" if verdict.space is Space.ACTIVATED else "may be activated already"
-        return (
-            f"scales {sure} (all {scales.size:,} values >= 0, median {verdict.median:.4g}{near}); "
-            "log-scales are expected, and activating them twice would give huge Gaussians"
-        )
-    if activated_opacities(opacities):
-        return (
-            f"opacities look already activated (all {opacities.size:,} values between 0 and 1, median "
-            f"{float(np.median(opacities)):.4g}); logits are expected"
-        )
-    return None
+    """Why the parameters must not be taken for raw ones, as a sentence; None when they may. See ``judge``."""
+    return judge(means, scales, opacities, declared=declared).problem
 
 
 def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None:
@@ -122,6 +151,32 @@ def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None
         tensor.detach().cpu().numpy() for tensor in (gaussians.means, gaussians.log_scales, gaussians.logit_opacities)
     )
     return space_problem(means, scales, opacities if tell_tale else opacities[:0], declared=True)
+
+
+def _scale_evidence(verdict: ScaleVerdict, scales: Array) -> str:
+    negative = int((scales < 0).sum())
+    if negative:
+        return f"scales are logarithms ({negative:,} of {scales.size:,} values are below 0)"
+    if not scales.size:
+        return "there are no scales"
+    near = "" if np.isnan(verdict.neighbour) else f"; nearest-neighbour distance {verdict.neighbour:.4g}"
+    look = {
+        Space.RAW: "look like logarithms",
+        Space.ACTIVATED: "look already activated",
+        Space.UNSURE: "may be activated already",
+    }[verdict.space]
+    return f"scales {look} (all {scales.size:,} values >= 0, median {verdict.median:.4g}{near})"
+
+
+def _opacity_evidence(space: Space, opacities: Array) -> str:
+    if not opacities.size:
+        return "there are no opacities"
+    low, high = float(opacities.min()), float(opacities.max())
+    if space is Space.RAW:
+        return f"opacities are logits ({low:.4g} to {high:.4g})"
+    look = "look already activated" if space is Space.ACTIVATED else "may be activated already"
+    spread = f"median {float(np.median(opacities)):.4g}" if low < high else f"each {low:.4g}"
+    return f"opacities {look} (all {opacities.size:,} values between 0 and 1, {spread})"
 
 
 def _neighbour_distances(means: Array) -> NDArray[np.float64]:

@@ -22,12 +22,14 @@ class DatasetInfo:
     kind: the layout, as named by the scene reader.
     extent: world units; scales the means' learning rate.
     fingerprint: counts and digests of the images, from ``Scene.fingerprint()``.
+    offset: added to the Gaussians' coordinates it gives those of the input (``Scene.offset``).
     """
 
     root: str
     kind: str
     extent: float
     fingerprint: dict[str, str | int] = field(default_factory=dict)
+    offset: tuple[float, ...] = (0.0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class Checkpoint:
     gaussians: raw parameters, float32.
     moments: parameter group -> Adam's (exp_avg, exp_avg_sq), each of the group's shape; None before training.
     adam_step: steps that Adam has counted.
+    rest_steps: [N] int32, the step that shN of each Gaussian and its moments stand at; None: all at adam_step.
     active_sh_degree: SH degree in use, at most ``gaussians.sh_degree``.
     strategy: the strategy's accumulators and numbers, by name.
     rng: states of torch generators, uint8 [S], by name.
@@ -48,6 +51,7 @@ class Checkpoint:
     gaussians: Gaussians
     moments: dict[str, tuple[Tensor, Tensor]] | None
     adam_step: int
+    rest_steps: Tensor | None
     active_sh_degree: int
     strategy: dict[str, Tensor | Scalar]
     rng: dict[str, Tensor]

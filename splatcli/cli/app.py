@@ -19,7 +19,7 @@ Exit codes:
   0 done              5 bad model file       9 run in use by another process
   2 bad usage         6 unknown version     10 training diverged
   3 bad input data    7 ranks disagree      70 internal error
-  4 no resources      8 cannot write       130, 143 interrupted (state saved)
+  4 no resources      8 cannot write       129, 130, 143 interrupted (state saved)
 """
 
 app = typer.Typer(

@@ -2,63 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.cli.model import OUTPUT, find_model, load_model, run_folder
+from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
-from splatcli.cli.signals import exit_code, stop_requests
-from splatcli.errors import ModelFileError, OutputError, UsageError
+from splatcli.cli.signals import Requests, exit_code
+from splatcli.errors import ModelFileError, OutputError, SplatError, UsageError
 
 if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import Reading
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.train.loop import Trainer
 
 
+@dataclass(frozen=True)
+class Wishes:
+    """What is to be different when a run is resumed.
+
+    data: where the scene is now. file, settings, allowed: see train.changes.changed_config.
+    """
+
+    data: Path | None = None
+    file: Path | None = None
+    settings: list[str] = field(default_factory=list)
+    allowed: list[str] = field(default_factory=list)
+
+
 def start_training(
-    config: Config, *, output: Path | None, overwrite: bool, stop_at: int | None, device: str, out: Output
+    config: Config,
+    *,
+    reading: Reading,
+    output: Path | None,
+    overwrite: bool,
+    stop_at: int | None,
+    device: str,
+    out: Output,
 ) -> int:
     """Train a new run to its end or until it is stopped; returns the exit code."""
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
-    given = _initial_model(config)
-    scene = read_scene(Path(config.data.scene), config.data, background=photo_background(config))
-    if overwrite and output is not None:
-        _check_movable(output, scene.root)
-    with RunDir.create(output or default_folder(scene.root), overwrite=overwrite) as run_dir:
-        run_dir.write_config(config)
-        trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
-        return _drive(trainer, stop_at, out)
+    with Requests() as requests:
+        given = _initial_model(config, reading, out)
+        scene = read_scene(Path(config.data.scene), config.data, background=photo_background(config))
+        if overwrite and output is not None:
+            _check_movable(output, scene.root)
+        requests.heed_stops()
+        with RunDir.create(output or default_folder(scene.root), overwrite=overwrite) as run_dir:
+            run_dir.write_config(config)
+            trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
+            del given
+            return _drive(trainer, stop_at, requests, out)
 
 
-def resume_training(
-    path: Path, *, iterations: int | None, stop_at: int | None, data: Path | None, device: str, out: Output
-) -> int:
+def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: str, out: Output) -> int:
     """Go on with the run of a checkpoint; returns the exit code."""
+    from splatcli.checkpoint.load import load_checkpoint
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
+    from splatcli.train.changes import changed_config
     from splatcli.train.loop import Trainer
 
-    checkpoint = load_model(path).checkpoint
-    if checkpoint is None:
+    if not is_own_checkpoint(path):
+        what = "a PLY (no optimizer state)" if file_kind(path) == "ply" else "not a checkpoint of splat"
         raise ModelFileError(
-            "this is a PLY: it holds Gaussians, but no state of a training run",
+            f"this is {what}: it may hold Gaussians, but no training run that could be gone on with",
             where=path,
-            remedy=f"splat train SCENE --init {path}",
+            remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
-    config = checkpoint.config
-    scene = read_scene(data or Path(checkpoint.dataset.root), config.data, background=photo_background(config))
-    run = run_folder(path)
-    with RunDir.open(run) if run else RunDir.create(default_folder(scene.root)) as run_dir:
-        trainer = Trainer.resume(checkpoint, scene, run_dir=run_dir, device=device, iterations=iterations)
-        # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
-        run_dir.rewind(checkpoint.step)
-        run_dir.write_config(trainer.state.config)
-        return _drive(trainer, stop_at, out)
+    with Requests() as requests:
+        checkpoint = load_checkpoint(path)
+        config, notes = changed_config(
+            checkpoint.config, file=wishes.file, assignments=wishes.settings, allowed=wishes.allowed
+        )
+        root = wishes.data or Path(checkpoint.dataset.root)
+        scene = read_scene(root, config.data, background=photo_background(config))
+        run = run_folder(path)
+        requests.heed_stops()
+        with RunDir.open(run) if run else RunDir.create(default_folder(scene.root)) as run_dir:
+            trainer = Trainer.resume(
+                checkpoint, scene, run_dir=run_dir, device=device, config=config, allowed=wishes.allowed, notes=notes
+            )
+            # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
+            run_dir.rewind(checkpoint.step)
+            run_dir.write_config(config)
+            del checkpoint  # as much memory as the state itself
+            return _drive(trainer, stop_at, requests, out)
 
 
 def photo_background(config: Config) -> tuple[int, int, int]:
@@ -85,8 +119,10 @@ def _check_movable(folder: Path, scene: Path) -> None:
             )
 
 
-def _initial_model(config: Config) -> Gaussians | None:
+def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians | None:
     """The Gaussians that ``--init`` names by a path; None for ``sfm`` and ``random``."""
+    from splatcli.scene.read import read_scene
+
     if config.model.init in ("sfm", "random"):
         return None
     path = Path(config.model.init)
@@ -94,28 +130,56 @@ def _initial_model(config: Config) -> Gaussians | None:
         raise UsageError(
             f"there is no {path}", where="--init", remedy="sfm, random, or the path of a checkpoint or PLY"
         )
-    return load_model(find_model(path)).gaussians
+    model = load_model(
+        find_model(path),
+        reading=reading,
+        cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
+        say=out.note,
+    )
+    return model.gaussians
 
 
-def _drive(trainer: Trainer, stop_at: int | None, out: Output) -> int:
-    from splatcli.train.events import Evaluated, Stopped
+def _drive(trainer: Trainer, stop_at: int | None, requests: Requests, out: Output) -> int:
+    """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
+    from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
 
     stopped: Stopped | None = None
     score: Evaluated | None = None
-    with stop_requests() as requested, reporter_for(out) as reporter:
-        for event in trainer.run(stop_at, requested):
-            reporter.tell(event)
-            if isinstance(event, Evaluated):
-                score = event
-            elif isinstance(event, Stopped):
-                stopped = event
-    assert stopped is not None, "a trainer's last event is Stopped"
+    rollbacks = 0
+    problem: SplatError | None = None
+    try:
+        with reporter_for(out) as reporter:
+            for event in trainer.run(stop_at, requests.stop, requests.save):
+                reporter.tell(event)
+                if isinstance(event, Stepped):
+                    trainer.run_dir.keep()
+                elif isinstance(event, RolledBack):
+                    rollbacks += 1
+                elif isinstance(event, Evaluated):
+                    score = event
+                elif isinstance(event, Stopped):
+                    stopped = event
+    except SplatError as error:
+        problem = error
+    if stopped is None:
+        assert problem is not None, "a trainer's last event is Stopped"
+        raise problem
     facts = {
         "path": stopped.path,
         "step": stopped.step,
         "reason": stopped.reason,
         "psnr": score.psnr if score else None,
         "ssim": score.ssim if score else None,
+        "rollbacks": rollbacks,
     }
     out.result(facts, [stopped.path])
+    if problem is not None:
+        raise problem
+    missed = trainer.keeper.missed
+    if missed and stopped.reason == "finished":
+        raise OutputError(
+            f"the run is finished and saved, but not the checkpoints of save.steps {missed}",
+            where=trainer.run_dir.path,
+            remedy="the disk refused them at that time; free some space, and train again if they are needed",
+        )
     return exit_code(stopped.reason)

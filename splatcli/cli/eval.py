@@ -12,8 +12,8 @@ from splatcli.cli import options
 from splatcli.errors import SceneError, UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.state import Checkpoint
-    from splatcli.gaussians import Gaussians
+    from splatcli.cli.model import Model
+    from splatcli.config import Config
     from splatcli.scene.scene import Scene
 
 
@@ -25,20 +25,25 @@ def evaluate(
         typer.Option("--sheet", metavar="PNG", help="Also write a contact sheet: each photo beside its render."),
     ] = None,
     data: options.Data = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     device: options.Device = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Measure a checkpoint against photos that training never saw.
+    """Measure a model against photos that training never saw.
 
     Prints the mean PSNR and SSIM over the views, the number of Gaussians and the path of the sheet, if one is made.
-    With --json: one object with every view and the protocol, without which figures do not compare.
+    With --json: one object with every view and the protocol, without which figures do not compare. A model of another
+    program is measured with the cameras of the scene that --data names.
 
     \b
     Examples:
       splat eval output/scene
       splat eval output/scene --sheet sheet.png
       splat eval output/scene --json > figures.json
+      splat eval point_cloud.ply --data scene/
     """
     if views not in ("test", "train", "all"):
         raise UsageError(f"{views!r} names no views with photos", where="--views", remedy="test, train or all")
@@ -47,24 +52,37 @@ def evaluate(
     from splatcli.cli.drive import photo_background
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.output import speaking
+    from splatcli.config import Config
     from splatcli.scene.read import read_scene
 
     with speaking(json=json, quiet=quiet) as out:
         wanted = resolve_device(device)
         path = find_model(model)
-        loaded = load_model(path, wanted)
+        loaded = load_model(
+            path,
+            wanted,
+            reading=options.reading(param_space, lenient, drop_nonfinite),
+            cameras=None if data is None else lambda: read_scene(data, Config().data).cameras,
+            say=out.note,
+        )
         checkpoint = loaded.checkpoint
-        if checkpoint is None:
-            raise UsageError("a PLY knows neither cameras nor photos", where=path, remedy="evaluate a checkpoint")
-        config = checkpoint.config
-        scene = read_scene(data or Path(checkpoint.dataset.root), config.data, background=photo_background(config))
-        facts, lines = _measure(checkpoint, loaded.gaussians, scene, views, sheet)
+        if checkpoint is None and data is None:
+            raise UsageError(
+                f"this knows neither cameras nor photos: {loaded.origin}",
+                where=path,
+                remedy="name the scene whose frame the model is in: --data DIR",
+            )
+        config = Config() if checkpoint is None else checkpoint.config
+        root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
+        assert root is not None
+        scene = read_scene(root, config.data, background=photo_background(config))
+        facts, lines = _measure(loaded, config, scene, views, sheet)
         out.result({"model": path, **facts}, lines)
     return 0
 
 
 def _measure(
-    checkpoint: Checkpoint, gaussians: Gaussians, scene: Scene, views: str, sheet: Path | None
+    model: Model, config: Config, scene: Scene, views: str, sheet: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures as JSON's object and as lines; raises SceneError for a photo that is missing."""
     from splatcli.train.metrics import mean_scores, protocol
@@ -73,10 +91,14 @@ def _measure(
     from splatcli.views.selection import select_views
     from splatcli.views.sheet import Pair, contact_sheet
 
-    photos, look = Photos(scene), Look.trained(checkpoint)
+    checkpoint, photos = model.checkpoint, Photos(scene)
+    look = Look() if checkpoint is None else Look.trained(checkpoint)
+    owner = scene if checkpoint is None else checkpoint
     compared = []
-    for camera in select_views(views, checkpoint.cameras, checkpoint.train, checkpoint.test).cameras:
-        one = photos.compare(camera.name, render_pixels(gaussians, camera, look))
+    for camera in select_views(views, owner.cameras, owner.train, owner.test).cameras:
+        if photos.hides_all(camera.name):
+            continue
+        one = photos.compare(camera.name, render_pixels(model.gaussians, camera, look))
         if one is None:
             raise SceneError(
                 f"there is no photo {camera.name} of {camera.width}x{camera.height} pixels",
@@ -85,20 +107,27 @@ def _measure(
             )
         compared.append(one)
 
+    if not compared:
+        raise SceneError(
+            "the masks hide all of every view that was asked for",
+            where=scene.root,
+            remedy="evaluate others: --views all, or correct the masks",
+        )
     psnr, ssim = mean_scores([one.score for one in compared])
-    count = len(checkpoint.gaussians)
+    count, step = len(model.gaussians), None if checkpoint is None else checkpoint.step
     facts: dict[str, Any] = {
         "psnr": psnr,
         "ssim": ssim,
         "num_gaussians": count,
-        "step": checkpoint.step,
+        "step": step,
         "views": [asdict(one.score) for one in compared],
-        "protocol": {**protocol(checkpoint.config, scene, [one.index for one in compared]), "views_of": views},
+        "protocol": {**protocol(config, scene, [one.index for one in compared]), "views_of": views},
     }
     lines = [f"psnr {psnr:.3f}", f"ssim {ssim:.4f}", f"num_gaussians {count}"]
     if sheet is not None:
         pairs = [Pair(c.truth, c.pixels, f"{c.score.name}   {c.score.psnr:.2f} dB") for c in compared]
-        title = f"photo | render   step {checkpoint.step}   {count:,} Gaussians   PSNR {psnr:.2f} dB   SSIM {ssim:.4f}"
+        steps = "" if step is None else f"step {step}   "
+        title = f"photo | render   {steps}{count:,} Gaussians   PSNR {psnr:.2f} dB   SSIM {ssim:.4f}"
         write_bytes(sheet, png_bytes(contact_sheet(pairs, title)))
         facts["sheet"] = sheet
         lines.append(f"sheet {sheet}")

@@ -24,17 +24,22 @@ def export(
             show_default=False,
         ),
     ] = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Write a model as a PLY that other viewers and editors read, or its cameras as JSON.
 
-    Prints the path of the file. The PLY has the layout of the original 3DGS program; coordinates are the input's own.
+    Prints the path of the file. The PLY has the layout of the original 3DGS program; coordinates are the input's own,
+    but for a scene far from its origin (UTM), where a note says what to add to them.
 
     \b
     Examples:
       splat export output/scene -o scene.ply
       splat export output/scene -o cameras.json
+      splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
     if output is None:
@@ -51,14 +56,23 @@ def export(
     from splatcli.views.pictures import write_bytes
 
     with speaking(json=json, quiet=quiet) as out:
-        loaded = load_model(find_model(model))
+        reading = options.reading(param_space, lenient, drop_nonfinite)
+        loaded = load_model(find_model(model), reading=reading, say=out.note)
+        offset = loaded.checkpoint.dataset.offset if loaded.checkpoint else (0.0, 0.0, 0.0)
+        comments = []
+        if any(offset):
+            remark = f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"
+            comments = [f"splatcli: {remark}"]
+            out.note(f"note: the scene lies far from its origin and was moved: {remark}")
         if kind == "json":
             if loaded.checkpoint is None:
-                raise UsageError("a PLY carries no cameras", where=loaded.path, remedy="export from a checkpoint")
-            payload = cameras_json(loaded.checkpoint.cameras).encode()
+                raise UsageError(
+                    f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
+                )
+            payload = cameras_json(loaded.checkpoint.cameras, offset).encode()
         else:
             buffer = io.BytesIO()
-            write_ply(loaded.gaussians, buffer)
+            write_ply(loaded.gaussians, buffer, comments)
             payload = buffer.getvalue()
             if loaded.checkpoint is not None and loaded.checkpoint.config.train.antialiased:
                 out.note("note: trained antialiased; viewers that cannot compensate opacity show it too thick")

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from splatcli.cli import options
-from splatcli.errors import UsageError
+from splatcli.errors import SplatError, UsageError
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import Reading
 
 
 def info(
@@ -16,73 +19,176 @@ def info(
         Path | None,
         typer.Argument(
             metavar="[PATH]",
-            help="Checkpoint, PLY, run folder or scene. Without it: the path that comes through a pipe, else the "
-            "newest run under output/.",
+            help="Checkpoint, PLY, run folder or scene, also of other programs. Without it: the path that comes "
+            "through a pipe, else the newest run under output/.",
             show_default=False,
         ),
     ] = None,
+    images: options.Images = None,
+    masks: options.Masks = None,
+    max_pixels: options.MaxPixels = None,
+    strict: options.Strict = False,
+    skip_bad_images: options.SkipBadImages = False,
+    format: options.Format = None,
+    colmap_model: options.ColmapModel = None,
+    skip_missing: options.SkipMissing = False,
+    allow_outside: options.AllowOutside = False,
+    drop_bad_points: options.DropBadPoints = False,
+    scene_extent: options.SceneExtent = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Tell what a file or folder is and what is in it.
 
+    A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
+    Of a PLY or a checkpoint of another program it also tells whether the parameters are raw or activated already, on
+    what grounds, and whether the other commands take the file.
+
     \b
     Examples:
       splat info scene/
+      splat info scene/ --model sparse/1
       splat info output/scene
+      splat info results/garden/ckpts/ckpt_29999_rank0.pt
       splat info scene.ply --json
     """
-    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.model import find_model, is_own_checkpoint, load_model
     from splatcli.cli.output import speaking
 
     with speaking(json=json, quiet=quiet) as out:
         if path is not None and not path.exists():
             raise UsageError("there is nothing here", where=path, remedy="name a checkpoint, PLY, run folder or scene")
         if path is not None and path.is_dir() and not _is_run(path):
-            facts = _scene_facts(path)
+            flags = options.data_flags(
+                format=format,
+                model=colmap_model,
+                images=images,
+                masks=masks,
+                max_pixels=max_pixels,
+                strict=strict,
+                skip_bad_images=skip_bad_images,
+                skip_missing=skip_missing,
+                allow_outside=allow_outside,
+                drop_bad_points=drop_bad_points,
+                scene_extent=scene_extent,
+            )
+            facts = _scene_facts(path, flags)
         else:
-            kind = "run" if path is not None and path.is_dir() else None
-            facts = _model_facts(load_model(find_model(path)), kind)
+            found = find_model(path)
+            reading = options.reading(param_space, lenient, drop_nonfinite)
+            if is_own_checkpoint(found):
+                facts = _checkpoint_facts(load_model(found, reading=reading))
+            else:
+                facts = _foreign_facts(found, reading)
+            if path is not None and path.is_dir():
+                facts["kind"] = "run"
         out.result(facts, _lines(facts))
     return 0
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder holds a run rather than a scene."""
-    return (folder / "ckpts").is_dir() or (folder / "point_cloud").is_dir()
+    """Whether a folder holds a run, ours or another program's, rather than a scene."""
+    from splatcli.checkpoint.foreign.locate import newest_foreign
+
+    return (folder / "ckpts").is_dir() or newest_foreign(folder) is not None
 
 
-def _model_facts(model: Any, kind: str | None) -> dict[str, Any]:
+def _checkpoint_facts(model: Any) -> dict[str, Any]:
     gaussians, checkpoint = model.gaussians, model.checkpoint
     facts: dict[str, Any] = {
-        "kind": kind or ("ply" if checkpoint is None else "checkpoint"),
-        "path": model.path,
-        "bytes": model.path.stat().st_size,
-        "num_gaussians": len(gaussians),
-        "sh_degree": gaussians.sh_degree,
+        "kind": "checkpoint",
+        **_table_facts(model.path, gaussians.means, gaussians.sh_degree),
+        "step": checkpoint.step,
+        "iterations": checkpoint.config.train.iterations,
+        "active_sh_degree": checkpoint.active_sh_degree,
+        "num_train": len(checkpoint.train),
+        "num_test": len(checkpoint.test),
+        "scene": checkpoint.dataset.root,
+        "scene_kind": checkpoint.dataset.kind,
+        "scene_present": Path(checkpoint.dataset.root).is_dir(),
+        "resumable": checkpoint.moments is not None,
     }
-    if len(gaussians):
-        facts["bounds"] = [gaussians.means.amin(dim=0).tolist(), gaussians.means.amax(dim=0).tolist()]
-    if checkpoint is not None:
-        facts |= {
-            "step": checkpoint.step,
-            "iterations": checkpoint.config.train.iterations,
-            "active_sh_degree": checkpoint.active_sh_degree,
-            "num_train": len(checkpoint.train),
-            "num_test": len(checkpoint.test),
-            "scene": checkpoint.dataset.root,
-            "scene_kind": checkpoint.dataset.kind,
-            "scene_present": Path(checkpoint.dataset.root).is_dir(),
-            "resumable": checkpoint.moments is not None,
-        }
+    if any(checkpoint.dataset.offset):
+        facts["offset"] = list(checkpoint.dataset.offset)
     return facts
 
 
-def _scene_facts(path: Path) -> dict[str, Any]:
-    from splatcli.config import DataConfig
+def _table_facts(path: Path, means: Any, sh_degree: int) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "path": path,
+        "bytes": path.stat().st_size,
+        "num_gaussians": len(means),
+        "sh_degree": sh_degree,
+    }
+    if len(means):
+        facts["bounds"] = [means.amin(dim=0).tolist(), means.amax(dim=0).tolist()]
+    return facts
+
+
+def _foreign_facts(path: Path, reading: Reading) -> dict[str, Any]:
+    """Of a PLY or a checkpoint of another program, also of one that other commands refuse, and why they do."""
+    from splatcli.checkpoint.foreign.stored import to_gaussians
+    from splatcli.cli.model import file_kind, open_stored
+    from splatcli.errors import ModelFileError
+
+    try:
+        stored = open_stored(path, lenient=reading.lenient)
+    except ModelFileError as error:
+        if file_kind(path) != "ply":
+            raise
+        return _header_facts(path, error)
+    broken = stored.broken()
+    finite = stored.without_broken() if broken else stored
+    facts = {
+        "kind": "ply" if stored.origin == "PLY" else "foreign checkpoint",
+        "format": stored.origin,
+        **_table_facts(path, finite.tables.means, stored.sh_degree),
+        "num_gaussians": len(stored),
+    }
+    judgements = finite.judgements()
+    worst = max(judgements, key=lambda found: (found.problem is not None, found.space.value != "raw"))
+    facts |= {
+        "space": worst.space.value,
+        "evidence": list(worst.evidence),
+        "says_raw": stored.declared,
+        "unit_quaternions": finite.quats_are_unit(),
+        "nonfinite": broken,
+    }
+    notes = [*stored.notes, *finite.remarks()]
+    try:
+        notes = to_gaussians(stored, reading, path)[1]
+        facts |= {"usable": True}
+    except ModelFileError as error:
+        facts |= {"usable": False, "problem": error.what, "help": error.remedy}
+    return facts | {"notes": notes}
+
+
+def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
+    """Of a PLY that holds no splats, or not as it should; one without a sound header is an error here too."""
+    from splatcli.formats.ply_header import read_ply_header
+
+    header = read_ply_header(path, lenient=True)
+    return {
+        "kind": "ply",
+        "format": f"PLY, {header.format}",
+        "path": path,
+        "bytes": path.stat().st_size,
+        "elements": [f"{part.count} x {part.name}: {' '.join(part.properties)}" for part in header.elements],
+        "comments": header.comments,
+        "usable": False,
+        "problem": problem.what,
+        "help": problem.remedy,
+    }
+
+
+def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
+    from splatcli.config import build_config
     from splatcli.scene.read import read_scene
 
-    scene = read_scene(path, DataConfig())
+    scene = read_scene(path, build_config(flags).data)
     return {
         "kind": "scene",
         "path": path,
@@ -93,6 +199,7 @@ def _scene_facts(path: Path) -> dict[str, Any]:
         "num_points": len(scene.points.xyz) if scene.points is not None else 0,
         "sizes": sorted({f"{camera.width}x{camera.height}" for camera in scene.cameras}),
         "extent": scene.extent,
+        **({"offset": scene.offset.tolist()} if scene.offset.any() else {}),
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
         "notes": scene.notes,
     }

@@ -6,6 +6,7 @@ import json
 import os
 import stat
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 from splatcli.errors import ModelFileError, UsageError
 
 if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import CameraSource, Reading, Stored
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.gaussians import Gaussians
 
@@ -24,12 +26,15 @@ _HINT = "name a checkpoint, a PLY or a run folder"
 
 @dataclass(frozen=True)
 class Model:
-    """A model that was read; ``checkpoint`` is None when the file holds nothing but Gaussians.
+    """A model that was read; ``checkpoint`` is None when the file is not a checkpoint of ours.
 
-    gaussians: on the device that was asked for; those of ``checkpoint`` are on the CPU.
+    origin: what the file is.
+    gaussians: on the device that was asked for, as of the checkpoint's step; those of ``checkpoint`` are on the CPU and
+        as stored.
     """
 
     path: Path
+    origin: str
     gaussians: Gaussians
     checkpoint: Checkpoint | None
 
@@ -56,32 +61,67 @@ def run_folder(checkpoint: Path) -> Path | None:
     return run if run is None or checkpoint.is_absolute() else Path(os.path.relpath(run))
 
 
-def load_model(path: Path, device: str = "cpu") -> Model:
-    """Read a checkpoint or a PLY, told apart by their first bytes, not by their names. Raises ModelFileError."""
+def load_model(
+    path: Path,
+    device: str = "cpu",
+    *,
+    reading: Reading | None = None,
+    cameras: CameraSource | None = None,
+    say: Callable[[str], None] | None = None,
+) -> Model:
+    """Read a checkpoint, a PLY or a checkpoint of another program, told apart by their bytes, not by their names.
+
+    reading: how files of other programs are to be taken.
+    cameras: those that are going to be used, for messages. say: hears what the user should know of the file.
+    Raises ModelFileError.
+    """
+    from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
     from splatcli.checkpoint.load import load_checkpoint
-    from splatcli.formats.ply import read_ply
+    from splatcli.train.state import settled
 
-    kind = file_kind(path)
-    if kind == "checkpoint":
+    reading = reading or Reading()
+    if is_own_checkpoint(path):
+        if reading.space is not None:
+            raise UsageError("a checkpoint of splat says itself what its values are", where="--param-space")
         checkpoint = load_checkpoint(path)
-        return Model(path, checkpoint.gaussians.to(device), checkpoint)
-    if kind == "ply":
-        return Model(path, read_ply(path).to(device), None)
-    raise ModelFileError("this is neither a checkpoint nor a PLY", where=path, remedy=_HINT)
+        return Model(path, "checkpoint", settled(checkpoint).to(device), checkpoint)
+    stored = open_stored(path, lenient=reading.lenient)
+    gaussians, notes = to_gaussians(stored, reading, path, cameras)
+    if say is not None:
+        for note in notes:
+            say(f"note: {note}")
+    return Model(path, stored.origin, gaussians.to(device), None)
 
 
-def file_kind(path: Path) -> str | None:
-    """``checkpoint``, ``ply`` or None, from the first bytes. Raises ModelFileError when they cannot be read."""
+def open_stored(path: Path, *, lenient: bool = False) -> Stored:
+    """What a PLY or a checkpoint of another program holds, its space not judged yet. Raises ModelFileError."""
+    from splatcli.checkpoint.foreign.read import read_foreign
+    from splatcli.formats.ply import read_stored_ply
+
+    return read_stored_ply(path, lenient=lenient) if file_kind(path) == "ply" else read_foreign(path)
+
+
+def is_own_checkpoint(path: Path) -> bool:
+    """Whether a file is a checkpoint of ours, sound or not. Raises ModelFileError when it cannot be read."""
+    from splatcli.checkpoint.container import is_own
+
+    return file_kind(path) == "checkpoint" and is_own(path)
+
+
+def file_kind(path: Path) -> str:
+    """``checkpoint`` (anyone's) or ``ply``, from the first bytes. Raises ModelFileError for anything else."""
     try:
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(16)
     except OSError as error:
         raise ModelFileError(f"cannot read: {error.strerror}", where=path) from None
-    if head.startswith(b"PK"):
+    if head.startswith((b"PK", b"\x80")):  # a zip, or the bare pickle of old, whose reader tells why it is refused
         return "checkpoint"
     if head.startswith(b"ply"):
         return "ply"
-    return None
+    if not head:
+        raise ModelFileError("the file is empty (0 bytes)", where=path)
+    raise ModelFileError(f"this is neither a checkpoint nor a PLY: it starts with {head!r}", where=path, remedy=_HINT)
 
 
 def _piped_path() -> Path | None:
@@ -118,17 +158,11 @@ def _newest_run() -> Path:
 
 
 def _newest_in(folder: Path) -> Path:
-    """The newest checkpoint of our run, or the last PLY of a run of INRIA's program."""
+    """The newest checkpoint of our run, or the newest model of a run of another program."""
+    from splatcli.checkpoint.foreign.locate import newest_foreign
     from splatcli.checkpoint.rundir import find_latest
 
-    found = find_latest(folder)
-    if found is not None:
-        return found
-    clouds = [
-        (int(number), path)
-        for path in folder.glob("point_cloud/iteration_*/point_cloud.ply")
-        if (number := path.parent.name.removeprefix("iteration_")).isdecimal()
-    ]
-    if clouds:
-        return max(clouds)[1]
-    raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
+    found = find_latest(folder) or newest_foreign(folder)
+    if found is None:
+        raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
+    return found

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from splatcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import Reading as Taken
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout instead of plain lines.")]
 
@@ -15,8 +21,8 @@ Model = Annotated[
     Path | None,
     typer.Argument(
         metavar="[MODEL]",
-        help="Checkpoint, PLY or run folder. Without it: the path that comes through a pipe, else the newest run "
-        "under output/.",
+        help="Checkpoint, PLY or run folder, also of other programs. Without it: the path that comes through a pipe, "
+        "else the newest run under output/.",
         show_default=False,
     ),
 ]
@@ -37,3 +43,128 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Where the scene is now, if it is not where it was trained."),
 ]
+
+# How a scene is read: the same flags wherever one is read for the first time.
+
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="LAYOUT", help="colmap, nerfstudio or blender.  [default: what the folder holds]"),
+]
+
+ColmapModel = Annotated[
+    str | None, typer.Option("--model", metavar="DIR", help="COLMAP model inside the scene.  [default: the largest]")
+]
+
+Images = Annotated[str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")]
+
+Masks = Annotated[
+    str | None,
+    typer.Option(
+        "--masks",
+        metavar="DIR",
+        help="Folder of masks inside the scene, none, or alpha.  [default: the layout's own, or masks/]",
+    ),
+]
+
+MaxPixels = Annotated[
+    int | None,
+    typer.Option(
+        "--max-pixels", metavar="N", help="Refuse larger photos.  [default: what a quarter of the memory decodes]"
+    ),
+]
+
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Decode every photo before the first step, and refuse damaged ones.")
+]
+
+SkipBadImages = Annotated[
+    bool, typer.Option("--skip-bad-images", help="Decode every photo first, and leave damaged ones out.")
+]
+
+SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Go on without photos that are not there.")]
+
+AllowOutside = Annotated[
+    bool, typer.Option("--allow-outside", help="Read photos that the scene's files place outside its folder.")
+]
+
+DropBadPoints = Annotated[bool, typer.Option("--drop-bad-points", help="Leave out points that are NaN or infinite.")]
+
+SceneExtent = Annotated[
+    float | None,
+    typer.Option(
+        "--scene-extent", metavar="SIZE", help="The scene's size in its own units.  [default: from the cameras]"
+    ),
+]
+
+
+def data_flags(
+    *,
+    format: str | None,
+    model: str | None,
+    images: str | None,
+    masks: str | None,
+    max_pixels: int | None,
+    strict: bool,
+    skip_bad_images: bool,
+    skip_missing: bool,
+    allow_outside: bool,
+    drop_bad_points: bool,
+    scene_extent: float | None,
+) -> dict[str, Any]:
+    """The settings that the flags above stand for; None where a flag was not given."""
+    return {
+        "data.format": format,
+        "data.model": model,
+        "data.images": images,
+        "data.masks": masks,
+        "data.max_pixels": max_pixels,
+        "data.strict": strict or None,
+        "data.skip_bad_images": skip_bad_images or None,
+        "data.skip_missing": skip_missing or None,
+        "data.allow_outside": allow_outside or None,
+        "data.drop_bad_points": drop_bad_points or None,
+        "data.scene_extent": scene_extent,
+    }
+
+
+class Space(Enum):
+    """What ``--param-space`` may say."""
+
+    RAW = "raw"
+    ACTIVATED = "activated"
+
+
+ParamSpace = Annotated[
+    Space | None,
+    typer.Option(
+        "--param-space",
+        metavar="SPACE",
+        help="Of a model of another program: raw takes its scales for logarithms and its opacities for logits whatever "
+        "they look like, activated takes logarithms and logits of them.  [default: told from the values, refused in "
+        "doubt]",
+        show_default=False,
+    ),
+]
+
+Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a PLY.")]
+
+DropNonfinite = Annotated[
+    bool,
+    typer.Option("--drop-nonfinite", help="Leave out Gaussians with NaN or infinite values instead of refusing them."),
+]
+
+
+def reading(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
+    """These three options as the readers of models take them."""
+    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.space import Space as Known
+
+    return Reading(None if space is None else Known(space.value), lenient, drop_nonfinite)
+
+
+def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite: bool, *, given: bool) -> None:
+    """Raises UsageError when one of them is there, but no model of another program that it could concern."""
+    named = {"--param-space": space, "--lenient": lenient, "--drop-nonfinite": drop_nonfinite}
+    for flag, value in named.items():
+        if value and not given:
+            raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")

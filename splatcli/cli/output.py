@@ -66,12 +66,7 @@ class Output:
     def error(self, problem: SplatError) -> None:
         """The reason of a failure: ``error[E003]: what``, with where and help on lines of their own."""
         self.event("error", problem.as_dict())
-        lines = [f"error[{problem.code}]: {problem.what}"]
-        if problem.where is not None:
-            lines.append(f"  where: {problem.where}")
-        if problem.remedy is not None:
-            lines.append(f"  help: {problem.remedy}")
-        self._to_stderr("\n".join(lines))
+        self._to_stderr("\n".join(problem.lines()))
 
     def close(self) -> None:
         """Flush, so that the interpreter finds nothing left to complain about at exit."""
@@ -106,6 +101,8 @@ def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
     logger, handler = logging.getLogger("splatcli"), _LogHandler(out)
     logger.addHandler(handler)
     with warnings.catch_warnings():
+        # Pillow warns of metadata without naming the file; what matters of it becomes an error or a note of ours.
+        warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.showwarning = lambda message, *_args, **_kwargs: out.warn(str(message))
         try:
             yield out

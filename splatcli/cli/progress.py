@@ -143,7 +143,7 @@ class TerminalReporter(_Base):
         self._bar.stop()
 
     def tell(self, event: Event) -> None:
-        from splatcli.train.events import Evaluated, Started, Stepped
+        from splatcli.train.events import Evaluated, Probed, Started, Stepped
 
         if isinstance(event, Stepped):
             self._pace.step()
@@ -152,7 +152,7 @@ class TerminalReporter(_Base):
             return
         if isinstance(event, Started):
             self._bar.update(self._task, completed=event.step, total=event.iterations)
-        if isinstance(event, Evaluated):
+        if isinstance(event, Evaluated | Probed):
             self._psnr = f"  PSNR {event.psnr:.2f}"
         text = describe(event)
         if text is not None:
@@ -161,7 +161,7 @@ class TerminalReporter(_Base):
 
 def describe(event: Event) -> str | None:
     """What a person wants to know of an event, in a line or a few; None for what happens all the time."""
-    from splatcli.train.events import Evaluated, Saved, Started, Stopped
+    from splatcli.train.events import Alarmed, Evaluated, RolledBack, Saved, SaveFailed, Started, Stopped
 
     match event:
         case Started():
@@ -173,6 +173,12 @@ def describe(event: Event) -> str | None:
             return (
                 f"step {event.step}: {figures} on {len(event.views)} held-out views, {event.num_gaussians:,} Gaussians"
             )
+        case Alarmed():
+            return f"warning: step {event.step}: {event.text}"
+        case RolledBack():
+            return f"warning: back at step {event.step}, after step {event.from_step}: {event.text}"
+        case SaveFailed():
+            return f"warning: step {event.step}: {event.text}; the next attempt is in {event.retry_seconds:.0f} s"
         case Saved():
             return f"step {event.step}: saved {event.path}"
         case Stopped() if event.reason != "finished":

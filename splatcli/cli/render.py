@@ -15,6 +15,7 @@ from splatcli.errors import SceneError, UsageError
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
     from splatcli.cli.output import Output
+    from splatcli.scene.scene import Scene
     from splatcli.views.scoring import Photos
     from splatcli.views.selection import Views
 
@@ -69,20 +70,24 @@ def render(
         ),
     ] = None,
     data: options.Data = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     device: options.Device = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Render views of a model as PNG files.
 
-    Prints their paths, one a line. A checkpoint carries its cameras; a PLY needs a file of them. Where the photos
-    are at hand, PSNR and SSIM are told on stderr.
+    Prints their paths, one a line. A checkpoint carries its cameras; a PLY or a model of another program needs a
+    file of them, or the scene with --data. Where the photos are at hand, PSNR and SSIM are told on stderr.
 
     \b
     Examples:
       splat render --views
       splat render output/scene --views all -o pictures
       splat render point_cloud.ply --views cameras.json --background white
+      splat render chkpnt30000.pth --data scene/ --views
       splat train scene/ -q | splat render --views
     """
     from splatcli.cli.device import resolve_device
@@ -91,7 +96,11 @@ def render(
 
     with speaking(json=json, quiet=quiet) as out:
         wanted = resolve_device(device)
-        loaded = load_model(find_model(model), wanted)
+        path = find_model(model)
+        reading = options.reading(param_space, lenient, drop_nonfinite)
+        loaded = load_model(
+            path, wanted, reading=reading, cameras=lambda: _views_of(None, views, data)[0].cameras, say=out.note
+        )
         _render(loaded, views, output, background, data, out)
     return 0
 
@@ -101,12 +110,10 @@ def _render(
 ) -> None:
     from splatcli.train.metrics import mean_scores
     from splatcli.views.pictures import Look, parse_background, picture_paths, png_bytes, render_pixels, write_bytes
-    from splatcli.views.selection import select_views
+    from splatcli.views.scoring import Photos
 
     checkpoint = model.checkpoint
-    chosen = select_views(
-        views, *((checkpoint.cameras, checkpoint.train, checkpoint.test) if checkpoint else ([],) * 3)
-    )
+    chosen, scene = _views_of(model, views, data)
     look = Look.trained(checkpoint) if checkpoint else Look()
     if background is not None:
         look = replace(look, background=parse_background(background))
@@ -117,13 +124,13 @@ def _render(
         return
 
     paths = picture_paths((camera.name for camera in chosen.cameras), output or default_folder(model, chosen.label))
-    photos = _photos(model, chosen, data, out)
+    photos = Photos(scene) if scene is not None else _photos(model, chosen, data, out)
     scores = []
     for camera, path in zip(chosen.cameras, paths, strict=True):
         pixels = render_pixels(model.gaussians, camera, look)
         write_bytes(path, png_bytes(pixels))
         facts: dict[str, object] = {"view": camera.name, "path": path}
-        compared = photos.compare(camera.name, pixels) if photos else None
+        compared = photos.compare(camera.name, pixels) if photos and not photos.hides_all(camera.name) else None
         if compared is not None:
             score = compared.score
             scores.append(score)
@@ -134,6 +141,24 @@ def _render(
     if scores:
         out.note(f"mean of {len(scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
     out.result({"paths": paths, "psnr": psnr, "ssim": ssim}, paths)
+
+
+def _views_of(model: Model | None, views: str, data: Path | None) -> tuple[Views, Scene | None]:
+    """The views to render, and the scene that they are from when it is not that of the model's own run.
+
+    model: None where it is not read yet; only a checkpoint of ours carries cameras.
+    """
+    from splatcli.config import DataConfig
+    from splatcli.scene.read import read_scene
+    from splatcli.views.selection import select_views
+
+    if model is not None and model.checkpoint is not None:
+        checkpoint = model.checkpoint
+        return select_views(views, checkpoint.cameras, checkpoint.train, checkpoint.test), None
+    if data is None or views.lower().endswith(".json"):
+        return select_views(views, [], [], []), None
+    scene = read_scene(data, DataConfig())
+    return select_views(views, scene.cameras, scene.train, scene.test), scene
 
 
 def default_folder(model: Model, label: str) -> Path:

@@ -33,6 +33,22 @@ def resume(
     ] = None,
     stop_at: options.StopAt = None,
     data: options.Data = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Go on with another setting; may be repeated."),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="TOML file that the settings are compared with."),
+    ] = None,
+    allowed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-config-change",
+            metavar="KEY",
+            help="Go on although this differs: a key of FILE, `photos` or `cameras`; may be repeated.",
+        ),
+    ] = None,
     device: options.Device = "auto",
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -40,25 +56,26 @@ def resume(
     """Go on with a run that was stopped, or extend one that is finished.
 
     Settings, cameras and the place of the scene are in the checkpoint; the result has the same bits as an
-    uninterrupted run. Prints the path of the last checkpoint.
+    uninterrupted run, unless a setting is changed. Prints the path of the last checkpoint.
 
     \b
     Examples:
       splat resume output/scene
       splat resume output/scene/ckpts/ckpt_007000.pt --iterations 30000
+      splat resume output/scene --set optim.means_lr=8e-5
       splat train scene/ --stop-at 1000 | splat resume
     """
     from splatcli.cli.device import resolve_device
-    from splatcli.cli.drive import resume_training
+    from splatcli.cli.drive import Wishes, resume_training
     from splatcli.cli.model import find_model
     from splatcli.cli.output import speaking
 
+    settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     with speaking(json=json, quiet=quiet) as out:
         return resume_training(
             find_model(checkpoint),
-            iterations=iterations,
+            Wishes(data, config, settings, allowed or []),
             stop_at=stop_at,
-            data=data,
             device=resolve_device(device),
             out=out,
         )

@@ -1,37 +1,74 @@
-"""Signals: the first asks for a stop at the next step, after a complete save; a second SIGINT ends at once."""
+"""Signals: some ask for a save, some for a stop after one; a second SIGINT ends at once.
+
+Handlers only remember. So a signal that comes during a save lets it finish.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, TracebackType
+from typing import Self
+
+#: They end a run at the next step, after a complete save. SIGHUP is what a lost terminal sends.
+STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
+
+#: It saves at the next step, and training goes on; schedulers send it ahead of their time limit.
+SAVE = "SIGUSR1"
 
 
-@contextmanager
-def stop_requests() -> Iterator[Callable[[], str | None]]:
-    """While open, SIGINT and SIGTERM are remembered instead of obeyed.
+class Requests:
+    """What signals have asked for, while open; the handlers that were there are put back at the end.
 
-    Yields a function that returns the name of the first signal received, or None.
-    The handlers that were there are put back at the end.
+    SIGUSR1 is heeded at once, so that it never kills; the others only from ``heed_stops`` on: before there is
+    anything to save, they end the program in their usual way.
     """
-    received: list[str] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
+    def __init__(self) -> None:
+        self._stop: str | None = None
+        self._save = False
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Self:
+        self._listen(SAVE)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        self._before.clear()
+
+    def heed_stops(self) -> None:
+        """From here on, signals that ask for a stop are remembered instead of obeyed."""
+        for name in STOPS:
+            self._listen(name)
+
+    def stop(self) -> str | None:
+        """The name of the first signal that asked for a stop, or None."""
+        return self._stop
+
+    def save(self) -> bool:
+        """Whether a save was asked for since the last call."""
+        asked, self._save = self._save, False
+        return asked
+
+    def _listen(self, name: str) -> None:
+        number = signal.Signals[name]
+        if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:
+            return  # nohup
+        self._before[number] = signal.signal(number, self._remember)
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if name == "SIGINT" and "SIGINT" in received:
+        if name == SAVE:
+            self._save = True
+        elif name == "SIGINT" and self._stop == "SIGINT":
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
-        received.append(name)
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, remember) for number in numbers}
-    try:
-        yield lambda: received[0] if received else None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        else:
+            self._stop = self._stop or name
 
 
 def exit_code(reason: str) -> int:

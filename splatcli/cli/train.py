@@ -31,9 +31,17 @@ def train(
             help="Divide image sides by 1, 2, 4 or 8; more is a width in pixels.  [default: at most 1600 wide]",
         ),
     ] = None,
-    images: Annotated[
-        str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")
-    ] = None,
+    images: options.Images = None,
+    masks: options.Masks = None,
+    max_pixels: options.MaxPixels = None,
+    strict: options.Strict = False,
+    skip_bad_images: options.SkipBadImages = False,
+    format: options.Format = None,
+    colmap_model: options.ColmapModel = None,
+    skip_missing: options.SkipMissing = False,
+    allow_outside: options.AllowOutside = False,
+    drop_bad_points: options.DropBadPoints = False,
+    scene_extent: options.SceneExtent = None,
     strategy: Annotated[
         str | None, typer.Option("--strategy", metavar="NAME", help="How Gaussians are added.  [default: default]")
     ] = None,
@@ -50,6 +58,9 @@ def train(
     init: Annotated[
         str | None, typer.Option("--init", metavar="HOW", help="sfm, random, or a model's path.  [default: sfm]")
     ] = None,
+    param_space: options.ParamSpace = None,
+    lenient: options.Lenient = False,
+    drop_nonfinite: options.DropNonfinite = False,
     device: options.Device = "auto",
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags win over it.")
@@ -78,6 +89,7 @@ def train(
       splat train scene/
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ | splat render --views
+      splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.device import resolve_device
@@ -89,7 +101,19 @@ def train(
     background = "white" if white_background else "random" if random_background else None
     flags: dict[str, Any] = {
         "data.scene": str(scene.absolute()),
-        "data.images": images,
+        **options.data_flags(
+            format=format,
+            model=colmap_model,
+            images=images,
+            masks=masks,
+            max_pixels=max_pixels,
+            strict=strict,
+            skip_bad_images=skip_bad_images,
+            skip_missing=skip_missing,
+            allow_outside=allow_outside,
+            drop_bad_points=drop_bad_points,
+            scene_extent=scene_extent,
+        ),
         "data.resolution": resolution,
         "data.test_every": test_every,
         "model.sh_degree": sh_degree,
@@ -105,6 +129,14 @@ def train(
         from splatcli.config import build_config
 
         settings = build_config(flags, file=config, assignments=assignments)
+        named = settings.model.init not in ("sfm", "random")
+        options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
         return start_training(
-            settings, output=output, overwrite=overwrite, stop_at=stop_at, device=resolve_device(device), out=out
+            settings,
+            reading=options.reading(param_space, lenient, drop_nonfinite),
+            output=output,
+            overwrite=overwrite,
+            stop_at=stop_at,
+            device=resolve_device(device),
+            out=out,
         )

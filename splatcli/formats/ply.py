@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 import numpy as np
 import plyfile
@@ -12,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.checkpoint.atomic import write_atomically
+from splatcli.checkpoint.foreign.stored import Reading, Stored, to_gaussians
+from splatcli.checkpoint.foreign.tensors import Tables
 from splatcli.checkpoint.schema import nonfinite
-from splatcli.checkpoint.space import space_problem
 from splatcli.errors import DivergedError, ModelFileError, OutputError
 from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
 from splatcli.gaussians import SH_REST, Gaussians
@@ -33,8 +35,8 @@ _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 Rows = NDArray[np.float32]
 
 
-def write_ply(gaussians: Gaussians, file: BinaryIO) -> None:
-    """Write the Gaussians as a binary little-endian PLY; ``file`` may be a pipe.
+def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
+    """Write the Gaussians as a binary little-endian PLY; ``file`` may be a pipe. comments: lines for the header.
 
     Properties in INRIA's order, normals zero, f_rest channel-major (all R, all G, all B), quaternions as they are:
     reading the file gives the same bits. Raises DivergedError when a value is not finite (no reader takes such a file)
@@ -62,7 +64,7 @@ def write_ply(gaussians: Gaussians, file: BinaryIO) -> None:
     put("scale_0", gaussians.log_scales)
     put("rot_0", gaussians.quats)
     rows = table.view([(name, "<f4") for name in names]).reshape(count)
-    element = plyfile.PlyElement.describe(rows, "vertex", comments=[RAW_COMMENT])
+    element = plyfile.PlyElement.describe(rows, "vertex", comments=[RAW_COMMENT, *comments])
     plyfile.PlyData([element], text=False, byte_order="<").write(file)
 
 
@@ -90,35 +92,55 @@ def write_ply_file(gaussians: Gaussians, path: Path) -> None:
     write_atomically(target, lambda file: write_ply(gaussians, file), what="PLY", reserve=size + (1 << 16))
 
 
-def read_ply(path: Path) -> Gaussians:
+def read_ply(path: Path, reading: Reading | None = None) -> Gaussians:
     """The Gaussians of an INRIA PLY as float32 CPU tensors, bit for bit where the file holds float32.
 
     Columns are found by name; ascii, big-endian, other number types and further columns are accepted.
     Raises ModelFileError: damaged, not a splat file, NaN or infinite values, or parameters that are not raw.
     """
+    reading = reading or Reading()
+    return to_gaussians(read_stored_ply(path, lenient=reading.lenient), reading, Path(path))[0]
+
+
+def read_stored_ply(path: Path, *, lenient: bool = False) -> Stored:
+    """What an INRIA PLY holds, its space not judged yet.
+
+    lenient: more data than the header promises are ignored, with a note.
+    Raises ModelFileError: damaged, or not a splat file.
+    """
     path = Path(path)
-    header = read_ply_header(path)
+    header = read_ply_header(path, lenient=lenient)
     vertex = _vertex_of(header, path)
     rest = _check_columns(vertex, path)
-    rows = _read_rows(header, vertex, path)
-    columns = {name: i for i, name in enumerate(vertex.properties)}
+    notes: list[str] = []
+    rows = _ascii_rows(header, path, notes, lenient) if header.format == "ascii" else _binary_rows(header, path)
+    if header.trailing:
+        notes.append(f"ignored {header.trailing} bytes behind the data")
+    names = {
+        "means": _MEANS,
+        "quats": _QUATS,
+        "scales": _SCALES,
+        "opacities": _OPACITY,
+        "sh0": _SH0,
+        "shN": _rest_names(rest),
+    }
+    blocks = {group: _columns(rows, columns, vertex) for group, columns in names.items()}
+    blocks["opacities"] = blocks["opacities"][:, 0]
+    blocks["shN"] = blocks["shN"].reshape(vertex.count, 3, rest // 3).transpose(0, 2, 1)
 
-    def take(names: list[str]) -> Rows:
-        return _columns(rows, [columns[name] for name in names], vertex.properties, path)
+    def place(group: str, index: tuple[int, ...]) -> str:
+        columns = names[group]
+        # shN is [N, K, 3] here and channel-major in the file.
+        column = index[2] * (rest // 3) + index[1] if group == "shN" else index[1] if len(index) > 1 else 0
+        span = columns[0] if len(columns) == 1 else f"{columns[0]}...{columns[-1]}"
+        return f"{span}, the first in {columns[column]} of vertex {index[0]}"
 
-    count = vertex.count
-    means, scales, opacities = take(_MEANS), take(_SCALES), take(_OPACITY)[:, 0]
-    sh_rest = take(_rest_names(rest)).reshape(count, 3, rest // 3).transpose(0, 2, 1)
-    fault = space_problem(means, scales, opacities, declared=RAW_COMMENT in header.comments)
-    if fault is not None:
-        raise ModelFileError(fault, where=path, remedy="export it again from the program that made it, as raw values")
-    return Gaussians(
-        means=_tensor(means),
-        quats=_tensor(take(_QUATS)),
-        log_scales=_tensor(scales),
-        logit_opacities=_tensor(opacities),
-        sh0=_tensor(take(_SH0)),
-        shN=_tensor(sh_rest),
+    return Stored(
+        "PLY",
+        Tables(**{group: torch.from_numpy(np.ascontiguousarray(block)) for group, block in blocks.items()}),
+        place=place,
+        declared=RAW_COMMENT in header.comments,
+        notes=notes,
     )
 
 
@@ -140,7 +162,7 @@ def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
 
 def _check_columns(vertex: PlyElement, path: Path) -> int:
     """The number of f_rest columns, once everything needed is there."""
-    present = set(vertex.properties)
+    present = vertex.properties.keys()
     missing = [name for name in _REQUIRED if name not in present]
     if missing == ["scale_2"]:
         raise ModelFileError("two scales a Gaussian: this is a 2D Gaussian (2DGS) model, not a 3D one", where=path)
@@ -163,47 +185,64 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     return rest
 
 
-def _read_rows(header: PlyHeader, vertex: PlyElement, path: Path) -> NDArray[Any]:
-    """The vertices as plyfile's structured array, mapped from the file where that can be."""
+def _binary_rows(header: PlyHeader, path: Path) -> NDArray[Any]:
+    """The vertices as a structured array, mapped from the file; whatever follows them is not looked at."""
+    vertex, order = _vertex_of(header, path), "<>"[header.format == "binary_big_endian"]
+    before = header.before("vertex")
+    if any(element.has_list for element in before):
+        raise ModelFileError("elements with lists stand before the vertices", where=path)
+    dtype = np.dtype([(name, order + kind) for name, kind in vertex.properties.items()])
+    if not vertex.count:
+        return np.empty(0, dtype)
+    offset = header.size + sum(element.count * element.stride for element in before)
+    return np.memmap(path, dtype, mode="r", offset=offset, shape=(vertex.count,))
+
+
+def _ascii_rows(header: PlyHeader, path: Path, notes: list[str], lenient: bool) -> NDArray[Any]:
+    """[N, columns] float64."""
+    vertex = _vertex_of(header, path)
+    lines = [line for line in path.read_bytes()[header.size :].splitlines() if line.strip()]
+    promised = sum(element.count for element in header.elements)
+    if len(lines) < promised or (len(lines) > promised and not lenient):
+        raise ModelFileError(
+            f"{len(lines)} lines of data, the header promises {promised}",
+            where=path,
+            remedy="export it again" + (", or ignore the last ones with --lenient" if len(lines) > promised else ""),
+        )
+    if len(lines) > promised:
+        notes.append(f"ignored {len(lines) - promised} lines behind the data")
+    if not vertex.count:
+        return np.empty((0, len(vertex.properties)))
+    first = sum(element.count for element in header.before("vertex"))
+    text = [line.decode("ascii", "replace") for line in lines[first : first + vertex.count]]
     try:
-        data = plyfile.PlyData.read(str(path))
-        rows = cast(NDArray[Any], data["vertex"].data)
-    except Exception as error:  # plyfile lets ValueError, UnicodeDecodeError, MemoryError and others through
-        raise ModelFileError(f"its data cannot be read: {str(error) or type(error).__name__}", where=path) from None
-    if header.format == "ascii":
-        lines = sum(bool(line.strip()) for line in path.read_bytes()[header.size :].splitlines())
-        promised = sum(element.count for element in header.elements)
-        if lines != promised:
-            raise ModelFileError(f"{lines} lines of data, the header promises {promised}", where=path)
-    if len(rows) != vertex.count or list(rows.dtype.names or ()) != vertex.properties:
-        raise ModelFileError("its data do not follow its header", where=path)
+        rows = np.loadtxt(text, dtype=np.float64, ndmin=2, comments=None)
+    except ValueError as error:  # it names the row
+        raise ModelFileError(f"its data cannot be read: {error}", where=path) from None
+    if rows.shape[1] != len(vertex.properties):
+        raise ModelFileError(
+            f"{rows.shape[1]} values in a line of data, the header names {len(vertex.properties)} properties",
+            where=path,
+        )
     return rows
 
 
-def _columns(rows: NDArray[Any], indices: list[int], names: list[str], path: Path) -> Rows:
-    """[N, len(indices)] float32, contiguous, finite."""
-    if not indices:
+def _columns(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Rows:
+    """[N, len(names)] float32. A number too large for float32 becomes infinite."""
+    order = list(vertex.properties)
+    indices = [order.index(name) for name in names]
+    if not names:
         return np.empty((len(rows), 0), dtype=np.float32)
-    types = {rows.dtype[i] for i in range(len(names))}
-    if types == {np.dtype("=f4")} and rows.dtype.itemsize == 4 * len(names) and len(rows):
-        values = rows.view("=f4").reshape(len(rows), len(names))[:, indices]
-    else:
-        with np.errstate(over="ignore"):  # a double too large for float32 becomes infinite and is reported below
-            values = np.stack([rows[names[i]].astype(np.float32) for i in indices], axis=1)
-    finite = np.isfinite(values)
-    if not finite.all():
-        row, column = (int(i) for i in np.argwhere(~finite)[0])
-        raise ModelFileError(
-            f"{int((~finite).sum())} NaN or infinite values in {names[indices[0]]}...{names[indices[-1]]}, "
-            f"the first in {names[indices[column]]} of vertex {row}",
-            where=path,
-        )
-    return values
+    if rows.dtype.names is not None and len(rows):
+        if set(vertex.properties.values()) != {"f4"}:
+            with np.errstate(over="ignore"):
+                return np.stack([rows[name].astype(np.float32) for name in names], axis=1)
+        rows = rows.view(rows.dtype[0]).reshape(len(rows), len(order))
+    elif not len(rows):
+        return np.empty((0, len(names)), dtype=np.float32)
+    with np.errstate(over="ignore"):
+        return rows[:, indices].astype(np.float32)
 
 
 def _rest_names(count: int) -> list[str]:
     return [f"f_rest_{i}" for i in range(count)]
-
-
-def _tensor(values: Rows) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values))

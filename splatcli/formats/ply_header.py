@@ -2,45 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from splatcli.errors import ModelFileError
 
 #: Longer headers than this belong to no PLY that anyone writes.
 _MAX_HEADER = 1 << 20
-_SIZES = {
-    **dict.fromkeys(("char", "uchar", "int8", "uint8"), 1),
-    **dict.fromkeys(("short", "ushort", "int16", "uint16"), 2),
-    **dict.fromkeys(("int", "uint", "float", "int32", "uint32", "float32"), 4),
-    **dict.fromkeys(("double", "float64"), 8),
+#: PLY's names of number types -> numpy's.
+_TYPES = {
+    **dict.fromkeys(("char", "int8"), "i1"),
+    **dict.fromkeys(("uchar", "uint8"), "u1"),
+    **dict.fromkeys(("short", "int16"), "i2"),
+    **dict.fromkeys(("ushort", "uint16"), "u2"),
+    **dict.fromkeys(("int", "int32"), "i4"),
+    **dict.fromkeys(("uint", "uint32"), "u4"),
+    **dict.fromkeys(("float", "float32"), "f4"),
+    **dict.fromkeys(("double", "float64"), "f8"),
 }
 
 
 @dataclass(slots=True)
 class PlyElement:
-    """name, number of rows, properties in order; bytes per row, a lower bound where has_list is set."""
+    """name, number of rows, property -> numpy's name of its type, in order.
+
+    stride: bytes per row, a lower bound where has_list is set; a list stands with the type of its length.
+    """
 
     name: str
     count: int
-    properties: list[str]
-    stride: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
     has_list: bool = False
+
+    @property
+    def stride(self) -> int:
+        return sum(int(kind[1]) for kind in self.properties.values())
 
 
 @dataclass(slots=True)
 class PlyHeader:
-    """format: ascii, binary_little_endian or binary_big_endian. size: bytes up to the data."""
+    """What a PLY file says of itself.
 
-    format: str
-    elements: list[PlyElement]
-    comments: list[str]
-    size: int
+    format: ascii, binary_little_endian or binary_big_endian. size: bytes up to the data, lines: their number.
+    trailing: bytes behind the data, as far as that can be told without reading them.
+    """
+
+    format: str = ""
+    elements: list[PlyElement] = field(default_factory=list)
+    comments: list[str] = field(default_factory=list)
+    size: int = 0
+    lines: int = 0
+    trailing: int = 0
+
+    def before(self, name: str) -> list[PlyElement]:
+        """The elements whose rows come before those of element ``name``."""
+        return self.elements[: [element.name for element in self.elements].index(name)]
 
 
-def read_ply_header(path: Path) -> PlyHeader:
+def read_ply_header(path: Path, *, lenient: bool = False) -> PlyHeader:
     """The header of a PLY file whose claims fit the size of the file.
 
+    lenient: more bytes than promised are counted in ``trailing`` instead of refused.
     Raises ModelFileError: not a PLY, broken header, impossible counts, data short or followed by more.
     """
     try:
@@ -56,19 +78,19 @@ def read_ply_header(path: Path) -> PlyHeader:
     if not head.startswith((b"ply\n", b"ply\r\n")):
         raise ModelFileError(f"not a PLY: it starts with {head[:16]!r}", where=path)
     header = _parse(head, path)
-    _check_size(header, size, path)
+    _check_size(header, size, path, lenient=lenient)
     return header
 
 
 def _parse(head: bytes, path: Path) -> PlyHeader:
-    header = PlyHeader("", [], [], 0)
+    header = PlyHeader()
     position = 0
     number = 0
     while (end := head.find(b"\n", position)) >= 0:
         line = head[position:end].decode("ascii", "replace").strip()
         position, number = end + 1, number + 1
         if line == "end_header":
-            header.size = position
+            header.size, header.lines = position, number
             if not header.format:
                 raise ModelFileError("the PLY header names no format", where=path)
             return header
@@ -96,7 +118,7 @@ def _parse_line(line: str, header: PlyHeader, *, first: bool) -> None:
             raise ValueError(f"{line!r} is not 'element NAME COUNT' with a count of 0 or more")
         if any(element.name == words[0] for element in header.elements):
             raise ValueError(f"element {words[0]!r} is there twice")
-        header.elements.append(PlyElement(words[0], int(words[1]), []))
+        header.elements.append(PlyElement(words[0], int(words[1])))
     elif keyword == "property":
         if not header.elements:
             raise ValueError("a property before the first element")
@@ -110,16 +132,15 @@ def _add_property(element: PlyElement, words: list[str]) -> None:
     if not is_list and len(words) != 2:
         raise ValueError(f"'property {' '.join(words)}' is not 'property TYPE NAME'")
     kind, name = words[1 if is_list else 0], words[-1]
-    if kind not in _SIZES or (is_list and words[2] not in _SIZES):
+    if kind not in _TYPES or (is_list and words[2] not in _TYPES):
         raise ValueError(f"unknown type in 'property {' '.join(words)}'")
     if name in element.properties:
         raise ValueError(f"property {name!r} of {element.name!r} is there twice")
-    element.properties.append(name)
-    element.stride += _SIZES[kind]
+    element.properties[name] = _TYPES[kind]
     element.has_list |= is_list
 
 
-def _check_size(header: PlyHeader, size: int, path: Path) -> None:
+def _check_size(header: PlyHeader, size: int, path: Path, *, lenient: bool) -> None:
     """Compare the counts with the bytes that follow the header, before anything of that size is allocated."""
     hollow = [element.name for element in header.elements if element.count and not element.properties]
     if hollow:
@@ -134,6 +155,10 @@ def _check_size(header: PlyHeader, size: int, path: Path) -> None:
         raise ModelFileError(f"the header promises {counts}: {claimed} bytes; {rest} follow it: truncated", where=path)
     exact = header.format != "ascii" and not any(element.has_list for element in header.elements)
     if exact and claimed < rest:
-        raise ModelFileError(
-            f"{rest - claimed} bytes follow the {counts} that the header promises", where=path, remedy="export it again"
-        )
+        if not lenient:
+            raise ModelFileError(
+                f"{rest - claimed} bytes follow the {counts} that the header promises",
+                where=path,
+                remedy="export it again, or ignore them with --lenient",
+            )
+        header.trailing = rest - claimed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 2
+ABI_VERSION = 4
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -45,6 +45,8 @@ class View(_Sized):
         ("sh_degree", c.c_int32),
         ("antialiased", c.c_int32),
         ("with_depth", c.c_int32),
+        ("line_begin", c.c_int32),
+        ("line_end", c.c_int32),
         ("viewmat", c.c_double * 16),
         ("fx", c.c_double),
         ("fy", c.c_double),
@@ -114,6 +116,9 @@ class Adam(_Sized):
         ("lr", c.c_double * 6),
         ("exp_avg", GaussianArrays),
         ("exp_avg_sq", GaussianArrays),
+        ("rest_steps", c.c_void_p),
+        ("gaps", c.c_void_p),
+        ("gap_count", c.c_int64),
     ]
 
 
@@ -167,11 +172,13 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "splat_abi_version": (c.c_int32, []),
     "splat_last_error": (c.c_char_p, []),
     "splat_best_isa": (c.c_int32, []),
-    "splat_project": (c.c_int32, [_call, _view, _gaussians, _frame]),
+    "splat_project": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(Adam)]),
+    "splat_line_pairs": (c.c_int32, [_call, _view, _gaussians, _frame, c.c_void_p]),
     "splat_bin_bytes": (c.c_int64, [_call, _view, _frame]),
     "splat_bin": (c.c_int32, [_call, _view, _gaussians, _frame]),
     "splat_blend": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images]),
     "splat_blend_vjp": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images, _images, c.c_void_p, c.c_void_p]),
+    "splat_sum_rows": (c.c_int32, [_call, _gaussians, _frame, c.c_void_p, c.c_void_p]),
     "splat_project_vjp": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(ProjectGrad)]),
     "splat_loss_bytes": (c.c_int64, [_call, c.POINTER(Loss)]),
     "splat_loss": (c.c_int32, [_call, c.POINTER(Loss)]),

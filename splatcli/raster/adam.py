@@ -1,13 +1,18 @@
-"""AdamState: the optimiser's moments, and the plain torch form of one Adam step."""
+"""AdamState: the optimiser's moments, the steps that SH coefficients are behind, and plain torch forms of a step."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
+from torch import Tensor
 
 from splatcli.gaussians import Gaussians
+
+#: Rows that settled() works on at once, so that its temporaries stay small.
+_ROWS = 1 << 18
 
 
 @dataclass(slots=True)
@@ -18,6 +23,9 @@ class AdamState:
     step: updates done so far. It is one number for all rows, also for those born later: a new row starts with
         zero moments but with the bias correction of the whole run, as in torch and in the field's trainers.
     beta1, beta2, eps: as in torch.optim.Adam.
+    rest_steps: [N] int32, the step that shN of a Gaussian and its moments stand at. A step without a gradient moves a
+        number by its moments alone, so that the native engines leave shN of what a view does not reach, and make up
+        for all missed steps at once when a view does (docs/math.md section 8.1). ``settled`` gives current values.
     """
 
     exp_avg: Gaussians
@@ -26,13 +34,59 @@ class AdamState:
     beta1: float
     beta2: float
     eps: float
+    rest_steps: Tensor
 
     @classmethod
     def zeros_like(
         cls, gaussians: Gaussians, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-15
     ) -> AdamState:
         """The state before the first update of ``gaussians``."""
-        return cls(gaussians.map(torch.zeros_like), gaussians.map(torch.zeros_like), 0, beta1, beta2, eps)
+        steps = torch.zeros(len(gaussians), dtype=torch.int32, device=gaussians.device)
+        return cls(gaussians.map(torch.zeros_like), gaussians.map(torch.zeros_like), 0, beta1, beta2, eps, steps)
+
+    @property
+    def lazy(self) -> bool:
+        """Whether missed steps can be made up for: what they add up to must be finite."""
+        return 0.0 < self.beta1 < 0.9999 * self.beta2 and self.beta2 < 1.0
+
+    @torch.no_grad()
+    def settled(self, gaussians: Gaussians, lr: float) -> Gaussians:
+        """``gaussians`` as if every step had moved every number; shares all tensors but, where steps were missed, shN.
+
+        lr: the learning rate of shN.
+        """
+        late = (self.rest_steps < self.step).nonzero().squeeze(1)
+        if not self.lazy or len(late) == 0 or gaussians.shN.numel() == 0:
+            return gaussians
+        shN = gaussians.shN.clone()
+        for rows in torch.split(late, _ROWS):
+            rate, eps, _, _ = self._gaps(rows, lr)
+            first, second = self.exp_avg.shN[rows], self.exp_avg_sq.shN[rows]
+            shN[rows] -= _column(rate, first) * first / (second.sqrt() + _column(eps, first))
+        return replace(gaussians, shN=shN)
+
+    @torch.no_grad()
+    def settle(self, gaussians: Gaussians, lr: float) -> None:
+        """The same in place, moments too. lr: the learning rate of shN."""
+        settled = self.settled(gaussians, lr)
+        if settled is gaussians:
+            return
+        gaussians.shN.copy_(settled.shN)
+        rows = (self.rest_steps < self.step).nonzero().squeeze(1)
+        _, _, decay1, decay2 = self._gaps(rows, lr)
+        self.exp_avg.shN[rows] *= _column(decay1, gaussians.shN)
+        self.exp_avg_sq.shN[rows] *= _column(decay2, gaussians.shN)
+        self.rest_steps.fill_(self.step)
+
+    def _gaps(self, rows: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Rate, eps and both decays [R] between where each row stands and now, float64."""
+        table = gap_table(self.beta1, self.beta2).to(rows.device)
+        stands = self.rest_steps[rows].long()
+        missed = (self.step - stands).double()
+        source, target = table[stands.clamp(max=len(table) - 1)], table[min(self.step, len(table) - 1)]
+        a = source[:, 0] - (self.beta1 / math.sqrt(self.beta2)) ** missed * target[0]
+        b = source[:, 1] - (self.beta1 / self.beta2) ** missed * target[1]
+        return lr * a, self.eps * b / a, self.beta1**missed, self.beta2**missed
 
     @torch.no_grad()
     def apply_reference(self, gaussians: Gaussians, grads: Gaussians, lrs: dict[str, float]) -> None:
@@ -41,7 +95,9 @@ class AdamState:
         grads: the gradients, shaped as the Gaussians.
         lrs: learning rate of each group, by its name in GROUPS.
         """
+        self.settle(gaussians, lrs["shN"])
         self.step += 1
+        self.rest_steps.fill_(self.step)
         correction1 = 1.0 - self.beta1**self.step
         correction2 = math.sqrt(1.0 - self.beta2**self.step)
         for name, param in gaussians.items():
@@ -52,3 +108,25 @@ class AdamState:
             second.mul_(self.beta2).addcmul_(grad, grad, value=1.0 - self.beta2)
             denominator = (second.sqrt() / correction2).add_(self.eps)
             param.addcdiv_(first, denominator, value=-lrs[name] / correction1)
+
+
+@lru_cache(maxsize=4)
+def gap_table(beta1: float, beta2: float) -> Tensor:
+    """[S, 2] float64 on the CPU: A and B of docs/math.md section 8.1, row s for numbers that stand at step s.
+
+    It ends where bias corrections are one; the last row is that of all later steps.
+    """
+    ratio_a, ratio_b = beta1 / math.sqrt(beta2), beta1 / beta2
+    last = math.ceil(math.log(1e-10) / math.log(max(beta1, beta2)))
+    a, b = ratio_a / (1.0 - ratio_a), ratio_b / (1.0 - ratio_b)
+    rows = [(a, b)]
+    for step in range(last, 0, -1):
+        first, second = 1.0 - beta1**step, 1.0 - beta2**step
+        a, b = ratio_a * (math.sqrt(second) / first + a), ratio_b * (second / first + b)
+        rows.append((a, b))
+    return torch.tensor(rows[::-1], dtype=torch.float64)
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    """[R] -> [R, 1, 1] in the other's dtype."""
+    return values.to(like.dtype)[:, None, None]

@@ -16,11 +16,13 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
-from splatcli.raster.adam import AdamState
-from splatcli.raster.frame import Arena, Frame, view_of
+from splatcli.raster.adam import AdamState, gap_table
+from splatcli.raster.frame import Frame, PairBudget
+from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import ImmediateEngine, StepEngine, StepInputs
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
@@ -32,10 +34,12 @@ class _Stages:
     Memory beyond the parameters and moments: see raster/frame.py. Nothing is allocated once the largest view was seen.
     """
 
-    def __init__(self, backend: Backend, budget: int | None) -> None:
+    def __init__(self, backend: Backend, budget: PairBudget | None) -> None:
         self.backend = backend
         self.frame = Frame(backend, budget=budget)
         self.arena = Arena(backend.device)
+        self._gaps: Tensor | None = None
+        self._gaps_of = (0.0, 0.0)
 
     def run(
         self,
@@ -50,11 +54,18 @@ class _Stages:
         """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
         frame, camera = self.frame, inputs.camera
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=False)
-        arrays = frame.project(view, gaussians)
+        update = self._update(adam, number, inputs.lrs)
+        arrays = frame.project(view, gaussians, update)
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
         frame.blend(view, inputs.background, image, alpha, None)
+        hidden = None if inputs.hidden is None else inputs.hidden[..., None]
+        if hidden is not None:
+            # Black in both images, and without a gradient: whatever is drawn there, the loss cannot tell.
+            image.masked_fill_(hidden, 0.0)
         loss = self.loss(image, inputs.target, v_image, inputs.ssim_lambda, means)
+        if hidden is not None:
+            v_image.masked_fill_(hidden, 0.0)
         frame.blend_vjp(
             view, inputs.background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
         )
@@ -62,7 +73,7 @@ class _Stages:
         frame.project_vjp(
             view,
             arrays,
-            adam=self._update(adam, number, inputs.lrs),
+            adam=update,
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
@@ -107,7 +118,7 @@ class _Stages:
         return take("image", h, w, 3), take("v_image", h, w, 3), take("alpha", h, w)
 
     def _update(self, adam: AdamState, number: int, lrs: dict[str, float]) -> abi.Adam:
-        return abi.Adam(
+        update = abi.Adam(
             step=number,
             beta1=adam.beta1,
             beta2=adam.beta2,
@@ -116,12 +127,20 @@ class _Stages:
             exp_avg=self.backend.arrays(adam.exp_avg),
             exp_avg_sq=self.backend.arrays(adam.exp_avg_sq),
         )
+        if adam.lazy:
+            if self._gaps is None or self._gaps_of != (adam.beta1, adam.beta2):
+                self._gaps = gap_table(adam.beta1, adam.beta2).to(self.backend.device)
+                self._gaps_of = (adam.beta1, adam.beta2)
+            update.rest_steps = self.backend.pointer(adam.rest_steps, len(adam.exp_avg), dtype=torch.int32)
+            update.gaps = self.backend.pointer(self._gaps, len(self._gaps), 2, dtype=torch.float64)
+            update.gap_count = len(self._gaps)
+        return update
 
 
 class NativeEngine(ImmediateEngine):
     """Project, blend, loss, backward and Adam on the CPU, the gradients never leaving the cache."""
 
-    def __init__(self, backend: Backend, *, budget: int | None = None) -> None:
+    def __init__(self, backend: Backend, *, budget: PairBudget | None = None) -> None:
         self._stages = _Stages(backend, budget)
 
     @property
@@ -142,8 +161,9 @@ class NativeEngine(ImmediateEngine):
         ssim_lambda: float,
         antialiased: bool,
         stats: GrowthStats | None,
+        hidden: Tensor | None = None,
     ) -> float:
-        inputs = StepInputs(camera, target, lrs, sh_degree, background, ssim_lambda, antialiased, stats)
+        inputs = StepInputs(camera, target, lrs, sh_degree, background, ssim_lambda, antialiased, stats, hidden)
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
         return _mix(ssim_lambda, job.l1, job.ssim)
@@ -181,7 +201,7 @@ class DeferredEngine:
     #: Steps that may be on their way when submit() returns.
     BEHIND = 2
 
-    def __init__(self, backend: Backend, *, budget: int | None = None, room: int = 0) -> None:
+    def __init__(self, backend: Backend, *, budget: PairBudget | None = None, room: int = 0) -> None:
         """room: pairs to begin with; 0 asks the first view, which waits once."""
         self._stages = _Stages(backend, budget)
         self._pending: deque[_Pending] = deque()

@@ -3,83 +3,48 @@
 Memory, float32, for N Gaussians of which V are visible and I tile pairs (bounded by B, the tiles of their boxes):
   a Gaussian        records 64 + id 4 + rows 8 = 76 B, touched only where visible
   a visible one     depth sort 16 B
-  a pair            while binning 12 B x B; lists 10 B x B; in the backward pass one row of 64 B x I
+  a pair            while binning 12 B x B (on a GPU 26); lists 10 B x B; in the backward pass one row of 64 B x I
   a pixel           image 12 + alpha 4; with gradients twice that
+Where B is too much for the budget, the view is made in bands of lines of tiles, with the pairs of one band at a time
+and the same bits; the backward pass then keeps the sum of a Gaussian's rows from band to band, 68 B more for each of N.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend, address
-from splatcli.scene.camera import Camera
+from splatcli.raster.bands import MOST_PAIRS, Band, Crowd, Largest, gib, plan_bands
+from splatcli.raster.memory import Arena, Budget
+from splatcli.raster.view import lines_of, tiles_of
 
-Z_NEAR = 0.01
-Z_FAR = 1e10
+_log = logging.getLogger(__name__)
 
-#: Bytes of a tile pair while it is binned and listed. Its row comes to it; rows are counted exactly only later, so the
-#: budget takes the bound for them too.
-PAIR_BYTES = 12 + 10
+#: Buffers that the budget is for: those whose size goes with the pairs of a view, and the sums from band to band.
+_PAIR_BUFFERS = ("workspace", "pair_records", "pair_rows", "pair_masks", "rows", "row_sums", "reached")
 
-
-def view_of(
-    camera: Camera, *, sh_degree: int, antialiased: bool, with_depth: bool, viewmat: Tensor | None = None
-) -> abi.View:
-    """A camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose."""
-    pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
-    return abi.View(
-        width=camera.width,
-        height=camera.height,
-        sh_degree=sh_degree,
-        antialiased=antialiased,
-        with_depth=with_depth,
-        viewmat=(ctypes.c_double * 16)(*pose.reshape(16).tolist()),
-        fx=camera.fx,
-        fy=camera.fy,
-        cx=camera.cx,
-        cy=camera.cy,
-        z_near=Z_NEAR,
-        z_far=Z_FAR,
-    )
+#: Bytes of a pair in the lists: record, row, mask; and with what the CPU needs while it bins.
+LIST_BYTES = 4 + 4 + 2
+PAIR_BYTES = LIST_BYTES + 12
 
 
-def memory_budget(device: torch.device) -> int:
-    """Bytes that the rasterizer may take for tile pairs: nine tenths of what is free now on ``device``."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(0.9 * (free + unused))
-    try:
-        return int(0.9 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (AttributeError, ValueError, OSError):
-        return 4 << 30
+class PairBudget(Protocol):
+    """How many bytes there are for tile pairs."""
 
+    #: Whether the user has heard already that views are made in bands.
+    told: bool
 
-class Arena:
-    """Named buffers that only grow, so that a training loop stops allocating after its first views."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._buffers: dict[str, Tensor] = {}
-
-    def take(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
-        """At least ``numel`` uninitialised numbers, the same memory as last time where it suffices."""
-        buffer = self._buffers.get(name)
-        if buffer is None or buffer.numel() < numel or buffer.dtype != dtype:
-            # Dropped before its successor is made: the two are never alive together.
-            self._buffers.pop(name, None)
-            del buffer
-            buffer = torch.empty(max(numel + numel // 4, 64), dtype=dtype, device=self.device)
-            self._buffers[name] = buffer
-        return buffer
+    def left(self, reusable: int = 0) -> int:
+        """Now, counting ``reusable`` bytes that would be given back first."""
 
 
 @dataclass(slots=True)
@@ -87,25 +52,44 @@ class Frame:
     """One view in the making: call the stages in the order of the methods."""
 
     backend: Backend
+    #: None: what the device has free.
+    budget: PairBudget | None = None
+    #: How much larger than it has to a growing buffer becomes; 0 for a frame of one view.
+    slack: float = 0.25
     arena: Arena = field(init=False)
-    #: Bytes for tile pairs; None asks the system for what is free when a view needs more than before.
-    budget: int | None = None
     native: abi.Frame = field(default_factory=abi.Frame)
     #: [COUNTERS] int64, where a deferred backend counts.
     counters: Tensor | None = None
-    _largest_pairs: int = 0
+    #: More than one where the view that was binned last did not fit at once.
+    bands: list[Band] = field(default_factory=list)
+    _source: Gaussians | None = None
+    _arrays: abi.GaussianArrays | None = None
+    #: Pairs that there is memory for already, by whether there are rows and whether they are those of a band; and for
+    #: how many Gaussians.
+    _granted: dict[tuple[bool, bool], int] = field(default_factory=dict)
+    _granted_to: int = 0
 
     def __post_init__(self) -> None:
-        self.arena = Arena(self.backend.device)
+        if self.budget is None:
+            self.budget = Budget(self.backend.device)
+        self.arena = Arena(self.backend.device, self.slack)
         if self.backend.deferred:
             self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
             self.native.counters = address(self.counters)
 
+    def _padded(self) -> int:
+        """Slots of the arrays over visible Gaussians."""
+        assert self._arrays is not None
+        return -(-int(self._arrays.n) // abi.CHUNK) * abi.CHUNK
+
     def _take(self, name: str, numel: int, dtype: torch.dtype) -> int:
         return address(self.arena.take(name, numel, dtype))
 
-    def project(self, view: abi.View, gaussians: Gaussians) -> abi.GaussianArrays:
-        """Activates, projects and colours; counts the visible and bounds their tile pairs."""
+    def project(self, view: abi.View, gaussians: Gaussians, adam: abi.Adam | None = None) -> abi.GaussianArrays:
+        """Activates, projects and colours; counts the visible and bounds their tile pairs.
+
+        adam: makes up for the steps that the SH rest of visible Gaussians has missed (see AdamState).
+        """
         arrays = self.backend.arrays(gaussians)
         padded = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
         native = self.native
@@ -115,20 +99,35 @@ class Frame:
         native.row_starts = self._take("row_starts", padded, torch.int32)
         native.row_counts = self._take("row_counts", padded, torch.int32)
         native.visible = padded  # where counts are deferred, this is the room; else a result
-        self.backend.call("project", view, arrays, native)
+        self.backend.call("project", view, arrays, native, adam)
+        self._source = gaussians  # for words about the largest of them; bin() lets go of it
         return arrays
 
-    def bin(self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None) -> None:
-        """Lists what reaches each tile, front to back. Raises ResourceError, before allocating, beyond the budget.
+    def bin(
+        self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None, with_rows: bool = True
+    ) -> None:
+        """Lists what reaches each tile, front to back, or decides on the bands in which blending will list it.
 
         room: pairs to make room for, where the backend defers its counts. With None the bound is fetched, which waits
-            for the device; with a number nothing waits, and the overflow flag tells when it was too small.
+            for the device; with a number nothing waits unless it is over the budget, and the overflow flag tells when
+            it was too small.
+        with_rows: whether there will be a backward pass, which needs more memory.
+        Raises ResourceError, before anything is allocated for pairs, when not even a line of tiles fits the budget.
         """
+        bound = self.pair_bound() if self.counters is None or room is None else room
+        self._arrays = arrays
+        try:
+            self.bands = self._plan(view, bound, room is not None, with_rows)
+        finally:
+            self._source = None
+        self.native.pair_bound = sum(band.pairs for band in self.bands)
+        if len(self.bands) == 1:
+            self._list(view)
+
+    def _list(self, view: abi.View) -> None:
+        """Bins the view's lines; native.pair_bound has their pairs."""
         native = self.native
-        if self.counters is not None:
-            native.pair_bound = self.pair_bound() if room is None else room
-        self._check_budget(view)
-        tiles = -(-view.width // abi.TILE) * -(-view.height // abi.TILE)
+        tiles = tiles_of(view)
         native.workspace_bytes = self.backend.call("bin_bytes", view, native)
         native.workspace = self._take("workspace", native.workspace_bytes, torch.uint8)
         native.tile_starts = self._take("tile_starts", tiles + 1, torch.int64)
@@ -136,7 +135,20 @@ class Frame:
         native.pair_records = self._take("pair_records", native.pair_bound, torch.int32)
         native.pair_rows = self._take("pair_rows", native.pair_bound, torch.int32)
         native.pair_masks = self._take("pair_masks", native.pair_bound, torch.int16)
-        self.backend.call("bin", view, arrays, native)
+        self.backend.call("bin", view, self._arrays, native)
+
+    def _listed(self, view: abi.View) -> Iterator[tuple[abi.View, bool]]:
+        """The view band by band, each binned when it is its turn; with the last one, True."""
+        if len(self.bands) <= 1:
+            yield view, True
+            return
+        for band in self.bands:
+            part = abi.View.from_buffer_copy(view)
+            part.line_begin, part.line_end = band.begin, band.end
+            self.native.pair_bound = max(1, band.pairs)
+            self._list(part)
+            yield part, band is self.bands[-1]
+        self.native.pair_bound = sum(band.pairs for band in self.bands)
 
     def pair_bound(self) -> int:
         """At least the number of pairs of the view that was projected last; waits for a deferred backend."""
@@ -146,9 +158,9 @@ class Frame:
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
         """Fills image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
-        self.backend.call(
-            "blend", view, self.native, self.backend.pointer(background, 3), self.images(view, image, alpha, depth)
-        )
+        out = self.images(view, image, alpha, depth)
+        for part, _ in self._listed(view):
+            self.backend.call("blend", part, self.native, self.backend.pointer(background, 3), out)
 
     def blend_vjp(
         self,
@@ -159,22 +171,36 @@ class Frame:
         v_background: Tensor | None = None,
     ) -> None:
         """Gradient rows of the pairs, and of the background [3], from those of the images."""
-        pairs = self.native.pairs if self.counters is None else self.native.pair_bound
-        self.native.rows = self._take("rows", pairs * abi.ROW, self.backend.dtype)
-        partials = None
+        partials, v_colour = None, None
         if v_background is not None:
-            tiles = -(-view.width // abi.TILE) * -(-view.height // abi.TILE)
-            partials = self._take("background_partials", 3 * tiles, self.backend.dtype)
-        self.backend.call(
-            "blend_vjp",
-            view,
-            self.native,
-            self.backend.pointer(background, 3),
-            out,
-            v_out,
-            partials,
-            None if v_background is None else self.backend.pointer(v_background, 3),
-        )
+            partials = self._take("background_partials", 3 * tiles_of(view), self.backend.dtype)
+            v_colour = self.backend.pointer(v_background, 3)
+        colour = self.backend.pointer(background, 3)
+        sums = self._begin_sums() if len(self.bands) > 1 else None
+        for part, is_last in self._listed(view):
+            pairs = self.native.pairs if self.counters is None else self.native.pair_bound
+            self.native.rows = self._take("rows", pairs * abi.ROW, self.backend.dtype)
+            self.backend.call(
+                "blend_vjp", part, self.native, colour, out, v_out, partials, v_colour if is_last else None
+            )
+            if sums is not None:
+                self.backend.call("sum_rows", self._arrays, self.native, *sums)
+        if sums is not None:
+            self._end_sums(*sums)
+
+    def _begin_sums(self) -> tuple[int, int]:
+        """Zeros for the sums of the rows, and for which Gaussians have any."""
+        padded = self._padded()
+        sums = self.arena.take("row_sums", padded * abi.ROW, self.backend.dtype).zero_()
+        reached = self.arena.take("reached", padded, torch.int32).zero_()
+        return address(sums), address(reached)
+
+    def _end_sums(self, sums: int, reached: int) -> None:
+        """What project_vjp sees: one row for each Gaussian that has any, in the order of the Gaussians."""
+        padded = self._padded()
+        starts = self.arena.take("row_starts", padded, torch.int32)
+        torch.arange(padded, dtype=torch.int32, out=starts[:padded])
+        self.native.rows, self.native.row_counts = sums, reached
 
     def project_vjp(
         self,
@@ -215,19 +241,84 @@ class Frame:
             depth=None if depth is None else pointer(depth, h, w),
         )
 
-    def _check_budget(self, view: abi.View) -> None:
-        pairs = self.native.pair_bound
-        if pairs <= self._largest_pairs:
-            return
-        need = pairs * (PAIR_BYTES + abi.ROW * self.backend.dtype.itemsize)
-        budget = memory_budget(self.backend.device) if self.budget is None else self.budget
-        if need > budget:
-            visible = self.native.visible if self.counters is None else int(self.counters[abi.COUNT_VISIBLE])
-            each = pairs / max(1, visible)
-            raise ResourceError(
-                f"{visible:,} visible Gaussians would cover {pairs:,} tiles ({each:,.0f} each) of the "
-                f"{view.width}x{view.height} image: {need / 2**30:.1f} GiB wanted, {budget / 2**30:.1f} GiB allowed",
-                remedy="a smaller --resolution or --cap-max needs less; if the Gaussians come from a file of another "
-                "program, check that its scales are logarithms (already activated ones look this big)",
-            )
-        self._largest_pairs = pairs
+    def _plan(self, view: abi.View, bound: int, is_guess: bool, with_rows: bool) -> list[Band]:
+        """One band where ``bound`` pairs fit the budget, else several. is_guess: the true bound may be less."""
+        whole = Band(0, lines_of(view.height), bound)
+        assert self.budget is not None
+        assert self._arrays is not None
+        if self._arrays.n != self._granted_to:
+            self._granted, self._granted_to = {}, self._arrays.n
+        if bound <= self._granted.get((with_rows, False), 0):
+            return [whole]
+        left = self.budget.left(self.arena.nbytes(*_PAIR_BUFFERS))
+        wanted = self._bytes(view, bound, with_rows)
+        if wanted <= left and bound <= MOST_PAIRS:
+            # Where there is no room for slack, buffers are as large as they have to be.
+            slack = self.slack if (1 + self.slack) * wanted <= left else 0.0
+            self._grant(with_rows, False, bound, wanted, left, slack)
+            return [whole]
+        if is_guess:
+            return self._plan(view, self.pair_bound(), False, with_rows)
+        return self._cut(view, bound, wanted, left, with_rows)
+
+    def _cut(self, view: abi.View, bound: int, wanted: int, left: int, with_rows: bool) -> list[Band]:
+        """Bands of lines that fit into ``left`` bytes each."""
+        assert self.budget is not None
+        crowd = self._crowd(view, bound, wanted, None, left)
+        if crowd.is_absurd():
+            raise crowd.refusal()
+        line_pairs = torch.zeros(lines_of(view.height), dtype=torch.int64, device=self.backend.device)
+        self.backend.call("line_pairs", view, self._arrays, self.native, address(line_pairs))
+        lines: list[int] = line_pairs.tolist()
+        sums = self._padded() * (abi.ROW * self.backend.dtype.itemsize + 4) if with_rows else 0
+        try:
+            bands = plan_bands(lines, self._most_pairs(view, left - sums, with_rows))
+        except ValueError:
+            line_wanted = self._bytes(view, max(lines), with_rows)
+            raise self._crowd(view, bound, wanted, line_wanted, left).refusal() from None
+        fullest = max(band.pairs for band in bands)
+        if fullest > self._granted.get((with_rows, True), 0):
+            self._grant(with_rows, True, fullest, self._bytes(view, fullest, with_rows) + sums, left, 0.0)
+        if not self.budget.told:
+            self.budget.told = True
+            _log.warning(
+                "the %s tile pairs of a %dx%d view want %s, and %s are left: it is made in %d bands, with the same "
+                "bits but slower", f"{bound:,}", view.width, view.height, gib(wanted), gib(left), len(bands),
+            )  # fmt: skip
+        return bands
+
+    def _grant(self, with_rows: bool, is_band: bool, pairs: int, wanted: int, left: int, slack: float) -> None:
+        """Lets buffers be made for ``pairs``; what was kept for others is given back where both do not fit."""
+        self.arena.slack = slack
+        if self.arena.nbytes(*_PAIR_BUFFERS) + (1 + slack) * wanted > left:
+            self.arena.drop(*_PAIR_BUFFERS)
+            self._granted = {}
+        self._granted[with_rows, is_band] = pairs
+
+    def _bytes(self, view: abi.View, pairs: int, with_rows: bool) -> int:
+        """What is allocated for so many pairs."""
+        self.native.pair_bound = pairs
+        workspace = self.backend.call("bin_bytes", view, self.native)
+        row = abi.ROW * self.backend.dtype.itemsize
+        return workspace + pairs * (LIST_BYTES + (row if with_rows else 0))
+
+    def _most_pairs(self, view: abi.View, left: int, with_rows: bool) -> int:
+        """How many pairs of a band fit into ``left`` bytes."""
+        low, high = 0, MOST_PAIRS
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self._bytes(view, middle, with_rows) <= left else (low, middle - 1)
+        return low
+
+    def _crowd(self, view: abi.View, bound: int, wanted: int, line_wanted: int | None, left: int) -> Crowd:
+        assert self._source is not None
+        slots = self._padded()
+
+        def chunks(name: str, dtype: torch.dtype, numel: int) -> Tensor:
+            return self.arena.take(name, numel, dtype)[:numel].view(slots // abi.CHUNK, -1)
+
+        visible = chunks("chunk_counts", torch.int64, 2 * (slots // abi.CHUNK))[:, 0]
+        ids, tiles = (chunks(name, torch.int32, slots) for name in ("ids", "row_counts"))
+        largest = Largest.of(ids, tiles, visible, self._source.log_scales)
+        count = int(visible.sum())
+        return Crowd(view.width, view.height, tiles_of(view), count, bound, wanted, line_wanted, left, largest)

@@ -165,7 +165,12 @@ def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) 
 
 
 def ssim_reference(x: Tensor, y: Tensor) -> Tensor:
-    """Mean structural similarity of two images [H, W, 3] in 0...1 (docs/math.md 7.2), a scalar tensor.
+    """Mean structural similarity of two images [H, W, 3] in 0...1 (docs/math.md 7.2), a scalar tensor."""
+    return ssim_map_reference(x, y).mean()
+
+
+def ssim_map_reference(x: Tensor, y: Tensor) -> Tensor:
+    """[3, H, W] structural similarity around each pixel of two images [H, W, 3] in 0...1.
 
     The window is Gaussian, 11 taps a side with sigma 1.5 px, and sees zeros outside the images.
     """
@@ -173,7 +178,7 @@ def ssim_reference(x: Tensor, y: Tensor) -> Tensor:
     var_x, var_y, cov = mean_xx - mean_x.square(), mean_yy - mean_y.square(), mean_xy - mean_x * mean_y
     luminance = (2.0 * mean_x * mean_y + SSIM_C1) / (mean_x.square() + mean_y.square() + SSIM_C1)
     structure = (2.0 * cov + SSIM_C2) / (var_x + var_y + SSIM_C2)
-    return (luminance * structure).mean()
+    return luminance * structure
 
 
 def _window(field: Tensor) -> Tensor:

@@ -30,13 +30,14 @@ class ReferenceEngine(ImmediateEngine):
         ssim_lambda: float,
         antialiased: bool,
         stats: GrowthStats | None,
+        hidden: Tensor | None = None,
     ) -> float:
         """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place; adds to ``stats``.
 
-        target: [H, W, 3] uint8. background: [3]. lrs: by the names in GROUPS.
+        target: [H, W, 3] uint8, black where hidden. background: [3]. lrs: by the names in GROUPS. hidden: [H, W] bool.
         """
         loss, grads, index, splats, v_means2d = self._backward(
-            gaussians, camera, target, sh_degree, background, ssim_lambda, antialiased
+            gaussians, camera, target, sh_degree, background, ssim_lambda, antialiased, hidden
         )
         adam.apply_reference(gaussians, grads, lrs)
         if stats is not None:
@@ -55,12 +56,15 @@ class ReferenceEngine(ImmediateEngine):
         background: Tensor,
         ssim_lambda: float,
         antialiased: bool,
+        hidden: Tensor | None,
     ) -> tuple[float, Gaussians, Tensor, Splats, Tensor]:
         """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel)."""
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
             index, splats = project_visible(leaves, camera, sh_degree=sh_degree, antialiased=antialiased)
             image, _, _ = blend_reference(splats, camera.width, camera.height, background)
+            if hidden is not None:
+                image = image.masked_fill(hidden[..., None], 0.0)
             loss = loss_reference(image, target.to(image.dtype) / 255.0, ssim_lambda)
             inputs = [getattr(leaves, name) for name in GROUPS]
             *by_group, v_means2d = torch.autograd.grad(

@@ -13,8 +13,9 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.frame import Frame, PairBudget
 from splatcli.raster.reference import render_reference
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class _Job:
     sh_degree: int
     antialiased: bool
     has_viewmat: bool
+    budget: PairBudget | None
+    with_gradients: bool
 
 
 def render(
@@ -54,6 +57,7 @@ def render(
     viewmat: Tensor | None = None,
     antialiased: bool = False,
     backend: Backend | None = None,
+    budget: PairBudget | None = None,
 ) -> Render:
     """Renders one view, differentiably in all parameters, the background and the pose.
 
@@ -62,6 +66,8 @@ def render(
     viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
     antialiased: scale opacities by the area that the 0.3 px^2 blur added.
     backend: where to run; by default the library of the parameters' device and dtype.
+    budget: bytes for tile pairs; by default nine tenths of what is free. What does not fit at once is rendered in bands
+        of lines of tiles, with the same bits.
 
     Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
     dtype; float64 is computed in float64. Results are the same bits for any number of threads.
@@ -97,8 +103,10 @@ def render(
     pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
     if pose.shape != (4, 4):
         raise ValueError(f"viewmat has shape {tuple(pose.shape)}, not (4, 4)")
-    job = _Job(backend, camera, sh_degree, antialiased, viewmat is not None)
     parameters = [prepare(tensor) for _, tensor in gaussians.items()]
+    inputs = [*parameters, background, pose]
+    with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    job = _Job(backend, camera, sh_degree, antialiased, viewmat is not None, budget, with_gradients)
     # torch leaves Function.apply without types.
     image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
         job, prepare(background), prepare(pose), *parameters
@@ -124,7 +132,7 @@ class _Rasterize(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, background: Tensor, viewmat: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         gaussians = Gaussians(*parameters)
-        frame = Frame(job.backend)
+        frame = Frame(job.backend, job.budget, slack=0.0)
         view = view_of(
             job.camera,
             sh_degree=job.sh_degree,
@@ -134,7 +142,7 @@ class _Rasterize(torch.autograd.Function):
             viewmat=viewmat if job.has_viewmat else None,
         )
         arrays = frame.project(view, gaussians)
-        frame.bin(view, arrays)
+        frame.bin(view, arrays, with_rows=job.with_gradients)
         size = (view.height, view.width)
         image = background.new_empty(*size, 3)
         alpha = background.new_empty(size)

@@ -21,6 +21,7 @@ class StepInputs:
     lrs: learning rate of each group, by its name in GROUPS.
     background: [3].
     stats: is added to, unless None.
+    hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
     """
 
     camera: Camera
@@ -31,6 +32,7 @@ class StepInputs:
     ssim_lambda: float
     antialiased: bool
     stats: GrowthStats | None
+    hidden: Tensor | None = None
 
 
 class StepEngine(Protocol):
@@ -64,6 +66,7 @@ class ImmediateEngine:
         ssim_lambda: float,
         antialiased: bool,
         stats: GrowthStats | None,
+        hidden: Tensor | None = None,
     ) -> float:
         """One view's loss, after its gradient has moved ``gaussians`` and ``adam``; arguments as in StepInputs."""
         raise NotImplementedError
@@ -80,6 +83,7 @@ class ImmediateEngine:
             ssim_lambda=inputs.ssim_lambda,
             antialiased=inputs.antialiased,
             stats=inputs.stats,
+            hidden=inputs.hidden,
         )
         return [loss]
 

@@ -1,175 +1,216 @@
-"""Image files to 8-bit RGB, whatever they hold: headers first, pixels when they are wanted."""
+"""Image files to 8-bit sRGB, whatever they hold: headers first, pixels when they are wanted."""
 
 from __future__ import annotations
 
-import io
-import struct
-import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageCms, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 
-from splatcli.errors import SceneError
+from splatcli.errors import ResourceError, SceneError, SplatError
+from splatcli.scene.colour import colours_of
+from splatcli.scene.filetypes import FORMATS, raw_error, reduction, refuse_raw, unreadable_error
+from splatcli.scene.pixels import Decoded, Rgb, deep, from_bytes, from_deep, grey
 
-#: File name endings that are taken for images, when an ending has to be guessed.
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".avif")
+# Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
+Image.MAX_IMAGE_PIXELS = None
 
+_Transpose = Image.Transpose
 #: EXIF orientation (274) -> the transposition that puts the picture upright.
 _UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+    2: _Transpose.FLIP_LEFT_RIGHT,
+    3: _Transpose.ROTATE_180,
+    4: _Transpose.FLIP_TOP_BOTTOM,
+    5: _Transpose.TRANSPOSE,
+    6: _Transpose.ROTATE_270,
+    7: _Transpose.TRANSVERSE,
+    8: _Transpose.ROTATE_90,
 }
 _ORIENTATION_TAG = 0x0112
+#: A TIFF with this tag is a DNG, whose first picture is a thumbnail.
+_DNG_VERSION_TAG = 0xC612
 
-#: What Pillow raises for files that are damaged in one way or another.
-_DAMAGE = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, Image.DecompressionBombWarning)
+#: Bytes a pixel while a photo is decoded: Pillow's picture, its copy in another mode, and the array.
+DECODE_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an image file says of itself, as stored (EXIF not applied)."""
+    """What an image file says of itself, as stored (EXIF not applied).
+
+    orientation: EXIF's, 1 to 8; 1 when there is none.
+    colours: the name of what is converted to sRGB; "sRGB" when nothing is.
+    several: whether the file holds more pictures than the first, which is the one that is used.
+    """
 
     width: int
     height: int
     mode: str
     has_alpha: bool
-    #: EXIF orientation, 1 to 8; 1 when there is none.
     orientation: int
+    colours: str
+    several: bool
 
 
-def read_header(path: Path) -> Header:
-    """Size, mode and orientation without decoding. Raises SceneError when the file is not an image."""
-    with _open(path) as image:
-        try:
-            orientation = image.getexif().get(_ORIENTATION_TAG, 1) if "exif" in image.info else 1
-        except _DAMAGE:
-            # The picture can be whole although its metadata is not.
-            orientation = 1
-        return Header(
-            width=image.width,
-            height=image.height,
-            mode=image.mode,
-            has_alpha=image.has_transparency_data,
-            orientation=orientation if orientation in _UPRIGHT else 1,
-        )
+def read_header(path: Path, max_pixels: int | None = None) -> Header:
+    """Size, mode, orientation and colours without decoding.
 
-
-def decode_rgb(path: Path, background: tuple[int, int, int], orientation: int = 1) -> NDArray[np.uint8]:
-    """The picture as [H, W, 3] uint8.
-
-    Straight alpha is composited on ``background``; 16-bit values are divided by 65535 exactly and rounded;
-    CMYK goes through its profile when it has one. ``orientation`` (EXIF, 1 to 8) is applied; the file's own is not.
-    Raises SceneError when the file cannot be decoded in full.
+    max_pixels: more are refused. Raises SceneError when the file is not an image that can be read.
     """
-    with _open(path) as image:
-        try:
-            rgb = _to_rgb(image, background, path)
-        except SceneError:
-            raise
-        except _DAMAGE as error:
+    with _opened(path) as image:
+        width, height = _stored_size(image)
+        if width < 1 or height < 1:
+            raise SceneError(f"is {width}x{height} pixels", where=path, remedy="copy the file again from its source")
+        if max_pixels is not None and width * height > max_pixels:
             raise SceneError(
-                f"the image is damaged: {error}", where=path, remedy="copy the file again from its source"
-            ) from None
-    if orientation in _UPRIGHT:
-        rgb = np.ascontiguousarray(Image.fromarray(rgb).transpose(_UPRIGHT[orientation]))
-    return rgb
+                f"is {width}x{height}, {width * height / 1e6:,.0f} million pixels; "
+                f"at most {max_pixels / 1e6:,.0f} million are decoded (--max-pixels)",
+                where=path,
+                remedy=reduction(path),
+            )
+        with _decoding(path):
+            return Header(
+                width=width,
+                height=height,
+                mode=image.mode,
+                has_alpha=image.has_transparency_data,
+                orientation=_orientation(image),
+                colours=colours_of(image).name,
+                # Phones put depth or a preview behind a photo, which is no animation (MPO).
+                several=bool(getattr(image, "is_animated", False)) and image.format != "MPO",
+            )
 
 
-def _open(path: Path) -> Image.Image:
-    try:
-        return Image.open(path)
-    except UnidentifiedImageError:
-        with path.open("rb") as file:
-            start = file.read(16)
-        raise SceneError(
-            "is empty" if not start else f"is not an image that can be read (it starts with {start!r})",
-            where=path,
-            remedy=f"supported: {' '.join(SUFFIXES)}",
-        ) from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise SceneError(f"is too large: {error}", where=path, remedy="scale the photos down first") from None
-    except _DAMAGE as error:
-        raise SceneError(
-            f"cannot be opened: {getattr(error, 'strerror', None) or error}",
-            where=path,
-            remedy="copy the file again from its source",
-        ) from None
+def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple[int, int] | None = None) -> Decoded:
+    """The picture in sRGB.
 
-
-def _to_rgb(image: Image.Image, background: tuple[int, int, int], path: Path) -> NDArray[np.uint8]:
-    deep = _deep_png(image, path)
-    if deep is not None:
-        return _from_float(deep.astype(np.float64) / 65535, background)
-    if image.mode.startswith("I"):
-        # Pillow's modes for 16-bit grey; a 32-bit "I" comes from 16-bit PGM and old TIFF writers.
-        return _from_float(np.asarray(image).astype(np.float64)[..., None] / 65535, background)
-    if image.mode == "F":
-        return _from_float(np.nan_to_num(np.asarray(image, dtype=np.float64))[..., None], background)
-    if image.mode == "CMYK":
-        return np.array(_from_cmyk(image))
-    if image.has_transparency_data:
-        return _composite(np.asarray(image.convert("RGBA")), background)
-    return np.array(image.convert("RGB"))
-
-
-def _composite(rgba: NDArray[np.uint8], background: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Straight alpha over a colour, rounded to nearest; every product fits 16 bits."""
-    alpha = rgba[..., 3:].astype(np.uint16)
-    ground = np.array(background, dtype=np.uint16)
-    mixed = rgba[..., :3] * alpha + ground * (255 - alpha)
-    return ((mixed + 127) // 255).astype(np.uint8)
-
-
-def _from_float(values: NDArray[np.float64], background: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """[H, W, C] values in 0..1, C = 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA, to [H, W, 3] uint8."""
-    channels = values.shape[2]
-    colour = values[..., : channels - 1 + channels % 2]
-    if channels in (2, 4):
-        alpha = values[..., -1:]
-        colour = colour * alpha + np.array(background) / 255 * (1 - alpha)
-    levels = np.round(np.clip(colour, 0, 1) * 255).astype(np.uint8)
-    return np.ascontiguousarray(np.broadcast_to(levels, (*levels.shape[:2], 3)))
-
-
-def _deep_png(image: Image.Image, path: Path) -> NDArray[np.uint16] | None:
-    """[H, W, C] of a 16-bit PNG with 2, 3 or 4 channels; None for any other image.
-
-    Pillow keeps the upper byte of such files only, so they are decoded in a way that shows both: RGB and RGBA twice,
-    once as big-endian and once as if little-endian (which takes the lower byte); grey with alpha as four plain bytes.
+    background: what straight alpha is composited on; None leaves the colours as they are.
+    orientation: EXIF's, 1 to 8, is applied; the file's own is not.
+    size: width and height that are expected then; others are an error before anything is decoded.
+    16-bit values are divided by 65535 exactly and rounded to nearest. Raises SceneError when the file cannot be
+    decoded in full.
     """
-    tiles = getattr(image, "tile", None)
-    layout = str(tiles[0][3]) if image.format == "PNG" and tiles else ""
-    if layout == "LA;16B":
-        with Image.open(path) as raw:
-            raw._mode = "RGBA"
-            raw.tile = [tile._replace(args="RGBA") for tile in raw.tile]
-            both = np.asarray(raw).astype(np.uint16)
-        return both[..., 0::2] * 256 + both[..., 1::2]
-    if layout in ("RGB;16B", "RGBA;16B"):
-        with Image.open(path) as raw:
-            raw.tile = [tile._replace(args=layout.replace("16B", "16L")) for tile in raw.tile]
-            low = np.asarray(raw).astype(np.uint16)
-        return np.asarray(image).astype(np.uint16) * 256 + low
-    return None
+    with _opened(path) as image:
+        width, height = _stored_size(image) if orientation < 5 else _stored_size(image)[::-1]
+        if size is not None and (width, height) != size:
+            raise SceneError(
+                f"is {width}x{height} pixels now, it was {size[0]}x{size[1]} when the scene was read",
+                where=path,
+                remedy="start again; do not change photos during a run",
+            )
+        # Pillow turns TIFFs, and nothing else, as their orientation says; that is undone here.
+        turned = _orientation(image) if image.format == "TIFF" else 1
+        colours = colours_of(image)
+        with _decoding(path):
+            wide = deep(image, path)
+            if wide is None:
+                image.load()
+        if wide is not None:
+            decoded = from_deep(wide, background, colours)
+        elif image.mode[0] in "IF":
+            decoded = from_deep(grey(image, path), background, colours)
+        else:
+            with _decoding(path):
+                decoded = from_bytes(image, background, colours)
+    alpha = decoded.alpha
+    return Decoded(
+        _upright(decoded.rgb, turned, orientation),
+        None if alpha is None else _upright(alpha, turned, orientation),
+    )
 
 
-def _from_cmyk(image: Image.Image) -> Image.Image:
-    profile = image.info.get("icc_profile")
-    if profile:
-        try:
-            source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
-            converted = ImageCms.profileToProfile(image, source, ImageCms.createProfile("sRGB"), outputMode="RGB")
-            if converted is not None:
-                return converted
-        except (ImageCms.PyCMSError, OSError):
-            # A broken profile is no reason to refuse the photo; the plain conversion is what others show.
-            pass
-    return image.convert("RGB")
+def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
+    """[H, W] whether a pixel is neither black nor transparent, EXIF's ``orientation`` applied. Raises SceneError.
+
+    Numbers are taken as stored: 1 is not 0, whatever the number of bits.
+    """
+    with _opened(path) as image, _decoding(path):
+        turned = _orientation(image) if image.format == "TIFF" else 1
+        if image.mode[0] not in "IF":
+            image = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
+        values = np.asarray(image)
+        nonzero = values != 0 if values.ndim == 2 else values[..., :3].any(axis=2)
+        if image.mode == "RGBA":
+            nonzero &= values[..., 3] != 0
+    return np.not_equal(_upright(np.asarray(nonzero, dtype=np.uint8), turned, orientation), 0)
+
+
+def decode_rgb(path: Path, background: Rgb, orientation: int = 1) -> NDArray[np.uint8]:
+    """``decode``, the colours only: [H, W, 3] uint8."""
+    return decode(path, background, orientation).rgb
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The file as Pillow sees it before it decodes pixels."""
+    refuse_raw(path)
+    try:
+        image = Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise unreadable_error(path) from None
+    except Exception as error:
+        raise _damaged(error, path) from None
+    with image:
+        if _DNG_VERSION_TAG in getattr(image, "tag_v2", ()):
+            raise raw_error(path)
+        yield image
+
+
+@contextmanager
+def _decoding(path: Path) -> Iterator[None]:
+    """Turns whatever a decoder raises at damaged bytes into a message: Pillow's raise nearly everything."""
+    try:
+        yield
+    except SplatError:
+        raise
+    except Exception as error:
+        raise _damaged(error, path) from None
+
+
+def _damaged(error: Exception, path: Path) -> SplatError:
+    if isinstance(error, MemoryError):
+        return ResourceError("there is not enough memory to decode it", where=path, remedy=reduction(path))
+    if isinstance(error, OSError) and error.errno is not None:
+        return SceneError(
+            f"cannot be opened: {error.strerror}", where=path, remedy="check the file and its permissions"
+        )
+    reason = str(error).removesuffix(f" {str(path)!r}") or type(error).__name__
+    return SceneError(
+        f"the image is damaged: {reason}",
+        where=path,
+        remedy="copy the file again from its source, or leave damaged photos out with --skip-bad-images",
+    )
+
+
+def _orientation(image: Image.Image) -> int:
+    # A PNG without EXIF would be decoded to look for some behind the pixels.
+    if image.format == "PNG" and "exif" not in image.info:
+        return 1
+    try:
+        value = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:
+        # The picture can be whole although its metadata is not.
+        return 1
+    return value if value in _UPRIGHT else 1
+
+
+def _stored_size(image: Image.Image) -> tuple[int, int]:
+    """Width and height as stored; of TIFFs Pillow tells them as they are upright."""
+    turned = image.format == "TIFF" and _orientation(image) >= 5
+    return (image.height, image.width) if turned else image.size
+
+
+#: Orientation -> the transposition that brings an upright picture back into its file's rows.
+_INVERSE = {**_UPRIGHT, 6: _Transpose.ROTATE_90, 8: _Transpose.ROTATE_270}
+
+
+def _upright(pixels: NDArray[np.uint8], turned: int, orientation: int) -> NDArray[np.uint8]:
+    """Pixels that were ``turned`` while decoding, as stored and then turned by ``orientation``."""
+    for way in (_INVERSE.get(turned), _UPRIGHT.get(orientation)):
+        if way is not None:
+            pixels = np.array(Image.fromarray(pixels).transpose(way))
+    return pixels

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,14 +19,27 @@ from torch import Tensor
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import decode_rgb
+from splatcli.scene.decode import decode
+from splatcli.scene.masks import read_hidden, reduce_hidden, resample_hidden
+from splatcli.scene.memory import max_pixels
 from splatcli.scene.undistort import lens_key, resample, sampling_grid
+
+_log = logging.getLogger(__name__)
 
 #: Bytes that sampling grids of distorted lenses may take beside the images; one 1600x1200 grid is 15 MB.
 GRID_BYTES = 256 << 20
 
 #: The filter of every reduction: Pillow widens it with the factor, so that it averages over the area it covers.
 REDUCE = Image.Resampling.LANCZOS
+
+#: Photos that may be decoded at a time in the background, and the number worth asking for ahead.
+AHEAD = 4
+
+#: Alpha below this hides a pixel where transparency is the mask.
+_OPAQUE = 128
+
+#: Photos hidden altogether that are told by name.
+_TOLD = 5
 
 _V = TypeVar("_V")
 
@@ -37,6 +51,7 @@ class ImageSource:
     stored: width and height in the file, after ``orientation`` has been applied.
     reduced: width and height to which the photo is resized before the lens is undone (if there is one).
     lens: the distorted camera of the photo, or None when the photo is a pinhole's.
+    mask: the file that says what is hidden, or None; ``mask_orientation`` is applied to it.
     """
 
     path: Path
@@ -45,32 +60,50 @@ class ImageSource:
     reduced: tuple[int, int]
     lens: pycolmap.Camera | None = None
     orientation: int = 1
+    mask: Path | None = None
+    mask_orientation: int = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Photo:
+    """A photo at its camera's size. The arrays are shared and must not be written.
+
+    pixels: [H, W, 3] uint8, C-contiguous; hidden ones are black.
+    hidden: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
+    """
+
+    pixels: NDArray[np.uint8]
+    hidden: NDArray[np.bool_] | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
 
 
 class ByteCache:
-    """Least-recently-used values under a budget of bytes. Thread-safe."""
+    """The first values that fit a budget of bytes. Thread-safe.
+
+    What is kept stays: a pass over a scene asks for each photo once, in an order that the next pass does not repeat, so
+    that making room for the newest would throw out what is asked for next.
+    """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.used = 0
-        self._entries: OrderedDict[Hashable, tuple[object, int]] = OrderedDict()
+        self._entries: dict[Hashable, object] = {}
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], _V], size: Callable[[_V], int]) -> _V:
-        """The value under ``key``, made (outside the lock) when absent; kept if it fits the budget at all."""
+        """The value under ``key``, made (outside the lock) when absent; kept if there is room for it."""
         with self._lock:
             if key in self._entries:
-                self._entries.move_to_end(key)
-                return self._entries[key][0]  # type: ignore[return-value]
+                return self._entries[key]  # type: ignore[return-value]
         value = make()
         nbytes = size(value)
         with self._lock:
-            if key not in self._entries and nbytes <= self.budget:
-                self._entries[key] = (value, nbytes)
+            if key not in self._entries and self.used + nbytes <= self.budget:
+                self._entries[key] = value
                 self.used += nbytes
-                while self.used > self.budget:
-                    _, (_, freed) = self._entries.popitem(last=False)
-                    self.used -= freed
         return value
 
     def __contains__(self, key: Hashable) -> bool:
@@ -79,30 +112,49 @@ class ByteCache:
 
 
 class ImageStore:
-    """The photos of a scene, by the index of their camera. Thread-safe; arrays are shared and must not be written.
+    """The photos of a scene, by the index of their camera. Thread-safe.
 
     background: R G B, under transparent photos.
     budget: bytes of decoded photos that may stay in memory.
+    alpha_hides: what is transparent in a photo is hidden, instead of showing the background.
     """
 
-    def __init__(self, sources: list[ImageSource], background: tuple[int, int, int], budget: int) -> None:
+    def __init__(
+        self,
+        sources: list[ImageSource],
+        background: tuple[int, int, int],
+        budget: int,
+        *,
+        alpha_hides: bool = False,
+    ) -> None:
         self.sources = sources
         self.background = background
-        self._images = ByteCache(budget)
+        self.alpha_hides = alpha_hides
+        self._photos = ByteCache(budget)
         self._grids = ByteCache(GRID_BYTES)
-        self._worker: ThreadPoolExecutor | None = None
-        self._pending: dict[int, Future[NDArray[np.uint8]]] = {}
+        self._workers: ThreadPoolExecutor | None = None
+        self._pending: dict[int, Future[Photo]] = {}
+        self._all_hidden: set[int] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.sources)
+
+    @property
+    def masked(self) -> bool:
+        """Whether pixels may be hidden."""
+        return self.alpha_hides or any(source.mask is not None for source in self.sources)
 
     def has(self, i: int) -> bool:
         """Whether the file is (still) there."""
         return self.sources[i].path.is_file()
 
     def load(self, i: int) -> NDArray[np.uint8]:
-        """Photo ``i`` at its camera's size: [H, W, 3] uint8, C-contiguous. Raises SceneError when it is damaged."""
+        """The pixels of photo ``i``, [H, W, 3]. Raises SceneError when it or its mask is damaged."""
+        return self.photo(i).pixels
+
+    def photo(self, i: int) -> Photo:
+        """Photo ``i`` with what is hidden in it. Raises SceneError when it or its mask is damaged."""
         with self._lock:
             pending = self._pending.pop(i, None)
         if pending is not None:
@@ -112,36 +164,73 @@ class ImageStore:
     def prefetch(self, i: int) -> None:
         """Starts decoding photo ``i`` in the background; an error surfaces when it is loaded."""
         with self._lock:
-            if i in self._pending or i in self._images:
+            if i in self._pending or i in self._photos:
                 return
-            if self._worker is None:
-                self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="splat-images")
-            self._pending[i] = self._worker.submit(self._cached, i)
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(self._parallel(), thread_name_prefix="splat-images")
+            self._pending[i] = self._workers.submit(self._cached, i)
 
     def close(self) -> None:
-        """Lets the background worker finish and ends it; the next ``prefetch`` starts another."""
+        """Lets the background workers finish and ends them; the next ``prefetch`` starts others."""
         with self._lock:
-            worker, self._worker = self._worker, None
-        if worker is not None:
-            worker.shutdown(wait=True)
+            workers, self._workers = self._workers, None
+        if workers is not None:
+            workers.shutdown(wait=True)
 
-    def _cached(self, i: int) -> NDArray[np.uint8]:
-        return self._images.get(i, lambda: self._decode(self.sources[i]), lambda image: image.nbytes)
+    def damaged(self) -> dict[int, SceneError]:
+        """Decodes every photo and mask in full, keeping none: the index of each that cannot be, and why."""
 
-    def _decode(self, source: ImageSource) -> NDArray[np.uint8]:
-        rgb = decode_rgb(source.path, self.background, source.orientation)
-        if (rgb.shape[1], rgb.shape[0]) != source.stored:
-            raise SceneError(
-                f"is {rgb.shape[1]}x{rgb.shape[0]} pixels now, it was {source.stored[0]}x{source.stored[1]} "
-                "when the scene was read",
-                where=source.path,
-                remedy="start again; do not change photos during a run",
-            )
+        def problem(i: int) -> SceneError | None:
+            try:
+                self._decode(i)
+            except SceneError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(self._parallel()) as workers:
+            found = zip(range(len(self)), workers.map(problem, range(len(self))), strict=True)
+            return {i: error for i, error in found if error is not None}
+
+    def _parallel(self) -> int:
+        """Photos that are decoded at a time: as many as memory allows for the largest."""
+        largest = max((source.stored[0] * source.stored[1] for source in self.sources), default=1)
+        return max(1, min(AHEAD, os.cpu_count() or 1, max_pixels(None) // largest))
+
+    def _cached(self, i: int) -> Photo:
+        return self._photos.get(i, lambda: self._decode(i), lambda photo: photo.nbytes)
+
+    def _decode(self, i: int) -> Photo:
+        source = self.sources[i]
+        decoded = decode(source.path, None if self.alpha_hides else self.background, source.orientation, source.stored)
+        rgb, hidden = decoded.rgb, None
+        if self.alpha_hides and decoded.alpha is not None:
+            hidden = decoded.alpha < _OPAQUE
+        elif source.mask is not None:
+            hidden = read_hidden(source.mask, source.mask_orientation)
         if source.reduced != source.stored:
             rgb = np.array(Image.fromarray(rgb).resize(source.reduced, REDUCE))
+        if hidden is not None:
+            hidden = reduce_hidden(hidden, source.reduced)
         if source.lens is not None:
-            rgb = resample(rgb, self._grid(source.lens, source.camera))
-        return np.ascontiguousarray(rgb)
+            grid = self._grid(source.lens, source.camera)
+            rgb = resample(rgb, grid)
+            hidden = None if hidden is None else resample_hidden(hidden, grid)
+        rgb = np.ascontiguousarray(rgb)
+        if hidden is not None:
+            rgb[hidden] = 0
+            self._tell_if_all(hidden, i)
+        return Photo(rgb, hidden)
+
+    def _tell_if_all(self, hidden: NDArray[np.bool_], i: int) -> None:
+        if not hidden.all():
+            return
+        with self._lock:
+            known, told = i in self._all_hidden, len(self._all_hidden)
+            self._all_hidden.add(i)
+        if not known and told < _TOLD:
+            more = "; more photos like it are not told" if told == _TOLD - 1 else ""
+            source = self.sources[i]
+            _log.warning("%s hides all of %s, which teaches nothing%s", source.mask or "alpha", source.path.name, more)
 
     def _grid(self, lens: pycolmap.Camera, camera: Camera) -> Tensor:
         key = (lens_key(lens), camera.width, camera.height)

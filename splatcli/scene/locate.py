@@ -1,16 +1,22 @@
-"""Finding the photos of views on disk: folders, names, and names that differ only by case or ending."""
+"""Finding the photos of views on disk: folders, names, and names that differ only by case, ending or Unicode form."""
 
 from __future__ import annotations
 
 import os
 import unicodedata
 from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
+from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES
+from splatcli.scene.problems import Problems
+from splatcli.scene.source import SceneSource, View
 
+#: These resolutions divide; any other number is a width in pixels.
+DIVISORS = (1, 2, 4, 8)
 #: Missing photos that are named in a message.
 SHOWN = 5
 
@@ -21,36 +27,85 @@ class Found:
 
     paths: view name -> file.
     missing: names without a file, in the order asked.
-    loose: (name, file name) of those found under another case or ending.
+    loose: (name, file name) of those found under another case, ending or Unicode form.
+    doubtful: (name, file names) of those for which several files could be meant.
     """
 
     folder: Path
     paths: dict[str, Path] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     loose: list[tuple[str, str]] = field(default_factory=list)
+    doubtful: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
-def find_images(folder: Path, names: list[str]) -> Found:
-    """The files of ``names`` under ``folder``: the exact name, else the only image equal but for case and ending.
+def find_photos(
+    source: SceneSource, views: list[View], data: DataConfig, notes: list[str], problems: Problems
+) -> tuple[Found, bool]:
+    """The files of the views; and whether they are copies already reduced by the resolution asked for."""
+    folders = source.image_folders
+    if data.images is not None:
+        folders = [source.root / data.images]
+        if not folders[0].is_dir():
+            problems.add(
+                SceneError("the folder of images is not there", where=folders[0], remedy="correct splat train --images")
+            )
+            return Found(folders[0]), False
+    found = _choose_folder(folders, views)
+    if found.missing:
+        skip = data.skip_missing or (source.tolerant and len(found.paths) > len(found.missing))
+        if not (skip and found.paths):
+            problems.add(_missing(found, len(views), folders, source.root))
+        else:
+            notes.append(f"{len(found.missing)} of {len(views)} views have no photo and are left out")
+    for name, candidates in found.doubtful:
+        problems.add(doubtful_error(found.folder, name, candidates))
+    if found.loose:
+        name, file = found.loose[0]
+        notes.append(
+            f"{len(found.loose)} photos were found under another ending, case or Unicode form, e.g. {file} for {name}"
+        )
+    _tell_links(found, source.root, notes)
+    if source.resized_folders and data.resolution in DIVISORS and data.resolution != 1:
+        smaller = found.folder.with_name(f"{found.folder.name}_{int(data.resolution or 1)}")
+        if smaller.is_dir():
+            copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
+            if len(copies.paths) == len(found.paths):
+                notes.append(f"the photos of {smaller.name}/ are used")
+                return copies, True
+            notes.append(f"{smaller.name}/ lacks {len(found.paths) - len(copies.paths)} photos and is not used")
+    return found, False
 
-    Raises SceneError when several files could be meant.
+
+def photos_below(folder: Path) -> Iterator[str]:
+    """The image files below a folder, by their endings, as relative paths with forward slashes."""
+    for base, folders, files in os.walk(folder):
+        folders.sort()
+        for file in sorted(files):
+            if file.lower().endswith(SUFFIXES):
+                yield Path(base, file).relative_to(folder).as_posix()
+
+
+def find_in(folder: Path, files: Mapping[str, str]) -> Found:
+    """The files of views under ``folder``: the exact name, else the only image with the same ``_stem``.
+
+    files: names of the views -> the paths asked for.
     """
     found = Found(folder)
     index: dict[str, list[str]] | None = None
-    for name in names:
-        if (folder / name).is_file():
-            found.paths[name] = folder / name
+    for name, file in files.items():
+        path = folder / file
+        # os.path rather than Path: a name that is too long for the disk is not there, and no error.
+        if os.path.isfile(path):
+            found.paths[name] = path
             continue
         if index is None:
-            index = _index(folder)
+            index = defaultdict(list)
+            for other in photos_below(folder):
+                index[_stem(other)].append(other)
         candidates = index.get(_stem(name), [])
         if len(candidates) > 1:
-            raise SceneError(
-                f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
-                where=folder,
-                remedy="keep one of them",
-            )
-        if candidates:
+            found.doubtful.append((name, candidates))
+        elif candidates:
             found.paths[name] = folder / candidates[0]
             found.loose.append((name, candidates[0]))
         else:
@@ -58,46 +113,63 @@ def find_images(folder: Path, names: list[str]) -> Found:
     return found
 
 
-def choose_folder(folders: list[Path], names: list[str]) -> Found:
+def _files(views: Iterable[View]) -> dict[str, str]:
+    return {view.name: view.outside or view.name for view in views}
+
+
+def _choose_folder(folders: list[Path], views: list[View]) -> Found:
     """The first folder that has every photo, else the one that has most (the first among equals)."""
     best: Found | None = None
     for folder in folders:
         if not folder.is_dir():
             continue
-        found = find_images(folder, names)
-        if not found.missing:
+        found = find_in(folder, _files(views))
+        if len(found.paths) == len(views):
             return found
         if best is None or len(found.paths) > len(best.paths):
             best = found
-    return best or Found(folders[0], missing=list(names))
+    return best or Found(folders[0], missing=[view.name for view in views])
 
 
-def missing_error(found: Found, total: int, looked: list[Path]) -> SceneError:
-    """The error for photos that views name and the disk lacks: how many, which, and where they were looked for."""
+def doubtful_error(folder: Path, name: str, candidates: list[str]) -> SceneError:
+    """The error for a view that several files could belong to."""
+    return SceneError(
+        f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
+        where=folder,
+        remedy="keep one of them",
+    )
+
+
+def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneError:
+    """The error for photos that views name and the disk lacks: how many, which, and what is there instead."""
     shown = ", ".join(found.missing[:SHOWN]) + (", ..." if len(found.missing) > SHOWN else "")
     if found.paths:
         return SceneError(
             f"{len(found.missing)} of {total} photos are missing: {shown}",
             where=found.folder,
-            remedy="put them back, or go on without them with --set data.skip_missing=true",
+            remedy="put them back; splat train --skip-missing goes on without them",
         )
-    places = ", ".join(str(folder) for folder in looked[:SHOWN])
+    places = ", ".join(dict.fromkeys(f"{path.relative_to(root)}/" for path in looked if path.is_relative_to(root)))
+    others = list(photos_below(root))
+    there = f"the scene has {len(others)} others, such as {others[0]}" if others else "the scene has no image file"
     return SceneError(
-        f"none of the {total} photos was found: {shown}; looked in {places}",
-        where=found.folder,
-        remedy="name their folder with --images, or compare the names and endings with the files",
+        f"none of the {total} photos was found: {shown}; looked in {places or found.folder}; {there}",
+        where=root,
+        remedy="name their folder with splat train --images DIR, or make the names of the files those of the views",
     )
 
 
-def _index(folder: Path) -> dict[str, list[str]]:
-    """Stem -> image files below ``folder``, as relative paths with forward slashes."""
-    index = defaultdict(list)
-    for base, _, files in os.walk(folder):
-        for file in sorted(files):
-            if file.lower().endswith(SUFFIXES):
-                relative = Path(base, file).relative_to(folder).as_posix()
-                index[_stem(relative)].append(relative)
-    return index
+def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
+    """Links are followed (downloaders and data stores use them for every photo); where they lead is told."""
+    away = {path for path in {found.folder, *found.paths.values()} if path.is_symlink()}
+    away = {path for path in away if not path.resolve().is_relative_to(root.resolve())}
+    if away:
+        example = min(away)
+        notes.append(
+            f"{len(away)} links lead out of the scene's folder, e.g. {example.relative_to(root)} to {example.resolve()}"
+            if example.is_relative_to(root)
+            else f"{len(away)} links lead out of the scene's folder"
+        )
 
 
 def _stem(name: str) -> str:

@@ -1,7 +1,8 @@
-"""PointCloud: the sparse points that Gaussians can start from, and the PLY files that some scenes keep them in."""
+"""The sparse points that Gaussians can start from: as files give them, and as training takes them."""
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ _TYPE_SIZES |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointCloud:
-    """Points with colours, in the scene's own frame.
+    """Points with colours, in the frame of the scene's cameras.
 
     xyz: [P, 3] float32, world units, all finite.
     rgb: [P, 3] uint8.
@@ -33,24 +34,59 @@ class PointCloud:
         return len(self.xyz)
 
 
-def make_points(xyz: NDArray[np.float64], rgb: NDArray[np.uint8], where: Path) -> PointCloud:
-    """A PointCloud of [P, 3] coordinates and colours. Raises SceneError for NaN, infinity or beyond float32."""
+@dataclass(frozen=True, slots=True, eq=False)
+class RawPoints:
+    """Points as a file has them, in the input's frame.
+
+    xyz: [P, 3] float64, not checked.
+    rgb: [P, 3] uint8.
+    file: where they come from, for messages.
+    total: how many the file has; more than P when only a part was wanted.
+    """
+
+    xyz: NDArray[np.float64]
+    rgb: NDArray[np.uint8]
+    file: Path
+    total: int
+
+
+def stride(total: int, limit: int) -> int:
+    """Taking every so-manieth of ``total`` items leaves at most ``limit``, spread evenly over the file."""
+    return max(1, math.ceil(total / limit))
+
+
+def settle_points(
+    raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool, notes: list[str]
+) -> PointCloud | None:
+    """The points as training takes them; None when none is left.
+
+    offset: [3] the position in the input's frame that becomes the origin; subtracted in float64.
+    drop_bad: leaves out points that are NaN, infinite or beyond float32, which otherwise raise SceneError.
+    """
+    if len(raw.xyz) < raw.total:
+        notes.append(f"{len(raw.xyz):,} of {raw.total:,} points are taken, spread over the file (data.max_points)")
+    xyz, rgb = raw.xyz, raw.rgb
     with np.errstate(over="ignore", invalid="ignore"):
-        single = np.ascontiguousarray(xyz, dtype=np.float32)
-    bad = np.flatnonzero(~np.isfinite(single).all(axis=1))
-    if len(bad):
-        raise SceneError(
-            f"{len(bad):,} of {len(xyz):,} points have coordinates that are not finite, the first is number {bad[0]}: "
-            f"{xyz[bad[0]].tolist()}",
-            where=where,
-            remedy="remove these points, or take the points file away to start from random points",
-        )
-    return PointCloud(single, np.ascontiguousarray(rgb, dtype=np.uint8))
+        single = np.ascontiguousarray(xyz - offset, dtype=np.float32)
+    good = np.isfinite(single).all(axis=1)
+    if not good.all():
+        bad = np.flatnonzero(~good)
+        if not drop_bad:
+            raise SceneError(
+                f"{len(bad):,} of {len(xyz):,} points have coordinates that are not finite, the first is number "
+                f"{bad[0]}: {xyz[bad[0]].tolist()}",
+                where=raw.file,
+                remedy="repair the reconstruction; splat train --drop-bad-points goes on without them",
+            )
+        notes.append(f"{len(bad):,} of {len(xyz):,} points were not finite and are left out")
+        single, rgb = single[good], rgb[good]
+    return PointCloud(single, np.ascontiguousarray(rgb, dtype=np.uint8)) if len(single) else None
 
 
-def read_points_ply(path: Path) -> PointCloud:
+def read_points_ply(path: Path, limit: int) -> RawPoints:
     """The vertices of a PLY file: x y z, and red green blue (0..255, or 0..1 when floating point); grey without them.
 
+    limit: at most so many, spread evenly over the file.
     Raises SceneError when the file is missing, damaged, shorter than its header says, or has no coordinates.
     """
     try:
@@ -59,7 +95,7 @@ def read_points_ply(path: Path) -> PointCloud:
     except SceneError:
         raise
     except OSError as error:
-        raise SceneError(f"cannot read the points: {error.strerror}", where=path) from None
+        raise SceneError(f"cannot read the points: {error.strerror}", where=path, remedy=_PLY_REMEDY) from None
     except Exception as error:  # plyfile lets ValueError, OverflowError, UnicodeDecodeError and others through
         reason = str(error) or type(error).__name__
         raise SceneError(f"not a PLY point cloud that can be read: {reason}", where=path, remedy=_PLY_REMEDY) from None
@@ -69,7 +105,9 @@ def read_points_ply(path: Path) -> PointCloud:
     lists = [name for name in names if vertex.dtype[name].kind == "O"]
     if lists:
         raise SceneError(f"its vertices have lists ({', '.join(lists)})", where=path, remedy=_PLY_REMEDY)
-    with np.errstate(all="ignore"):  # make_points tells what is not finite; colours are cut to their range
+    total = len(vertex)
+    vertex = vertex[:: stride(total, limit)]
+    with np.errstate(all="ignore"):  # settle_points tells what is not finite; colours are cut to their range
         xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
         rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
         if {"red", "green", "blue"} <= set(names):
@@ -77,7 +115,7 @@ def read_points_ply(path: Path) -> PointCloud:
             if channels.dtype.kind == "f":
                 channels = np.nan_to_num(channels) * 255.0
             rgb = np.clip(np.round(channels), 0, 255).astype(np.uint8)
-    return make_points(xyz, rgb, path)
+    return RawPoints(xyz, rgb, path, total)
 
 
 _PLY_REMEDY = "write the points again as PLY with x y z red green blue, or drop ply_file_path from the scene file"

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError
-from splatcli.scene.assemble import assemble, check_resolution
-from splatcli.scene.colmap import PLACES, find_models, read_colmap, search_models
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene.agree import disagreement
+from splatcli.scene.assemble import assemble
+from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
+from splatcli.scene.photos import check_resolution
+from splatcli.scene.problems import Problems
 from splatcli.scene.scene import Scene
-from splatcli.scene.source import SceneSource
+from splatcli.scene.source import Kind, SceneSource
 from splatcli.scene.transforms import read_blender, read_nerfstudio
 
-BLENDER_FILE = "transforms_train.json"
-NERFSTUDIO_FILE = "transforms.json"
+#: The file that makes a folder a scene of this layout, the more telling first.
+FILES: dict[Kind, str] = {"blender": "transforms_train.json", "nerfstudio": "transforms.json"}
+_COLMAP: tuple[Kind] = ("colmap",)
+_READERS: dict[Kind, Callable[[Path, DataConfig, Problems], SceneSource]] = {
+    "blender": read_blender,
+    "nerfstudio": read_nerfstudio,
+}
 
 
 def read_scene(path: Path, data: DataConfig, *, background: tuple[int, int, int] = (0, 0, 0)) -> Scene:
@@ -22,37 +32,76 @@ def read_scene(path: Path, data: DataConfig, *, background: tuple[int, int, int]
     path: the scene's folder.
     background: R G B, 0 to 255, under transparent photos.
     Only headers of the photos are read. Cameras come at the training resolution and undistorted.
-    COLMAP wins where a transforms file lies beside it, since it brings points; a note says so.
-    Raises SceneError for anything missing, damaged or contradictory; UsageError for an impossible resolution.
+    COLMAP wins where a transforms file tells the same views, since it brings points; a note says so.
+    Raises SceneError for anything missing, damaged or contradictory, all of it at once where one fault does not hide
+    another (SceneProblems); UsageError for an impossible resolution, and for two layouts that disagree.
     """
     check_resolution(data.resolution)
     root = Path(path).absolute()
-    if not root.exists():
-        raise SceneError("no such folder", where=path, remedy="name the folder that holds the photos and cameras")
-    if not root.is_dir():
-        raise SceneError("is a file, not a scene's folder", where=path, remedy=f"try its folder, {root.parent}")
-    return assemble(_describe(root), data, background)
+    try:
+        if not root.exists():
+            raise SceneError("no such folder", where=path, remedy="name the folder that holds the photos and cameras")
+        if not root.is_dir():
+            raise SceneError("is a file, not a scene's folder", where=path, remedy=f"try its folder, {root.parent}")
+        problems = Problems(root)
+        return assemble(_describe(root, data, problems), data, background, problems)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SceneError(
+            f"cannot be read: {error.strerror}", where=error.filename or path, remedy="check its name and permissions"
+        ) from None
 
 
-def _describe(root: Path) -> SceneSource:
+def _describe(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    wanted = data.format or ("colmap" if data.model else None)
+    if data.model and wanted != "colmap":
+        raise UsageError(
+            f"a COLMAP model is named for a {wanted} scene", where="--model", remedy="leave one of them out"
+        )
+    transforms = [kind for kind, name in FILES.items() if (root / name).is_file()]
     models = find_models(root)
-    transforms = [name for name in (BLENDER_FILE, NERFSTUDIO_FILE) if (root / name).is_file()]
-    if models:
-        source = read_colmap(root, models)
-        if transforms:
-            source.notes.append(f"the COLMAP model is used, not {' or '.join(transforms)}")
-        return source
-    if BLENDER_FILE in transforms:
-        return read_blender(root)
-    if transforms:
-        return read_nerfstudio(root)
-    models = search_models(root)
-    if models:
-        return read_colmap(root, models)
+    if not models and (wanted == "colmap" or not transforms):
+        models = search_models(root)
+    if data.model:
+        models = choose_model(root, data.model, models)
+    there: list[Kind] = [*_COLMAP, *transforms] if models else transforms
+    if not there or wanted not in (None, *there):
+        raise _nothing(wanted, root, there)
+    kind = wanted or there[0]
+    source = read_colmap(root, models, data, problems) if kind == "colmap" else _READERS[kind](root, data, problems)
+    if wanted is None and kind == "colmap" and transforms:
+        _compare(source, transforms[0], root, data)
+    elif wanted is None:
+        source.notes += [f"{FILES[kind]} is used, not {FILES[other]}" for other in there[1:]]
+    return source
+
+
+def _compare(source: SceneSource, kind: Kind, root: Path, data: DataConfig) -> None:
+    """A note that COLMAP is used and the transforms file is not. Raises UsageError when the two disagree."""
+    others = Problems(root)
+    try:
+        difference = disagreement(source, _READERS[kind](root, data, others))
+        others.settle()
+    except SceneError:
+        source.notes.append(f"the COLMAP model is used; {FILES[kind]} cannot be read and is not used")
+        return
+    if difference is not None:
+        raise UsageError(
+            f"has both a COLMAP model and {FILES[kind]}, and they disagree: {difference}",
+            where=root,
+            remedy=f"choose one: --format colmap or --format {kind}",
+        )
+    source.notes.append(f"the COLMAP model is used, not {FILES[kind]}, which tells the same views")
+
+
+def _nothing(wanted: Kind | None, root: Path, there: list[Kind]) -> SceneError:
     places = ", ".join(place if place != "." else "the folder itself" for place in PLACES)
-    raise SceneError(
-        "no cameras here: found neither a COLMAP model (cameras and images, .bin or .txt; looked in "
-        f"{places}, and below), nor {BLENDER_FILE}, nor {NERFSTUDIO_FILE}",
+    return SceneError(
+        f"no {wanted or 'cameras'} here: looked for a COLMAP model (cameras and images, .bin or .txt) in {places}, and "
+        f"below; for {FILES['blender']} (blender); and for {FILES['nerfstudio']} (nerfstudio)",
         where=root,
-        remedy="name the scene's folder, or compute cameras with COLMAP first",
+        remedy=f"what is there is read with --format {there[0]}"
+        if there
+        else "name the scene's folder, or compute cameras with COLMAP first",
     )

@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
+from splatcli.scene.frame import extent_of
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import PointCloud
 from splatcli.scene.source import Kind
 
-#: INRIA's margin: the extent is this times the largest distance of a training camera from their mean.
-EXTENT_MARGIN = 1.1
 #: Bytes at each end of a photo that go into the fingerprint.
 _SAMPLE = 64 << 10
 
@@ -27,9 +27,12 @@ class Scene:
     root: absolute folder.
     cameras: sorted by name, undistorted, at the training resolution.
     images: photo ``i`` belongs to ``cameras[i]``.
-    points: sparse points in the input frame, or None.
+    points: sparse points in the cameras' frame, or None.
     train, test: indices into ``cameras``, ascending; disjoint.
     notes: sentences worth telling the user.
+    offset: [3] float64; added to coordinates of the scene it gives those of the input. Zero, unless the input lies so
+        far from its origin (UTM, ECEF) that float32 could not tell its points apart.
+    given_extent: the size that the user gave, in world units; None takes that of the cameras.
     """
 
     root: Path
@@ -40,30 +43,39 @@ class Scene:
     train: list[int]
     test: list[int]
     notes: list[str] = field(default_factory=list)
+    offset: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
+    given_extent: float | None = None
 
     @property
     def extent(self) -> float:
-        """1.1 times the largest distance of a training camera from the mean of all, in world units."""
-        centers = np.stack([self.cameras[i].center for i in self.train])
-        distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
-        return float(distances.max()) * EXTENT_MARGIN
+        """World units: as given, else 1.1 times the largest distance of a training camera from the mean of all."""
+        if self.given_extent is not None:
+            return self.given_extent
+        return extent_of(np.stack([self.cameras[i].center for i in self.train]))
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of photos, and a SHA-256 over names, sizes, and the first and last 64 kB of each.
+        """Count of photos, a SHA-256 over names, sizes, and the first and last 64 kB of each; another of the masks.
 
-        Raises SceneError when a photo has gone.
+        Raises SceneError when a file has gone.
         """
-        digest = hashlib.sha256()
+        photos, masks = hashlib.sha256(), hashlib.sha256()
+        masked = False
         for camera, source in zip(self.cameras, self.images.sources, strict=True):
-            try:
-                with source.path.open("rb") as file:
-                    size = source.path.stat().st_size
-                    digest.update(f"{camera.name}\0{size}\0".encode())
-                    digest.update(file.read(_SAMPLE))
-                    file.seek(max(0, size - _SAMPLE))
-                    digest.update(file.read(_SAMPLE))
-            except OSError as error:
-                raise SceneError(
-                    f"cannot read the photo: {error.strerror}", where=source.path, remedy="put the file back"
-                ) from None
-        return {"count": len(self.cameras), "sha256": digest.hexdigest()}
+            _sample("photo", source.path, camera.name, photos)
+            if source.mask is not None:
+                _sample("mask", source.mask, camera.name, masks)
+                masked = True
+        found: dict[str, str | int] = {"count": len(self.cameras), "sha256": photos.hexdigest()}
+        return {**found, "masks": masks.hexdigest()} if masked else found
+
+
+def _sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            digest.update(f"{name}\0{size}\0".encode())
+            digest.update(file.read(_SAMPLE))
+            file.seek(max(0, size - _SAMPLE))
+            digest.update(file.read(_SAMPLE))
+    except OSError as error:
+        raise SceneError(f"cannot read the {kind}: {error.strerror}", where=path, remedy="put the file back") from None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.points import PointCloud
+from splatcli.scene.points import RawPoints
 
 Kind = Literal["colmap", "blender", "nerfstudio"]
 
@@ -23,20 +22,45 @@ ROTATION_TOLERANCE = 1e-3
 MAX_NAME = 255
 
 
+class Lens(Protocol):
+    """Where the lens of a view is described, and what it is.
+
+    file, label: the file, and what to call the lens in messages ("camera 3", "frame 7 'a.jpg'").
+    """
+
+    @property
+    def file(self) -> Path: ...
+
+    @property
+    def label(self) -> str: ...
+
+    def __call__(self, width: int, height: int) -> pycolmap.Camera:
+        """The lens for a stored photo of this size; most layouts know the size and ignore it. Raises SceneError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class View:
     """One view as described.
 
-    name: path of the photo relative to the image folder, forward slashes.
-    lens: stored (width, height) of the photo -> its lens; most layouts know the size and ignore the argument.
+    name: path of the photo relative to the image folder, forward slashes; the view's key.
     viewmat: [4, 4] float64, world to camera, OpenCV axes.
     label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
+    outside: where the photo is, as the file says it, when that is outside the scene's folder; else None.
+    mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
     """
 
     name: str
-    lens: Callable[[int, int], pycolmap.Camera]
+    lens: Lens
     viewmat: NDArray[np.float64]
     label: str
+    outside: str | None = None
+    mask: str | None = None
+
+    @property
+    def center(self) -> NDArray[np.float64]:
+        """[3] the camera's position in the world."""
+        return np.asarray(-self.viewmat[:3, :3].T @ self.viewmat[:3, 3])
 
 
 @dataclass(slots=True)
@@ -48,6 +72,7 @@ class SceneSource:
     train, test: names of the split that the layout itself makes; None leaves it to the settings.
     tolerant: views without a photo are dropped (when most have one) without being asked.
     resized_folders: whether ``<folder>_2``, ``_4``, ``_8`` beside the image folder hold smaller copies.
+    alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
     """
 
     root: Path
@@ -55,40 +80,50 @@ class SceneSource:
     file: Path
     views: list[View]
     image_folders: list[Path]
-    points: PointCloud | None = None
+    points: RawPoints | None = None
     train: set[str] | None = None
     test: set[str] | None = None
     tolerant: bool = False
     resized_folders: bool = True
+    alternatives: str | None = None
     notes: list[str] = field(default_factory=list)
 
 
-def inside(name: str, root: Path, where: object, label: str) -> str:
-    """A file name from a scene file as a clean path relative to ``root``, forward slashes.
+#: Stands for the folder above in the names of photos outside the scene: names become paths of renders.
+_UP = "__"
 
-    Raises SceneError for URLs and for paths that leave the folder; nothing is ever downloaded.
+
+def placed(name: str, root: Path, where: object, label: str, *, allow_outside: bool) -> tuple[str, str | None]:
+    """A file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
+
+    allow_outside: for a file that is not below ``root`` gives a safe name and the path as it was given.
+    Raises SceneError for a file outside that is not allowed, and always for URLs, drive letters and what is no file
+    name; nothing is ever downloaded.
     """
     text = name.replace("\\", "/") if "\\" in name and "/" not in name else name
     if "://" in text or (len(text) > 1 and text[1] == ":" and text[0].isalpha()):
-        raise _outside(name, where, label)
+        raise SceneError(
+            f"{label}: {name!r} lies outside the scene's folder, and on no disk of this machine",
+            where=where,
+            remedy="put the file into the scene's folder and name it relative to that; nothing is downloaded",
+        )
     path = Path(text)
-    if path.is_absolute():
-        try:
-            path = path.relative_to(root)
-        except ValueError:
-            raise _outside(name, where, label) from None
+    if path.is_absolute() and path.is_relative_to(root):
+        path = path.relative_to(root)
     parts: list[str] = []
+    depth = 0
     for part in path.parts:
+        depth += -1 if part == ".." else 1
+        if depth < 0 or path.is_absolute():
+            return _outside(name, text, path, where, label, allow_outside)
         if part == "..":
-            if not parts:
-                raise _outside(name, where, label)
             parts.pop()
         else:
             parts.append(part)
     if not parts or "\0" in text or not all(_is_short(part) for part in parts):
         shown = name if len(name) <= 100 else f"{name[:100]}..."
         raise SceneError(f"{label}: {shown!r} is not the name of a file", where=where, remedy="correct the name")
-    return "/".join(parts)
+    return "/".join(parts), None
 
 
 def _is_short(part: str) -> bool:
@@ -99,12 +134,15 @@ def _is_short(part: str) -> bool:
         return False
 
 
-def _outside(name: str, where: object, label: str) -> SceneError:
-    return SceneError(
-        f"{label}: {name!r} lies outside the scene's folder",
-        where=where,
-        remedy="put the file into the scene's folder and name it relative to that",
-    )
+def _outside(name: str, text: str, path: Path, where: object, label: str, allowed: bool) -> tuple[str, str]:
+    if not allowed:
+        raise SceneError(
+            f"{label}: {name!r} lies outside the scene's folder",
+            where=where,
+            remedy="put the file into the scene's folder and name it relative to that; or let it be read where it is: "
+            "splat train --allow-outside",
+        )
+    return "/".join(_UP if part == ".." else part for part in path.parts if part != path.anchor), text
 
 
 def rigid(

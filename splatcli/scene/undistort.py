@@ -15,12 +15,14 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 
-#: Two lenses with equal keys see alike.
-LensKey = tuple[str, int, int, tuple[float, ...]]
+#: Two lenses with equal keys see alike: model, size, and the bytes of the parameters (NaN does not equal itself).
+LensKey = tuple[str, int, int, bytes]
 
 #: Focal lengths beyond this many sides of the picture, or below its inverse, belong to no lens: its view would be
 #: narrower than a fifth of an arc second, or within as much of all that lies ahead.
 MAX_ZOOM = 1e6
+#: Pixels a side; no camera has more, and a negative size written as an unsigned one has.
+MAX_SIDE = 1_000_000
 #: Points of the pinhole's image that are tried, per axis, when a lens is checked.
 _PROBES = 33
 #: Pixels (of the lens's own size) that a pinhole may look past the photo's edge; COLMAP rounds its size.
@@ -34,7 +36,7 @@ _CHUNK = 1 << 18
 
 
 def lens_key(lens: pycolmap.Camera) -> LensKey:
-    return lens.model_name, int(lens.width), int(lens.height), tuple(float(p) for p in lens.params)
+    return lens.model_name, int(lens.width), int(lens.height), lens.params.tobytes()
 
 
 def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
@@ -43,7 +45,7 @@ def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
     def refuse(what: str) -> SceneError:
         return SceneError(f"{label}: {what}", where=where, remedy="correct the camera, or calibrate it again")
 
-    if lens.width < 1 or lens.height < 1:
+    if not (1 <= lens.width <= MAX_SIDE and 1 <= lens.height <= MAX_SIDE):
         raise refuse(f"its size is {lens.width}x{lens.height}")
     if lens.is_spherical():
         raise SceneError(

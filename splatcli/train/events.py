@@ -68,6 +68,42 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class Probed:
+    """Quality, PSNR in dB, on the few training views that a run is watched by."""
+
+    step: int
+    psnr: float
+    num_gaussians: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alarmed:
+    """Something looks wrong, and training goes on; ``text`` is a sentence.
+
+    alarm: "psnr" (quality fell and stayed low), "count" (density control changed too much at once), "evaluation" (the
+    views could not be scored), "metrics" (lines of metrics.jsonl are lost), "space" (the disk may get full).
+    """
+
+    step: int
+    alarm: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """Training goes on from an older state; ``step`` is that state's, ``from_step`` the one that was reached.
+
+    cause: "diverged" or "memory". text: what happened, and what is different from now on.
+    """
+
+    step: int
+    from_step: int
+    cause: str
+    text: str
+    num_gaussians: int
+
+
+@dataclass(frozen=True, slots=True)
 class Saved:
     """A checkpoint is on disk, complete."""
 
@@ -76,10 +112,22 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """A checkpoint could not be written; the older ones are untouched, and training goes on.
+
+    retry_seconds: when the next attempt is made.
+    """
+
+    step: int
+    text: str
+    retry_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The last event of a run; ``path`` is the checkpoint that holds its state.
 
-    reason: "finished", "stop-at", or what asked for the stop: "SIGINT" or "SIGTERM".
+    reason: "finished", "stop-at", or what asked for the stop, as "SIGINT" or "SIGTERM".
     """
 
     step: int
@@ -87,4 +135,16 @@ class Stopped:
     path: Path
 
 
-Event = Started | Stepped | Refined | OpacityReset | Evaluated | Saved | Stopped
+Event = (
+    Started
+    | Stepped
+    | Refined
+    | OpacityReset
+    | Evaluated
+    | Probed
+    | Alarmed
+    | RolledBack
+    | Saved
+    | SaveFailed
+    | Stopped
+)

@@ -125,7 +125,7 @@ def _random_points(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Uniform points with uniform colours: in Blender's usual cube, else in a cube around the training cameras."""
     n = int(count)
-    if scene.kind == "blender":
+    if scene.kind == "blender" and not scene.offset.any():
         center, half = np.zeros(3), BLENDER_HALF_EDGE
     else:
         center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)

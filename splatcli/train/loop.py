@@ -2,57 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from splatcli.checkpoint.rundir import RunDir
-from splatcli.checkpoint.state import Checkpoint, DatasetInfo
+from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.errors import SceneError, UsageError
+from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.raster import render
-from splatcli.raster.adam import AdamState
 from splatcli.raster.engine import engine_for
-from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import StepEngine, StepInputs
-from splatcli.scene.camera import Camera
+from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
-from splatcli.train.init import initial_gaussians
+from splatcli.train.begin import new_state, resumed_state
+from splatcli.train.events import Event, OpacityReset, Probed, Refined, Started, Stepped, Stopped
+from splatcli.train.failures import is_survivable
+from splatcli.train.journal import Journal
+from splatcli.train.keeper import Keeper
 from splatcli.train.lr import active_sh_degree, learning_rates
-from splatcli.train.metrics import evaluation_background, mean_scores, protocol, score_views
-from splatcli.train.monitor import LossGuard
-from splatcli.train.resume import check_same_scene
-from splatcli.train.sampler import ViewSampler
-from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
+from splatcli.train.monitor import FiniteWatch, QualityWatch, check_count, check_loss, judge_refinement
+from splatcli.train.recovery import Recovery
+from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, render_image
+from splatcli.train.state import TrainState
 from splatcli.train.strategies import apply_edit, make_strategy
 from splatcli.train.targets import Targets, to_device
-
-#: Steps between two records of the loss in metrics.jsonl.
-LOG_EVERY = 10
-
-BACKGROUNDS = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
-
-
-class Renderer(Protocol):
-    """Gives the float image [H, W, 3] of a view; used for evaluation only."""
-
-    def __call__(
-        self, gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
-    ) -> Tensor: ...
-
-
-def render_image(
-    gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
-) -> Tensor:
-    """The Renderer of the state's device."""
-    return render(gaussians, camera, sh_degree=sh_degree, background=background, antialiased=antialiased).image
 
 
 class Trainer:
@@ -74,18 +54,24 @@ class Trainer:
         engine: StepEngine | None = None,
         renderer: Renderer | None = None,
         clock: Callable[[], float] = time.monotonic,
-        notes: tuple[str, ...] = (),
+        notes: Iterable[str] = (),
     ) -> None:
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
         self.engine = engine or engine_for(state.gaussians.device)
-        self.renderer = renderer or render_image
-        self.clock = clock
-        self.notes = notes
+        self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self.targets = Targets(scene, state.gaussians.device)
-        self.guard = LossGuard()
+        self.keeper = Keeper(run_dir, clock)
+        self.journal = Journal(run_dir, scene, clock)
+        self.scorer = Scorer(scene, renderer or render_image)
+        self.recovery = Recovery(run_dir)
+        self.finite = FiniteWatch()
+        self.quality = QualityWatch(state.config.guard)
+        self._engine_is_ours = engine is None
+        #: The most Gaussians that a step was done with.
+        self._largest = 0
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
         self._untold: deque[tuple[int, str, int, int]] = deque()
 
@@ -102,33 +88,9 @@ class Trainer:
         given: Gaussians | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> Trainer:
-        """A new run. given: the model that ``config.model.init`` names. Raises SceneError where there is no scale."""
-        if not scene.train:
-            raise SceneError("no view is left to train on", where=scene.root, remedy="hold out fewer: --test-every 8")
-        if not scene.extent > 0:
-            raise SceneError(
-                "all training cameras stand at one point, so that the scene has no scale",
-                where=scene.root,
-                remedy="add photos from other places; one place shows no depth",
-            )
-        seed = config.train.seed
-        gaussians, notes = initial_gaussians(config, scene, stream_generator(seed, "init"), given)
-        gaussians = gaussians.to(device)
-        state = TrainState(
-            config=config,
-            step=0,
-            gaussians=gaussians,
-            adam=AdamState.zeros_like(gaussians, config.optim.beta1, config.optim.beta2, config.optim.eps),
-            stats=GrowthStats.zeros(len(gaussians), gaussians.device),
-            sampler=ViewSampler(len(scene.train), seed),
-            generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
-            cameras=list(scene.cameras),
-            train=list(scene.train),
-            test=list(scene.test),
-            dataset=DatasetInfo(str(scene.root), scene.kind, scene.extent, scene.fingerprint()),
-        )
-        notes = [*scene.notes, *notes]
-        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=tuple(notes))
+        """A new run; arguments as in new_state()."""
+        state, notes = new_state(config, scene, device, given)
+        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
 
     @classmethod
     def resume(
@@ -140,64 +102,89 @@ class Trainer:
         device: str = "cpu",
         engine: StepEngine | None = None,
         renderer: Renderer | None = None,
-        iterations: int | None = None,
+        config: Config | None = None,
+        allowed: Collection[str] = (),
+        notes: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> Trainer:
-        """The run that ``checkpoint`` was saved from, going on with the same bits.
+        """The run that ``checkpoint`` was saved from, going on with the same bits; arguments as in resumed_state().
 
-        iterations: a new length. The schedule stays as it was stored, in absolute steps; added steps have the final
-            learning rate.
-        Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed.
+        A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         """
-        check_same_scene(checkpoint, scene)
-        state = TrainState.from_checkpoint(checkpoint, device)
-        if iterations is not None:
-            if iterations < state.step:
-                raise UsageError(
-                    f"{iterations} iterations are asked for and {state.step} are done already",
-                    remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
-                )
-            state.config.train.iterations = iterations
-        # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
-        scene = dataclasses.replace(scene, cameras=state.cameras)
-        notes = tuple(scene.notes)
+        state, scene, found = resumed_state(checkpoint, scene, device, config=config, allowed=allowed)
+        notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
 
-    def run(self, stop_at: int | None = None, should_stop: Callable[[], str | None] = lambda: None) -> Iterator[Event]:
+    def run(
+        self,
+        stop_at: int | None = None,
+        should_stop: Callable[[], str | None] = lambda: None,
+        should_save: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Event]:
         """Train to the end, to step ``stop_at``, or until ``should_stop`` gives a reason; Stopped comes last.
 
-        should_stop: asked between steps and between evaluated views. The state is saved before Stopped, except that
-        DivergedError leaves the last good checkpoint the newest.
+        should_stop: asked between steps and between evaluated views. The state is saved before Stopped.
+        should_save: asked between steps; True saves, and training goes on.
+        A state that diverged or did not fit the memory is given up for the last checkpoint, a few times. Raises
+        DivergedError or ResourceError when that does not help, OutputError when the last state cannot be written.
         """
-        state, config = self.state, self.state.config
-        yield Started(
+        self.journal.begin()
+        yield self._start_event()
+        yield from self._logged(self.keeper.begin(self.state))
+        while True:
+            try:
+                reason = yield from self._train(stop_at, should_stop, should_save)
+                break
+            except Exception as error:
+                if not is_survivable(error):
+                    raise
+                # Its traceback holds on to tensors whose memory may be what the older state needs.
+                failure = error.with_traceback(None)
+                failure.__context__ = None
+            yield from self._go_back(failure)
+        if reason == "finished":
+            reason = (yield from self._evaluate(should_stop)) or reason
+        assert self.keeper.saved is not None
+        yield Stopped(self.state.step, reason, self.keeper.saved.path)
+        if reason == "finished" and self.scorer.problem is not None:
+            raise self.scorer.problem
+
+    def _start_event(self) -> Started:
+        state = self.state
+        return Started(
             state.step,
-            config.train.iterations,
+            state.config.train.iterations,
             len(state.gaussians),
             len(state.train),
             len(state.test),
             str(state.gaussians.device),
             self.notes,
         )
-        started = saved_at = self.clock()
-        saved: Saved | None = None
+
+    def _train(
+        self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
+    ) -> Generator[Event, None, str]:
+        """Steps until there is a reason to stop, which is returned when the state is saved."""
         while (reason := self._reason(stop_at, should_stop)) is None:
-            yield from self._logged(self._step(), started)
-            due = self.clock() - saved_at >= 60.0 * config.save.every_minutes
-            if (due or state.step in config.save.steps) and state.step < config.train.iterations:
-                yield from self._logged(self._told(self.engine.drain()), started)
-                yield (saved := self._save())
-                saved_at = self.clock()
-            every = config.train.eval_every
-            if every and state.step % every == 0 and state.step < config.train.iterations:
-                yield from self._logged(self._told(self.engine.drain()), started)
+            try:
+                yield from self._logged(self._step())
+            except SceneError:  # a photo can be read no more; the state before this step is whole
+                yield from self._finish(lambda: False)
+                raise
+            step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
+            if step >= train.iterations:
+                continue
+            if should_save() or self.keeper.due(self.state):
+                yield from self._settled()
+                yield from self._logged([self.keeper.save(self.state)])
+            if guard.probe_every and step % guard.probe_every == 0:
+                yield from self._settled()
+                yield from self._logged(self._probe())
+            if train.eval_every and step % train.eval_every == 0:
+                yield from self._settled()
                 yield from self._evaluate(should_stop)
-        yield from self._logged(self._told(self.engine.drain()), started)
-        if saved is None or saved.step != state.step:
-            yield (saved := self._save())
-        if reason == "finished":
-            reason = (yield from self._evaluate(should_stop)) or reason
-        yield Stopped(state.step, reason, saved.path)
+        yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
+        return reason
 
     def _reason(self, stop_at: int | None, should_stop: Callable[[], str | None]) -> str | None:
         asked = should_stop()
@@ -211,18 +198,21 @@ class Trainer:
         """One step and the edit after it; what is known to have happened since the last one."""
         state, config = self.state, self.state.config
         step = state.step + 1
-        view = state.train[state.sampler.next()]
-        camera = self.scene.cameras[view]
+        view = state.train[state.sampler.peek()]
+        camera, target = self.scene.cameras[view], self.targets.load(view)
+        state.sampler.next()
+        self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
         inputs = StepInputs(
             camera,
-            self.targets.load(view),
+            target.pixels,
             lrs=learning_rates(config.optim, config.schedule, state.dataset.extent, step),
             sh_degree=degree,
             background=self._training_background(),
             ssim_lambda=config.train.ssim_lambda,
             antialiased=config.train.antialiased,
             stats=state.stats if self.strategy.observes(step) else None,
+            hidden=target.hidden,
         )
         self._untold.append((step, camera.name, len(state.gaussians), degree))
         told = self._told(self.engine.submit(state.gaussians, state.adam, inputs))
@@ -233,6 +223,8 @@ class Trainer:
             # The step is told with the count that it leaves behind.
             told[-1] = dataclasses.replace(told[-1], num_gaussians=len(state.gaussians))
         state.step = step
+        if config.guard.finite_every and step % config.guard.finite_every == 0:
+            self.finite.look(step, state.gaussians, state.adam)
         return [*told, *edits]
 
     def _told(self, losses: list[float]) -> list[Stepped]:
@@ -240,29 +232,37 @@ class Trainer:
         events = []
         for loss in losses:
             step, view, count, degree = self._untold.popleft()
-            self.guard.check(step, view, loss, self.state.gaussians)
+            check_loss(step, view, loss, self.state.gaussians)
+            self._largest = max(self._largest, count)
             events.append(Stepped(step, loss, count, degree))
         return events
 
-    def _logged(self, events: Sequence[Event], started: float) -> Iterator[Event]:
-        for event in events:
-            if isinstance(event, Stepped) and event.step % LOG_EVERY == 0:
-                self._log(event, self.clock() - started)
-            yield event
+    def _settled(self) -> Iterator[Event]:
+        """Nothing is on its way any more, and all that is known of the state has been looked at."""
+        yield from self._logged(self._told(self.engine.drain()))
+        self.finite.read()
+
+    def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
+        yield from self._settled()
+        yield from self._logged(self.keeper.finish(self.state, patient=patient))
 
     def _edit(self, step: int) -> list[Event]:
         """Density control after ``step``, and what it did."""
         state = self.state
+        before = len(state.gaussians)
         edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
         if edit is None:
             return []
         state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats)
-        self.guard.check_count(step, state.gaussians)
+        check_count(step, len(state.gaussians))
         events: list[Event] = []
         if edit.clear_stats:
-            events.append(Refined(step, edit.cloned, edit.split, edit.pruned, len(state.gaussians)))
+            refined = Refined(step, edit.cloned, edit.split, edit.pruned, len(state.gaussians))
+            alarm = judge_refinement(refined, before, state.config.guard)
+            events += [refined] if alarm is None else [refined, alarm]
         if edit.opacity_ceiling is not None:
             events.append(OpacityReset(step))
+            self.quality.reset(step)
         return events
 
     def _training_background(self) -> Tensor:
@@ -273,41 +273,40 @@ class Trainer:
             color = torch.tensor(BACKGROUNDS[name])
         return to_device(color, self.state.gaussians.device)
 
-    def _save(self) -> Saved:
-        return Saved(self.state.step, self.run_dir.save(self.state.to_checkpoint()))
+    def _go_back(self, failure: Exception) -> Iterator[Event]:
+        """The last checkpoint's state takes the place of one that failed."""
+        plan = self.recovery.plan(failure, self.state, largest=self._largest)
+        self._untold.clear()
+        self.finite = FiniteWatch()
+        # First everything goes that takes memory, photos on a GPU included, if it was memory that was short.
+        budget = 0 if plan.cause == "memory" else None
+        del self.state, self.targets
+        if self._engine_is_ours:
+            del self.engine
+        else:
+            with contextlib.suppress(Exception):
+                self.engine.drain()
+        gc.collect()
+        if plan.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.state, event = self.recovery.carry_out(plan)
+        if self._engine_is_ours:
+            self.engine = engine_for(plan.device)
+        self.targets = Targets(self.scene, plan.device, budget=budget)
+        self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
+        self.quality = QualityWatch(self.state.config.guard)
+        self.keeper.saved = None  # the state that ends the run may have this step, and is another
+        yield from self._logged([event])
+
+    def _probe(self) -> list[Event]:
+        probe = self.scorer.probe(self.state)
+        alarm = self.quality.judge(probe) if isinstance(probe, Probed) else None
+        return [probe] if alarm is None else [probe, alarm]
 
     def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
-        """Scores of the held-out views, if there are any; returns the reason when a stop is asked for in between.
+        event, reason = self.scorer.evaluate(self.state, should_stop)
+        yield from self._logged([] if event is None else [event])
+        return reason
 
-        No random number is drawn and nothing of the state is touched: a run ends with the same bits without it.
-        """
-        state, config = self.state, self.state.config
-        if not state.test:
-            return None
-        background = torch.tensor(BACKGROUNDS[evaluation_background(config)], device=state.gaussians.device)
-
-        def draw(camera: Camera) -> Tensor:
-            with torch.no_grad():
-                return self.renderer(
-                    state.gaussians,
-                    camera,
-                    sh_degree=state.sh_degree(),
-                    background=background,
-                    antialiased=config.train.antialiased,
-                )
-
-        scores = []
-        for score in score_views(draw, self.scene, state.test):
-            scores.append(score)
-            if (reason := should_stop()) is not None:
-                return reason
-        psnr, ssim = mean_scores(scores)
-        event = Evaluated(state.step, psnr, ssim, len(state.gaussians), scores)
-        self.run_dir.append_metrics(
-            {"event": "eval", **dataclasses.asdict(event), "protocol": protocol(config, self.scene, state.test)}
-        )
-        yield event
-        return None
-
-    def _log(self, event: Event, seconds: float) -> None:
-        self.run_dir.append_metrics({"event": "step", **dataclasses.asdict(event), "seconds": round(seconds, 3)})
+    def _logged(self, events: Iterable[Event]) -> Iterator[Event]:
+        return self.journal.log(events, lambda: self.state)

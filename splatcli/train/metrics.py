@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.config import Config
-from splatcli.raster.reference import ssim_reference
+from splatcli.raster.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import ViewScore
@@ -18,16 +20,26 @@ from splatcli.train.events import ViewScore
 MIN_MSE = 1e-10
 
 
-def psnr(x: Tensor, y: Tensor) -> float:
-    """Peak signal-to-noise ratio in dB of two images of one shape with values in 0..1; at most 100."""
-    mse = float((x.double() - y.double()).square().mean())
+def psnr(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
+    """Peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
+
+    hidden: [H, W] bool, the pixels that do not count; NaN when none does.
+    """
+    squares = (x.double() - y.double()).square()
+    mse = float((squares if hidden is None else squares[~hidden]).mean())
     return -10.0 * math.log10(mse if mse > MIN_MSE or math.isnan(mse) else MIN_MSE)
 
 
 @torch.no_grad()
-def ssim(x: Tensor, y: Tensor) -> float:
-    """Mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding."""
-    return float(ssim_reference(x, y))
+def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
+    """Mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding.
+
+    hidden: [H, W] bool, the pixels that are black in both images and no window's centre; NaN when all are.
+    """
+    if hidden is None:
+        return float(ssim_map_reference(x, y).mean())
+    x, y = (image.masked_fill(hidden[..., None], 0.0) for image in (x, y))
+    return float(ssim_map_reference(x, y)[:, ~hidden].mean())
 
 
 def quantised(image: Tensor) -> Tensor:
@@ -36,15 +48,17 @@ def quantised(image: Tensor) -> Tensor:
 
 
 def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> Iterator[ViewScore]:
-    """The scores of views ``indices`` of ``scene``, one after another.
+    """The scores of views ``indices`` of ``scene``, one after another; none of a view that is hidden altogether.
 
     render: gives the [H, W, 3] float image of a camera, with the scene's size; it is quantised to 8 bits first.
     """
     for i in indices:
         camera = scene.cameras[i]
         image = quantised(render(camera))
-        truth = load_target(scene, i, image.device).to(image.dtype) / 255.0
-        yield ViewScore(camera.name, psnr(image, truth), ssim(image, truth))
+        target, hidden = load_photo(scene, i, image.device)
+        truth = target.to(image.dtype) / 255.0
+        if hidden is None or not bool(hidden.all()):
+            yield ViewScore(camera.name, psnr(image, truth, hidden), ssim(image, truth, hidden))
 
 
 def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:
@@ -59,11 +73,16 @@ def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
     return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
 
 
-def load_target(scene: Scene, index: int, device: torch.device | str) -> Tensor:
-    """[H, W, 3] uint8, the photo of view ``index`` on ``device``."""
-    pixels = scene.images.load(index)
+def load_photo(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
+    """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it."""
+    photo = scene.images.photo(index)
+    pixels = _tensor(photo.pixels).to(device)
+    return pixels, None if photo.hidden is None else _tensor(photo.hidden).to(device)
+
+
+def _tensor(array: NDArray[Any]) -> Tensor:
     # The cache may hand out read-only arrays, which torch cannot wrap.
-    return torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy()).to(device)
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
 def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, object]:
@@ -77,6 +96,7 @@ def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, 
         "views": len(indices),
         "quantisation": "renders are rounded to 8 bits",
         "background": evaluation_background(config),
+        "masks": "hidden pixels do not count" if scene.images.masked else "none",
         "psnr": "mean of the views' values; peak 1",
         "ssim": {"taps": 11, "sigma": 1.5, "padding": "zeros, same size", "channels": "RGB mean"},
     }

@@ -1,44 +1,151 @@
-"""LossGuard: stops a run at the first loss that is no number, with the facts a person needs to find out why."""
+"""What watches a run: losses, all numbers of the state, density control, and the quality on fixed views.
+
+Checks raise StepDivergedError, after which the run goes back; alarms only tell, for a person may know better.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from splatcli.errors import DivergedError
+import torch
+from torch import Tensor
+
+from splatcli.config import GuardConfig
 from splatcli.gaussians import Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.train.events import Alarmed, Probed, Refined
+from splatcli.train.failures import StepDivergedError
+
+#: Quality has to stay low for so many steps: one view more or less must not raise an alarm.
+LOW_FOR = 300
 
 
-class LossGuard:
-    """Checks each step before anything of it is saved, so that the newest checkpoint stays good."""
-
-    def check(self, step: int, view: str, loss: float, gaussians: Gaussians) -> None:
-        """Raises DivergedError when ``loss`` is NaN or infinite; its message dumps step, view and broken groups."""
-        if math.isfinite(loss):
-            return
-        broken = nonfinite_rows(gaussians)
-        found = ", ".join(f"{name} of {count} Gaussians (first: {first})" for name, (count, first) in broken.items())
-        raise DivergedError(
-            f"the loss is {loss} at step {step} on view {view!r}; "
-            + (f"not finite: {found}" if found else f"all {len(gaussians)} Gaussians are finite"),
-            where=f"step {step}",
-            remedy="resume from the last checkpoint with lower learning rates, e.g. --set optim.means_lr=8e-5",
+def check_loss(step: int, view: str, loss: float, gaussians: Gaussians) -> None:
+    """Raises StepDivergedError when ``loss`` is NaN or infinite; its message names the broken groups."""
+    if not math.isfinite(loss):
+        raise StepDivergedError(
+            f"the loss is {loss} at step {step} on view {view!r}; {_broken(gaussians)}",
+            step=step,
+            view=view,
+            loss=loss,
         )
 
-    def check_count(self, step: int, gaussians: Gaussians) -> None:
-        """Raises DivergedError when density control has left nothing to train."""
-        if len(gaussians) == 0:
-            raise DivergedError(
-                "no Gaussian is left: all became transparent or huge",
-                where=f"step {step}",
-                remedy="check the cameras' poses and the scene's scale; lower strategy.prune_opacity",
-            )
+
+def check_count(step: int, count: int) -> None:
+    """Raises StepDivergedError when density control has left nothing to train."""
+    if count == 0:
+        raise StepDivergedError("no Gaussian is left: all became transparent or huge", step=step)
 
 
-def nonfinite_rows(gaussians: Gaussians) -> dict[str, tuple[int, int]]:
-    """Group -> (number of Gaussians with a NaN or infinity, index of the first), only for groups that have any."""
-    found = {}
-    for name, tensor in gaussians.items():
-        bad = ~tensor.detach().reshape(len(gaussians), -1).isfinite().all(dim=1)
-        if tensor.numel() and bool(bad.any()):
-            found[name] = (int(bad.sum()), int(bad.nonzero()[0]))
-    return found
+class FiniteWatch:
+    """Looks at parameters and moments now and then, without making a GPU wait.
+
+    A look is one pass over the numbers (the extremes of each tensor, which are NaN if any value is); the answer is
+    read at the next look on a GPU, at once elsewhere. Gradients are not kept by any engine: one that is not finite
+    shows in the moments after its step.
+    """
+
+    def __init__(self) -> None:
+        self._asked: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+
+    def look(self, step: int, gaussians: Gaussians, adam: AdamState) -> None:
+        """Asks about the state after ``step``. Raises StepDivergedError for what is known by now."""
+        self.read()
+        extremes = [torch.stack(torch.aminmax(t.detach())) for _, t in state_tensors(gaussians, adam) if t.numel()]
+        if not extremes:
+            return
+        found = torch.stack(extremes)
+        if found.device.type == "cuda":
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            found = torch.empty_like(found, device="cpu", pin_memory=True).copy_(found, non_blocking=True)
+            done.record()
+            self._asked = (step, found, done)
+        else:
+            self._asked = (step, found, None)
+            self.read()
+
+    def read(self) -> None:
+        """The answer to the last look. Raises StepDivergedError when a number was NaN or infinite."""
+        if self._asked is None:
+            return
+        (step, extremes, done), self._asked = self._asked, None
+        if done is not None:
+            done.synchronize()
+        if not bool(extremes.isfinite().all()):
+            raise StepDivergedError(f"parameters or moments are not finite after step {step}", step=step)
+
+
+def state_tensors(gaussians: Gaussians, adam: AdamState) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of parameters and moments; the moments' names are ``exp_avg.means`` and the like."""
+    yield from gaussians.items()
+    for moment in ("exp_avg", "exp_avg_sq"):
+        yield from ((f"{moment}.{name}", tensor) for name, tensor in getattr(adam, moment).items())
+
+
+def nonfinite_rows(tensor: Tensor) -> Tensor:
+    """[R] the indices of rows with a NaN or infinity."""
+    if tensor.numel() == 0:
+        return torch.empty(0, dtype=torch.int64)
+    bad = ~tensor.detach().reshape(len(tensor), -1).isfinite().all(dim=1)
+    return bad.nonzero().squeeze(1)
+
+
+def _broken(gaussians: Gaussians) -> str:
+    rows = {name: nonfinite_rows(tensor) for name, tensor in gaussians.items()}
+    found = [f"{name} of {len(r)} Gaussians (first: {int(r[0])})" for name, r in rows.items() if len(r)]
+    return f"not finite: {', '.join(found)}" if found else f"all {len(gaussians)} Gaussians are finite"
+
+
+@dataclass(slots=True)
+class QualityWatch:
+    """Raises an alarm when the probe views' PSNR falls far below the best seen, stays there, and no reset explains it.
+
+    It starts anew with each process: nothing of it is in a checkpoint.
+    """
+
+    config: GuardConfig
+    best: float = -math.inf
+    low_since: int | None = None
+    _reset_at: int | None = None
+    _alarmed: bool = False
+
+    def reset(self, step: int) -> None:
+        """All opacities were lowered after ``step``; what is measured soon after means nothing."""
+        self._reset_at, self.low_since = step, None
+
+    def judge(self, probe: Probed) -> Alarmed | None:
+        """An alarm, once for each time that quality falls and stays low."""
+        if self._reset_at is not None and probe.step <= self._reset_at + self.config.reset_window:
+            return None
+        # Written so that NaN counts as low.
+        if probe.psnr >= self.best - self.config.psnr_drop:
+            self.best, self.low_since, self._alarmed = max(self.best, probe.psnr), None, False
+            return None
+        if self.low_since is None:
+            self.low_since = probe.step
+        if self._alarmed or probe.step - self.low_since < LOW_FOR:
+            return None
+        self._alarmed = True
+        return Alarmed(
+            probe.step,
+            "psnr",
+            f"PSNR on the probe views is {probe.psnr:.2f} dB, it was {self.best:.2f} dB; low since step "
+            f"{self.low_since}; a lower learning rate may help: splat resume --set optim.means_lr=...",
+        )
+
+
+def judge_refinement(event: Refined, before: int, config: GuardConfig) -> Alarmed | None:
+    """An alarm when one refinement removed more than a part ``prune_jump`` of the ``before`` Gaussians.
+
+    Growth raises none: early refinements may double a small model, and never do more.
+    """
+    if not event.pruned > config.prune_jump * before:
+        return None
+    return Alarmed(
+        event.step,
+        "count",
+        f"{event.pruned:,} of {before:,} Gaussians were removed at once; check the scene's scale and poses, or lower "
+        "strategy.prune_opacity",
+    )

@@ -33,14 +33,22 @@ class ViewSampler:
         self.position = position
         self._order = epoch_order(num_views, seed, epoch)
 
+    def peek(self) -> int:
+        """The index, 0 to num_views - 1, of the view that ``next`` gives."""
+        return int(self._order[self.position])
+
     def next(self) -> int:
         """The index, 0 to num_views - 1, of the next view."""
-        view = int(self._order[self.position])
+        view = self.peek()
         self.position += 1
         if self.position == self.num_views:
             self.epoch, self.position = self.epoch + 1, 0
             self._order = epoch_order(self.num_views, self.seed, self.epoch)
         return view
+
+    def upcoming(self, count: int) -> list[int]:
+        """The next views, at most ``count``, as far as this pass goes; at least one."""
+        return [int(view) for view in self._order[self.position : self.position + count]]
 
     def state(self) -> dict[str, int]:
         """What a checkpoint keeps; with the seed it determines all views to come."""

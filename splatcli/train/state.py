@@ -52,6 +52,10 @@ class TrainState:
         """The SH degree that the last step used."""
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
+    def settled(self) -> Gaussians:
+        """The Gaussians with SH coefficients as of this step, to render; the state stays as it is."""
+        return self.adam.settled(self.gaussians, self.config.optim.shN_lr)
+
     def to_checkpoint(self) -> Checkpoint:
         """The state on the CPU. Tensors may be shared with the state: write it before the next step."""
         strategy: dict[str, Tensor | Scalar] = {
@@ -64,6 +68,7 @@ class TrainState:
             gaussians=self.gaussians.map(lambda t: t.detach().cpu()),
             moments={name: (getattr(first, name), getattr(second, name)) for name in GROUPS},
             adam_step=self.adam.step,
+            rest_steps=self.adam.rest_steps.cpu(),
             active_sh_degree=self.sh_degree(),
             strategy=strategy,
             rng={name: generator.get_state() for name, generator in self.generators.items()},
@@ -88,17 +93,14 @@ class TrainState:
                 remedy="start a new run from its Gaussians: splat train SCENE --init CKPT",
             )
         assert checkpoint.moments is not None
-        optim, seed = checkpoint.config.optim, checkpoint.config.train.seed
+        seed = checkpoint.config.train.seed
         gaussians = _copy(checkpoint.gaussians, device)
-        first, second = (
-            _copy(Gaussians(**{name: checkpoint.moments[name][i] for name in GROUPS}), device) for i in (0, 1)
-        )
         stats = GrowthStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config.model_copy(deep=True),
             step=checkpoint.step,
             gaussians=gaussians,
-            adam=AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps),
+            adam=_adam(checkpoint, device),
             stats=stats,
             sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler),
             generators={name: _generator(name, checkpoint.rng[name]) for name in TRAINING_STREAMS},
@@ -121,6 +123,24 @@ def _generator(name: str, state: Tensor) -> torch.Generator:
         return torch.Generator().set_state(state.cpu())
     except RuntimeError as error:
         raise ModelFileError(f"the random state of {name!r} is not one of torch's: {error}") from None
+
+
+def _adam(checkpoint: Checkpoint, device: str | torch.device) -> AdamState:
+    optim, steps = checkpoint.config.optim, checkpoint.rest_steps
+    assert checkpoint.moments is not None
+    first, second = (_copy(Gaussians(**{name: checkpoint.moments[name][i] for name in GROUPS}), device) for i in (0, 1))
+    if steps is None:
+        steps = torch.full((len(checkpoint.gaussians),), checkpoint.adam_step, dtype=torch.int32)
+    return AdamState(
+        first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps.to(device, copy=True)
+    )
+
+
+def settled(checkpoint: Checkpoint) -> Gaussians:
+    """The Gaussians of a checkpoint with SH coefficients as of its step, to render or to export."""
+    if checkpoint.moments is None or checkpoint.rest_steps is None:
+        return checkpoint.gaussians
+    return _adam(checkpoint, "cpu").settled(checkpoint.gaussians, checkpoint.config.optim.shN_lr)
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device) -> Gaussians:

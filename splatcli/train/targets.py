@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from splatcli.scene.scene import Scene
-from splatcli.train.metrics import load_target
+from splatcli.train.metrics import load_photo
 
 #: Of what is free on a GPU when training starts, this part may hold photos.
 SHARE_OF_GPU = 0.25
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Target:
+    """A photo: pixels [H, W, 3] uint8, black where hidden; hidden [H, W] bool, or None where all of it counts."""
+
+    pixels: Tensor
+    hidden: Tensor | None
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
+
+
 class Targets:
-    """Photos as [H, W, 3] uint8 tensors on ``device``.
+    """Photos on ``device``.
 
     On a GPU they stay there once used, up to ``budget`` bytes (None: a quarter of what is free); the others are copied
     for each step. The first ones stay and are not replaced: a pass visits every photo once, so that throwing out the
@@ -26,18 +41,25 @@ class Targets:
         if budget is None and device.type == "cuda":
             budget = int(SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
         self._room = budget or 0
-        self._kept: dict[int, Tensor] = {}
+        self._kept: dict[int, Target] = {}
 
-    def load(self, view: int) -> Tensor:
+    def load(self, view: int) -> Target:
         """The photo of ``view``. Raises SceneError when it is damaged."""
         kept = self._kept.get(view)
         if kept is not None:
             return kept
-        target = to_device(load_target(self.scene, view, "cpu"), self.device)
+        pixels, hidden = load_photo(self.scene, view, "cpu")
+        target = Target(to_device(pixels, self.device), None if hidden is None else to_device(hidden, self.device))
         if self.device.type == "cuda" and target.nbytes <= self._room:
             self._room -= target.nbytes
             self._kept[view] = target
         return target
+
+    def prefetch(self, views: Iterable[int]) -> None:
+        """Starts decoding what will be loaded soon; what is loaded, and its bits, stay the same."""
+        for view in views:
+            if view not in self._kept:
+                self.scene.images.prefetch(view)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,12 @@ def read_cameras(path: Path) -> list[Camera]:
     return cameras
 
 
-def cameras_json(cameras: list[Camera]) -> str:
-    """Our own layout; ``read_cameras`` returns the very same numbers."""
+def cameras_json(cameras: list[Camera], offset: Sequence[float] = ()) -> str:
+    """Our own layout; ``read_cameras`` returns the very same numbers.
+
+    offset: what was subtracted from the input's coordinates; told when it is not zero, and applied to nothing: the
+        cameras are in the frame of the model.
+    """
     entries = [
         {
             "name": camera.name,
@@ -87,7 +92,8 @@ def cameras_json(cameras: list[Camera]) -> str:
         }
         for camera in cameras
     ]
-    return json.dumps({"cameras": entries}, indent=1) + "\n"
+    place = {"offset": list(offset)} if any(offset) else {}
+    return json.dumps({**place, "cameras": entries}, indent=1) + "\n"
 
 
 def _ours(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:

@@ -30,6 +30,14 @@ class Photos:
         self._scene = scene
         self._index = {camera.name: i for i, camera in enumerate(scene.cameras)}
 
+    def hides_all(self, name: str) -> bool:
+        """Whether a mask hides the whole photo of view ``name``, so that nothing of it can be compared."""
+        index = self._index.get(name)
+        if not self._scene.images.masked or index is None or not self._scene.images.has(index):
+            return False
+        hidden = self._scene.images.photo(index).hidden
+        return hidden is not None and bool(hidden.all())
+
     def compare(self, name: str, pixels: NDArray[np.uint8]) -> Comparison | None:
         """The render of view ``name`` against its photo; None when there is no photo of that view and size.
 
@@ -38,8 +46,10 @@ class Photos:
         index = self._index.get(name)
         if index is None or not self._scene.images.has(index):
             return None
-        truth = self._scene.images.load(index)
+        photo = self._scene.images.photo(index)
+        truth = photo.pixels
         if truth.shape != pixels.shape:
             return None
+        hidden = None if photo.hidden is None else torch.from_numpy(photo.hidden)
         shown, seen = (torch.from_numpy(array.astype(np.float32) / 255.0) for array in (pixels, truth))
-        return Comparison(index, ViewScore(name, psnr(shown, seen), ssim(shown, seen)), truth, pixels)
+        return Comparison(index, ViewScore(name, psnr(shown, seen, hidden), ssim(shown, seen, hidden)), truth, pixels)

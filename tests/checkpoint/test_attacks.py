@@ -259,7 +259,7 @@ def test_another_change_is_not_taken_for_an_activation(saved: Path, tamper: Tamp
     ("changes", "error", "said"),
     [
         ({"format_version": [2, 0], "min_reader": [2, 0]}, VersionError, "format 2.0; this is splatcli"),
-        ({"format_version": [1, 9], "min_reader": [1, 4]}, VersionError, "reads format 1.0"),
+        ({"format_version": [1, 9], "min_reader": [1, 4]}, VersionError, "reads format 1.1"),
         ({"format_version": [0, 3], "min_reader": [0, 1]}, VersionError, "format 0.3"),
         ({"requires": ["tilted-cameras"]}, VersionError, "tilted-cameras"),
         ({"format": "other"}, ModelFileError, "format"),

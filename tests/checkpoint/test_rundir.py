@@ -140,7 +140,7 @@ def test_a_full_disk_shows_at_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OutputError, match="No space left"):
         RunDir.create(tmp_path / "run")
-    assert list((tmp_path / "run").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_second_process_is_told_who_holds_the_run(tmp_path: Path) -> None:

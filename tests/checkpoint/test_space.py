@@ -14,7 +14,7 @@ from scipy.spatial import cKDTree
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.save import save_checkpoint
-from splatcli.checkpoint.space import Space, activated_opacities, judge_scales, space_problem
+from splatcli.checkpoint.space import Space, judge, judge_opacities, judge_scales, space_problem
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import ModelFileError
 
@@ -105,10 +105,33 @@ def test_the_message_holds_the_figures() -> None:
 def test_opacities_between_0_and_1_are_activated_unless_constant() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(-2, 3, size=500).astype(np.float32)
-    assert not activated_opacities(logits)
-    assert activated_opacities(1 / (1 + np.exp(-logits)))
-    assert not activated_opacities(np.full(500, 0.5, np.float32))
-    assert not activated_opacities(np.linspace(0.1, 0.9, 7).astype(np.float32))
+    sigmoids = (1 / (1 + np.exp(-logits))).astype(np.float32)
+    assert judge_opacities(logits) is Space.RAW
+    assert judge_opacities(sigmoids) is Space.ACTIVATED
+    assert judge_opacities(np.append(sigmoids, [0, 1]).astype(np.float32)) is Space.ACTIVATED
+    assert judge_opacities(sigmoids[:7]) is Space.UNSURE
+    assert judge_opacities(np.full(500, 0.1, np.float32)) is Space.UNSURE
+    assert judge_opacities(np.full(500, -2.197, np.float32)) is Space.RAW  # INRIA's initial opacity
+    assert judge_opacities(np.zeros(500, np.float32)) is Space.RAW  # that of MCMC
+
+
+def test_doubtful_opacities_are_refused_unless_the_file_vouches_for_them() -> None:
+    means, logs = shells(0.01, 0.0, 0.0)
+    constant = np.full(800, 0.1, np.float32)
+    said = space_problem(means, logs, constant, declared=False)
+    assert said is not None
+    assert "opacities may be activated already (all 800 values between 0 and 1, each 0.1)" in said
+    assert space_problem(means, logs, constant, declared=True) is None
+
+
+def test_the_grounds_are_told_also_for_what_is_accepted() -> None:
+    means, logs = shells(0.01, 0.0, 0.0)
+    found = judge(means, logs, np.linspace(-5, 8, 800, dtype=np.float32), declared=False)
+    assert (found.problem, found.space) == (None, Space.RAW)
+    assert found.evidence == (
+        "scales are logarithms (2,400 of 2,400 values are below 0)",
+        "opacities are logits (-5 to 8)",
+    )
 
 
 def test_activated_scales_under_valid_digests_are_refused(

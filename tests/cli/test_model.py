@@ -84,8 +84,12 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
 
 def test_content_tells_the_kind(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
-    for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"ply\nformat", "ply"), (b"", None), (b"junk", None)):
+    for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"\x80\x02", "checkpoint"), (b"ply\nformat", "ply")):
         path.write_bytes(content)
         assert file_kind(path) == kind
+    for content, said in ((b"", "empty"), (b"junk", "neither a checkpoint nor a PLY: it starts with b'junk'")):
+        path.write_bytes(content)
+        with pytest.raises(ModelFileError, match=said):
+            file_kind(path)
     with pytest.raises(ModelFileError):
         file_kind(tmp_path / "absent")

@@ -108,15 +108,3 @@ def test_a_signal_saves_and_stops(tiny_scene: Path, tmp_path: Path, number: sign
     result = Done(code, out, err).objects[-1]
     assert (result["event"], result["reason"]) == ("result", number.name)
     assert load_checkpoint(Path(result["path"])).step == result["step"]
-
-
-def test_handlers_are_put_back() -> None:
-    from splatcli.cli.signals import exit_code, stop_requests
-
-    before = signal.getsignal(signal.SIGTERM)
-    with stop_requests() as requested:
-        assert requested() is None
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert requested() == "SIGTERM"
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert (exit_code("SIGINT"), exit_code("SIGTERM"), exit_code("finished")) == (130, 143, 0)

@@ -13,7 +13,8 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend, address
-from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.frame import Frame
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
 from tests.raster.scenes import front_camera, random_gaussians, random_scene

@@ -20,8 +20,10 @@ from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.build_simt import simt_library
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Arena, Frame, view_of
+from splatcli.raster.frame import Frame
+from splatcli.raster.memory import Arena, FixedBudget
 from splatcli.raster.rendering import render
+from splatcli.raster.view import view_of
 from tests.kernels.simt import Emulator, copy_sources
 from tests.native.cases import NEEDS_COMPILER
 from tests.raster.scenes import leaves, random_image, random_scene
@@ -68,6 +70,26 @@ def check_picture(library: Path) -> None:
                 assert torch.equal(got, want)
             for got, want in zip(ours[3:], expected[3:], strict=True):
                 assert_close(got, want, rtol=1e-3, atol=1e-5 * float(want.abs().max()))
+
+
+def check_bands(library: Path) -> None:
+    """A view made in bands is the view, whatever the order of threads; gradients of the emulator's own, bit by bit."""
+    backend = backend_of(library)
+    gaussians, camera = random_scene(3, 250, width=30, height=85, sh_degree=0, scale=0.3)
+
+    def outcome(budget: FixedBudget) -> list[Tensor]:
+        inputs = leaves(gaussians)
+        out = render(inputs, camera, backend=backend, budget=budget)
+        torch.autograd.backward((out.image * random_image(9, 30, 85)).sum() + out.depth.mean())
+        return [out.image.detach(), out.depth.detach(), *(t.grad for _, t in inputs.items() if t.grad is not None)]
+
+    whole = outcome(FixedBudget(1 << 40))
+    for seed in SEEDS:
+        budget = FixedBudget(60_000)
+        with Emulator(backend.library).schedule(seed):
+            parts = outcome(budget)
+        assert budget.told
+        assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
 def check_loss(library: Path) -> None:
@@ -153,6 +175,7 @@ def check_devices(library: Path) -> None:
 
 CHECKS: dict[str, Callable[[Path], None]] = {
     "picture": check_picture,
+    "bands": check_bands,
     "loss": check_loss,
     "overflow": check_overflow,
     "devices": check_devices,
@@ -253,6 +276,19 @@ MUTANTS = {
         "kernels/loss.cuh",
         "constexpr int kLossTaps = 2 * kSsimRadius + 1;",
         "constexpr int kLossTaps = 2 * kSsimRadius;",
+    ),
+    # Bands.
+    "a band that lists the line after it": Mutant(
+        "bands",
+        "kernels/bin.cuh",
+        "r.y1 < job.line_end ? r.y1 : job.line_end;",
+        "r.y1 <= job.line_end ? r.y1 : job.line_end + 1;",
+    ),
+    "sums that forget the bands before": Mutant(
+        "bands", "kernels/bands.cuh", "float total = job.sums[record * kRowSize + field];", "float total = 0.0f;"
+    ),
+    "lines that count a Gaussian to the end of the image": Mutant(
+        "bands", "kernels/bands.cuh", "0ull - columns", "0ull"
     ),
     # Overflow.
     "room for one pair more than there is": Mutant(

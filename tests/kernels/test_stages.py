@@ -15,7 +15,9 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState
-from splatcli.raster.frame import Frame, view_of
+from splatcli.raster.adam import gap_table
+from splatcli.raster.frame import Frame
+from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER
@@ -265,3 +267,44 @@ def test_adam_alone() -> None:
             {f"{k}{name}": t for k, g in enumerate([params, adam.exp_avg, adam.exp_avg_sq]) for name, t in g.items()}
         )
     assert_same(*results)
+
+
+@pytest.mark.parametrize("degree", [0, 1, 3])
+def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
+    """Projection with an Adam whose Gaussians stand at different steps, then the step itself; several chunks."""
+    gaussians, camera = random_scene(31, 600, width=112, height=80, sh_degree=3)
+    gaussians.means[100:400, 0] += 50.0  # a chunk of which nothing is seen, and one of which little is
+    generator = torch.Generator().manual_seed(5)
+    stands = torch.randint(0, 60, (600,), generator=generator, dtype=torch.int32)
+    table = gap_table(0.9, 0.999)
+    results = []
+    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+        stored = gaussians.detach_clone()
+        adam = AdamState.zeros_like(stored)
+        for moment in (adam.exp_avg, adam.exp_avg_sq):
+            moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
+        adam.rest_steps.copy_(stands)
+        update = abi.Adam(
+            step=60, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3),
+            exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
+            rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table),
+        )  # fmt: skip
+        stages = Stages(backend, stored, camera, degree)
+        backend.call("project", stages.view, stages.arrays, stages.frame.native, update)
+        caught_up = adam.rest_steps.clone()
+        stages.bin()
+        rows = torch.randn(stages.pairs(), abi.ROW, generator=torch.Generator().manual_seed(7))
+        rows[:, 10:] = 0.0
+        with_rows(stages, rows)
+        stages.frame.project_vjp(stages.view, stages.arrays, adam=update)
+        results.append(
+            stages.projected()
+            | {"caught up": caught_up, "stands": adam.rest_steps, "shN": stages.gaussians.shN}
+            | {"m": adam.exp_avg.shN, "v": adam.exp_avg_sq.shN}
+        )
+    ours, twin = results
+    seen = twin["stands"] == 60
+    assert 0 < int(seen.sum()) < 450
+    assert torch.equal(twin["stands"][~seen], stands[~seen])
+    assert torch.equal(twin["caught up"][seen], torch.full_like(stands[seen], 59))
+    assert_same(ours, twin)

@@ -15,6 +15,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
+from splatcli.raster.memory import FixedBudget
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
 from tests.raster.scenes import leaves, random_camera, random_image, random_scene
@@ -40,7 +41,11 @@ class Run:
         moments = {"m": self.adam.exp_avg, "v": self.adam.exp_avg_sq}
         named = {name: getattr(self.gaussians, name) for name in GROUPS}
         named |= {f"{kind}.{name}": getattr(rows, name) for kind, rows in moments.items() for name in GROUPS}
-        return named | {"grad2d": self.stats.grad2d, "count": self.stats.count}
+        return named | {
+            "grad2d": self.stats.grad2d,
+            "count": self.stats.count,
+            "rest_steps": self.adam.rest_steps,
+        }
 
 
 def train(engine: Any, run: Run, steps: int = 3) -> list[float]:
@@ -171,7 +176,7 @@ def test_every_tensor_of_a_step_on_the_second_gpu_is_on_the_second_gpu() -> None
         camera = random_camera(2, 37, 29)
         given = run.inputs(camera, 1)
         inputs = StepInputs(camera, given.target.to(device), LRS, 2, given.background.to(device), 0.2, False, run.stats)
-        engine = DeferredEngine(backend, budget=1 << 40, room=1000)
+        engine = DeferredEngine(backend, budget=FixedBudget(1 << 40), room=1000)
         engine._stages.run(run.gaussians, run.adam, 1, inputs, room=1000, means=engine._means)
         arenas = [*engine.frame.arena._buffers.values(), *engine._stages.arena._buffers.values()]
         made = {tensor.device for tensor in [*arenas, engine.frame.counters, engine._means]}  # type: ignore[union-attr]

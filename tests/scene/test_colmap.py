@@ -50,7 +50,7 @@ def test_the_largest_sub_model_is_used_and_the_others_are_mentioned(tmp_path: Pa
     made.write_model(tmp_path / "sparse/1", made.reconstruction())
     scene = read_scene(tmp_path, DataConfig())
     assert len(scene.cameras) == made.COUNT
-    assert any("sparse/1 with 8 images; not 0 (2)" in note for note in scene.notes)
+    assert any("sparse/1 with 8 images is used; splat train --model sparse/0 has 2 images" in n for n in scene.notes)
 
 
 def test_models_that_do_not_belong_together_are_not_guessed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_photos_are_found_under_another_case_or_ending(tmp_path: Path) -> None:
     (tmp_path / "images/0004.png").rename(tmp_path / "images/0004.jpeg")
     scene = read_scene(tmp_path, DataConfig())
     assert len(scene.cameras) == made.COUNT
-    assert any("2 photos were found under another ending or case" in note for note in scene.notes)
+    assert any("2 photos were found under another ending, case or Unicode form" in note for note in scene.notes)
 
 
 def test_two_files_that_could_be_meant_are_an_error(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_few_views_hold_none_out(tmp_path: Path) -> None:
 
 
 def test_views_from_one_point_are_an_error(tmp_path: Path) -> None:
-    made.write_images(tmp_path / "images")
+    made.write_images(tmp_path / "images", ["0000.png"])
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=["0000.png"]))
-    with pytest.raises(SceneError, match="one point"):
+    with pytest.raises(SceneError, match="one training view"):
         read_scene(tmp_path, DataConfig())
 
 

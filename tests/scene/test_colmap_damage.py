@@ -14,6 +14,7 @@ import pytest
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.colmap import find_models, read_colmap
+from splatcli.scene.problems import Problems
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
@@ -123,7 +124,9 @@ def test_a_nearly_normalised_quaternion_is_normalised(tmp_path: Path) -> None:
 )
 def test_an_impossible_camera_is_refused(tmp_path: Path, params: list[float], why: str) -> None:
     made.colmap_scene(tmp_path, camera=made.lens(params=params))
-    assert why in _refused(tmp_path, "images.bin").what
+    error = _refused(tmp_path, "cameras.bin")
+    assert "camera 1: " in error.what
+    assert why in error.what
 
 
 def test_points_that_are_not_finite_are_refused(tmp_path: Path) -> None:
@@ -137,6 +140,7 @@ def test_points_that_are_not_finite_are_refused(tmp_path: Path) -> None:
 
 def test_names_that_leave_the_scene_are_refused(tmp_path: Path) -> None:
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=["../../etc/passwd", "b.png"]))
+    made.write_images(tmp_path / "images", ["b.png"])
     assert "outside" in _refused(tmp_path, "images.bin").what
 
 
@@ -169,7 +173,7 @@ def test_random_damage_gives_an_answer_or_a_scene_error(tmp_path: Path, text: bo
                 data[at : at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**32 - 1, 2**63, 2**64 - 1, 10**18)))
         path.write_bytes(data)
         try:
-            read_colmap(tmp_path, find_models(tmp_path))
+            read_colmap(tmp_path, find_models(tmp_path), DataConfig(), Problems(tmp_path))
         except SceneError as error:
             nameless += not error.where
         path.write_bytes(originals[path])

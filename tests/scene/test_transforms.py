@@ -202,7 +202,7 @@ def test_an_absolute_path_inside_the_scene_is_fine(tmp_path: Path) -> None:
         ("[]", "no JSON object"),
         ("{}", "no list 'frames'"),
         ('{"frames": []}', "no list 'frames'"),
-        ('{"frames": [NaN]}', "number NaN"),
+        ('{"frames": [NaN]}', "json:1:13: has NaN in place"),
         ("[" * 100_000, "nested|not valid"),
         ("\xff", "not UTF-8"),
     ],

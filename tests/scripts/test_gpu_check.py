@@ -198,7 +198,8 @@ def test_nothing_but_the_rasterizers_parts_is_imported() -> None:
 @NEEDS_COMPILER
 def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -> None:
     from splatcli.native.call import Backend
-    from splatcli.raster.frame import Frame, view_of
+    from splatcli.raster.frame import Frame
+    from splatcli.raster.view import view_of
 
     # The density of 1 M at 2 megapixels.
     gaussians, cameras = gpu_check.make_scene(24_000, 288, 173, "cpu")

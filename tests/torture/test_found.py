@@ -26,11 +26,11 @@ def with_frame(**changes: Any) -> list[dict[str, Any]]:
         ({"frames": with_frame(file_path="images/" + "9" * 300)}, "is not the name of a file"),
         ({"frames": with_frame(file_path="images/\ud800.png")}, "is not the name of a file"),
         ({"frames": with_frame(transform_matrix=[[10**400] * 4] * 4)}, "not a 4x4 matrix of numbers"),
-        ({"frames": with_frame(transform_matrix=[[1e300, 0, 0, 0]] * 4)}, "not a rotation"),
+        ({"frames": with_frame(transform_matrix=[[1e300, 0, 0, 0]] * 3)}, "not a rotation"),
         ({"fl_x": 10**400}, "fl_x is 1000"),
-        ({"fl_x": 1e300}, "its focal length is 1e+300"),
+        ({"fl_x": 1e300}, "fl_x is 1e+300"),
         ({"fl_x": 1e-300}, "its focal length is 1e-300"),
-        ({"w": 10**18}, "its size is 1e+18x48"),
+        ({"w": 10**18}, "w is 1e+18"),
     ],
 )
 def test_transforms(tmp_path: Path, top: dict[str, Any], said: str) -> None:
@@ -45,7 +45,7 @@ def test_transforms_with_a_number_of_thousands_of_digits(tmp_path: Path) -> None
     scene = nerfstudio_scene(tmp_path / "scene")
     file = scene / "transforms.json"
     file.write_text(file.read_text().replace('"fl_x": 60.0', f'"fl_x": {"1" * 5000}'))
-    with pytest.raises(SceneError, match="a number that cannot be right"):
+    with pytest.raises(SceneError, match="cannot be read: Exceeds the limit"):
         read_scene(scene, DataConfig())
 
 
@@ -67,5 +67,5 @@ def test_points(tmp_path: Path, properties: list[str], row: str, said: str) -> N
     path = tmp_path / "points.ply"
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(SceneError) as caught:
-        read_points_ply(path)
+        read_points_ply(path, 100)
     assert said in str(caught.value)

@@ -12,7 +12,7 @@ from splatcli.errors import DivergedError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stepping import StepInputs
-from splatcli.train.events import Event, Stepped
+from splatcli.train.events import Event, RolledBack, Stepped
 from splatcli.train.loop import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
@@ -41,10 +41,12 @@ class BehindEngine(PlainEngine):
         return losses
 
 
-def story(engine: PlainEngine, stop_at: int | None = None) -> tuple[list[Event], MemoryRun]:
+def story(
+    engine: PlainEngine, stop_at: int | None = None, **sections: dict[str, object]
+) -> tuple[list[Event], MemoryRun]:
     run = MemoryRun()
     trainer = Trainer.start(
-        short_config(30, train={"eval_every": 7}, save={"steps": (4, 17)}),
+        short_config(30, train={"eval_every": 7}, save={"steps": (4, 17)}, **sections),
         made_scene(),
         run_dir=run,  # type: ignore[arg-type]
         engine=engine,
@@ -77,8 +79,18 @@ def test_an_engine_behind_tells_the_same_story_and_saves_the_same_bits(stop_at: 
 def test_a_loss_that_is_no_number_is_blamed_on_its_own_step() -> None:
     engine = BehindEngine(breaks_at=6)
     with pytest.raises(DivergedError, match="loss is nan at step 6"):
-        story(engine)
+        story(engine, guard={"max_rollbacks": 0})
     assert len(engine.calls) <= 8, "training ends as soon as the loss is known"
+
+
+def test_steps_on_their_way_do_not_reach_the_state_that_a_run_goes_back_to() -> None:
+    engine = BehindEngine(breaks_at=6)
+    told, run = story(engine)
+    (back,) = [event for event in told if isinstance(event, RolledBack)]
+    assert (back.step, back.from_step) == (4, 7)
+    steps = [event.step for event in told if isinstance(event, Stepped)]
+    assert steps[-26:] == list(range(5, 31))
+    assert run.saved[30].adam_step == 30
 
 
 def test_steps_are_told_once_each_and_in_order() -> None:

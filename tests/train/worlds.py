@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import ImmediateEngine
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import Photo
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 
@@ -49,6 +52,12 @@ def random_adam(gaussians: Gaussians, seed: int = 1) -> AdamState:
     return adam
 
 
+def random_stats(n: int, seed: int = 2) -> GrowthStats:
+    """Statistics that are nowhere zero."""
+    generator = torch.Generator().manual_seed(seed)
+    return GrowthStats(torch.rand(n, generator=generator) + 0.5, torch.rand(n, generator=generator) + 0.5)
+
+
 def ring_cameras(count: int, size: int = 16, radius: float = 3.0) -> list[Camera]:
     """Cameras on a circle around the origin, looking at it, y down."""
     cameras = []
@@ -72,9 +81,17 @@ class MadeImages:
     pixels: list[NDArray[np.uint8]]
     loaded: list[int] = field(default_factory=list)
 
+    masked = False
+
     def load(self, i: int) -> NDArray[np.uint8]:
+        return self.photo(i).pixels
+
+    def photo(self, i: int) -> Photo:
         self.loaded.append(i)
-        return self.pixels[i]
+        return Photo(self.pixels[i])
+
+    def prefetch(self, i: int) -> None:
+        """Everything is there already."""
 
     def has(self, i: int) -> bool:
         return 0 <= i < len(self.pixels)
@@ -134,6 +151,7 @@ class PlainEngine(ImmediateEngine):
         ssim_lambda: float,
         antialiased: bool,
         stats: GrowthStats | None,
+        hidden: Tensor | None = None,
     ) -> float:
         self.calls.append({"view": camera.name, "lrs": lrs, "sh_degree": sh_degree, "background": background.clone()})
         push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree
@@ -158,12 +176,39 @@ class MemoryRun:
     """A run folder that keeps everything in memory, as deep copies."""
 
     def __init__(self) -> None:
+        self.path = Path("run")
         self.saved: dict[int, Checkpoint] = {}
         self.metrics: list[dict[str, object]] = []
+        self.configs: list[Config] = []
+        self.reports: dict[str, dict[str, Any]] = {}
+        self.rewound: list[int] = []
 
     def save(self, checkpoint: Checkpoint) -> Path:
         self.saved[checkpoint.step] = copied(checkpoint)
         return Path(f"ckpt_{checkpoint.step:06d}.pt")
+
+    def has(self, step: int) -> bool:
+        return step in self.saved
+
+    def newest(self) -> Checkpoint | None:
+        return copied(self.saved[max(self.saved)]) if self.saved else None
+
+    def probe_room(self, checkpoint: Checkpoint) -> None:
+        return None
+
+    def room_for(self, checkpoint: Checkpoint, count: int) -> int:
+        return 1_000_000
+
+    def rewind(self, step: int) -> None:
+        self.rewound.append(step)
+
+    def write_config(self, config: Config) -> None:
+        self.configs.append(config.model_copy(deep=True))
+
+    def write_report(self, name: str, record: dict[str, Any]) -> Path:
+        json.dumps(record, allow_nan=False)
+        self.reports[name] = record
+        return self.path / name
 
     def append_metrics(self, record: dict[str, object]) -> None:
         self.metrics.append(record)
@@ -177,6 +222,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         gaussians=checkpoint.gaussians.detach_clone(),
         moments={name: (a.clone(), b.clone()) for name, (a, b) in checkpoint.moments.items()},
         adam_step=checkpoint.adam_step,
+        rest_steps=None if checkpoint.rest_steps is None else checkpoint.rest_steps.clone(),
         active_sh_degree=checkpoint.active_sh_degree,
         strategy={k: v.clone() if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
         rng={k: v.clone() for k, v in checkpoint.rng.items()},

@@ -49,10 +49,16 @@ SPLAT_EXPORT int32_t splat_best_isa(void) {
 }
 
 SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
-                                   SplatFrame* frame) {
+                                   SplatFrame* frame, const SplatAdam* adam) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
-  if (const char* f = misfit(view, gaussians)) return fail(__func__, f);
-  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame), call)
+  for (const char* f : {adam == nullptr ? nullptr : fault(adam), misfit(view, gaussians), misfit(gaussians, adam)})
+    if (f != nullptr) return fail(__func__, f);
+  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame, with_rest(adam)), call)
+}
+
+SPLAT_EXPORT int32_t splat_line_pairs(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                                      const SplatFrame* frame, int64_t* line_pairs) {
+  SPLAT_ENTER(call, Stages::line_pairs(*view, *gaussians, *frame, line_pairs), call, view, gaussians, frame)
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
@@ -79,6 +85,11 @@ SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* vie
   SPLAT_ENTER(call,
               Stages::blend_vjp(*call, *view, *frame, background, *out, *v_out, background_partials, v_background),
               call, view, frame, out, v_out)
+}
+
+SPLAT_EXPORT int32_t splat_sum_rows(const SplatCall* call, const SplatGaussians* gaussians, const SplatFrame* frame,
+                                    void* sums, uint32_t* reached) {
+  SPLAT_ENTER(call, Stages::sum_rows(*call, *gaussians, *frame, sums, reached), call, gaussians, frame)
 }
 
 SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,

@@ -5,6 +5,7 @@
 // number of threads.
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "geometry.h"
 #include "pool.h"
@@ -127,11 +128,14 @@ struct Emitter {
   const Real* record(int64_t i) const { return static_cast<const Real*>(frame.records) + i * kRecordSize; }
 
   // How many pairs a range can emit, so that its place in the list is known beforehand: the tiles of the rectangles,
-  // which projection has left in row_counts.
+  // which projection has left in row_counts for the whole image.
   void bound(int64_t range) const {
+    const bool whole = view.line_begin == 0 && view.line_end == tiles_across(view.height);
     int64_t total = 0;
-    for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank)
-      total += frame.row_counts[order[rank].record];
+    for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank) {
+      const uint32_t id = order[rank].record;
+      total += whole ? frame.row_counts[id] : area(in_lines(view, record_rect(view, record(id))));
+    }
     work.range_starts[range + 1] = total;
   }
 
@@ -147,7 +151,7 @@ struct Emitter {
       const uint32_t id = order[rank].record;
       const Real* rec = record(id);
       if (rank + 8 < frame.visible) __builtin_prefetch(record(order[rank + 8].record));
-      const TileRect rect = record_rect(view, rec);
+      const TileRect rect = in_lines(view, record_rect(view, rec));
       const F a = rec[kRecA], b = rec[kRecB], c = rec[kRecC];
       const F b_over_2a = F(rec[kRecB] / (2 * rec[kRecA])), b_over_2c = F(rec[kRecB] / (2 * rec[kRecC]));
       const F tau = rec[kRecLog2Opacity] - Real(kMinLog2Alpha);
@@ -290,16 +294,34 @@ void Stages<Real>::bin(const SplatCall& call, const SplatView& view, const Splat
   parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.bound(r); });
   work.range_starts[0] = 0;
   for (int64_t r = 0; r < emitter.ranges; ++r) work.range_starts[r + 1] += work.range_starts[r];
+  if (work.range_starts[emitter.ranges] > frame.pair_bound) throw std::runtime_error("more pairs than pair_bound");
   parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.emit(r); });
   place_rows(gaussians, frame);
   count_tiles(call.threads, emitter);
   parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.scatter_range(r); });
 }
 
+// Differences from line to line first, so that a large Gaussian costs no more than a small one.
+template <class Real>
+void Stages<Real>::line_pairs(const SplatView& view, const SplatGaussians& gaussians, const SplatFrame& frame,
+                              int64_t* out) {
+  const int32_t lines = tiles_across(view.height);
+  for (int64_t c = 0; c < chunks_of(gaussians.n); ++c) {
+    for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
+      const TileRect r = record_rect(view, static_cast<const Real*>(frame.records) + i * kRecordSize);
+      out[r.y0] += r.x1 - r.x0;
+      if (r.y1 < lines) out[r.y1] -= r.x1 - r.x0;
+    }
+  }
+  for (int32_t line = 1; line < lines; ++line) out[line] += out[line - 1];
+}
+
 template int64_t Stages<float>::bin_bytes(const SplatView&, const SplatFrame&);
+template void Stages<float>::line_pairs(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t*);
 template void Stages<float>::bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
 #ifdef SPLAT_WITH_DOUBLE
 template int64_t Stages<double>::bin_bytes(const SplatView&, const SplatFrame&);
+template void Stages<double>::line_pairs(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t*);
 template void Stages<double>::bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
 #endif
 

@@ -305,17 +305,23 @@ struct TileBlenderVjp {
   }
 };
 
+// The tiles of the view's lines, by their numbers in the image.
+template <class Job>
+void for_tiles(const SplatCall& call, const SplatView& view, const Job& job) {
+  const int64_t first = first_tile(view);
+  parallel_for(call.threads, band_tiles(view), [&](int64_t i) { job(first + i); });
+}
+
 }  // namespace
 
 template <class Real>
 void Stages<Real>::blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void* background,
                          const SplatImages& out) {
-  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
   const Real* bg = static_cast<const Real*>(background);
   if (view.with_depth) {
-    parallel_for(call.threads, tiles, TileBlender<Real, true>{view, frame, bg, out});
+    for_tiles(call, view, TileBlender<Real, true>{view, frame, bg, out});
   } else {
-    parallel_for(call.threads, tiles, TileBlender<Real, false>{view, frame, bg, out});
+    for_tiles(call, view, TileBlender<Real, false>{view, frame, bg, out});
   }
 }
 
@@ -323,15 +329,15 @@ template <class Real>
 void Stages<Real>::blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame,
                              const void* background, const SplatImages& out, const SplatImages& v_out,
                              void* background_partials, void* v_background) {
-  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
   const Real* bg = static_cast<const Real*>(background);
   Real* partials = static_cast<Real*>(background_partials);
   if (v_out.depth != nullptr) {
-    parallel_for(call.threads, tiles, TileBlenderVjp<Real, true>{view, frame, bg, out, v_out, partials});
+    for_tiles(call, view, TileBlenderVjp<Real, true>{view, frame, bg, out, v_out, partials});
   } else {
-    parallel_for(call.threads, tiles, TileBlenderVjp<Real, false>{view, frame, bg, out, v_out, partials});
+    for_tiles(call, view, TileBlenderVjp<Real, false>{view, frame, bg, out, v_out, partials});
   }
   if (v_background == nullptr) return;
+  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
   Real sum[3] = {0, 0, 0};
   for (int64_t t = 0; t < tiles; ++t)
     for (int c = 0; c < 3; ++c) sum[c] += partials[3 * t + c];

@@ -95,11 +95,17 @@ inline TileRect record_rect(const SplatView& view, const Real* rec) {
   return tile_rect(rec[kRecX], rec[kRecY], rec[kRecHalfX], rec[kRecHalfY], tiles_across(view.width),
                    tiles_across(view.height), Real(view.width), Real(view.height));
 }
+// What of a rectangle lies in the view's lines of tiles.
+inline TileRect in_lines(const SplatView& view, TileRect r) {
+  r.y0 = std::max(r.y0, view.line_begin);
+  r.y1 = std::max(r.y0, std::min(r.y1, view.line_end));
+  return r;
+}
+inline int64_t area(const TileRect& r) { return int64_t(r.x1 - r.x0) * int64_t(r.y1 - r.y0); }
 // Upper bound of the tiles that a record reaches: the area of its rectangle.
 template <class Real>
 inline int64_t record_tiles(const SplatView& view, const Real* rec) {
-  const TileRect r = record_rect(view, rec);
-  return int64_t(r.x1 - r.x0) * int64_t(r.y1 - r.y0);
+  return area(record_rect(view, rec));
 }
 
 }  // namespace splat

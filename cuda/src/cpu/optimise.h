@@ -38,12 +38,63 @@ SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real*
   store_first(p, param + i, rest), store_first(m, exp_avg + i, rest), store_first(v, exp_avg_sq + i, rest);
 }
 
-// One Adam step on Gaussians [begin, end). `grads` are those of the range alone, group by group. SH coefficients above
-// `sh_degree` are not in use: they have no gradient and stay as they are.
+template <class Real>
+SPLAT_INLINE void catch_up_range(const AdamGap<Real>& gap, Real* param, Real* exp_avg, Real* exp_avg_sq,
+                                 int64_t count) {
+  using F = Lanes<Real, kLanes>;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const int rest = int(std::min<int64_t>(kLanes, count - i));
+    const bool all = rest == kLanes;
+    F p = all ? F::load(param + i) : load_first(param + i, rest);
+    F m = all ? F::load(exp_avg + i) : load_first(exp_avg + i, rest);
+    F v = all ? F::load(exp_avg_sq + i) : load_first(exp_avg_sq + i, rest);
+    adam_catch_up(gap, p, m, v);
+    if (all) p.store(param + i), m.store(exp_avg + i), v.store(exp_avg_sq + i);
+    else store_first(p, param + i, rest), store_first(m, exp_avg + i, rest), store_first(v, exp_avg_sq + i, rest);
+  }
+}
+
+// The SH rest of the listed Gaussians, whose ids ascend, brought to the step before this one.
+template <class Real>
+inline void catch_up_rest(const SplatGaussians& params, const SplatAdam& adam, const int32_t* ids, int count,
+                          int sh_degree) {
+  const int64_t used = 3 * sh_rest(sh_degree), width = 3 * int64_t(params.sh_rest), now = adam.step - 1;
+  const AdamGaps gaps = make_adam_gaps(adam.gaps, adam.gap_count, adam.beta1, adam.beta2, adam.lr[kGroups - 1], adam.eps);
+  const auto at = [&](const SplatGaussians& g, int64_t i) { return static_cast<Real*>(g.shN) + i * width; };
+  for (int k = 0; k < count; ++k) {
+    const int64_t i = ids[k];
+    if (adam.rest_steps[i] >= now) continue;
+    catch_up_range(make_adam_gap<Real>(gaps, adam.rest_steps[i], now), at(params, i), at(adam.exp_avg, i),
+                   at(adam.exp_avg_sq, i), used);
+    adam.rest_steps[i] = int32_t(now);
+  }
+}
+
+// One Adam step on the SH rest of the listed Gaussians of a chunk, whose ids ascend. `grads` [chunk, width].
+template <class Real>
+inline void adam_rest(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, const int32_t* ids, int count,
+                      int sh_degree, const Real* grads) {
+  const int64_t used = 3 * sh_rest(sh_degree), width = 3 * int64_t(params.sh_rest);
+  const auto step = make_adam_step<Real>(adam.lr[kGroups - 1], adam.beta1, adam.beta2, adam.eps, adam.step);
+  const auto at = [&](const SplatGaussians& g, int64_t i) { return static_cast<Real*>(g.shN) + i * width; };
+  for (int k = 0; k < count;) {
+    int run = 1;  // neighbours in one go, where their numbers are
+    while (used == width && k + run < count && ids[k + run] == ids[k] + run) ++run;
+    const int64_t i = ids[k];
+    if (used > 0)
+      adam_range(step, grads + (i - begin) * width, at(params, i), at(adam.exp_avg, i), at(adam.exp_avg_sq, i),
+                 (run - 1) * width + used);
+    for (int j = 0; j < run; ++j) adam.rest_steps[i + j] = int32_t(adam.step);
+    k += run;
+  }
+}
+
+// One Adam step on Gaussians [begin, end), groups [0, groups). `grads` are those of the range alone, group by group.
+// SH coefficients above `sh_degree` are not in use: they have no gradient and stay as they are.
 template <class Real>
 inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, int64_t end, int sh_degree,
-                      const Real* const* grads) {
-  for (int group = 0; group < kGroups; ++group) {
+                      const Real* const* grads, int groups = kGroups) {
+  for (int group = 0; group < groups; ++group) {
     const int64_t width = group_width(params, group);
     const int64_t used = group == kGroups - 1 ? std::min<int64_t>(width, 3 * sh_rest(sh_degree)) : width;
     if (used == 0) continue;

@@ -7,6 +7,7 @@
 #include "../../math/sh.h"
 #include "geometry.h"
 #include "lanes.h"
+#include "optimise.h"
 #include "pool.h"
 #include "stages.h"
 
@@ -19,6 +20,7 @@ struct ChunkProjector {
   const SplatView& view;
   const SplatGaussians& gaussians;
   const SplatFrame& frame;
+  const SplatAdam* rest;
   const View<Real> pinhole;
 
   // Geometry of lanes `first`..: appends the survivors to the chunk's records, returns their pair bound.
@@ -91,6 +93,7 @@ struct ChunkProjector {
     int visible = 0;
     int64_t bound = 0;
     for (int i = 0; i < count; i += kLanes) bound += geometry(chunk, i, std::min(kLanes, count - i), visible);
+    if (rest != nullptr) catch_up_rest<Real>(gaussians, *rest, frame.ids + chunk * kChunk, visible, view.sh_degree);
     for (int i = 0; i < visible; i += kLanes) colours(chunk, i, std::min(kLanes, visible - i));
     frame.chunk_counts[2 * chunk] = visible;
     frame.chunk_counts[2 * chunk + 1] = bound;
@@ -101,8 +104,8 @@ struct ChunkProjector {
 
 template <class Real>
 void Stages<Real>::project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
-                           SplatFrame& frame) {
-  const ChunkProjector<Real> job{view, gaussians, frame, pinhole_of<Real>(view)};
+                           SplatFrame& frame, const SplatAdam* rest) {
+  const ChunkProjector<Real> job{view, gaussians, frame, rest, pinhole_of<Real>(view)};
   const int64_t chunks = chunks_of(gaussians.n);
   parallel_for(call.threads, chunks, job);
   frame.visible = frame.pair_bound = 0;
@@ -112,9 +115,11 @@ void Stages<Real>::project(const SplatCall& call, const SplatView& view, const S
   }
 }
 
-template void Stages<float>::project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+template void Stages<float>::project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&,
+                                     const SplatAdam*);
 #ifdef SPLAT_WITH_DOUBLE
-template void Stages<double>::project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
+template void Stages<double>::project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&,
+                                     const SplatAdam*);
 #endif
 
 }  // namespace splat

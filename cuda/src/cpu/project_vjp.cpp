@@ -43,7 +43,11 @@ struct ChunkProjectorVjp {
     for (int i = 0; i < visible; i += kLanes)
       sixteen(begin, begin + i, std::min(kLanes, visible - i), grads, grad.v_viewmat != nullptr ? &pose : nullptr);
     if (grad.v_viewmat != nullptr) store_pose(pose, static_cast<Real*>(grad.pose_partials) + chunk * SPLAT_POSE);
-    if (grad.adam != nullptr) adam_rows<Real>(gaussians, *grad.adam, begin, end, view.sh_degree, grads);
+    if (grad.adam == nullptr) return;
+    const bool later = grad.adam->rest_steps != nullptr;
+    adam_rows<Real>(gaussians, *grad.adam, begin, end, view.sh_degree, grads, later ? kGroups - 1 : kGroups);
+    if (later)
+      adam_rest<Real>(gaussians, *grad.adam, begin, frame.ids + begin, visible, view.sh_degree, grads[kGroups - 1]);
   }
 
   static void store_pose(const ViewGrad<F>& pose, Real* out) {

@@ -36,11 +36,19 @@ SPLAT_EXPORT const char* splat_last_error(void) { return last_error; }
 SPLAT_EXPORT int32_t splat_best_isa(void) { return SPLAT_ISA_PORTABLE; }
 
 SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
-                                   SplatFrame* frame) {
+                                   SplatFrame* frame, const SplatAdam* adam) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
-  for (const char* f : {misfit(view, gaussians), lacking(gaussians, frame)})
+  for (const char* f : {adam == nullptr ? nullptr : fault(adam), misfit(view, gaussians), misfit(gaussians, adam),
+                        lacking(gaussians, frame)})
     if (f != nullptr) return fail(__func__, f);
-  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame); });
+  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame, with_rest(adam)); });
+}
+
+SPLAT_EXPORT int32_t splat_line_pairs(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
+                                      const SplatFrame* frame, int64_t* line_pairs) {
+  if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
+  if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::line_pairs(*call, *view, *gaussians, *frame, line_pairs); });
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
@@ -73,6 +81,13 @@ SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* vie
   return enter(__func__, call, [&] {
     gpu::blend_vjp(*call, *view, *frame, background, *out, *v_out, background_partials, v_background);
   });
+}
+
+SPLAT_EXPORT int32_t splat_sum_rows(const SplatCall* call, const SplatGaussians* gaussians, const SplatFrame* frame,
+                                    void* sums, uint32_t* reached) {
+  if (const char* f = first_fault(call, gaussians, frame)) return fail(__func__, f);
+  if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::sum_rows(*call, *gaussians, *frame, sums, reached); });
 }
 
 SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,

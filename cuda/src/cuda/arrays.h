@@ -41,5 +41,13 @@ inline AdamGroup adam_group(const SplatGaussians& params, const SplatAdam& adam,
           make_adam_step<float>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step)};
 }
 
+inline LazyRest lazy_rest(const SplatGaussians& params, const SplatAdam* adam) {
+  if (adam == nullptr) return {};
+  constexpr int group = kGroupCount - 1;
+  return {group_of(params, group), group_of(adam->exp_avg, group), group_of(adam->exp_avg_sq, group), adam->rest_steps,
+          make_adam_gaps(adam->gaps, adam->gap_count, adam->beta1, adam->beta2, adam->lr[group], adam->eps),
+          adam->step - 1};
+}
+
 }  // namespace gpu
 }  // namespace splat

@@ -88,6 +88,7 @@ void bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gau
   BinJob job = {};
   job.width = view.width, job.height = view.height;
   job.tiles_x = tiles_across(view.width), job.tiles_y = tiles_across(view.height);
+  job.line_begin = view.line_begin, job.line_end = view.line_end;
   job.chunks = chunks_of(gaussians.n);
   job.tiles = tiles_of(view);
   job.pair_room = frame.pair_bound;

@@ -18,7 +18,8 @@ BlendLists lists_of(const SplatView& view, const SplatFrame& frame) {
           frame.tile_ends,
           view.width,
           view.height,
-          tiles_across(view.width)};
+          tiles_across(view.width),
+          int32_t(first_tile(view))};
 }
 BlendImages images_of(const SplatImages& images) {
   return {static_cast<float*>(images.image), static_cast<float*>(images.alpha), static_cast<float*>(images.depth)};
@@ -30,7 +31,7 @@ void launch_blend(const SplatCall& call, const SplatView& view, const SplatFrame
                   const SplatImages& out) {
   const cudaStream_t stream = stream_of(call);
   const BlendLists lists = lists_of(view, frame);
-  const int64_t tiles = tiles_of(view);
+  const int64_t tiles = band_tiles(view);
   if (wants_simple(call)) {
     SPLAT_LAUNCH((blend_simple<Depth>), tiles, kSimpleThreads, stream, lists, background, images_of(out));
   } else {
@@ -46,7 +47,7 @@ void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatF
   const BlendImages images = images_of(out), gradients = images_of(v_out);
   float* rows = static_cast<float*>(frame.rows);
   if (tiles_of(view) > INT32_MAX) throw std::runtime_error("the image has more than 2^31 - 1 tiles");
-  const int32_t tiles = int32_t(tiles_of(view));
+  const int32_t tiles = int32_t(band_tiles(view));
   if (wants_simple(call)) {
     SPLAT_LAUNCH((blend_vjp_simple<Depth>), tiles, kSimpleThreads, stream, lists, images, gradients, rows, partials);
   } else {

@@ -1,5 +1,6 @@
 // Enqueues projection: kernels/project.cuh. Reads 56 bytes of a Gaussian in front of the camera (12 of one behind it),
-// its SH coefficients where it is visible, and writes 56 bytes then.
+// its SH coefficients where it is visible, and writes 56 bytes then. Where its SH rest missed steps, another 20 bytes a
+// coefficient and channel are moved.
 #include "../../kernels/project.cuh"
 
 #include "arrays.h"
@@ -9,7 +10,8 @@
 namespace splat {
 namespace gpu {
 
-void project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians, SplatFrame& frame) {
+void project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians, SplatFrame& frame,
+             const SplatAdam* rest) {
   ProjectJob job;
   job.view = pinhole_of(view);
   job.gaussians = raw_arrays(gaussians);
@@ -20,6 +22,7 @@ void project(const SplatCall& call, const SplatView& view, const SplatGaussians&
   job.chunk_counts = frame.chunk_counts;
   job.row_counts = frame.row_counts;
   job.counters = frame.counters;
+  job.rest = lazy_rest(gaussians, rest);
   const cudaStream_t stream = stream_of(call);
   const int64_t chunks = chunks_of(gaussians.n);
   switch (view.sh_degree) {

@@ -24,6 +24,10 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
   job.rows = static_cast<const float*>(frame.rows);
   job.counters = frame.counters;
   job.with_adam = grad.adam != nullptr;
+  if (grad.adam != nullptr && grad.adam->rest_steps != nullptr) {
+    job.rest_steps = grad.adam->rest_steps;
+    job.step = int32_t(grad.adam->step);
+  }
   for (int group = 0; group < kGroups; ++group) {
     if (grad.adam != nullptr) job.adam[group] = adam_group(gaussians, *grad.adam, group);
     if (grad.gradients != nullptr) job.gradients[group] = group_of(*grad.gradients, group);

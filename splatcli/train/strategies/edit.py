@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -76,7 +76,8 @@ def apply_edit(
         new_stats = GrowthStats.zeros(len(edit), gaussians.device)
     else:
         new_stats = GrowthStats(stats.grad2d[edit.source], stats.count[edit.source])
-    return rows, AdamState(first, second, adam.step, adam.beta1, adam.beta2, adam.eps), new_stats
+    new_adam = replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=adam.rest_steps[edit.source])
+    return rows, new_adam, new_stats
 
 
 def _as_column(mask: Tensor, like: Tensor) -> Tensor:

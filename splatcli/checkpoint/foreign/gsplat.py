@@ -1,0 +1,104 @@
+"""ckpt_S_rankR.pt of gsplat's example trainer: a dictionary of splats, one file for each process that trained."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.tensors import Tables, take_tables
+from splatcli.checkpoint.schema import listed
+from splatcli.errors import ModelFileError
+
+_NAMES = {name: f"splats.{name}" for name in ("means", "quats", "scales", "opacities", "sh0", "shN")}
+_SHARD = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")
+_STATS = re.compile(r"train_step0*(\d+)_rank(\d+)\.json")
+
+FRAME_NOTE = (
+    "gsplat's trainer moves and scales scenes unless told otherwise (normalize_world_space): the model's frame may "
+    "not be that of the COLMAP model"
+)
+
+
+def is_gsplat(stored: object) -> bool:
+    """Whether it is a dictionary with splats, as gsplat's examples save it."""
+    return isinstance(stored, dict) and isinstance(stored.get("splats"), dict)
+
+
+def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> Stored:
+    """The Gaussians of all processes, in the order of their ranks.
+
+    stored: what is in ``path``. load: opens the other shards.
+    Raises ModelFileError when shards are missing, are of different steps or do not fit together.
+    """
+    shards = shards_of(path)
+    contents = [stored if shard == path else load(shard) for shard in shards]
+    steps = [_step(content, shard) for content, shard in zip(contents, shards, strict=True)]
+    if len(set(steps)) > 1:
+        said = [f"{shard.name} of step {step}" for shard, step in zip(shards, steps, strict=True)]
+        raise ModelFileError(listed("the shards are of different steps", said), where=path.parent)
+    tables = [_tables(content, shard) for content, shard in zip(contents, shards, strict=True)]
+    degrees = {table.shN.shape[1] for table in tables}
+    if len(degrees) > 1:
+        raise ModelFileError(f"the shards have {sorted(degrees)} SH coefficients, not one number", where=path.parent)
+    notes = [FRAME_NOTE]
+    if len(shards) > 1:
+        notes.insert(0, f"read {len(shards)} shards as one model: {shards[0].name} to {shards[-1].name}")
+    return Stored(
+        f"gsplat checkpoint, step {steps[0]}",
+        Tables(*(torch.cat(blocks) for blocks in zip(*tables, strict=True))),
+        parts=[len(table.means) for table in tables],
+        names=_NAMES,
+        notes=notes,
+    )
+
+
+def shards_of(path: Path) -> list[Path]:
+    """All shards of the step that ``path`` is one of, by rank; ``path`` alone when its name names no rank.
+
+    How many there should be is nowhere stored. Ranks have no gaps; other steps have as many; and each rank leaves a
+    file of statistics. Raises ModelFileError, naming what is missing, when one of these says that there are more.
+    """
+    named = _SHARD.fullmatch(path.name)
+    if named is None:
+        return [path]
+    step = int(named[1])
+    ranks: dict[int, dict[int, Path]] = {}
+    for shard in path.parent.iterdir():
+        if found := _SHARD.fullmatch(shard.name):
+            ranks.setdefault(int(found[1]), {})[int(found[2])] = shard
+    stats = path.parent.parent / "stats"
+    left = [_STATS.fullmatch(entry.name) for entry in stats.iterdir()] if stats.is_dir() else []
+    said = {int(found[2]) for found in left if found and int(found[1]) == step}
+    world = max({rank for of_step in ranks.values() for rank in of_step} | said) + 1
+    missing = [f"ckpt_{named[1]}_rank{rank}.pt" for rank in range(world) if rank not in ranks[step]]
+    if missing:
+        raise ModelFileError(
+            listed(f"a shard of a model that {world} processes trained, and {len(missing)} are missing", missing),
+            where=path,
+            remedy="put the shards of one step into one folder, and name any of them",
+        )
+    return [ranks[step][rank] for rank in sorted(ranks[step])]
+
+
+def _step(content: object, shard: Path) -> int:
+    if not is_gsplat(content):
+        raise ModelFileError("this shard is not a gsplat checkpoint", where=shard)
+    assert isinstance(content, dict)
+    step = content.get("step")
+    return step if isinstance(step, int) else -1
+
+
+def _tables(content: object, shard: Path) -> Tables:
+    assert isinstance(content, dict)
+    splats = content["splats"]
+    if "features" in splats and "sh0" not in splats:
+        raise ModelFileError(
+            "its colours come from a network (gsplat's app_opt), not from SH coefficients",
+            where=shard,
+            remedy="train without app_opt, or let gsplat write a PLY, which has the colours in it",
+        )
+    return take_tables({group: splats.get(group) for group in _NAMES}, _NAMES, shard)

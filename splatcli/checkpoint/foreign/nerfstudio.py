@@ -1,0 +1,72 @@
+"""step-*.ckpt of nerfstudio's splatfacto: the model's tensors under their module path, today's and older names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.tensors import take_tables
+from splatcli.errors import ModelFileError
+
+_NAMES = {
+    "means": "means",
+    "sh0": "features_dc",
+    "shN": "features_rest",
+    "scales": "scales",
+    "quats": "quats",
+    "opacities": "opacities",
+}
+#: Today's place first; the second is that of versions before 1.0.3. "module." comes from training on several GPUs.
+_PREFIXES = ("_model.gauss_params.", "_model.", "_model.module.gauss_params.", "_model.module.")
+#: The very first version kept all SH coefficients in one tensor.
+_ALL_COLOURS = "colors_all"
+#: The constant SH basis function, 1 / (2 sqrt(pi)).
+_SH_C0 = 0.28209479177387814
+
+FRAME_NOTE = (
+    "nerfstudio turns and scales scenes as it trains: the model's frame is that of its own run, not that of the "
+    "COLMAP model (dataparser_transforms.json beside its config has the difference)"
+)
+
+
+def is_nerfstudio(stored: object) -> bool:
+    """Whether it is a dictionary with a pipeline's state, as nerfstudio's trainer saves it."""
+    return isinstance(stored, dict) and isinstance(stored.get("pipeline"), dict)
+
+
+def read_nerfstudio(stored: object, where: Path) -> Stored:
+    """The Gaussians of such a state. Raises ModelFileError when it holds no splatfacto model."""
+    assert isinstance(stored, dict)
+    state: dict[object, object] = stored["pipeline"]
+    state = {key.removeprefix("module.") if isinstance(key, str) else key: value for key, value in state.items()}
+    prefix = next((prefix for prefix in _PREFIXES if prefix + "means" in state), None)
+    if prefix is None:
+        raise ModelFileError(
+            "a nerfstudio checkpoint without Gaussians: it has no _model.gauss_params.means",
+            where=where,
+            remedy="models of splatfacto can be read, those of other methods hold no splats",
+        )
+    found = {group: state.get(prefix + name) for group, name in _NAMES.items()}
+    colours = state.get(prefix + _ALL_COLOURS)
+    if isinstance(colours, Tensor) and colours.dim() == 3:
+        found |= {"sh0": colours[:, :1], "shN": colours[:, 1:]}
+    names = {group: prefix + name for group, name in _NAMES.items()}
+    tables = take_tables(found, names, where)
+    step = stored.get("step")
+    model = Stored(
+        "nerfstudio checkpoint" + (f", step {step}" if isinstance(step, int) else ""),
+        tables,
+        names=names,
+        notes=[FRAME_NOTE],
+    )
+    if model.sh_degree == 0 and colours is None:
+        # Without harmonics splatfacto trains colours through a sigmoid instead: its own definition, not a guess.
+        sh0 = (torch.sigmoid(tables.sh0) - 0.5) / _SH_C0
+        model.tables = tables._replace(sh0=sh0)
+        model.notes.append(
+            "SH degree 0: splatfacto keeps such colours as logits, which were turned into SH coefficients"
+        )
+    return model

@@ -1,0 +1,155 @@
+"""Masks: which pixels of a photo count. Found beside the photos or named by the scene, checked, and read.
+
+A mask is an image of its photo's size; what is black or transparent in it is hidden, as in COLMAP and nerfstudio.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.decode import decode_nonzero, read_header
+from splatcli.scene.locate import SHOWN, Found, doubtful_error, find_in
+from splatcli.scene.problems import Problems
+from splatcli.scene.source import SceneSource, View
+
+#: Settings of ``data.masks`` that name no folder.
+NONE, ALPHA = "none", "alpha"
+
+#: Weight of hidden pixels in a resampled one that hides it; beyond the rounding of the resampling.
+_HIDES = 1e-3
+
+_REMEDY = "add them, white where all of a photo counts, or train without masks: --masks none"
+
+
+def find_masks(
+    source: SceneSource,
+    views: list[View],
+    found: Found,
+    data: DataConfig,
+    factor: int | None,
+    notes: list[str],
+    problems: Problems,
+) -> dict[str, Path]:
+    """Name of each view in ``found`` -> its mask; empty when there are none.
+
+    factor: the photos are copies reduced by this; masks reduced alike are preferred. None: the photos themselves.
+    Every photo has a mask or none has: the missing ones are added to ``problems``.
+    """
+    if data.masks in (NONE, ALPHA):
+        return {}
+    if data.masks is None and any(view.mask is not None for view in views):
+        return _named(source, views, found, factor, problems)
+    folders = _folders(source, found, factor) if data.masks is None else [source.root / data.masks]
+    folder = next((folder for folder in folders if folder.is_dir()), None)
+    if folder is None:
+        if data.masks is not None:
+            raise SceneError(
+                "the folder of masks is not there",
+                where=folders[0],
+                remedy="correct --masks; none trains without masks, alpha takes the transparency of the photos",
+            )
+        return {}
+    masks, missing = _in_folder(folder, list(found.paths), problems)
+    if not masks and data.masks is None:
+        notes.append(f"{folder.name}/ holds no mask of these photos and is not used")
+        return {}
+    if missing:
+        name = missing[0]
+        problems.add(
+            SceneError(
+                f"{len(missing)} of {len(found.paths)} photos have no mask: {', '.join(missing[:SHOWN])}"
+                f"{', ...' if len(missing) > SHOWN else ''}; looked for {name}.png and {Path(name).stem}.*",
+                where=folder,
+                remedy=_REMEDY,
+            )
+        )
+    return masks
+
+
+def check_mask(mask: Path, photo: Path, stored: tuple[int, int], orientation: int, reduced: bool) -> int:
+    """The EXIF orientation to apply to a mask: that of its photo, unless it is upright already.
+
+    stored: the photo's size in its file. reduced: the photo is a smaller copy, whose mask may be larger.
+    Raises SceneError when the mask cannot be read or has another size.
+    """
+    header = read_header(mask)
+    size = (header.width, header.height)
+    upright = stored[::-1] if orientation >= 5 else stored
+    for wanted, turn in ((stored, orientation), (upright, 1)):
+        larger = reduced and abs(size[0] * wanted[1] - size[1] * wanted[0]) <= max(*size, *wanted)
+        if size == wanted or larger:
+            return turn
+    raise SceneError(
+        f"the mask is {size[0]}x{size[1]} pixels, its photo {photo.name} {stored[0]}x{stored[1]}",
+        where=mask,
+        remedy="make the mask from that photo, or train without masks: --masks none",
+    )
+
+
+def read_hidden(mask: Path, orientation: int) -> NDArray[np.bool_]:
+    """[H, W] the pixels that a mask hides. Raises SceneError when it is damaged."""
+    return ~decode_nonzero(mask, orientation)
+
+
+def reduce_hidden(hidden: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Hidden pixels at another width and height: those whose area holds a hidden one."""
+    if (hidden.shape[1], hidden.shape[0]) == size:
+        return hidden
+    covered = Image.fromarray(hidden.astype(np.float32)).resize(size, Image.Resampling.BOX)
+    return np.asarray(covered) > _HIDES
+
+
+def resample_hidden(hidden: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
+    """Hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a hidden one touches."""
+    field = torch.from_numpy(hidden.astype(np.float32))[None, None]
+    with torch.inference_mode():
+        weight = torch.nn.functional.grid_sample(
+            field, grid, mode="bilinear", padding_mode="border", align_corners=False
+        )
+        return (weight[0, 0] > _HIDES).numpy()
+
+
+def _named(
+    source: SceneSource, views: list[View], found: Found, factor: int | None, problems: Problems
+) -> dict[str, Path]:
+    """The masks that the scene's own file names."""
+    masks: dict[str, Path] = {}
+    for view in views:
+        if view.name not in found.paths:
+            continue
+        if view.mask is None:
+            what = f"{view.label}: has no mask, and other frames have one"
+            problems.add(SceneError(what, where=source.file, remedy=_REMEDY))
+            continue
+        top, slash, rest = view.mask.partition("/")
+        smaller = source.root / f"{top}_{factor}{slash}{rest}"
+        path = smaller if factor is not None and slash and smaller.is_file() else source.root / view.mask
+        if path.is_file():
+            masks[view.name] = path
+        else:
+            what = f"{view.label}: its mask {view.mask} is not there"
+            problems.add(SceneError(what, where=source.file, remedy=_REMEDY))
+    return masks
+
+
+def _folders(source: SceneSource, found: Found, factor: int | None) -> list[Path]:
+    """masks/ beside the photos' folder; in the scene's folder when the photos lie there themselves."""
+    base = found.folder / "masks" if found.folder == source.root else found.folder.with_name("masks")
+    return [base] if factor is None else [base.with_name(f"masks_{factor}"), base]
+
+
+def _in_folder(folder: Path, names: list[str], problems: Problems) -> tuple[dict[str, Path], list[str]]:
+    """Masks by COLMAP's names (a.jpg.png), else by the photo's with any ending; and the photos without one."""
+    masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
+    others = find_in(folder, {name: name for name in names if name not in masks})
+    for name, candidates in others.doubtful:
+        problems.add(doubtful_error(folder, name, candidates))
+    return masks | others.paths, others.missing

@@ -1,0 +1,269 @@
+"""Photos against their cameras: headers measured, sizes settled, lenses undone, and what the user should know."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.camera import Camera
+from splatcli.scene.decode import Header, read_header
+from splatcli.scene.duplicates import identical_files
+from splatcli.scene.images import ImageSource, ImageStore
+from splatcli.scene.locate import DIVISORS
+from splatcli.scene.masks import ALPHA, check_mask
+from splatcli.scene.memory import cache_bytes, max_pixels
+from splatcli.scene.problems import Problems
+from splatcli.scene.source import View
+from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
+
+#: Without a resolution, wider photos are reduced to this many pixels (INRIA's rule).
+MAX_WIDTH = 1600
+#: A width below this is a mistaken divisor.
+MIN_WIDTH = 16
+#: Names that a note gives.
+_NAMED = 3
+
+
+def check_resolution(resolution: float | None) -> None:
+    """Raises UsageError for a width that can only be a mistaken divisor."""
+    if resolution is not None and resolution not in DIVISORS and round(resolution) < MIN_WIDTH:
+        raise UsageError(
+            f"resolution {resolution:g} would make photos {resolution:g} pixels wide",
+            where="--resolution",
+            remedy="1, 2, 4 and 8 divide; any other number is a width in pixels",
+        )
+
+
+def training_size(width: int, height: int, resolution: float | None) -> tuple[int, int]:
+    """INRIA's sizes: divisors round; a width keeps the aspect with the height cut to whole pixels; never enlarges."""
+    if resolution in DIVISORS:
+        factor = int(resolution or 1)
+        return max(1, round(width / factor)), max(1, round(height / factor))
+    wanted = MAX_WIDTH if resolution is None else round(resolution)
+    if wanted >= width:
+        return width, height
+    return wanted, max(1, height * wanted // width)
+
+
+@dataclass(slots=True)
+class PhotoFitter:
+    """Makes an ImageSource of each view, and keeps count of what the user should know.
+
+    resolution: as set; None where the photos have their size already.
+    divided: the photos come from a folder of reduced copies, so that they differ from the lens's size on purpose.
+    max_pixels: photos with more are refused.
+    skip_bad: photos that cannot be read are left out, and told.
+    alpha_hides: transparency is the mask.
+    usable: whether each lens, as described, passed its check.
+    pinholes: what each lens, at the photo's size, is trained as; None for one that cannot be undone.
+    """
+
+    resolution: float | None
+    divided: bool
+    max_pixels: int
+    skip_bad: bool = False
+    alpha_hides: bool = False
+    usable: dict[LensKey, bool] = field(default_factory=dict)
+    pinholes: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    models: set[str] = field(default_factory=set)
+    colours: Counter[str] = field(default_factory=Counter)
+    bad: list[SceneError] = field(default_factory=list)
+
+    def add(self, view: View, path: Path, mask: Path | None) -> ImageSource | None:
+        """The source of one view; None when it is left out, or its lens was refused before. Raises SceneError."""
+        try:
+            header = read_header(path, self.max_pixels)
+        except SceneError as error:
+            if not self.skip_bad:
+                raise
+            self.bad.append(error)
+            return None
+        lens = view.lens(header.width, header.height)
+        if lens_key(lens) not in self.usable:
+            self.usable[lens_key(lens)] = False
+            check_lens(lens, view.lens.file, view.lens.label)
+            self.usable[lens_key(lens)] = True
+        if not self.usable[lens_key(lens)]:
+            return None
+        stored, orientation = self._fit(header, lens, path)
+        mask_orientation = 1
+        if mask is not None:
+            mask_orientation = check_mask(mask, path, (header.width, header.height), orientation, self.divided)
+        lens = rescaled(lens, *stored)
+        pinhole = self._pinhole(lens, view)
+        if pinhole is None:
+            return None
+        camera = Camera(
+            name=view.name,
+            width=int(pinhole.width),
+            height=int(pinhole.height),
+            fx=float(pinhole.focal_length_x),
+            fy=float(pinhole.focal_length_y),
+            cx=float(pinhole.principal_point_x),
+            cy=float(pinhole.principal_point_y),
+            viewmat=view.viewmat,
+        )
+        size = (camera.width, camera.height) if self.divided else self._target(camera)
+        straight = is_pinhole(lens)
+        reduced = size
+        if not straight:
+            self.models.add(lens.model_name)
+            reduced = (
+                max(1, round(stored[0] * size[0] / camera.width)),
+                max(1, round(stored[1] * size[1] / camera.height)),
+            )
+        self.counts["reduced"] += reduced != stored
+        self.counts["masked"] += mask is not None
+        self._count(header, orientation)
+        return ImageSource(
+            path=path,
+            camera=camera.resized(*size),
+            stored=stored,
+            reduced=reduced,
+            lens=None if straight else lens,
+            orientation=orientation,
+            mask=mask,
+            mask_orientation=mask_orientation,
+        )
+
+    def _pinhole(self, lens: pycolmap.Camera, view: View) -> pycolmap.Camera | None:
+        key = lens_key(lens)
+        if key not in self.pinholes:
+            self.pinholes[key] = None
+            self.pinholes[key] = pinhole_of(lens, view.lens.file, view.lens.label)
+        return self.pinholes[key]
+
+    def _target(self, camera: Camera) -> tuple[int, int]:
+        if self.resolution is not None and self.resolution not in DIVISORS and self.resolution > camera.width:
+            self.counts["narrow"] += 1
+        return training_size(camera.width, camera.height, self.resolution)
+
+    def _fit(self, header: Header, lens: pycolmap.Camera, path: Path) -> tuple[tuple[int, int], int]:
+        """The stored size to use and the EXIF orientation to apply, so that photo and lens have the same aspect."""
+        stored, wanted = (header.width, header.height), (int(lens.width), int(lens.height))
+        if _same_aspect(stored, wanted):
+            self.counts["scaled"] += stored != wanted and not self.divided
+            return stored, 1
+        turned = stored[::-1]
+        if header.orientation >= 5 and _same_aspect(turned, wanted):
+            self.counts["scaled"] += turned != wanted and not self.divided
+            return turned, header.orientation
+        raise SceneError(
+            f"the photo is {stored[0]}x{stored[1]} pixels, its camera {wanted[0]}x{wanted[1]}: not the same shape",
+            where=path,
+            remedy="use the photos that the cameras were computed from"
+            + ("; this one seems to have been turned by a quarter" if _same_aspect(turned, wanted) else ""),
+        )
+
+    def _count(self, header: Header, orientation: int) -> None:
+        self.counts["turned"] += orientation != 1
+        self.counts["unturned"] += header.orientation != orientation
+        self.counts["hiding" if self.alpha_hides else "alpha"] += header.has_alpha
+        self.counts["several"] += header.several
+        if header.colours != "sRGB":
+            self.colours[header.colours] += 1
+
+    def notes(self) -> list[str]:
+        """What the user should know, a sentence each."""
+        texts = {
+            "scaled": "{} photos differ in size from their cameras; the intrinsics were scaled to the photos",
+            "turned": "{} photos were turned as their EXIF orientation says, to match their cameras",
+            "unturned": "{} photos have an EXIF orientation that is not applied: as stored they match their cameras",
+            "reduced": "{} photos are reduced while loading (Lanczos over the area of each pixel)",
+            "alpha": "{} photos have transparency and are composited on the background (--masks alpha hides it)",
+            "hiding": "{} photos have transparency; what is transparent takes no part in training and scores",
+            "masked": "{} photos have masks; what they hide takes no part in training and scores",
+            "several": "{} files hold several pictures, of which the first is used",
+            "narrow": "{} photos are narrower than the resolution asked for and keep their size",
+        }
+        notes = [text.format(self.counts[key]) for key, text in texts.items() if self.counts[key]]
+        if self.colours:
+            names = ", ".join(name for name, _ in self.colours.most_common(_NAMED))
+            notes.append(f"{self.colours.total()} photos are converted to sRGB, from {names}")
+        if any(name.startswith("CMYK") for name in self.colours):
+            notes.append("CMYK photos without a profile show approximate colours; use the camera's own files")
+        if self.models:
+            notes.append(f"lens distortion ({', '.join(sorted(self.models))}) is undone while loading")
+        return notes
+
+
+def fit_photos(
+    views: list[View],
+    paths: Mapping[str, Path],
+    masks: Mapping[str, Path],
+    data: DataConfig,
+    divided: bool,
+    notes: list[str],
+    problems: Problems,
+) -> list[ImageSource]:
+    """The photos of the views as their headers tell of them. Raises all problems known by now.
+
+    paths, masks: by the names of the views. divided: as in PhotoFitter.
+    """
+    fitter = PhotoFitter(
+        resolution=None if divided else data.resolution,
+        divided=divided,
+        max_pixels=max_pixels(data.max_pixels),
+        skip_bad=data.skip_bad_images,
+        alpha_hides=data.masks == ALPHA,
+    )
+    sources = []
+    for view in views:
+        with problems.collect():
+            fitted = fitter.add(view, paths[view.name], masks.get(view.name))
+            if fitted is not None:
+                sources.append(fitted)
+    problems.settle()
+    notes += fitter.notes()
+    if not sources:
+        raise fitter.bad[0]
+    if fitter.bad:
+        notes.append(_bad_note(fitter.bad))
+    same = _identical_note(sources)
+    if same is not None:
+        notes.append(same)
+    return sources
+
+
+def decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: Problems) -> ImageStore:
+    """The photos that can be decoded in full. The others are left out; without skip_bad_images they are problems."""
+    damaged = store.damaged()
+    if not damaged:
+        return store
+    if not data.skip_bad_images or len(damaged) == len(store):
+        for error in damaged.values():
+            problems.add(error)
+        problems.settle()
+    notes.append(_bad_note(list(damaged.values())))
+    kept = [item for i, item in enumerate(store.sources) if i not in damaged]
+    return ImageStore(kept, store.background, cache_bytes(data.cache_bytes), alpha_hides=store.alpha_hides)
+
+
+def _bad_note(bad: list[SceneError]) -> str:
+    """What to say of photos that are left out because they cannot be read."""
+    named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_NAMED])
+    return f"{len(bad)} photos cannot be read and are left out: {named}" + ("; ..." if len(bad) > _NAMED else "")
+
+
+def _identical_note(sources: Iterable[ImageSource]) -> str | None:
+    """A warning of photos that are byte for byte the same; None when there are none."""
+    names = {source.path: source.camera.name for source in sources}
+    groups = identical_files(names)
+    if not groups:
+        return None
+    pairs = "; ".join(" = ".join(names[path] for path in group[:_NAMED]) for group in groups[:_NAMED])
+    return (
+        f"{sum(map(len, groups))} photos are identical files ({pairs}): one of them is not what its camera saw; "
+        "remove the copies"
+    )
+
+
+def _same_aspect(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether one size is the other scaled, but for rounding to whole pixels."""
+    return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)

@@ -1,0 +1,82 @@
+"""A run's state before its first step here: a new run's, or the one that a checkpoint holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+from splatcli.checkpoint.state import Checkpoint, DatasetInfo
+from splatcli.config import Config
+from splatcli.errors import SceneError, UsageError
+from splatcli.gaussians import Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.raster.stats import GrowthStats
+from splatcli.scene.scene import Scene
+from splatcli.train.changes import apply_config
+from splatcli.train.init import initial_gaussians
+from splatcli.train.resume import check_same_scene
+from splatcli.train.sampler import ViewSampler
+from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
+
+
+def new_state(config: Config, scene: Scene, device: str, given: Gaussians | None) -> tuple[TrainState, list[str]]:
+    """The state of a new run on ``device``, and notes for the user.
+
+    given: the model that ``config.model.init`` names. Raises SceneError where there is no view or no scale.
+    """
+    if not scene.train:
+        raise SceneError("no view is left to train on", where=scene.root, remedy="hold out fewer: --test-every 8")
+    if not scene.extent > 0:
+        raise SceneError(
+            "all training cameras stand at one point, so that the scene has no scale",
+            where=scene.root,
+            remedy="add photos from other places; one place shows no depth",
+        )
+    seed = config.train.seed
+    gaussians, notes = initial_gaussians(config, scene, stream_generator(seed, "init"), given)
+    gaussians = gaussians.to(device)
+    state = TrainState(
+        config=config,
+        step=0,
+        gaussians=gaussians,
+        adam=AdamState.zeros_like(gaussians, config.optim.beta1, config.optim.beta2, config.optim.eps),
+        stats=GrowthStats.zeros(len(gaussians), gaussians.device),
+        sampler=ViewSampler(len(scene.train), seed),
+        generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
+        cameras=list(scene.cameras),
+        train=list(scene.train),
+        test=list(scene.test),
+        dataset=DatasetInfo(
+            str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
+        ),
+    )
+    return state, [*scene.notes, *notes]
+
+
+def resumed_state(
+    checkpoint: Checkpoint,
+    scene: Scene,
+    device: str,
+    *,
+    config: Config | None = None,
+    allowed: Collection[str] = (),
+) -> tuple[TrainState, Scene, list[str]]:
+    """The state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
+
+    config: settings to go on with in place of the stored ones.
+    allowed: what of the scene may have changed, see check_same_scene().
+    Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed.
+    """
+    check_same_scene(checkpoint, scene, allowed)
+    state = TrainState.from_checkpoint(checkpoint, device)
+    if config is not None:
+        if config.train.iterations < state.step:
+            raise UsageError(
+                f"{config.train.iterations} iterations are asked for and {state.step} are done already",
+                remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
+            )
+        apply_config(state, config)
+    if "photos" in allowed:
+        state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
+    # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
+    return state, dataclasses.replace(scene, cameras=state.cameras), list(scene.notes)

@@ -1,0 +1,167 @@
+"""Recovery: a run that diverged or ran out of memory goes back to its last checkpoint, and goes on differently.
+
+The state is read from the disk, not from a copy in memory: nothing is held for a day that may never come, what is read
+has been verified, and there is always one, since a run writes a checkpoint before its first step.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+
+import torch
+
+from splatcli.checkpoint.rundir import RunDir
+from splatcli.config import Config
+from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError
+from splatcli.gaussians import Gaussians
+from splatcli.train.dump import divergence_report
+from splatcli.train.events import RolledBack
+from splatcli.train.failures import as_splat_error
+from splatcli.train.sampler import ViewSampler
+from splatcli.train.state import TrainState
+from splatcli.train.strategies import Edit, apply_edit
+
+_log = logging.getLogger(__name__)
+
+#: After a divergence the means move by so much less.
+SLOWER = 0.5
+
+#: After running out of memory there may be so many of the Gaussians that a step was done with: views differ in what
+#: they take.
+FEWER = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is needed of the state that is given up, so that its tensors can go before those of the older one come."""
+
+    cause: str
+    what: str
+    step: int
+    count: int
+    largest: int
+    epoch: int
+    config: Config
+    device: torch.device
+
+
+class Recovery:
+    """Counts how often a run went back, and gives up when it was too often.
+
+    rollbacks: so far, by cause: "diverged" and "memory". Each process counts anew.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_dir = run_dir
+        self.rollbacks = {"diverged": 0, "memory": 0}
+
+    def plan(self, failure: Exception, state: TrainState, *, largest: int) -> Plan:
+        """How to go on after ``failure``; writes what is known of a divergence into the run folder.
+
+        largest: the most Gaussians that a step was done with in this process; with none, no growth is to blame for a
+            lack of memory, and a person has to decide.
+        Raises the final error when the run cannot be brought back.
+        """
+        problem = as_splat_error(failure)
+        cause = "diverged" if isinstance(problem, DivergedError) else "memory"
+        report = self._report(problem, state) if isinstance(problem, DivergedError) else None
+        allowed = state.config.guard.max_rollbacks
+        if self.rollbacks[cause] >= allowed or (cause == "memory" and not largest):
+            raise self._final(problem, state, report)
+        self.rollbacks[cause] += 1
+        return Plan(
+            cause=cause,
+            what=problem.what,
+            step=state.step,
+            count=len(state.gaussians),
+            largest=largest,
+            epoch=state.sampler.epoch,
+            config=state.config,
+            device=state.gaussians.device,
+        )
+
+    def carry_out(self, plan: Plan) -> tuple[TrainState, RolledBack]:
+        """The state to go on from. Raises ResourceError when not even that one can be had."""
+        found = self.run_dir.newest()
+        if found is None:
+            raise ResourceError(f"{plan.what}; and there is no sound checkpoint to go back to", where=self.run_dir.path)
+        try:
+            state = TrainState.from_checkpoint(found, plan.device)
+        except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
+            raise ResourceError(
+                f"{plan.what}; and the last checkpoint does not fit either: {as_splat_error(error).what}",
+                where=self.run_dir.path,
+                remedy=f"splat resume {self.run_dir.path} goes on from step {found.step} when the device is free again",
+            ) from None
+        state.config = plan.config  # with what earlier rollbacks changed since this checkpoint was written
+        # Views in an order that has not been, so that nothing comes the same way again.
+        state.sampler = ViewSampler(len(state.train), state.config.train.seed, epoch=plan.epoch + 1)
+        text = _slow_down(state) if plan.cause == "diverged" else _shrink(state, plan)
+        event = RolledBack(state.step, plan.step, plan.cause, f"{plan.what}; {text}", len(state.gaussians))
+        self._note(state, event)
+        return state, event
+
+    def _note(self, state: TrainState, event: RolledBack) -> None:
+        """Brings the run folder into line with the older state; a folder that refuses is no reason to end."""
+        try:
+            self.run_dir.rewind(event.step)
+            self.run_dir.write_config(state.config)
+        except OutputError as error:
+            _log.warning("%s", error)
+
+    def _report(self, problem: DivergedError, state: TrainState) -> str | None:
+        name = f"diverged_{state.step:06d}.json"
+        try:
+            return str(self.run_dir.write_report(name, divergence_report(problem, state)))
+        except OutputError as error:
+            _log.warning("%s", error)
+            return None
+
+    def _final(self, problem: SplatError, state: TrainState, report: str | None) -> SplatError:
+        """The error that ends the run, with what a person can do about it."""
+        run = self.run_dir.path
+        if isinstance(problem, DivergedError):
+            times = self.rollbacks["diverged"]
+            again = f" (the run went back {times} times before)" if times else ""
+            seen = f"; {report} has the details" if report else ""
+            return DivergedError(
+                f"{problem.what}{again}",
+                where=problem.where,
+                remedy=f"splat resume {run} --set optim.means_lr={0.5 * state.config.optim.means_lr:.2g} tries smaller "
+                f"steps from the last checkpoint; check the poses and the scene's scale{seen}",
+            )
+        count = len(state.gaussians)
+        return ResourceError(
+            f"{problem.what} (at step {state.step}, with {count:,} Gaussians)",
+            where=problem.where,
+            remedy=problem.remedy or f"--cap-max {math.floor(FEWER * count)}, or smaller images (-r)",
+        )
+
+
+def _slow_down(state: TrainState) -> str:
+    optim = state.config.optim
+    optim.means_lr *= SLOWER
+    optim.means_lr_final *= SLOWER
+    return f"going on with optim.means_lr = {optim.means_lr:.3g} and the views in another order"
+
+
+def _shrink(state: TrainState, plan: Plan) -> str:
+    """A cap below what has been seen to fit; and if there are more Gaussians already, the most transparent ones go."""
+    cap = max(1, math.floor(FEWER * min(plan.count, plan.largest)))
+    state.config.strategy.cap_max = cap
+    surplus = len(state.gaussians) - cap
+    text = f"{plan.count:,} Gaussians were too many, going on with strategy.cap_max = {cap}"
+    if surplus <= 0:
+        return text
+    edit = keep_most_opaque(state.gaussians, cap)
+    state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats)
+    return f"{text} and without the {surplus:,} most transparent ones"
+
+
+def keep_most_opaque(gaussians: Gaussians, count: int) -> Edit:
+    """The edit that leaves the ``count`` most opaque Gaussians, in their order; of equal ones the first."""
+    order = torch.sort(gaussians.logit_opacities, descending=True, stable=True).indices[:count]
+    source = order.sort().values
+    return Edit(source, torch.zeros_like(source, dtype=torch.bool), clear_stats=False, pruned=len(gaussians) - count)

@@ -1,0 +1,252 @@
+"""Models of other programs in every command: the same pictures and figures, and the options that they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+import torch
+
+from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.rundir import find_latest
+from splatcli.formats.ply import read_ply
+from splatcli.train.state import settled
+from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat
+from tests.cli.tiny import WIDTH
+from tests.running import Done
+
+Splat = Callable[..., Done]
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def trained(finished_run: Path) -> Tables:
+    """The Gaussians of the finished run, whose scales are partly below zero."""
+    latest = find_latest(finished_run)
+    assert latest is not None
+    gaussians = settled(load_checkpoint(latest))
+    tables = Tables(
+        means=gaussians.means,
+        quats=gaussians.quats,
+        scales=gaussians.log_scales,
+        opacities=gaussians.logit_opacities,
+        sh0=gaussians.sh0,
+        shN=gaussians.shN,
+    )
+    assert bool((tables.scales < 0).any())
+    return tables
+
+
+@pytest.fixture(scope="session")
+def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from splatcli.cli.boundary import run
+
+    path = tmp_path_factory.mktemp("cameras") / "cameras.json"
+    assert run(["export", str(finished_run), "-o", str(path), "-q"]) == 0
+    return path
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+class TestEveryFormat:
+    def test_is_shown_as_the_run_that_it_came_from(
+        self, kind: str, splat: Splat, finished_run: Path, trained: Tables, cameras: Path, tmp_path: Path
+    ) -> None:
+        path = write(kind, trained, tmp_path)
+        done = splat("render", path, "--views", cameras, "-o", tmp_path / "a")
+        ours = splat("render", finished_run, "--views", cameras, "-o", tmp_path / "b", "-q")
+        assert (done.code, len(done.lines)) == (0, len(ours.lines))
+        for left, right in zip(done.lines, ours.lines, strict=True):
+            assert np.array_equal(imageio.imread(left), imageio.imread(right))
+
+    def test_is_measured_on_the_scene_that_is_named(
+        self, kind: str, splat: Splat, finished_run: Path, tiny_scene: Path, trained: Tables, tmp_path: Path
+    ) -> None:
+        path = write(kind, trained, tmp_path)
+        (facts,) = splat("eval", path, "--data", tiny_scene, "--json").objects
+        (ours,) = splat("eval", finished_run, "--json").objects
+        assert (facts["psnr"], facts["ssim"]) == (ours["psnr"], ours["ssim"])
+        assert facts["step"] is None
+        refused = splat("eval", path)
+        assert refused.code == 2
+        assert "--data DIR" in refused.err
+
+    def test_is_rendered_from_the_scene_that_is_named(
+        self, kind: str, splat: Splat, tiny_scene: Path, trained: Tables, tmp_path: Path
+    ) -> None:
+        done = splat("render", write(kind, trained, tmp_path), "--data", tiny_scene, "--views", "-o", tmp_path / "a")
+        assert (done.code, len(done.lines)) == (0, 2)
+        assert "mean of 2 views: PSNR" in done.err
+
+    def test_is_exported_with_its_bits(self, kind: str, splat: Splat, trained: Tables, tmp_path: Path) -> None:
+        done = splat("export", write(kind, trained, tmp_path), "-o", tmp_path / "out.ply")
+        assert done.code == 0
+        found = read_ply(tmp_path / "out.ply")
+        assert torch.equal(found.log_scales, trained.scales)
+        assert torch.equal(found.shN, trained.shN)
+        refused = splat("export", write(kind, trained, tmp_path), "-o", tmp_path / "cameras.json")
+        assert refused.code == 2
+        assert "carries no cameras" in refused.err
+
+    def test_can_be_the_start_of_a_run(
+        self, kind: str, splat: Splat, tiny_scene: Path, trained: Tables, tmp_path: Path
+    ) -> None:
+        words = ["--init", write(kind, trained, tmp_path), "--sh-degree", 0, "--stop-at", 1, "-n", 1000]
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", *words)
+        assert done.code == 0
+        assert len(load_checkpoint(Path(done.lines[0])).gaussians) == len(trained.means)
+        assert "SH degree 1 -> 0: the difference is dropped" in done.err
+
+    def test_cannot_be_resumed_and_the_way_round_works(
+        self, kind: str, splat: Splat, trained: Tables, tmp_path: Path
+    ) -> None:
+        path = write(kind, trained, tmp_path)
+        done = splat("resume", path)
+        assert done.code == 5
+        assert ("this is a PLY (no optimizer state)" if kind == "ply" else "not a checkpoint of splat") in done.err
+        assert f"splat train SCENE --init {path}" in done.err
+
+    def test_is_told_by_info(self, kind: str, splat: Splat, trained: Tables, tmp_path: Path) -> None:
+        (facts,) = splat("info", write(kind, trained, tmp_path), "--json").objects
+        assert facts["kind"] == ("ply" if kind == "ply" else "foreign checkpoint")
+        assert (facts["num_gaussians"], facts["sh_degree"]) == (len(trained.means), 1)
+        assert (facts["space"], facts["usable"], facts["nonfinite"]) == ("raw", True, [])
+        assert "scales are logarithms" in facts["evidence"][0]
+
+    def test_is_told_by_info_also_when_it_would_be_refused(self, kind: str, splat: Splat, tmp_path: Path) -> None:
+        tables = activated(tables_of(300), scales=1, quats=1)
+        tables.sh0[5, 1] = float("nan")
+        path = write(kind, tables, tmp_path)
+        (facts,) = splat("info", path, "--json").objects
+        assert (facts["num_gaussians"], facts["space"], facts["usable"]) == (300, "activated", False)
+        assert facts["unit_quaternions"] is True
+        assert "1 NaN or infinite values" in facts["nonfinite"][0]
+        assert "look already activated (all 897 values >= 0" in facts["evidence"][0]
+        assert "--drop-nonfinite" in facts["help"]
+        (facts,) = splat("info", path, "--json", "--drop-nonfinite", "--param-space", "activated").objects
+        assert facts["usable"] is True
+        assert any("took logarithms of the scales" in note for note in facts["notes"])
+
+    @pytest.mark.parametrize("command", ["train", "render", "export", "eval"])
+    def test_activated_is_refused_and_taken_when_it_is_said(
+        self, kind: str, command: str, splat: Splat, tiny_scene: Path, cameras: Path, tmp_path: Path
+    ) -> None:
+        path = write(kind, activated(tables_of(300), scales=1, opacities=1), tmp_path)
+        words: dict[str, list[object]] = {
+            "train": [tiny_scene, "--init", path, "-o", tmp_path / "run", "--stop-at", 1],
+            "render": [path, "--views", cameras, "-o", tmp_path / "a"],
+            "export": [path, "-o", tmp_path / "out.ply"],
+            "eval": [path, "--data", tiny_scene],
+        }
+        refused = splat(command, *words[command])
+        assert refused.code == 5
+        assert "scales look already activated" in refused.err
+        assert "--param-space activated" in refused.err
+        assert "GiB for one training step" in refused.err
+        # Where a command has cameras, they are those of the prediction.
+        assert ("a nominal view" in refused.err) == (command == "export")
+        taken = splat(command, *words[command], "--param-space", "activated")
+        assert taken.code == 0, taken.err
+        assert "took logarithms of the scales, took logits of the opacities" in taken.err
+        assert "Traceback" not in refused.err + taken.err
+
+
+def test_the_run_folders_of_other_programs_stand_for_their_newest_model(
+    splat: Splat, trained: Tables, tmp_path: Path
+) -> None:
+    inria, gsplat, nerfstudio = (tmp_path / name for name in ("inria", "gsplat", "nerfstudio"))
+    for folder in (inria / "point_cloud" / "iteration_7000", gsplat / "ckpts", nerfstudio / "nerfstudio_models"):
+        folder.mkdir(parents=True)
+    write("ply", trained, inria / "point_cloud" / "iteration_7000")
+    write("inria", trained, inria)
+    (inria / "chkpnt3000.pth").write_bytes(b"older")
+    write("nerfstudio", trained, nerfstudio / "nerfstudio_models")
+    (nerfstudio / "nerfstudio_models" / "step-000002000.ckpt").write_bytes(b"older")
+    for rank in range(2):
+        part = Tables(*(table[rank::2] for table in trained))
+        write_gsplat(part, gsplat / "ckpts" / f"ckpt_6999_rank{rank}.pt")
+    (gsplat / "ckpts" / "ckpt_99_rank0.pt").write_bytes(b"older")
+    found = {folder.name: splat("info", folder, "--json").objects[0] for folder in (inria, gsplat, nerfstudio)}
+    assert {name: Path(facts["path"]).name for name, facts in found.items()} == {
+        "inria": "point_cloud.ply",
+        "gsplat": "ckpt_6999_rank0.pt",
+        "nerfstudio": "step-000029999.ckpt",
+    }
+    assert {facts["num_gaussians"] for facts in found.values()} == {len(trained.means)}
+    assert {facts["kind"] for facts in found.values()} == {"run"}
+
+
+def test_param_space_is_not_for_our_own_checkpoints(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    done = splat("export", finished_run, "-o", tmp_path / "x.ply", "--param-space", "raw")
+    assert done.code == 2
+    assert "says itself" in done.err
+
+
+@pytest.mark.parametrize("flag", [["--param-space", "raw"], ["--lenient"], ["--drop-nonfinite"]])
+def test_without_a_model_to_start_from_the_options_for_one_are_a_mistake(
+    flag: list[str], splat: Splat, tiny_scene: Path, tmp_path: Path
+) -> None:
+    done = splat("train", tiny_scene, "-o", tmp_path / "run", *flag)
+    assert done.code == 2
+    assert flag[0] in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_word_for_a_space_is_refused_with_the_known_ones(splat: Splat, tmp_path: Path) -> None:
+    done = splat("info", write("ply", tables_of(), tmp_path), "--param-space", "linear")
+    assert done.code == 2
+    assert "'raw', 'activated'" in done.err
+
+
+#: Run in a process of its own: each command line under the limit, its exit code and words, the peak of memory.
+_CHILD = """
+import contextlib, io, json, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+from splatcli.cli.boundary import run
+ended = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        ended.append([run(words), said.getvalue()])
+print(json.dumps({"ended": ended, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}))
+"""
+
+
+def test_scales_and_rotations_saved_activated_are_refused_before_anything_large_is_asked_for(
+    tiny_scene: Path, cameras: Path, tmp_path: Path
+) -> None:
+    """The case that this project began with: 52 GB wanted on a 24 GB card, because exp() was applied twice."""
+    tables = activated(tables_of(100_000, 0), scales=1, quats=1)
+    paths = {kind: str(write(kind, tables, tmp_path)) for kind in WRITERS}
+    commands = [
+        ["train", str(tiny_scene), "--init", paths["inria"], "-o", str(tmp_path / "run")],
+        ["render", paths["ply"], "--views", str(cameras), "-o", str(tmp_path / "a")],
+        ["export", paths["gsplat"], "-o", str(tmp_path / "out.ply")],
+        ["eval", paths["nerfstudio"], "--data", str(tiny_scene)],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", _CHILD, json.dumps(commands)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    for words, (code, said) in zip(commands, told["ended"], strict=True):
+        assert code == 5, (words, said)
+        assert "scales look already activated (all 300,000 values >= 0" in said
+        tiles = -(-WIDTH // 16) * 2  # of the tiny scene's views, of which each Gaussian covers each
+        expected = f"{100_000 * tiles:,} tiles" if words[0] != "export" else "750,000,000 tiles"
+        assert expected in said
+        assert "GiB for one training step" in said
+    assert "60.1 GiB" in told["ended"][2][1]
+    assert told["peak"] < 900 << 10  # kilobytes, most of which is torch itself
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,167 @@
+"""What signals do to a run, and when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.cli.signals import Requests, exit_code
+from tests.cli.tiny import QUICK
+from tests.running import Done
+
+Splat = Callable[..., Done]
+
+
+def test_handlers_are_put_back() -> None:
+    numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")]
+    before = [signal.getsignal(number) for number in numbers]
+    with Requests() as requests:
+        requests.heed_stops()
+        assert requests.stop() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert requests.stop() == "SIGTERM"
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+def test_a_wish_to_save_is_granted_once_and_needs_no_other_signal() -> None:
+    with Requests() as requests:
+        assert not requests.save()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert requests.stop() is None
+        assert requests.save()
+        assert not requests.save()
+
+
+def test_until_there_is_something_to_save_a_stop_is_obeyed_as_ever() -> None:
+    with Requests(), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Requests() as requests:
+            requests.heed_stops()
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert requests.stop() is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"), [("SIGHUP", 129), ("SIGINT", 130), ("SIGTERM", 143), ("finished", 0), ("stop-at", 0)]
+)
+def test_the_reason_gives_the_exit_code(reason: str, code: int) -> None:
+    assert exit_code(reason) == code
+
+
+@pytest.fixture
+def endless(tiny_scene: Path, tmp_path: Path):
+    """A run in another process that would take hours; it has begun, and its events are on stdout."""
+    command = [sys.executable, "-m", "splatcli", "train", str(tiny_scene), "-o", str(tmp_path / "run"), "--json"]
+    process = subprocess.Popen(
+        [*command, "-n", "1000000", *QUICK, "--set", "save.steps=[]"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        next_event(process, "saved")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def next_event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
+    assert process.stdout is not None
+    for line in process.stdout:
+        event: dict[str, object] = json.loads(line)
+        if event["event"] == name:
+            return event
+    raise AssertionError(f"the run ended without {name!r}: {process.communicate()[1]}")
+
+
+def test_sigusr1_saves_and_training_goes_on(endless: subprocess.Popen[str]) -> None:
+    steps = []
+    for _ in range(2):
+        endless.send_signal(signal.SIGUSR1)
+        saved = next_event(endless, "saved")
+        steps.append(load_checkpoint(Path(str(saved["path"]))).step)
+    assert 0 < steps[0] < steps[1]
+    endless.send_signal(signal.SIGTERM)
+    out, err = endless.communicate(timeout=120)
+    assert endless.returncode == 143, err
+    result = json.loads(out.splitlines()[-1])
+    assert load_checkpoint(Path(result["path"])).step == result["step"] > steps[1]
+
+
+def test_a_lost_terminal_costs_nothing(endless: subprocess.Popen[str]) -> None:
+    endless.send_signal(signal.SIGHUP)
+    out, err = endless.communicate(timeout=120)
+    assert endless.returncode == 129, err
+    result = json.loads(out.splitlines()[-1])
+    assert load_checkpoint(Path(result["path"])).step == result["step"]
+
+
+def test_sigterm_during_a_save_lets_it_finish(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sent = os.posix_fallocate, []
+
+    def reserve(*args: int) -> None:
+        if len(sent) < 2:  # not in the first save: the run has begun
+            sent.append(os.kill(os.getpid(), signal.SIGTERM) if sent else None)
+        real(*args)
+
+    monkeypatch.setattr(os, "posix_fallocate", reserve)
+    words = ["-n", 50, "--set", "save.steps=[7]", "--json", *QUICK]
+    done = splat("train", tiny_scene, "-o", tmp_path / "run", *words)
+    assert done.code == 143, done.err
+    assert (done.objects[-1]["step"], done.objects[-1]["reason"]) == (7, "SIGTERM")
+    assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000007.pt").step == 7
+
+
+def test_a_second_sigint_ends_at_once(tiny_scene: Path, tmp_path: Path) -> None:
+    """A save hangs, as on a server that is gone: the first SIGINT would wait for it, the second does not."""
+    code = (
+        "import os, sys, time\n"
+        "real, calls = os.posix_fallocate, []\n"
+        "def hang(*args):\n"
+        "    calls.append(args)\n"
+        "    if len(calls) > 1:\n"
+        '        print(\'{"event": "hanging"}\', flush=True)\n'
+        "        time.sleep(600)\n"
+        "    real(*args)\n"
+        "os.posix_fallocate = hang\n"
+        "from splatcli.cli.boundary import run\n"
+        "sys.exit(run(sys.argv[1:]))\n"
+    )
+    words = ["train", str(tiny_scene), "-o", str(tmp_path / "run"), "--json", "--set", "save.steps=[7]", *QUICK]
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        next_event(process, "hanging")
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(timeout=1)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGINT
+    assert "Traceback" not in err
+    assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000000.pt").step == 0

@@ -1,0 +1,210 @@
+"""A run that runs out of memory goes on smaller, and its end tells the truth."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
+from splatcli.errors import ResourceError
+from splatcli.gaussians import Gaussians
+from splatcli.raster.adam import AdamState
+from splatcli.scene.camera import Camera
+from splatcli.train.events import Alarmed, Evaluated, Event, RolledBack, Stepped, Stopped
+from splatcli.train.loop import Trainer
+from splatcli.train.recovery import keep_most_opaque
+from splatcli.train.strategies import apply_edit
+from tests.train.worlds import (
+    MemoryRun,
+    PlainEngine,
+    made_scene,
+    plain_renderer,
+    random_adam,
+    random_gaussians,
+    random_stats,
+    short_config,
+)
+
+#: What a lack of memory looks like: the rasterizer's budget, torch on a GPU, Python, torch on a CPU.
+SHORTAGES: tuple[Callable[[], Exception], ...] = (
+    lambda: ResourceError("9.1 GiB wanted, 8.0 GiB allowed"),
+    lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    MemoryError,
+    lambda: RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"),
+)
+
+
+class SmallMachine(PlainEngine):
+    """Has memory for ``most`` Gaussians only."""
+
+    def __init__(self, most: int, error: Callable[[], Exception] = SHORTAGES[0]) -> None:
+        super().__init__()
+        self.most, self.error = most, error
+
+    def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+        if len(gaussians) > self.most:
+            raise self.error()
+        return super().step(gaussians, adam, camera, target, **rest)  # type: ignore[arg-type]
+
+
+def growing(iterations: int = 40, **sections: dict[str, object]) -> Config:
+    """20 Gaussians become more than 40."""
+    strategy = {"grow_grad2d": 1e-9, "prune_opacity": 1e-6, "grow_scale3d": 0.06}
+    return short_config(iterations, **{"strategy": strategy, "save": {"steps": (8, 18, 28)}, **sections})
+
+
+def trainer_with(engine: PlainEngine, run: MemoryRun, config: Config) -> Trainer:
+    return Trainer.start(
+        config,
+        made_scene(),
+        run_dir=run,  # type: ignore[arg-type]
+        engine=engine,
+        renderer=plain_renderer,
+        clock=lambda: 0.0,
+    )
+
+
+def counts(happened: list[Event]) -> list[int]:
+    return [event.num_gaussians for event in happened if isinstance(event, Stepped)]
+
+
+def test_the_made_run_grows_beyond_what_the_small_machine_holds() -> None:
+    assert max(counts(list(trainer_with(PlainEngine(), MemoryRun(), growing()).run()))) > 40
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "python", "cpu"])
+def test_a_run_that_outgrows_the_memory_ends_smaller(error: Callable[[], Exception]) -> None:
+    run = MemoryRun()
+    trainer = trainer_with(SmallMachine(30, error), run, growing())
+    happened = list(trainer.run())
+    back = [event for event in happened if isinstance(event, RolledBack)]
+    assert back
+    assert {event.cause for event in back} == {"memory"}
+    assert "going on with strategy.cap_max" in back[0].text
+    cap = trainer.state.config.strategy.cap_max
+    assert cap is not None
+    assert len(trainer.state.gaussians) <= min(cap, 30)
+    last = happened[-1]
+    assert isinstance(last, Stopped)
+    assert (last.step, last.reason) == (40, "finished")
+    assert run.saved[40].step == run.saved[40].adam_step == 40
+    assert run.saved[40].config.strategy.cap_max == run.configs[-1].strategy.cap_max == cap
+    assert any(isinstance(event, Evaluated) for event in happened)
+
+
+def test_the_cap_is_nine_tenths_of_what_a_step_was_done_with() -> None:
+    run = MemoryRun()
+    happened = list(trainer_with(SmallMachine(20), run, growing(12)).run())
+    (back,) = [event for event in happened if isinstance(event, RolledBack)]
+    assert (back.step, back.from_step) == (8, 10)
+    assert max(counts(happened)) > 20  # step 11 was the first with so many, and failed
+    assert run.saved[12].config.strategy.cap_max == 18
+    assert len(run.saved[12].gaussians) == 18
+
+
+def test_without_a_single_step_the_run_ends_at_once() -> None:
+    run = MemoryRun()
+    with pytest.raises(ResourceError, match="at step 0, with 20 Gaussians") as caught:
+        list(trainer_with(SmallMachine(19), run, growing()).run())
+    assert caught.value.exit_code == 4
+
+
+def test_a_machine_that_shrinks_and_shrinks_ends_the_run_at_its_true_step() -> None:
+    class Shrinking(SmallMachine):
+        def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+            if adam.step == 20:
+                self.most = 0
+            return super().step(gaussians, adam, camera, target, **rest)
+
+    run = MemoryRun()
+    happened: list[Event] = []
+    with pytest.raises(ResourceError, match=r"at step 18, with \d+ Gaussians"):
+        happened.extend(trainer_with(Shrinking(99), run, growing()).run())
+    assert max(run.saved) == 18
+
+
+def test_an_older_state_with_more_than_the_cap_loses_its_most_transparent_ones() -> None:
+    class Stubborn(SmallMachine):
+        """The count does not matter: the first attempt at step 19 fails."""
+
+        failed = False
+
+        def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+            if adam.step == 18 and not self.failed:
+                self.failed = True
+                raise MemoryError
+            return super().step(gaussians, adam, camera, target, **rest)
+
+    run = MemoryRun()
+    trainer = trainer_with(Stubborn(99), run, growing(22))
+    happened: list[Event] = []
+    for event in trainer.run():
+        happened.append(event)
+        if isinstance(event, RolledBack):
+            before, after = run.saved[18].gaussians.logit_opacities, trainer.state.gaussians.logit_opacities
+            assert event.num_gaussians == len(after) == int(0.9 * len(before))
+            assert float(after.min()) >= float(before.sort().values[len(before) - len(after)])
+            assert "most transparent" in event.text
+    assert any(isinstance(event, RolledBack) for event in happened)
+
+
+def test_keeping_the_most_opaque_keeps_order_moments_and_statistics() -> None:
+    gaussians, adam, stats = random_gaussians(9), random_adam(random_gaussians(9)), random_stats(9)
+    gaussians.logit_opacities = torch.tensor([3.0, 1.0, 2.0, 2.0, 5.0, 2.0, 0.0, 9.0, 2.0])
+    kept, moments, left = apply_edit(keep_most_opaque(gaussians, 5), gaussians, adam, stats)
+    rows = [0, 2, 3, 4, 7]
+    for name, tensor in gaussians.items():
+        assert torch.equal(getattr(kept, name), tensor[rows])
+        assert torch.equal(getattr(moments.exp_avg, name), getattr(adam.exp_avg, name)[rows])
+        assert torch.equal(getattr(moments.exp_avg_sq, name), getattr(adam.exp_avg_sq, name)[rows])
+    assert torch.equal(left.grad2d, stats.grad2d[rows])
+    assert torch.equal(left.count, stats.count[rows])
+
+
+def test_what_failed_is_freed_before_the_older_state_is_read() -> None:
+    alive: list[bool] = []
+
+    class WatchedRun(MemoryRun):
+        lost: weakref.ref[Tensor] | None = None
+
+        def newest(self) -> Checkpoint | None:
+            assert self.lost is not None
+            alive.append(self.lost() is not None)
+            return super().newest()
+
+    run = WatchedRun()
+    trainer = trainer_with(SmallMachine(30), run, growing())
+    for event in trainer.run():
+        if isinstance(event, Stepped):
+            run.lost = weakref.ref(trainer.state.gaussians.means)
+    assert alive
+    assert not any(alive)
+
+
+def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
+    engine = SmallMachine(30, lambda: RuntimeError("index out of range"))
+    with pytest.raises(RuntimeError, match="index out of range"):
+        list(trainer_with(engine, MemoryRun(), growing()).run())
+
+
+@pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "python", "cpu"])
+def test_a_run_whose_views_cannot_be_scored_is_done_all_the_same(error: Callable[[], Exception]) -> None:
+    run = MemoryRun()
+    trainer = trainer_with(PlainEngine(), run, growing(12, guard={"probe_every": 5}))
+
+    def draw(*args: object, **rest: object) -> Tensor:
+        raise error()
+
+    trainer.scorer.renderer = draw
+    happened: list[Event] = []
+    with pytest.raises(ResourceError):
+        happened.extend(trainer.run())
+    assert isinstance(happened[-1], Stopped)
+    assert (happened[-1].step, happened[-1].reason) == (12, "finished")
+    assert [event.step for event in happened if isinstance(event, Alarmed)] == [5, 10, 12]
+    assert run.saved[12].step == 12
