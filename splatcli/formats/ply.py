@@ -228,19 +228,19 @@ def _ascii_rows(header: PlyHeader, path: Path, notes: list[str], lenient: bool) 
 
 
 def _columns(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Rows:
-    """[N, len(names)] float32. A number too large for float32 becomes infinite."""
+    """[N, len(names)] float32. A number too large for float32 becomes infinite; any NaN stays one."""
     order = list(vertex.properties)
     indices = [order.index(name) for name in names]
     if not names:
         return np.empty((len(rows), 0), dtype=np.float32)
     if rows.dtype.names is not None and len(rows):
         if set(vertex.properties.values()) != {"f4"}:
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 return np.stack([rows[name].astype(np.float32) for name in names], axis=1)
         rows = rows.view(rows.dtype[0]).reshape(len(rows), len(order))
     elif not len(rows):
         return np.empty((0, len(names)), dtype=np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return rows[:, indices].astype(np.float32)
 
 

@@ -50,7 +50,13 @@ def run_under(function: str, *arguments: object) -> Any:
 
 @contextmanager
 def armed(
-    below: Path, kind: str = "", count: int = 0, fault: int = 0, *, lasting: bool = False, log: Path | None = None,
+    below: Path,
+    kind: str = "",
+    count: int = 0,
+    fault: int = 0,
+    *,
+    lasting: bool = False,
+    log: Path | None = None,
     copies: Path | None = None,
 ) -> Iterator[ctypes.CDLL]:
     """While open, the ``count``-th call of ``kind`` on files below a folder fails; and those after it, if ``lasting``.

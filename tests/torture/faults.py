@@ -1,8 +1,8 @@
 """The k-th call on a file fails, for k = 1, 2, ... until none does: whatever was there before can still be loaded.
 
 Every place of the package that changes files is tried with every kind of call and every fault, once and from then on.
-It must end well, or with an OutputError that the boundary tells as exit 8; leave the old or the new content, whole; leave
-no temporary file; and work when it is tried again.
+It must end well, or with an OutputError that the boundary tells as exit 8; leave the old or the new content, whole;
+leave no temporary file; and work when it is tried again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import os
 import random
 import shutil
 import time
@@ -29,7 +28,7 @@ from splatcli.errors import OutputError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.views.pictures import write_bytes
 from tests.torture.calls import KINDS, SHORT_WRITE, armed, run_under
-from tests.torture.harness import Figure, workplace
+from tests.torture.harness import Figure, main, workplace
 from tests.torture.states import small_checkpoint
 
 FAULTS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EDQUOT", "EINTR", "EACCES", "EMFILE", "EROFS")}
@@ -41,7 +40,7 @@ def figures(count: int, seed: int) -> dict[str, Figure]:
     """count: at most so many faults, drawn at random; all of them are some thousands."""
     start = time.monotonic()
     found = run_under("tests.torture.faults:all_faults", count, seed)
-    what = "a call on a file fails: the old content or the new is there and loads, nothing is left over, and a retry works"
+    what = "a call on a file fails: old or new content is there and loads, nothing is left over, a retry works"
     details = {"places": len(PLACES), **found["by_kind"]}
     seconds = round(time.monotonic() - start, 1)
     return {"faults": Figure(what, found["trials"], len(found["failures"]), seconds, details, found["failures"][:10])}
@@ -235,3 +234,7 @@ PLACES: dict[str, Place] = {
     ),
     "picture, export": Place(_old_picture, _picture, _check_picture),
 }
+
+
+if __name__ == "__main__":
+    main(figures, 100_000)

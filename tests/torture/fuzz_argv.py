@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -20,14 +21,25 @@ from splatcli.formats.ply import write_ply_file
 from splatcli.native.library import best_isa, load_cpu
 from splatcli.views.cameras import cameras_json
 from tests.scene.made import nerfstudio_scene
-from tests.torture.harness import Case, Figure, quiet_streams, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, main, quiet_streams, rng_of, run_cases, workplace
 from tests.torture.mutate import NUMBERS, STRINGS
 
 #: 0, and the errors that a command line alone can bring about.
 EXPECTED = {0, 2, 3, 4, 5, 8, 10}
 
 #: Names in the folder in which the commands run, beside some that are not there.
-_PATHS = ["scene", "model.ply", "run", "run/ckpts/ckpt_000005.pt", "text.txt", "empty", "nothing", "out", "out.ply", "-"]
+_PATHS = [
+    "scene",
+    "model.ply",
+    "run",
+    "run/ckpts/ckpt_000005.pt",
+    "text.txt",
+    "empty",
+    "nothing",
+    "out",
+    "out.ply",
+    "-",
+]
 _PATHS += ["cameras.json", "settings.toml", "out.png", "a/b/c", "/dev/null", "/dev/null/x", "/proc/x/y", ".", ""]
 _WORDS = ["sfm", "random", "default", "auto", "cpu", "cuda:1", "test", "train", "all", "white", "#fff", "1,2,3"]
 _WORDS += ["0", "1", "2", "4", "8", "0.5", "-1", "true", "false", "[]", "[1, 2]", "null"]
@@ -51,6 +63,7 @@ def case_of(seed: int, folder: Path) -> Case:
         if tempfile.tempdir != str(folder):  # once in the process that runs the cases
             quiet_streams()
             tempfile.tempdir = str(folder)  # where reports of crashes go
+            typer.main.get_command = functools.cache(typer.main.get_command)  # most of a refusal's time otherwise
             os.close(0)
             os.open(os.devnull, os.O_RDONLY)
         if index % 50 == 0 or not place.is_dir():
@@ -171,3 +184,7 @@ _STRINGS = [text for text in STRINGS if not text.startswith(("/", "..", "~")) an
 _SECTIONS = Config().model_dump()
 _KEYS = [f"{section}.{key}" for section, values in _SECTIONS.items() for key in values]
 _KEYS += ["", ".", "train", "train.", "train.iteration", "save.steps.0", "nothing.at.all"]
+
+
+if __name__ == "__main__":
+    main(figures, 100_000)

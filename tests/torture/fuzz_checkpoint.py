@@ -1,4 +1,4 @@
-"""Malformed checkpoints: spoiled bytes, spoiled members under valid CRCs, and states of nonsense under valid digests."""
+"""Malformed checkpoints: spoiled bytes, spoiled members under valid CRCs, and nonsense under valid digests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.save import save_checkpoint
 from splatcli.train.state import TrainState
 from splatcli.views.cameras import cameras_json
-from tests.torture.harness import Case, Figure, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
 from tests.torture.mutate import FLOATS, INTEGERS, STRINGS, any_value, spoil_bytes, spoil_json
 from tests.torture.states import small_checkpoint
 
@@ -210,3 +210,7 @@ def _foreign(rng: random.Random, sound: Sound) -> bytes:
 
 
 _WAYS = [_bytes, _members, _members, _manifest, _manifest, _manifest, _tensors, _tensors, _foreign]
+
+
+if __name__ == "__main__":
+    main(figures, 100_000)

@@ -1,18 +1,24 @@
 """What the harnesses share: what a figure is, and cases that run where they may die, hang or eat memory.
 
-A harness is a module with ``figures(count, seed) -> dict[str, Figure]``. Case i of a seed is always the same one, so
-that whatever fails can be looked at again: ``scripts/torture NAME --seed S --case I``.
+A harness is a module with ``figures(count, seed) -> dict[str, Figure]``, which also runs by itself:
+``python -m tests.torture.NAME --n COUNT --seed SEED --json FILE``. Case i of a seed is always the same one, so that
+whatever fails can be looked at again: ``case_of(seed, folder)(i)``.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import gc
 import json
 import os
+import platform
 import random
+import re
 import resource
 import select
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
@@ -48,6 +55,7 @@ class Figure:
     what: what one trial is and when it fails, for the page.
     details: further counts and measures, by name.
     shown: the first failures, in words.
+    run: the command, date, commit and machine, once it is known.
     """
 
     what: str
@@ -56,6 +64,7 @@ class Figure:
     seconds: float
     details: dict[str, int | float | str] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
+    run: dict[str, int | str] = field(default_factory=dict)
 
 
 @dataclass
@@ -67,13 +76,55 @@ class Tally:
     hangs: int = 0
     crashes: int = 0
     peak: int = 0  # bytes of memory beyond those at the start
+    watched: bool = False  # cases that may hang, crash or eat memory
 
     def figure(self, what: str, seconds: float, **details: int | float | str) -> Figure:
         trials = self.words.total() + len(self.failures)
         told = {word: self.words[word] for word in sorted(self.words)}
-        more = {"hangs": self.hangs, "crashes": self.crashes, "peak_mb": round(self.peak / 2**20)}
+        more = (
+            {"hangs": self.hangs, "crashes": self.crashes, "peak_mb": round(self.peak / 2**20)} if self.watched else {}
+        )
         shown = [f"case {index}: {text}" for index, text in self.failures[:SHOWN]]
         return Figure(what, trials, len(self.failures), round(seconds, 1), {**told, **more, **details}, shown)
+
+
+def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
+    """The command line of a harness; exits with 1 when a trial failed. count: trials unless told otherwise."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
+    options = parser.parse_args()
+    name = sys.modules["__main__"].__spec__.name
+    run = _circumstances()
+    found = figures(options.n, options.seed)
+    for figure in found.values():
+        figure.run = {"command": f"python -m {name} --n {options.n} --seed {options.seed}", **run}
+    text = json.dumps({name: dataclasses.asdict(figure) for name, figure in found.items()}, indent=2) + "\n"
+    if options.json is None:
+        sys.stdout.write(text)
+    else:
+        options.json.write_text(text)
+    sys.exit(any(figure.failures for figure in found.values()))
+
+
+def _circumstances() -> dict[str, int | str]:
+    """When, of what and where a figure is measured."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    models = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else ""),
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def rng_of(seed: int, index: int) -> random.Random:
@@ -108,7 +159,7 @@ def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
 
     An exception that leaves a case is a failure, and so is a warning, a death of the process and a hang.
     """
-    tally = Tally()
+    tally = Tally(watched=True)
     index = 0
     while index < count:
         index = _run_from(case, index, count, tally, memory)

@@ -25,13 +25,13 @@ from splatcli.cli.boundary import run as splat
 from splatcli.errors import SplatError
 from splatcli.native.library import best_isa, load_cpu
 from tests.cli.tiny import QUICK, write_scene
-from tests.torture.harness import Figure, Tally, fork, quiet_streams, workplace
+from tests.torture.harness import Figure, Tally, fork, main, quiet_streams, workplace
 
 #: Refines every 10 steps up to 60, resets opacities every 15, saves every 4: everything that can go wrong comes often.
 STEPS = 120
 SETTINGS = (
     *("--iterations", str(STEPS), "--cap-max", "400", "-q", *QUICK),
-    *("--set", "train.background=random", "--set", f"save.steps={list(range(4, STEPS, 4))}"),
+    *("--set", "train.background=random", "--set", f"save.steps={list(range(0, STEPS, 4))}"),
     *("--set", "schedule.refine_every=10", "--set", "schedule.reset_every=15"),
 )
 
@@ -47,7 +47,7 @@ def figures(count: int, seed: int) -> dict[str, Figure]:
         _wait(_start(["train", str(scene), "-o", str(folder / "left_alone"), *SETTINGS], cores=1))
         seconds = time.monotonic() - start
         reference = Outcome.of(folder / "left_alone")
-        if len(reference.trajectory) != STEPS // 4 or not reference.losses:
+        if len(reference.trajectory) != STEPS // 4 + 1 or not reference.losses:
             raise RuntimeError("the run that is left alone does not end")
         ended = _kill(scene, folder, reference, count, seconds, random.Random(seed), tally)
     what = "a training run is killed and resumed: it goes on, and ends, with the bits of a run that was left alone"
@@ -136,3 +136,7 @@ def _wait(child: int) -> None:
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != 0:
         raise RuntimeError(f"the run that is left alone ended with {os.waitstatus_to_exitcode(status)}")
+
+
+if __name__ == "__main__":
+    main(figures, 100)

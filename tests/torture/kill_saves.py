@@ -1,7 +1,7 @@
 """kill -9 at random moments of saving: no save that had returned may be lost.
 
-Each victim opens the run, goes on from the newest checkpoint and acknowledges every step whose save returned. After each
-kill the newest checkpoint must load in full and be at or after the last acknowledged step.
+Each victim opens the run, goes on from the newest checkpoint and acknowledges every step whose save returned. After
+each kill the newest checkpoint must load in full and be at or after the last acknowledged step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir, find_latest
 from splatcli.errors import SplatError
-from tests.torture.harness import Figure, Tally, fork, workplace
+from tests.torture.harness import Figure, Tally, fork, main, workplace
 from tests.torture.states import small_checkpoint
 
 
@@ -115,3 +115,7 @@ def _save_forever(run: Path, acknowledge: int) -> None:
                 os.write(acknowledge, state.step.to_bytes(8, "little"))
     finally:
         os._exit(1)
+
+
+if __name__ == "__main__":
+    main(figures, 1000)

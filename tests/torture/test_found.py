@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import struct
 from pathlib import Path
 from typing import Any
 
+import plyfile
 import pytest
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError
+from splatcli.errors import ModelFileError, SceneError
+from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
 from tests.scene.made import colmap_scene, frames, lens, names, nerfstudio_scene
+from tests.torture.states import small_checkpoint
 
 
 def with_frame(**changes: Any) -> list[dict[str, Any]]:
@@ -69,3 +74,16 @@ def test_points(tmp_path: Path, properties: list[str], row: str, said: str) -> N
     with pytest.raises(SceneError) as caught:
         read_points_ply(path, 100)
     assert said in str(caught.value)
+
+
+def test_gaussians_with_a_signalling_nan_in_double_precision(tmp_path: Path) -> None:
+    path = tmp_path / "model.ply"
+    write_ply_file(small_checkpoint(1, degree=0).gaussians, path)
+    rows = plyfile.PlyData.read(str(path))["vertex"].data
+    wide = rows.astype([(name, "f8") for name in rows.dtype.names])
+    content = io.BytesIO()
+    plyfile.PlyData([plyfile.PlyElement.describe(wide, "vertex")], byte_order="<").write(content)
+    header, data = content.getvalue().split(b"end_header\n", 1)
+    path.write_bytes(header + b"end_header\n" + struct.pack("<Q", 0x7FF0_0000_0000_0001) + data[8:])
+    with pytest.raises(ModelFileError, match="NaN"):
+        read_ply(path)
