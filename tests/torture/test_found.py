@@ -10,8 +10,8 @@ from typing import Any
 import plyfile
 import pytest
 
-from splatcli.config import DataConfig
-from splatcli.errors import ModelFileError, SceneError
+from splatcli.config import DataConfig, build_config
+from splatcli.errors import ModelFileError, SceneError, UsageError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
@@ -87,3 +87,24 @@ def test_gaussians_with_a_signalling_nan_in_double_precision(tmp_path: Path) -> 
     path.write_bytes(header + b"end_header\n" + struct.pack("<Q", 0x7FF0_0000_0000_0001) + data[8:])
     with pytest.raises(ModelFileError, match="NaN"):
         read_ply(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"[train]\nseed = {'1' * 5000}", "not valid TOML: Exceeds the limit"),
+        (f"[save]\nsteps = {'[' * 5000}", "not valid TOML: maximum recursion depth"),
+        (f"[train]\nseed = 0x{'f' * 5000}", "train.seed = a number of thousands of digits"),
+        (f"[save]\nsteps = [{10**30}]", "whole numbers of up to 64 bits"),
+        (f"[data]\ntest_every = {list(range(3000))}", r"test_every = \[0, 1, 2"),
+    ],
+)
+def test_settings(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said) as caught:
+        build_config(file=file)
+    assert len(str(caught.value)) < 1000
+    assignment = text.replace("[", "", 1).replace("]\n", ".", 1)
+    with pytest.raises(UsageError):
+        build_config(assignments=[assignment])
