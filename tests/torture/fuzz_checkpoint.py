@@ -85,8 +85,12 @@ def _bytes(rng: random.Random, sound: Sound) -> bytes:
 
 
 def _members(rng: random.Random, sound: Sound) -> bytes:
+    return spoil_members(rng, sound.members)
+
+
+def spoil_members(rng: random.Random, sound: dict[str, bytes]) -> bytes:
     """Members with other bytes, names or packing, in a zip whose checksums are right."""
-    members = dict(sound.members)
+    members = dict(sound)
     pickle = next(name for name in members if name.endswith("data.pkl"))
     for _ in range(rng.randint(1, 2)):
         name = pickle if rng.random() < 0.6 and pickle in members else rng.choice(list(members))
@@ -134,14 +138,11 @@ def _tensors(rng: random.Random, sound: Sound) -> bytes:
                 new = rng.choice(["get_scaling", "strategy.x", "rng.x", "_xyz2", "adam.exp_avg._xyz", *STRINGS[:6]])
                 stored[new] = tensor
             case 2 if tensor.is_floating_point() and tensor.numel():
-                spoiled = tensor.clone()
-                # Through a tensor, since 1e39 cannot be assigned to float32.
-                spoiled.reshape(-1)[rng.randrange(spoiled.numel())] = torch.tensor(rng.choice(FLOATS)).to(spoiled.dtype)
-                stored[name] = spoiled
+                stored[name] = with_odd_number(rng, tensor)
             case 3:
                 stored[rng.choice([name, "note", 7, None, b"x"])] = rng.choice([1, "text", None, [tensor], {"a": 1}])
             case _:
-                stored[name] = rng.choice(_SHAPES)(tensor)
+                stored[name] = rng.choice(ODD)(tensor)
     if rng.random() < 0.8:
         document = json.loads(stored["manifest"])
         document["tensors"] = [spec for item in stored.items() if (spec := _spec(document, *item)) is not None]
@@ -149,7 +150,15 @@ def _tensors(rng: random.Random, sound: Sound) -> bytes:
     return _signed(stored)
 
 
-_SHAPES: list[Callable[[Tensor], object]] = [
+def with_odd_number(rng: random.Random, tensor: Tensor) -> Tensor:
+    spoiled = tensor.detach().clone()
+    # Through a tensor, since 1e39 cannot be assigned to float32.
+    spoiled.reshape(-1)[rng.randrange(spoiled.numel())] = torch.tensor(rng.choice(FLOATS)).to(spoiled.dtype)
+    return spoiled
+
+
+#: Other tensors made of a sound one.
+ODD: list[Callable[[Tensor], object]] = [
     lambda tensor: tensor.double(),
     lambda tensor: tensor.half(),
     lambda tensor: tensor.to(torch.int64),
