@@ -1,4 +1,4 @@
-"""Every bit of a checkpoint, or a sample of them, flipped one at a time: each is noticed, or is one that no reader uses.
+"""Every bit of a checkpoint, or a sample of them, flipped one at a time: each is noticed, or no reader uses it.
 
 A flip is harmless when the file still loads and everything in it, tensors and numbers, is what it was.
 """

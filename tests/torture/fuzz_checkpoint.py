@@ -166,7 +166,7 @@ ODD: list[Callable[[Tensor], object]] = [
     lambda tensor: tensor.bfloat16(),
     lambda tensor: tensor.to(torch.complex64),
     lambda tensor: tensor.reshape(-1),
-    lambda tensor: tensor[:5].clone(),
+    lambda tensor: tensor[:5].clone() if tensor.dim() else tensor,
     lambda tensor: tensor[None],
     lambda tensor: tensor.new_zeros(()),
     lambda tensor: tensor.new_zeros(3, 0, 5),
