@@ -23,12 +23,14 @@ import torch
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir, find_latest
 from splatcli.checkpoint.save import save_checkpoint
+from splatcli.cli.boundary import run as splat
 from splatcli.config import Config
 from splatcli.errors import OutputError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.views.pictures import write_bytes
+from tests.cli.tiny import QUICK, write_scene
 from tests.torture.calls import KINDS, SHORT_WRITE, armed, run_under
-from tests.torture.harness import Figure, main, workplace
+from tests.torture.harness import Figure, main, refused, workplace
 from tests.torture.states import small_checkpoint
 
 FAULTS = {name: getattr(errno, name) for name in ("ENOSPC", "EIO", "EDQUOT", "EINTR", "EACCES", "EMFILE", "EROFS")}
@@ -51,12 +53,13 @@ class Place:
     """Code that changes files below a folder.
 
     prepare: makes the folder's content. act: what may fail. check: (folder, whether act succeeded) raises
-    AssertionError when old and new content are both lost.
+    AssertionError when old and new content are both lost. faults: those that are tried, "short" being a short write.
     """
 
     prepare: Callable[[Path], object]
     act: Callable[[Path], object]
     check: Callable[[Path, bool], object]
+    faults: tuple[str, ...] = (*FAULTS, "short")
 
 
 def all_faults(count: int, seed: int) -> dict[str, Any]:
@@ -69,7 +72,8 @@ def all_faults(count: int, seed: int) -> dict[str, Any]:
             (name, kind, fault, lasting)
             for name in PLACES
             for kind in KINDS
-            for fault in [*FAULTS, *(["short"] if kind == "write" else [])]
+            for fault in PLACES[name].faults
+            if fault != "short" or kind == "write"
             for lasting in ([False, True] if fault in LASTING else [False])
         ]
         random.Random(seed).shuffle(sequences)
@@ -222,6 +226,51 @@ def _old_picture(folder: Path) -> None:
     (folder / "pictures" / "x.png").write_bytes(b"old")
 
 
+def _command(*words: str) -> None:
+    """A command line, which must end well or, with an OutputError here, with the exit code of a disk that refuses."""
+    code = splat([*words, "-q"])
+    if code == OutputError.exit_code:
+        raise OutputError("refused")
+    assert code == 0, f"exit code {code} of splat {words[0]}"
+
+
+def _scene_beside(folder: Path) -> Path:
+    """A scene outside the folder whose calls fail."""
+    scene = folder.parent / "scene"
+    return scene if scene.is_dir() else write_scene(scene)
+
+
+def _train_command(folder: Path) -> None:
+    settings = ("--iterations", "3", *QUICK, "--set", "save.steps=[1]", "--set", "save.patience_minutes=0")
+    _command("train", str(folder.parent / "scene"), "-o", str(folder / "run"), *settings, "--overwrite")
+
+
+def _check_trained(folder: Path, succeeded: bool) -> None:
+    latest = find_latest(folder / "run")
+    step = -1 if latest is None else load_checkpoint(latest).step
+    assert step == 3 if succeeded else step <= 3, step
+    broken = [path.name for path in (folder / "run").glob("ckpts/ckpt_*.pt") if not _loads(path)]
+    assert not broken, broken
+
+
+def _half_trained(folder: Path) -> None:
+    settings = ("--iterations", "3", "--stop-at", "2", *QUICK, "--set", "save.patience_minutes=0")
+    _command("train", str(_scene_beside(folder)), "-o", str(folder / "run"), *settings)
+
+
+def _resume_command(folder: Path) -> None:
+    _command("resume", str(folder / "run" / "ckpts" / "ckpt_000002.pt"))
+
+
+def _check_resumed(folder: Path, succeeded: bool) -> None:
+    assert load_checkpoint(folder / "run" / "ckpts" / "ckpt_000002.pt").step == 2
+    _check_trained(folder, succeeded)
+
+
+def _loads(path: Path) -> bool:
+    return not refused(lambda: load_checkpoint(path))
+
+
 PLACES: dict[str, Place] = {
     "save": Place(lambda folder: _save(folder, 1), lambda folder: _save(folder, 2), _check_saved),
     "save in a run": Place(lambda folder: _run_of(folder, 1, 2), _save_in_run, _check_run),
@@ -233,6 +282,9 @@ PLACES: dict[str, Place] = {
         lambda folder: write_ply_file(small_checkpoint(30, seed=1).gaussians, folder / "x.ply"), _export, _check_ply
     ),
     "picture, export": Place(_old_picture, _picture, _check_picture),
+    # Whole commands take longer, and make the same calls.
+    "splat train": Place(_scene_beside, _train_command, _check_trained, ("ENOSPC",)),
+    "splat resume": Place(_half_trained, _resume_command, _check_resumed, ("ENOSPC",)),
 }
 
 

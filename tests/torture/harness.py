@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import math
 import os
 import platform
 import random
@@ -93,19 +94,34 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, help="tell of the trials that were done by then")
     parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
     options = parser.parse_args()
     name = sys.modules["__main__"].__spec__.name
+    command = f"python -m {name} --n {options.n} --seed {options.seed}"
+    if options.minutes is not None:
+        _enough.minutes = options.minutes
+        command += f" --minutes {options.minutes:g}"
     run = _circumstances()
     found = figures(options.n, options.seed)
     for figure in found.values():
-        figure.run = {"command": f"python -m {name} --n {options.n} --seed {options.seed}", **run}
+        figure.run = {"command": command, **run}
     text = json.dumps({name: dataclasses.asdict(figure) for name, figure in found.items()}, indent=2) + "\n"
     if options.json is None:
         sys.stdout.write(text)
     else:
         options.json.write_text(text)
     sys.exit(any(figure.failures for figure in found.values()))
+
+
+@dataclass
+class _Enough:
+    """When run_cases() is to leave it at what has been tried."""
+
+    minutes: float = math.inf
+
+
+_enough = _Enough()
 
 
 def _circumstances() -> dict[str, int | str]:
@@ -161,8 +177,9 @@ def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
     """
     tally = Tally(watched=True)
     index = 0
-    while index < count:
-        index = _run_from(case, index, count, tally, memory)
+    until = time.monotonic() + 60 * _enough.minutes
+    while index < count and time.monotonic() < until:
+        index = _run_from(case, index, count, tally, memory, until)
     return tally
 
 
@@ -173,8 +190,8 @@ def fork() -> int:
         return os.fork()
 
 
-def _run_from(case: Case, index: int, count: int, tally: Tally, memory: int) -> int:
-    """Cases from ``index`` on in one process; the first case that is left to do."""
+def _run_from(case: Case, index: int, count: int, tally: Tally, memory: int, until: float) -> int:
+    """Cases from ``index`` on in one process, until a moment of the clock; the first case that is left to do."""
     reader, writer = os.pipe()
     child = fork()
     if child == 0:
@@ -198,6 +215,8 @@ def _run_from(case: Case, index: int, count: int, tally: Tally, memory: int) -> 
                     break
                 _count(tally, index, word, text, peak)
                 index += 1
+            if time.monotonic() > until:
+                end = "end"
     os.close(reader)
     os.kill(child, signal.SIGKILL)  # a zombie does not mind
     os.waitpid(child, 0)
