@@ -22,7 +22,7 @@ _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, err
 
 def write_atomically(
     path: Path,
-    write: Callable[[BinaryIO], None],
+    write: Callable[[BinaryIO], object],
     *,
     what: str,
     reserve: int = 0,
@@ -36,7 +36,8 @@ def write_atomically(
     Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure (a
     DivergedError of ``write`` passes); the old file is then untouched and no temporary file is left.
     """
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
+    # Of a long name only so much that the temporary one, in UTF-8, is none too long.
+    temporary = path.with_name(f"{path.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
             if reserve:
@@ -54,8 +55,9 @@ def write_atomically(
         if not isinstance(error, Exception) or isinstance(error, DivergedError):
             raise  # Ctrl-C and the like, and content that must not be written
         # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
+        kept = "; the old one is kept" if path.exists() else ""
         raise OutputError(
-            f"could not write {what} (disk full?); the old one is kept: {_reason(error)}",
+            f"could not write {what} (disk full?){kept}: {_reason(error)}",
             where=path,
             remedy="free some space, or check the permissions of the folder",
         ) from error

@@ -65,6 +65,8 @@ def _as_splat_error(error: Exception) -> SplatError | None:
         return OutputError(
             "the disk is full", where=error.filename, remedy="free some space, or write elsewhere with -o"
         )
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError("this name is longer than a file's name can be", where=f"{str(error.filename)[:100]}...")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
     return None
