@@ -43,7 +43,10 @@ def train(
     drop_bad_points: options.DropBadPoints = False,
     scene_extent: options.SceneExtent = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="NAME", help="How Gaussians are added: default or mcmc.  [default: default]")
+        str | None,
+        typer.Option(
+            "--strategy", metavar="NAME", help="How Gaussians are added: default or mcmc.  [default: default]"
+        ),
     ] = None,
     cap_max: Annotated[
         int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
