@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from splatcli.errors import UsageError
 from splatcli.sizes import parse_size
@@ -20,9 +20,21 @@ from splatcli.sizes import parse_size
 #: The run length that the field's schedules are written for.
 REFERENCE_ITERATIONS = 30_000
 
+#: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
+_UNREADABLE = (ValueError, RecursionError)
+
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _fits(cls, value: object) -> object:
+        """Whole numbers beyond 64 bits are refused: Python would store thousands of digits and not read them again."""
+        numbers = value if isinstance(value, tuple) else (value,)
+        if any(isinstance(number, int) and number.bit_length() > 64 for number in numbers):
+            raise ValueError("takes whole numbers of up to 64 bits")
+        return value
 
 
 class DataConfig(_Section):
@@ -322,15 +334,21 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the settings: {error.strerror}", where=path) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=path) from None
+        raise UsageError(
+            f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
+        ) from None
+    except _UNREADABLE as error:
+        raise UsageError(
+            f"not valid TOML: {error}",
+            where=path,
+            remedy="a section and a setting look like this: [optim] sh0_lr = 0.01",
+        ) from None
 
 
 def _parse_value(raw: str) -> Any:
     try:
         return tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+    except _UNREADABLE:
         return raw
 
 
@@ -357,7 +375,16 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
 
 def _out_of_range(error: ValidationError, file: Path | None) -> UsageError:
     """What pydantic found, for people."""
-    problems = [f"{'.'.join(map(str, e['loc']))} = {e['input']!r}: {e['msg']}" for e in error.errors()]
+    problems = [f"{'.'.join(map(str, e['loc']))} = {_brief(e['input'])}: {e['msg']}" for e in error.errors()]
     return UsageError(
         "settings out of range: " + "; ".join(problems), where=file, remedy="docs/settings.md has what each one takes"
     )
+
+
+def _brief(value: object) -> str:
+    """A value that someone gave, in at most 100 letters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:97]}..."

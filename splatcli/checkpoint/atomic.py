@@ -22,7 +22,7 @@ _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, err
 
 def write_atomically(
     path: Path,
-    write: Callable[[BinaryIO], None],
+    write: Callable[[BinaryIO], object],
     *,
     what: str,
     reserve: int = 0,
@@ -36,7 +36,8 @@ def write_atomically(
     Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure (a
     DivergedError of ``write`` passes); the old file is then untouched and no temporary file is left.
     """
-    temporary = path.with_name(f"{path.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
+    # Of a long name only so much that the temporary one, in UTF-8, is none too long.
+    temporary = path.with_name(f"{path.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
             if reserve:
@@ -54,8 +55,9 @@ def write_atomically(
         if not isinstance(error, Exception) or isinstance(error, DivergedError):
             raise  # Ctrl-C and the like, and content that must not be written
         # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
+        kept = "; the old one is kept" if path.exists() else ""
         raise OutputError(
-            f"could not write {what} (disk full?); the old one is kept: {_reason(error)}",
+            f"could not write {what} (disk full?){kept}: {_reason(error)}",
             where=path,
             remedy="free some space, or check the permissions of the folder",
         ) from error
@@ -79,8 +81,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def probe_folder(folder: Path) -> None:
-    """Raise OutputError unless files can be created, synced and removed in an existing folder."""
+def probe_folder(folder: Path, remedy: str) -> None:
+    """Raise OutputError, with ``remedy``, unless files can be created, synced and removed in an existing folder."""
     probe = folder / f".probe.tmp.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         with probe.open("xb") as file:
@@ -91,9 +93,7 @@ def probe_folder(folder: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write here: {_reason(error)}", where=folder, remedy="choose another place with -o"
-        ) from None
+        raise OutputError(f"cannot write here: {_reason(error)}", where=folder, remedy=remedy) from None
 
 
 def probe_room(folder: Path, size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -30,6 +31,7 @@ def take_lock(run: Path) -> int:
             os.close(descriptor)
             raise
         _log.warning("%s: this file system has no locks; take care to run one process only", run)
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    with contextlib.suppress(OSError):  # who holds it is a courtesy: a full disk must not keep anyone from the run
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     return descriptor

@@ -29,6 +29,7 @@ def run(argv: Sequence[str]) -> int:
     _make_streams_lenient()
     out = Output(json="--json" in argv, quiet=False)
     try:
+        _check_current_folder()
         code = app(args=list(argv), prog_name="splat", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -46,6 +47,14 @@ def run(argv: Sequence[str]) -> int:
         out.close()
 
 
+def _check_current_folder() -> None:
+    """Raises UsageError where paths lead nowhere: torch's libraries do not even load there, and end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in has been deleted", remedy="cd to one that is there") from None
+
+
 def _as_splat_error(error: Exception) -> SplatError | None:
     """The user's view of an exception; None for a bug of ours."""
     if isinstance(error, SplatError):
@@ -56,6 +65,8 @@ def _as_splat_error(error: Exception) -> SplatError | None:
         return OutputError(
             "the disk is full", where=error.filename, remedy="free some space, or write elsewhere with -o"
         )
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        return UsageError("this name is longer than a file's name can be", where=f"{str(error.filename)[:100]}...")
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
     return None

@@ -101,7 +101,7 @@ def train(
     from splatcli.cli.output import speaking
 
     if white_background and random_background:
-        raise UsageError("--white-background and --random-background exclude each other")
+        raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
     background = "white" if white_background else "random" if random_background else None
     flags: dict[str, Any] = {
         "data.scene": str(scene.absolute()),

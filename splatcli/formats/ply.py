@@ -76,7 +76,9 @@ def write_ply_file(gaussians: Gaussians, path: Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise OutputError("this is a folder, not a file", where=path, remedy=f"name a file, e.g. {path / 'model.ply'}")
-    if path.parts[:2] in (("/", "dev"), ("/", "proc")) or (path.exists() and not path.is_file()):
+    # /dev/stdout may lead to a file, and is still not to be replaced; below /dev/shm are files like others.
+    device = path.parts[:2] in (("/", "dev"), ("/", "proc")) and path.parts[2:3] != ("shm",)
+    if device or (path.exists() and not path.is_file()):
         try:
             with path.open("wb") as file:
                 write_ply(gaussians, file)
@@ -163,7 +165,11 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     present = vertex.properties.keys()
     missing = [name for name in _REQUIRED if name not in present]
     if missing == ["scale_2"]:
-        raise ModelFileError("two scales a Gaussian: this is a 2D Gaussian (2DGS) model, not a 3D one", where=path)
+        raise ModelFileError(
+            "two scales a Gaussian: this is a 2D Gaussian (2DGS) model, not a 3D one",
+            where=path,
+            remedy="discs have no third scale to convert; train 3D Gaussians on the photos: splat train SCENE",
+        )
     if missing:
         looks = (
             "a point cloud" if not present & {"opacity", "scale_0", "rot_0"} else "a splat export without all columns"
@@ -226,19 +232,19 @@ def _ascii_rows(header: PlyHeader, path: Path, notes: list[str], lenient: bool) 
 
 
 def _columns(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Rows:
-    """[N, len(names)] float32. A number too large for float32 becomes infinite."""
+    """[N, len(names)] float32. A number too large for float32 becomes infinite; any NaN stays one."""
     order = list(vertex.properties)
     indices = [order.index(name) for name in names]
     if not names:
         return np.empty((len(rows), 0), dtype=np.float32)
     if rows.dtype.names is not None and len(rows):
         if set(vertex.properties.values()) != {"f4"}:
-            with np.errstate(over="ignore"):
+            with np.errstate(over="ignore", invalid="ignore"):
                 return np.stack([rows[name].astype(np.float32) for name in names], axis=1)
         rows = rows.view(rows.dtype[0]).reshape(len(rows), len(order))
     elif not len(rows):
         return np.empty((0, len(names)), dtype=np.float32)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         return rows[:, indices].astype(np.float32)
 
 

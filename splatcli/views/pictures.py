@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import OutputError, UsageError
 from splatcli.gaussians import Gaussians
@@ -82,16 +82,12 @@ def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
 
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write a file whole or not at all, making its folders. Raises OutputError."""
-    partial = path.with_name(f".{path.name[:200]}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            partial.write_bytes(payload)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot write: {error.strerror}", where=path) from None
+        remedy = "write to another place, or make room in this one"
+        raise OutputError(f"cannot make the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
+    write_atomically(path, lambda file: file.write(payload), what="file")
 
 
 def picture_paths(names: Iterable[str], folder: Path) -> list[Path]:

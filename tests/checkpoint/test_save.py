@@ -6,8 +6,6 @@ import dataclasses
 import errno
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -200,14 +198,3 @@ def test_activated_scales_are_not_written(checkpoint_of: CheckpointOf, saved: Pa
     with pytest.raises(DivergedError, match="scales look already activated"):
         save_checkpoint(saved, state)
     assert_untouched(saved, before)
-
-
-KILLER = Path(__file__).with_name("kill_saver.py")
-
-
-def test_kill_9_never_loses_an_acknowledged_checkpoint(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(KILLER), str(tmp_path / "run"), "20"], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "20 kills" in done.stdout

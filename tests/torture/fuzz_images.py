@@ -18,7 +18,7 @@ from PIL import Image, ImageCms
 
 from splatcli.scene.decode import Header, decode, decode_nonzero, read_header
 from tests.scene.imagefiles import P3, cmyk_profile, gamma_chunk, png16, png_chunk, profile, tiff16
-from tests.torture.harness import Case, Figure, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
 from tests.torture.mutate import INTEGERS, spoil_bytes
 
 #: Photos with more pixels are refused, as they are where memory is short: a header may claim anything.
@@ -242,3 +242,7 @@ _GRAMMARS: tuple[tuple[bytes, Callable[[random.Random, bytes], bytes]], ...] = (
     (b"MM\0*", _spoil_tiff),
     (b"RIFF", _spoil_webp),
 )
+
+
+if __name__ == "__main__":
+    main(figures, 100_000)

@@ -15,7 +15,7 @@ from splatcli.config import DataConfig
 from splatcli.scene.colmap_audit import MODEL_PARAMS
 from splatcli.scene.read import read_scene
 from tests.scene.made import blender_scene, colmap_scene, lens, nerfstudio_scene
-from tests.torture.harness import Figure, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Figure, main, refused, rng_of, run_cases, workplace
 from tests.torture.mutate import FLOATS, INTEGERS, any_value, dumps, spoil_bytes, spoil_json, spoil_text
 
 #: File -> content, of one scene.
@@ -202,3 +202,7 @@ _KEYS = [
     *("camera_angle_y", "k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "camera_model", "is_fisheye"),
     *("distortion_params", "ply_file_path", "train_filenames", "test_filenames", "val_filenames", "applied_transform"),
 ]
+
+
+if __name__ == "__main__":
+    main(figures, 100_000)

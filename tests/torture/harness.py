@@ -1,34 +1,45 @@
 """What the harnesses share: what a figure is, and cases that run where they may die, hang or eat memory.
 
-A harness is a module with ``figures(count, seed) -> dict[str, Figure]``. Case i of a seed is always the same one, so
-that whatever fails can be looked at again: ``scripts/torture NAME --seed S --case I``.
+A harness is a module with ``figures(count, seed) -> dict[str, Figure]``, which also runs by itself:
+``python -m tests.torture.NAME --n COUNT --seed SEED --json FILE``. Case i of a seed is always the same one, so that
+whatever fails can be looked at again: ``case_of(seed, folder)(i)``.
 """
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import gc
 import json
+import math
 import os
+import platform
 import random
+import re
 import resource
 import select
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from splatcli.errors import SplatError
 
-#: Seconds after which a case counts as hung.
+#: Seconds of a processor after which a case counts as hung; and seconds on the clock, for those that only wait.
+#: Two numbers, since other work on the machine stretches the clock.
 PATIENCE = 10.0
+WAITING = 90.0
 #: Bytes of address space that the cases of one process may take beyond what the modules take.
 MEMORY = 1 << 30
 #: Failures that a figure tells of; all are counted.
@@ -45,6 +56,7 @@ class Figure:
     what: what one trial is and when it fails, for the page.
     details: further counts and measures, by name.
     shown: the first failures, in words.
+    run: the command, date, commit and machine, once it is known.
     """
 
     what: str
@@ -53,6 +65,7 @@ class Figure:
     seconds: float
     details: dict[str, int | float | str] = field(default_factory=dict)
     shown: list[str] = field(default_factory=list)
+    run: dict[str, int | str] = field(default_factory=dict)
 
 
 @dataclass
@@ -64,13 +77,70 @@ class Tally:
     hangs: int = 0
     crashes: int = 0
     peak: int = 0  # bytes of memory beyond those at the start
+    watched: bool = False  # cases that may hang, crash or eat memory
 
     def figure(self, what: str, seconds: float, **details: int | float | str) -> Figure:
         trials = self.words.total() + len(self.failures)
         told = {word: self.words[word] for word in sorted(self.words)}
-        more = {"hangs": self.hangs, "crashes": self.crashes, "peak_mb": round(self.peak / 2**20)}
+        more = (
+            {"hangs": self.hangs, "crashes": self.crashes, "peak_mb": round(self.peak / 2**20)} if self.watched else {}
+        )
         shown = [f"case {index}: {text}" for index, text in self.failures[:SHOWN]]
         return Figure(what, trials, len(self.failures), round(seconds, 1), {**told, **more, **details}, shown)
+
+
+def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
+    """The command line of a harness; exits with 1 when a trial failed. count: trials unless told otherwise."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, help="tell of the trials that were done by then")
+    parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
+    options = parser.parse_args()
+    name = sys.modules["__main__"].__spec__.name
+    command = f"python -m {name} --n {options.n} --seed {options.seed}"
+    if options.minutes is not None:
+        _enough.minutes = options.minutes
+        command += f" --minutes {options.minutes:g}"
+    run = _circumstances()
+    found = figures(options.n, options.seed)
+    for figure in found.values():
+        figure.run = {"command": command, **run}
+    text = json.dumps({name: dataclasses.asdict(figure) for name, figure in found.items()}, indent=2) + "\n"
+    if options.json is None:
+        sys.stdout.write(text)
+    else:
+        options.json.write_text(text)
+    sys.exit(any(figure.failures for figure in found.values()))
+
+
+@dataclass
+class _Enough:
+    """When run_cases() is to leave it at what has been tried."""
+
+    minutes: float = math.inf
+
+
+_enough = _Enough()
+
+
+def _circumstances() -> dict[str, int | str]:
+    """When, of what and where a figure is measured."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=False).stdout.strip()
+
+    commit = git("rev-parse", "--short", "HEAD") or "unknown"
+    models = re.findall(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": commit + ("+changes" if git("status", "--porcelain", "--untracked-files=no") else ""),
+        "cpu": models[0] if models else platform.machine(),
+        "cores": os.cpu_count() or 0,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
 
 
 def rng_of(seed: int, index: int) -> random.Random:
@@ -79,10 +149,10 @@ def rng_of(seed: int, index: int) -> random.Random:
 
 
 @contextmanager
-def workplace() -> Iterator[Path]:
-    """A folder for a harness's files, in memory where the system has that."""
+def workplace(*, memory: bool = True) -> Iterator[Path]:
+    """A folder for a harness's files; in memory where the system has that, unless told otherwise."""
     shared = Path("/dev/shm")
-    place = shared if os.access(shared, os.W_OK) else None
+    place = shared if memory and os.access(shared, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="splat-torture-", dir=place) as name:
         yield Path(name)
 
@@ -100,15 +170,16 @@ def refused(read: Callable[[], object]) -> bool:
     return False
 
 
-def run_cases(case: Case, count: int, *, patience: float = PATIENCE, memory: int = MEMORY) -> Tally:
+def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
     """Cases 0 ... count - 1 in a process apart, which is replaced when it dies or hangs.
 
     An exception that leaves a case is a failure, and so is a warning, a death of the process and a hang.
     """
-    tally = Tally()
+    tally = Tally(watched=True)
     index = 0
-    while index < count:
-        index = _run_from(case, index, count, tally, patience, memory)
+    until = time.monotonic() + 60 * _enough.minutes
+    while index < count and time.monotonic() < until:
+        index = _run_from(case, index, count, tally, memory, until)
     return tally
 
 
@@ -119,8 +190,8 @@ def fork() -> int:
         return os.fork()
 
 
-def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float, memory: int) -> int:
-    """Cases from ``index`` on in one process; the first case that is left to do."""
+def _run_from(case: Case, index: int, count: int, tally: Tally, memory: int, until: float) -> int:
+    """Cases from ``index`` on in one process, until a moment of the clock; the first case that is left to do."""
     reader, writer = os.pipe()
     child = fork()
     if child == 0:
@@ -129,8 +200,8 @@ def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float,
     os.close(writer)
     pending, end = b"", ""
     while not end:
-        if not select.select([reader], [], [], patience)[0]:
-            end = f"no answer within {patience:g} s"
+        if not _answers(reader, child):
+            end = f"no answer within {PATIENCE:g} s"
             tally.hangs += 1
         elif not (piece := os.read(reader, 1 << 16)):
             end = "the process died"
@@ -144,6 +215,8 @@ def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float,
                     break
                 _count(tally, index, word, text, peak)
                 index += 1
+            if time.monotonic() > until:
+                end = "end"
     os.close(reader)
     os.kill(child, signal.SIGKILL)  # a zombie does not mind
     os.waitpid(child, 0)
@@ -151,6 +224,21 @@ def _run_from(case: Case, index: int, count: int, tally: Tally, patience: float,
         return count
     tally.failures.append((index, end))
     return index + 1
+
+
+def _answers(reader: int, child: int) -> bool:
+    """Whether something can be read from ``reader``; waits until it can, or until the child counts as hung."""
+    used, until = _processor_time(child), time.monotonic() + WAITING
+    while not select.select([reader], [], [], 1.0)[0]:
+        if _processor_time(child) - used > PATIENCE or time.monotonic() > until:
+            return False
+    return True
+
+
+def _processor_time(pid: int) -> float:
+    """Seconds that a process has computed so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _count(tally: Tally, index: int, word: str, text: str, peak: int) -> None:

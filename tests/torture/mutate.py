@@ -52,6 +52,7 @@ NUMBERS = [
         "+",
     ),
     *("", " ", "#", "a", "é", "\u0661", "½", "\ufeff", "\0", "1e", "e5", "None", "true", "9" * 400, "1" + "0" * 5000),
+    "0x" + "f" * 5000,
 ]
 #: Text for names and the like.
 STRINGS = [

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import struct
 from pathlib import Path
 from typing import Any
 
+import plyfile
 import pytest
 
-from splatcli.config import DataConfig
-from splatcli.errors import SceneError
+from splatcli.config import DataConfig, build_config
+from splatcli.errors import ModelFileError, SceneError, UsageError
+from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
 from tests.scene.made import colmap_scene, frames, lens, names, nerfstudio_scene
+from tests.torture.states import small_checkpoint
 
 
 def with_frame(**changes: Any) -> list[dict[str, Any]]:
@@ -69,3 +74,37 @@ def test_points(tmp_path: Path, properties: list[str], row: str, said: str) -> N
     with pytest.raises(SceneError) as caught:
         read_points_ply(path, 100)
     assert said in str(caught.value)
+
+
+def test_gaussians_with_a_signalling_nan_in_double_precision(tmp_path: Path) -> None:
+    path = tmp_path / "model.ply"
+    write_ply_file(small_checkpoint(1, degree=0).gaussians, path)
+    rows = plyfile.PlyData.read(str(path))["vertex"].data
+    wide = rows.astype([(name, "f8") for name in rows.dtype.names])
+    content = io.BytesIO()
+    plyfile.PlyData([plyfile.PlyElement.describe(wide, "vertex")], byte_order="<").write(content)
+    header, data = content.getvalue().split(b"end_header\n", 1)
+    path.write_bytes(header + b"end_header\n" + struct.pack("<Q", 0x7FF0_0000_0000_0001) + data[8:])
+    with pytest.raises(ModelFileError, match="NaN"):
+        read_ply(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"[train]\nseed = {'1' * 5000}", "not valid TOML: Exceeds the limit"),
+        (f"[save]\nsteps = {'[' * 5000}", "not valid TOML: maximum recursion depth"),
+        (f"[train]\nseed = 0x{'f' * 5000}", "train.seed = a number of thousands of digits"),
+        (f"[save]\nsteps = [{10**30}]", "whole numbers of up to 64 bits"),
+        (f"[data]\ntest_every = {list(range(3000))}", r"test_every = \[0, 1, 2"),
+    ],
+)
+def test_settings(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said) as caught:
+        build_config(file=file)
+    assert len(str(caught.value)) < 1000
+    assignment = text.replace("[", "", 1).replace("]\n", ".", 1)
+    with pytest.raises(UsageError):
+        build_config(assignments=[assignment])

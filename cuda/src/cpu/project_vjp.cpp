@@ -1,5 +1,6 @@
 // Backward through projection, colours and activation, to the raw parameters and the pose; then Adam, if wanted, while
 // the gradients of a chunk are still in the cache. docs/math.md 2 to 4, 6.2 and 8.
+#include <algorithm>
 #include <cstring>
 
 #include "geometry.h"
@@ -32,7 +33,7 @@ struct ChunkProjectorVjp {
       const int64_t width = group_width(gaussians, group);
       grads[group] = at;
       if (grad.gradients != nullptr) grads[group] = static_cast<Real*>(group_of(*grad.gradients, group)) + begin * width;
-      std::memset(grads[group], 0, size_t((end - begin) * width) * sizeof(Real));
+      std::fill_n(grads[group], (end - begin) * width, Real(0));  // without SH rest there is no array to fill
       at += kChunk * width;
     }
 
