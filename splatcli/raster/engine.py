@@ -167,6 +167,7 @@ class NativeEngine(ImmediateEngine):
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
+        self.pairs = self.frame.native.pair_bound
         return _mix(inputs.ssim_lambda, job.l1, job.ssim)
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
@@ -213,6 +214,7 @@ class DeferredEngine:
         self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._submitted = 0
+        self.pairs = 0
 
     @property
     def frame(self) -> Frame:
@@ -246,6 +248,7 @@ class DeferredEngine:
                 self._again()
                 continue
             self._pending.popleft()
+            self.pairs = pairs
             losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()))
         return losses
 

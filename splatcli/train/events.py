@@ -93,8 +93,9 @@ class Probed:
 class Alarmed:
     """Something looks wrong, and training goes on; ``text`` is a sentence.
 
-    alarm: "psnr" (quality fell and stayed low), "count" (density control changed too much at once), "evaluation" (the
-    views could not be scored), "metrics" (lines of metrics.jsonl are lost), "space" (the disk may get full).
+    alarm: "psnr" (quality fell and stayed low), "count" (density control changed too much at once), "pairs" (Gaussians
+    cover far more tiles than before), "evaluation" (the views could not be scored), "metrics" (lines of metrics.jsonl
+    are lost), "space" (the disk may get full).
     """
 
     step: int

@@ -28,7 +28,7 @@ from splatcli.train.failures import is_survivable
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
 from splatcli.train.lr import active_sh_degree, learning_rates
-from splatcli.train.monitor import FiniteWatch, QualityWatch, check_count, check_loss, judge_refinement
+from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_count, check_loss, judge_refinement
 from splatcli.train.recovery import Recovery
 from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, renderer_within
 from splatcli.train.state import TrainState
@@ -74,6 +74,7 @@ class Trainer:
         self.scorer = Scorer(scene, renderer or renderer_within(self._budget))
         self.recovery = Recovery(run_dir)
         self.finite = FiniteWatch()
+        self.crowding = PairsWatch()
         self.quality = QualityWatch(state.config.guard)
         self._engine_is_ours = engine is None
         self._capped_told = False
@@ -236,7 +237,8 @@ class Trainer:
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
             self.finite.look(step, state.gaussians, state.adam)
-        return [*told, *edits]
+        alarm = self.crowding.judge(step, self.engine.pairs, len(state.gaussians))
+        return [*told, *edits, *([] if alarm is None else [alarm])]
 
     def _told(self, losses: list[float]) -> list[Stepped]:
         """The steps whose losses have become known, each checked."""
@@ -298,7 +300,7 @@ class Trainer:
         """The last checkpoint's state takes the place of one that failed."""
         plan = self.recovery.plan(failure, self.state, largest=self._largest)
         self._untold.clear()
-        self.finite = FiniteWatch()
+        self.finite, self.crowding = FiniteWatch(), PairsWatch()
         # First everything goes that takes memory, photos on a GPU included, if it was memory that was short.
         limit = 0 if plan.cause == "memory" else plan.config.memory.budget
         del self.state, self.targets

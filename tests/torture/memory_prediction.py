@@ -1,18 +1,16 @@
 """Memory: what training steps and renders really take, against what was predicted from counts.
 
 ``python -m tests.torture.memory_prediction --json FILE`` measures the whole grid. On the CPU each case runs in a
-process of its own, whose peak of resident memory counts; with --device cuda it is torch's peak of allocated memory. A
-case fails when the prediction is below what was taken, or more than 1.6 times above.
+process of its own, whose peak of resident memory counts; then, where there is a GPU, torch's peak of allocated memory
+on it. A case fails when the prediction is below what was taken, or more than 1.6 times above.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import gc
 import json
 import os
-import platform
 import sys
 import time
 import traceback
@@ -34,7 +32,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.read import read_scene
 from splatcli.train.init import gaussians_from_points
 from tests.raster.scenes import random_camera
-from tests.torture.harness import fork
+from tests.torture.harness import Figure, fork, main
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 
@@ -244,37 +242,27 @@ def _peak(device: torch.device) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action="store_true", help="a few small cases")
-    options = parser.parse_args()
-    found = []
-    for case in quick_grid() if options.quick else grid():
-        measured = measure(case, options.device)
-        found.append(measured)
-        words = f"{measured.predicted / 2**20:8.1f} MiB predicted {measured.actual / 2**20:8.1f} taken"
-        mark = "" if measured.holds else "  <-- out of bounds"
-        print(f"{measured.ratio:5.3f} {words}  {measured.pairs:>10,} pairs  {measured.name}{mark}", flush=True)
+def figures(count: int, seed: int) -> dict[str, Figure]:
+    """The first ``count`` cases on each device that there is; they are the same for every seed."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    return {f"memory_prediction_{device}": _figure(device, list(grid())[:count]) for device in devices}
+
+
+def _figure(device: str, cases: list[Case]) -> Figure:
+    start = time.monotonic()
+    found = [measure(case, device) for case in cases]
+    failed = [measured for measured in found if not measured.holds]
     ratios = [measured.ratio for measured in found]
-    failed = [measured.name for measured in found if not measured.holds]
-    print(f"{len(found)} cases, prediction / actual from {min(ratios):.3f} to {max(ratios):.3f}; {len(failed)} failed")
-    if options.json:
-        figures = {
-            "what": "peak memory predicted over taken, of training steps and renders; it fails below 1 or above 1.6",
-            "device": options.device,
-            "machine": platform.machine(),
-            "date": time.strftime("%Y-%m-%d"),
-            "trials": len(found),
-            "failures": len(failed),
-            "least": round(min(ratios), 3),
-            "most": round(max(ratios), 3),
-            "cases": [{**asdict(measured), "ratio": round(measured.ratio, 3)} for measured in found],
-        }
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    return 1 if failed else 0
+    return Figure(
+        "peak memory of a training step or render against its prediction; it fails below it, or 1.6 times above",
+        len(found),
+        len(failed),
+        round(time.monotonic() - start, 1),
+        {"least": round(min(ratios), 3), "most": round(max(ratios), 3)}
+        | {measured.name: round(measured.ratio, 3) for measured in found},
+        [f"{measured.name}: {measured.predicted:,} predicted, {measured.actual:,} taken" for measured in failed],
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(figures, 34)

@@ -10,8 +10,10 @@ import torch
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import ResourceError
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.build import NoCompilerError
+from splatcli.native.call import Backend
+from splatcli.raster import DeferredEngine, NativeEngine, StepInputs
 from splatcli.raster.adam import AdamState
 from splatcli.raster.memory import Budget
 from splatcli.raster.prediction import PairCount, predict_pairs
@@ -19,6 +21,7 @@ from splatcli.train import forecast as forecasts
 from splatcli.train.events import Capped, Started, Stepped
 from splatcli.train.forecast import Forecast, fullest_view, plan_memory
 from splatcli.train.loop import Trainer
+from splatcli.train.monitor import PairsWatch
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.raster.scenes import random_scene
 from tests.train.worlds import (
@@ -239,3 +242,39 @@ def test_without_a_compiler_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(forecasts, "backend_for", absent)
     assert planned(short_config()) == []
+
+
+def test_pairs_that_explode_raise_an_alarm_once() -> None:
+    watch = PairsWatch()
+    pairs = [300] * 100 + [310] * 100 + [9000] * 50 + [300] * 50 + [9000] * 100
+    alarms = [alarm for step, n in enumerate(pairs, 1) if (alarm := watch.judge(step, n, 100)) is not None]
+    (alarm,) = alarms
+    assert (alarm.step, alarm.alarm) == (300, "pairs")
+    assert "90 tiles of the fullest view on average, 3.1 before" in alarm.text
+
+
+def test_an_engine_without_pairs_raises_none() -> None:
+    watch = PairsWatch()
+    assert not any(watch.judge(step, 0, 100) for step in range(1, 500))
+
+
+@NEEDS_COMPILER
+def test_native_engines_tell_their_pairs() -> None:
+    gaussians, camera = random_scene(3, 60, width=40, height=30, sh_degree=1, scale=0.3)
+    for engine in (NativeEngine(float32()), DeferredEngine(Backend.simt())):
+        own = gaussians.detach_clone()
+        inputs = StepInputs(
+            camera,
+            torch.zeros(30, 40, 3, dtype=torch.uint8),
+            dict.fromkeys(GROUPS, 0.0),
+            1,
+            torch.zeros(3),
+            0.2,
+            False,
+            None,
+        )
+        assert engine.pairs == 0
+        engine.submit(own, AdamState.zeros_like(own), inputs)
+        engine.drain()
+        predicted = predict_pairs(own, camera)
+        assert predicted.pairs / 1.6 <= engine.pairs <= predicted.boxes
