@@ -111,7 +111,7 @@ def test_no_gradient_moves_a_number_further_than_its_rate_allows() -> None:
     noise = torch.Generator().manual_seed(5)
     largest = 0.0
     for step in range(300):
-        # The worst there is, sizes that grow like this; a constant; anything at all; nothing, and all of a sudden a lot.
+        # The worst there is, sizes that grow like this; a constant; anything at all; nothing, and suddenly a lot.
         sizes = [(beta2 / beta1) ** step, 1.0, 10 ** float(torch.randn((), generator=noise)), 1e12 * (step == 250)]
         rows = torch.tensor(sizes, dtype=torch.float64)
         before = gaussians.means.clone()
