@@ -51,6 +51,7 @@ def train(
     cap_max: Annotated[
         int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
     ] = None,
+    vram_budget: options.VramBudget = None,
     sh_degree: Annotated[
         int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
     ] = None,
@@ -124,6 +125,7 @@ def train(
         "model.init": init,
         "strategy.name": strategy,
         "strategy.cap_max": cap_max,
+        "memory.budget": vram_budget,
         "train.iterations": iterations,
         "train.seed": seed,
         "train.background": background,
