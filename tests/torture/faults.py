@@ -83,7 +83,7 @@ def all_faults(count: int, seed: int) -> dict[str, Any]:
                     break
                 label = f"{name}: call {k} of {kind} fails with {fault}{' and so on' if lasting else ''}"
                 try:
-                    fired = _one_fault(PLACES[name], folder / "place", kind, k, fault, lasting)
+                    fired = one_fault(PLACES[name], folder / "place", kind, k, fault, lasting=lasting)
                 except Exception as error:
                     failures.append(f"{label}: {type(error).__name__}: {error}")
                     fired = True
@@ -93,7 +93,7 @@ def all_faults(count: int, seed: int) -> dict[str, Any]:
     return {"trials": sum(by_kind.values()), "failures": failures, "by_kind": by_kind}
 
 
-def _one_fault(place: Place, folder: Path, kind: str, k: int, fault: str, lasting: bool) -> bool:
+def one_fault(place: Place, folder: Path, kind: str, k: int, fault: str, *, lasting: bool) -> bool:
     """Whether the fault came about. Raises AssertionError when something is lost."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
