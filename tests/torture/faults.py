@@ -25,7 +25,7 @@ from splatcli.checkpoint.rundir import RunDir, find_latest
 from splatcli.checkpoint.save import save_checkpoint
 from splatcli.cli.boundary import run as splat
 from splatcli.config import Config
-from splatcli.errors import OutputError
+from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.views.pictures import write_bytes
 from tests.cli.tiny import QUICK, write_scene
@@ -226,10 +226,10 @@ def _old_picture(folder: Path) -> None:
     (folder / "pictures" / "x.png").write_bytes(b"old")
 
 
-def _command(*words: str) -> None:
-    """A command line, which must end well or, with an OutputError here, with the exit code of a disk that refuses."""
+def _command(*words: str, refusals: tuple[int, ...] = (OutputError.exit_code,)) -> None:
+    """A command line, which must end well or, with an OutputError here, with one of the codes ``refusals``."""
     code = splat([*words, "-q"])
-    if code == OutputError.exit_code:
+    if code in refusals:
         raise OutputError("refused")
     assert code == 0, f"exit code {code} of splat {words[0]}"
 
@@ -259,7 +259,9 @@ def _half_trained(folder: Path) -> None:
 
 
 def _resume_command(folder: Path) -> None:
-    _command("resume", str(folder / "run" / "ckpts" / "ckpt_000002.pt"))
+    # A checkpoint that cannot be opened is a model that cannot be read.
+    codes = (OutputError.exit_code, ModelFileError.exit_code)
+    _command("resume", str(folder / "run" / "ckpts" / "ckpt_000002.pt"), refusals=codes)
 
 
 def _check_resumed(folder: Path, succeeded: bool) -> None:

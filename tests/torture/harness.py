@@ -102,7 +102,7 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     if options.minutes is not None:
         _enough.minutes = options.minutes
         command += f" --minutes {options.minutes:g}"
-    run = _circumstances()
+    run = circumstances()
     found = figures(options.n, options.seed)
     for figure in found.values():
         figure.run = {"command": command, **run}
@@ -124,7 +124,7 @@ class _Enough:
 _enough = _Enough()
 
 
-def _circumstances() -> dict[str, int | str]:
+def circumstances() -> dict[str, int | str]:
     """When, of what and where a figure is measured."""
     here = Path(__file__).parent
 
