@@ -33,6 +33,7 @@ from splatcli.checkpoint.load import load_checkpoint
 from splatcli.native.call import Backend, default_threads
 from splatcli.native.library import best_isa, load_cpu
 from splatcli.raster import AdamState, GrowthStats, NativeEngine
+from splatcli.raster.stepping import StepInputs
 from splatcli.scene.read import read_scene
 from splatcli.train.lr import learning_rates
 
@@ -142,14 +143,16 @@ def main() -> None:
         engine.step(
             gaussians,
             adam,
-            scene.cameras[view],
-            targets[view],
-            lrs=rates,
-            sh_degree=gaussians.sh_degree,
-            background=background,
-            ssim_lambda=0.2,
-            antialiased=False,
-            stats=stats,
+            StepInputs(
+                scene.cameras[view],
+                targets[view],
+                lrs=rates,
+                sh_degree=gaussians.sh_degree,
+                background=background,
+                ssim_lambda=0.2,
+                antialiased=False,
+                stats=stats,
+            ),
         )
         if k >= 0:
             total.append(1e3 * (time.perf_counter() - started))

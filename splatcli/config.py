@@ -150,18 +150,43 @@ class Schedule(_Section):
 
 
 class StrategyConfig(_Section):
-    """Adaptive density control."""
+    """Density control: where Gaussians are added and removed."""
 
-    name: Literal["default"] = "default"
+    #: "default": clone, split, prune and reset (ADC). "mcmc": relocate, and grow by a factor.
+    name: Literal["default", "mcmc"] = "default"
     #: No more Gaussians than this; None sets no bound.
     cap_max: int | None = Field(None, gt=0)
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
     grow_grad2d: float = Field(2e-4, gt=0)
     #: Times the scene extent: smaller Gaussians are cloned, larger are split.
     grow_scale3d: float = Field(0.01, gt=0)
+    #: Fainter Gaussians are removed, or relocated.
     prune_opacity: float = Field(0.005, ge=0, lt=1)
     #: Times the scene extent; applied after the first opacity reset.
     prune_scale3d: float = Field(0.1, gt=0)
+    #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
+    opacity_reg: float = Field(0.0, ge=0)
+    scale_reg: float = Field(0.0, ge=0)
+    #: mcmc: how many times as many Gaussians there are after a refinement.
+    grow_factor: float = Field(1.05, ge=1)
+    #: mcmc: times the learning rate of the means is how far noise pushes them.
+    noise_lr: float = Field(5e5, ge=0)
+
+
+def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
+    """Dotted key -> value of what a strategy wants otherwise than the settings' own defaults, for a run so long."""
+    if name != "mcmc":
+        return {}
+    scale = min(1.0, iterations / REFERENCE_ITERATIONS)
+    return {
+        "model.init_opacity": 0.5,
+        "model.init_scale": 0.1,
+        "optim.logit_opacities_lr": 5e-2,
+        "schedule.refine_stop": max(1, round(25_000 * scale)),
+        "strategy.cap_max": 1_000_000,
+        "strategy.opacity_reg": 0.01,
+        "strategy.scale_reg": 0.01,
+    }
 
 
 class TrainConfig(_Section):
@@ -239,7 +264,9 @@ def build_config(
             "schedule": Schedule.scaled(config.train.iterations).model_dump(),
             "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
         }
-        config = Config.model_validate(_nest({**_flatten(config.model_dump()), **_flatten(recipe), **values}))
+        strategy = strategy_recipe(config.strategy.name, config.train.iterations)
+        merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
+        config = Config.model_validate(_nest(merged))
     except ValidationError as error:
         raise _out_of_range(error, file) from None
     return config
@@ -292,9 +319,15 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"cannot read the settings: {error.strerror}", where=path) from None
+        raise UsageError(
+            f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
+        ) from None
     except _UNREADABLE as error:
-        raise UsageError(f"not valid TOML: {error}", where=path) from None
+        raise UsageError(
+            f"not valid TOML: {error}",
+            where=path,
+            remedy="a section and a setting look like this: [optim] sh0_lr = 0.01",
+        ) from None
 
 
 def _parse_value(raw: str) -> Any:

@@ -24,16 +24,17 @@ class SplatError(Exception):
 
     what: one sentence, with what was found and what was expected.
     where: the file, line, byte, key or flag concerned.
-    remedy: what the user can do, a command when there is one.
+    remedy: what the user can do, a command when there is one; where none is given, what usually helps.
     """
 
     exit_code: ClassVar[int] = 70
     code: ClassVar[str] = "E070"
+    usual_remedy: ClassVar[str | None] = None
 
     def __init__(self, what: str, *, where: object = None, remedy: str | None = None) -> None:
         self.what = what
         self.where = None if where is None else str(where)
-        self.remedy = remedy
+        self.remedy = remedy or self.usual_remedy
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -86,6 +87,7 @@ class ModelFileError(SplatError):
 
     exit_code = 5
     code = "E005"
+    usual_remedy = "get the file anew: copy it again, or export it again from the program that made it"
 
 
 class VersionError(SplatError):
@@ -107,6 +109,7 @@ class OutputError(SplatError):
 
     exit_code = 8
     code = "E008"
+    usual_remedy = "make room in that place, or check its permissions"
 
 
 class LockedError(SplatError):

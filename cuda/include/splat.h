@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 4
+#define SPLAT_ABI_VERSION 5
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -127,7 +127,21 @@ typedef struct SplatAdam {
   int32_t* rest_steps;  /* [n] the step that shN and its moments stand at; NULL: every step moves every number */
   const double* gaps;   /* [gap_count, 2] see math/adam.h; with rest_steps */
   int64_t gap_count;
+  /* Weights of mean opacity and of mean standard deviation (world units) in what is minimised, beside the image's loss:
+   * their gradients are added here, and are in no SplatProjectGrad.gradients. docs/math.md 8.2 */
+  double opacity_reg, scale_reg;
 } SplatAdam;
+
+/* Random pushes of the means, docs/math.md 9. The same numbers on every backend: they depend on seed, step and index. */
+typedef struct SplatNoise {
+  uint32_t struct_size;
+  int32_t reserved;
+  uint64_t seed;
+  int64_t step;
+  double scale;                 /* world units of push for a covariance of 1 */
+  double threshold, steepness;  /* what is more opaque than the threshold is hardly pushed */
+  const int64_t* counters;      /* CUDA: as in SplatFrame, or NULL; nothing is done when the overflow flag is up */
+} SplatNoise;
 
 /* Where splat_project_vjp puts things; every pointer may be NULL. */
 typedef struct SplatProjectGrad {
@@ -186,6 +200,8 @@ int64_t splat_loss_bytes(const SplatCall*, const SplatLoss*);
 int32_t splat_loss(const SplatCall*, SplatLoss*);
 /* Every number, from gradients in memory; rest_steps is not looked at. */
 int32_t splat_adam(const SplatCall*, const SplatGaussians* params, const SplatGaussians* gradients, const SplatAdam*);
+/* Moves every mean. */
+int32_t splat_noise(const SplatCall*, const SplatGaussians*, const SplatNoise*);
 
 #ifdef __cplusplus
 }

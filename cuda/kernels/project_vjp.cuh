@@ -192,6 +192,7 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
 
   const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, record = base + threadIdx.x;
   const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
+  if (listed && job.rest_steps != nullptr) job.rest_steps[job.ids[record]] = job.step;
   const uint32_t row_count = listed ? job.row_counts[record] : 0;
   const int64_t row_start = row_count > 0 ? job.row_starts[record] : 0;
   float row[kRowUsed];
@@ -232,7 +233,6 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     finish_rest<DEGREE>(job, base, count, nullptr, bases, colours);
   } else {
     finish_rest<DEGREE>(job, base, int(job.chunk_counts[2 * chunk]), job.ids + base, bases, colours);
-    if (listed) job.rest_steps[job.ids[record]] = job.step;
   }
   if (POSE) store_pose(job, chunk, pose);
 }

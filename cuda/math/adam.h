@@ -1,6 +1,6 @@
 // One Adam step on one number: docs/math.md 8.
 #pragma once
-#include "hd.h"
+#include "activation.h"
 
 namespace splat {
 
@@ -11,6 +11,7 @@ struct AdamStep {
   T step_size;           // learning rate / (1 - beta1^t)
   T inv_sqrt_correction;  // 1 / sqrt(1 - beta2^t)
   T eps;
+  T opacity_reg, scale_reg;  // weights of regularisers on the parameter itself; 0 where they do not belong
 };
 
 template <class T>
@@ -21,11 +22,28 @@ SPLAT_HD AdamStep<T> make_adam_step(double lr, double beta1, double beta2, doubl
   s.step_size = T(lr / (1.0 - ::pow(beta1, double(step))));
   s.inv_sqrt_correction = T(1.0 / ::sqrt(1.0 - ::pow(beta2, double(step))));
   s.eps = T(eps);
+  s.opacity_reg = s.scale_reg = T(0);
   return s;
+}
+
+// 8.2  Gradient of weight times the opacity, and of weight times the standard deviation, by the raw parameter.
+template <class T>
+SPLAT_HD T opacity_reg_vjp(T weight, T logit) {
+  T v_logit = T(0);
+  activate_opacity_vjp(activate_opacity(logit), weight, v_logit);
+  return v_logit;
+}
+template <class T>
+SPLAT_HD T scale_reg_vjp(T weight, T log_scale) {
+  T v_log_scale = T(0);
+  activate_scale_vjp(activate_scale(log_scale), weight, v_log_scale);
+  return v_log_scale;
 }
 
 template <class T, class S>
 SPLAT_HD void adam_update(const AdamStep<S>& s, T grad, T& param, T& exp_avg, T& exp_avg_sq) {
+  if (s.opacity_reg != S(0)) grad = grad + opacity_reg_vjp(T(s.opacity_reg), param);
+  if (s.scale_reg != S(0)) grad = grad + scale_reg_vjp(T(s.scale_reg), param);
   exp_avg = exp_avg * T(s.beta1) + grad * T(s.one_minus_beta1);
   exp_avg_sq = exp_avg_sq * T(s.beta2) + grad * grad * T(s.one_minus_beta2);
   const T denominator = sqrt_(exp_avg_sq) * T(s.inv_sqrt_correction) + T(s.eps);

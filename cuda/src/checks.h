@@ -81,6 +81,9 @@ const char* fault(const SplatProjectGrad* grad) {
   const char* f = grad->gradients == nullptr ? nullptr : fault(grad->gradients);
   return f != nullptr || grad->adam == nullptr ? f : fault(grad->adam);
 }
+const char* fault(const SplatNoise* noise) {
+  return sized(noise) ? nullptr : "SplatNoise has another size than in this library's splat.h";
+}
 const char* first_fault() { return nullptr; }
 template <class A, class... Rest>
 const char* first_fault(A a, Rest... rest) {

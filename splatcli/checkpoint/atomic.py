@@ -81,8 +81,8 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def probe_folder(folder: Path) -> None:
-    """Raise OutputError unless files can be created, synced and removed in an existing folder."""
+def probe_folder(folder: Path, remedy: str) -> None:
+    """Raise OutputError, with ``remedy``, unless files can be created, synced and removed in an existing folder."""
     probe = folder / f".probe.tmp.{os.getpid()}.{secrets.token_hex(4)}"
     try:
         with probe.open("xb") as file:
@@ -93,9 +93,7 @@ def probe_folder(folder: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
-        raise OutputError(
-            f"cannot write here: {_reason(error)}", where=folder, remedy="choose another place with -o"
-        ) from None
+        raise OutputError(f"cannot write here: {_reason(error)}", where=folder, remedy=remedy) from None
 
 
 def probe_room(folder: Path, size: int) -> None:

@@ -67,7 +67,7 @@ class RunDir:
                 undo.moved_aside = _move_aside(path)
             undo.made = [place for place in (path / "ckpts", path, *path.parents) if not place.exists()]
             path.mkdir(parents=True, exist_ok=True)
-            probe_folder(path)
+            probe_folder(path, "choose another place with -o")
             (path / "ckpts").mkdir(exist_ok=True)
             lock = take_lock(path)
             undo.owned = True
@@ -90,9 +90,11 @@ class RunDir:
         """
         path = Path(path)
         if not (path / "ckpts").is_dir():
-            raise OutputError("not a run folder: there is no ckpts/ in it", where=path)
-        probe_folder(path)
-        probe_folder(path / "ckpts")
+            raise OutputError(
+                "not a run folder: there is no ckpts/ in it", where=path, remedy="name a folder that splat train made"
+            )
+        for place in (path, path / "ckpts"):
+            probe_folder(place, "copy the run to a place where files can be written, and resume it there")
         try:
             lock = take_lock(path)
         except OSError as error:

@@ -8,6 +8,9 @@ import sys
 def main() -> int:
     """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
     try:
+        from splatcli.cli.signals import end_imports_at_once
+
+        end_imports_at_once()
         from splatcli.cli.boundary import run
     except KeyboardInterrupt:
         return 130

@@ -29,6 +29,7 @@ def run(argv: Sequence[str]) -> int:
     _make_streams_lenient()
     out = Output(json="--json" in argv, quiet=False)
     try:
+        _check_current_folder()
         code = app(args=list(argv), prog_name="splat", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -44,6 +45,14 @@ def run(argv: Sequence[str]) -> int:
         return SplatError.exit_code
     finally:
         out.close()
+
+
+def _check_current_folder() -> None:
+    """Raises UsageError where paths lead nowhere: torch's libraries do not even load there, and end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in has been deleted", remedy="cd to one that is there") from None
 
 
 def _as_splat_error(error: Exception) -> SplatError | None:

@@ -10,7 +10,7 @@ from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint,
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.signals import Requests, exit_code
-from splatcli.errors import ModelFileError, OutputError, SplatError, UsageError
+from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
@@ -81,6 +81,12 @@ def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: 
             checkpoint.config, file=wishes.file, assignments=wishes.settings, allowed=wishes.allowed
         )
         root = wishes.data or Path(checkpoint.dataset.root)
+        if wishes.data is None and not root.exists():
+            raise SceneError(
+                "the scene that the run was started on is not there any more",
+                where=root,
+                remedy="--data DIR says where it is now",
+            )
         scene = read_scene(root, config.data, background=photo_background(config))
         run = run_folder(path)
         requests.heed_stops()

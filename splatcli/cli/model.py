@@ -82,7 +82,11 @@ def load_model(
     reading = reading or Reading()
     if is_own_checkpoint(path):
         if reading.space is not None:
-            raise UsageError("a checkpoint of splat says itself what its values are", where="--param-space")
+            raise UsageError(
+                "a checkpoint of splat says itself what its values are",
+                where="--param-space",
+                remedy="leave --param-space out",
+            )
         checkpoint = load_checkpoint(path)
         return Model(path, "checkpoint", settled(checkpoint).to(device), checkpoint)
     stored = open_stored(path, lenient=reading.lenient)

@@ -119,7 +119,11 @@ def _render(
         look = replace(look, background=parse_background(background))
     if output is not None and str(output) == "-":
         if len(chosen.cameras) != 1:
-            raise UsageError(f"-o - wants one view, and --views {views} has {len(chosen.cameras)}", where="-o")
+            raise UsageError(
+                f"-o - wants one view, and --views {views} has {len(chosen.cameras)}",
+                where="-o",
+                remedy="name a folder with -o, or a file of one camera with --views",
+            )
         out.data(png_bytes(render_pixels(model.gaussians, chosen.cameras[0], look)))
         return
 

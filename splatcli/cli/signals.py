@@ -71,6 +71,24 @@ class Requests:
             self._stop = self._stop or name
 
 
+def end_imports_at_once() -> None:
+    """From here on SIGINT ends the program without an exception when it comes in the middle of an import.
+
+    Libraries swallow KeyboardInterrupt while they load, and go on half loaded.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    at = frame
+    while at is not None:
+        if at.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(128 + number)
+        at = at.f_back
+    signal.default_int_handler(number, frame)
+
+
 def exit_code(reason: str) -> int:
     """What a run that stopped for ``reason`` returns: 128 plus the signal's number, or 0."""
     try:

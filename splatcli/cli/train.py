@@ -43,7 +43,10 @@ def train(
     drop_bad_points: options.DropBadPoints = False,
     scene_extent: options.SceneExtent = None,
     strategy: Annotated[
-        str | None, typer.Option("--strategy", metavar="NAME", help="How Gaussians are added.  [default: default]")
+        str | None,
+        typer.Option(
+            "--strategy", metavar="NAME", help="How Gaussians are added: default or mcmc.  [default: default]"
+        ),
     ] = None,
     cap_max: Annotated[
         int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
@@ -97,7 +100,7 @@ def train(
     from splatcli.cli.output import speaking
 
     if white_background and random_background:
-        raise UsageError("--white-background and --random-background exclude each other")
+        raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
     background = "white" if white_background else "random" if random_background else None
     flags: dict[str, Any] = {
         "data.scene": str(scene.absolute()),

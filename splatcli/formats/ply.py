@@ -165,7 +165,11 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     present = vertex.properties.keys()
     missing = [name for name in _REQUIRED if name not in present]
     if missing == ["scale_2"]:
-        raise ModelFileError("two scales a Gaussian: this is a 2D Gaussian (2DGS) model, not a 3D one", where=path)
+        raise ModelFileError(
+            "two scales a Gaussian: this is a 2D Gaussian (2DGS) model, not a 3D one",
+            where=path,
+            remedy="discs have no third scale to convert; train 3D Gaussians on the photos: splat train SCENE",
+        )
     if missing:
         looks = (
             "a point cloud" if not present & {"opacity", "scale_0", "rot_0"} else "a splat export without all columns"

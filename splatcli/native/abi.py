@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -119,6 +119,21 @@ class Adam(_Sized):
         ("rest_steps", c.c_void_p),
         ("gaps", c.c_void_p),
         ("gap_count", c.c_int64),
+        ("opacity_reg", c.c_double),
+        ("scale_reg", c.c_double),
+    ]
+
+
+class Noise(_Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("reserved", c.c_int32),
+        ("seed", c.c_uint64),
+        ("step", c.c_int64),
+        ("scale", c.c_double),
+        ("threshold", c.c_double),
+        ("steepness", c.c_double),
+        ("counters", c.c_void_p),
     ]
 
 
@@ -163,6 +178,7 @@ STRUCTS: dict[str, type[c.Structure]] = {
     "SplatAdam": Adam,
     "SplatProjectGrad": ProjectGrad,
     "SplatLoss": Loss,
+    "SplatNoise": Noise,
 }
 
 _call, _view, _gaussians, _frame, _images = (c.POINTER(s) for s in (Call, View, GaussianArrays, Frame, Images))
@@ -183,4 +199,5 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "splat_loss_bytes": (c.c_int64, [_call, c.POINTER(Loss)]),
     "splat_loss": (c.c_int32, [_call, c.POINTER(Loss)]),
     "splat_adam": (c.c_int32, [_call, _gaussians, _gaussians, c.POINTER(Adam)]),
+    "splat_noise": (c.c_int32, [_call, _gaussians, c.POINTER(Noise)]),
 }

@@ -20,8 +20,7 @@ from splatcli.raster.adam import AdamState, gap_table
 from splatcli.raster.frame import Frame, PairBudget
 from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import ImmediateEngine, StepEngine, StepInputs
+from splatcli.raster.stepping import NOISE_STEEPNESS, NOISE_THRESHOLD, ImmediateEngine, Pressure, StepEngine, StepInputs
 from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
@@ -54,7 +53,7 @@ class _Stages:
         """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
         frame, camera = self.frame, inputs.camera
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=False)
-        update = self._update(adam, number, inputs.lrs)
+        update = self._update(adam, number, inputs)
         arrays = frame.project(view, gaussians, update)
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
@@ -77,6 +76,8 @@ class _Stages:
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
+        if inputs.pressure.noise > 0.0:
+            self.noise(gaussians, number, inputs.pressure)
         return loss
 
     def loss(
@@ -107,6 +108,18 @@ class _Stages:
         self.backend.call("loss", job)
         return job
 
+    def noise(self, gaussians: Gaussians, number: int, pressure: Pressure) -> None:
+        """Pushes the means at random, as step ``number`` does."""
+        job = abi.Noise(
+            seed=pressure.seed,
+            step=number,
+            scale=pressure.noise,
+            threshold=NOISE_THRESHOLD,
+            steepness=NOISE_STEEPNESS,
+            counters=self.frame.native.counters,
+        )
+        self.backend.call("noise", self.backend.arrays(gaussians), job)
+
     def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
         """Image, its gradient, and alpha, in memory that the next step uses again."""
         h, w = camera.height, camera.width
@@ -117,15 +130,17 @@ class _Stages:
 
         return take("image", h, w, 3), take("v_image", h, w, 3), take("alpha", h, w)
 
-    def _update(self, adam: AdamState, number: int, lrs: dict[str, float]) -> abi.Adam:
+    def _update(self, adam: AdamState, number: int, inputs: StepInputs) -> abi.Adam:
         update = abi.Adam(
             step=number,
             beta1=adam.beta1,
             beta2=adam.beta2,
             eps=adam.eps,
-            lr=(ctypes.c_double * 6)(*(lrs[name] for name in GROUPS)),
+            lr=(ctypes.c_double * 6)(*(inputs.lrs[name] for name in GROUPS)),
             exp_avg=self.backend.arrays(adam.exp_avg),
             exp_avg_sq=self.backend.arrays(adam.exp_avg_sq),
+            opacity_reg=inputs.pressure.opacity_reg,
+            scale_reg=inputs.pressure.scale_reg,
         )
         if adam.lazy:
             if self._gaps is None or self._gaps_of != (adam.beta1, adam.beta2):
@@ -148,25 +163,10 @@ class NativeEngine(ImmediateEngine):
         """The frame of the last step."""
         return self._stages.frame
 
-    def step(
-        self,
-        gaussians: Gaussians,
-        adam: AdamState,
-        camera: Camera,
-        target: Tensor,
-        *,
-        lrs: dict[str, float],
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        stats: GrowthStats | None,
-        hidden: Tensor | None = None,
-    ) -> float:
-        inputs = StepInputs(camera, target, lrs, sh_degree, background, ssim_lambda, antialiased, stats, hidden)
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
-        return _mix(ssim_lambda, job.l1, job.ssim)
+        return _mix(inputs.ssim_lambda, job.l1, job.ssim)
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
         """(1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.

@@ -8,38 +8,22 @@ from torch import Tensor
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.reference import blend_reference, loss_reference
+from splatcli.raster.reference_pressure import push_means_reference, regularise
 from splatcli.raster.reference_projection import ALPHA_MIN, Splats, project_visible
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import ImmediateEngine
+from splatcli.raster.stepping import ImmediateEngine, StepInputs
 from splatcli.scene.camera import Camera
 
 
 class ReferenceEngine(ImmediateEngine):
     """A StepEngine by autograd; any float dtype, any device, and slow."""
 
-    def step(
-        self,
-        gaussians: Gaussians,
-        adam: AdamState,
-        camera: Camera,
-        target: Tensor,
-        *,
-        lrs: dict[str, float],
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        stats: GrowthStats | None,
-        hidden: Tensor | None = None,
-    ) -> float:
-        """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place; adds to ``stats``.
-
-        target: [H, W, 3] uint8, black where hidden. background: [3]. lrs: by the names in GROUPS. hidden: [H, W] bool.
-        """
-        loss, grads, index, splats, v_means2d = self._backward(
-            gaussians, camera, target, sh_degree, background, ssim_lambda, antialiased, hidden
-        )
-        adam.apply_reference(gaussians, grads, lrs)
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
+        loss, grads, index, splats, v_means2d = self._backward(gaussians, inputs)
+        pressure, stats, camera = inputs.pressure, inputs.stats, inputs.camera
+        regularise(gaussians, grads, pressure)
+        adam.apply_reference(gaussians, grads, inputs.lrs)
+        if pressure.noise > 0.0:
+            push_means_reference(gaussians, adam.step, pressure)
         if stats is not None:
             seen = _touches_image(splats, camera)
             half = v_means2d.new_tensor([0.5 * camera.width, 0.5 * camera.height])
@@ -48,27 +32,19 @@ class ReferenceEngine(ImmediateEngine):
         return loss
 
     @staticmethod
-    def _backward(
-        gaussians: Gaussians,
-        camera: Camera,
-        target: Tensor,
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        hidden: Tensor | None,
-    ) -> tuple[float, Gaussians, Tensor, Splats, Tensor]:
+    def _backward(gaussians: Gaussians, inputs: StepInputs) -> tuple[float, Gaussians, Tensor, Splats, Tensor]:
         """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel)."""
+        camera = inputs.camera
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
-            index, splats = project_visible(leaves, camera, sh_degree=sh_degree, antialiased=antialiased)
-            image, _, _ = blend_reference(splats, camera.width, camera.height, background)
-            if hidden is not None:
-                image = image.masked_fill(hidden[..., None], 0.0)
-            loss = loss_reference(image, target.to(image.dtype) / 255.0, ssim_lambda)
-            inputs = [getattr(leaves, name) for name in GROUPS]
+            index, splats = project_visible(leaves, camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased)
+            image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background)
+            if inputs.hidden is not None:
+                image = image.masked_fill(inputs.hidden[..., None], 0.0)
+            loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
+            groups = [getattr(leaves, name) for name in GROUPS]
             *by_group, v_means2d = torch.autograd.grad(
-                loss, [*inputs, splats.means2d], allow_unused=True, materialize_grads=True
+                loss, [*groups, splats.means2d], allow_unused=True, materialize_grads=True
             )
         return float(loss.detach()), Gaussians(**dict(zip(GROUPS, by_group, strict=True))), index, splats, v_means2d
 

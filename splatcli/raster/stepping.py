@@ -12,6 +12,25 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.camera import Camera
 
+#: Noise fades out around this opacity, by a logistic curve so steep (3DGS-MCMC, gsplat).
+NOISE_THRESHOLD = 0.005
+NOISE_STEEPNESS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What moves Gaussians beside the images (docs/math.md 8.2 and 9); 0 is nothing.
+
+    opacity_reg, scale_reg: weights of mean opacity and of mean standard deviation (world units) in the loss.
+    noise: how far means are pushed at random, world units for a covariance of 1.
+    seed: of that noise, with the number of the step.
+    """
+
+    opacity_reg: float = 0.0
+    scale_reg: float = 0.0
+    noise: float = 0.0
+    seed: int = 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
@@ -22,6 +41,7 @@ class StepInputs:
     background: [3].
     stats: is added to, unless None.
     hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
+    pressure: what moves Gaussians beside the image; the loss told is without it.
     """
 
     camera: Camera
@@ -33,6 +53,7 @@ class StepInputs:
     antialiased: bool
     stats: GrowthStats | None
     hidden: Tensor | None = None
+    pressure: Pressure = Pressure()
 
 
 class StepEngine(Protocol):
@@ -53,39 +74,12 @@ class StepEngine(Protocol):
 class ImmediateEngine:
     """An engine that is done when it returns: only ``step`` is its own."""
 
-    def step(
-        self,
-        gaussians: Gaussians,
-        adam: AdamState,
-        camera: Camera,
-        target: Tensor,
-        *,
-        lrs: dict[str, float],
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        stats: GrowthStats | None,
-        hidden: Tensor | None = None,
-    ) -> float:
-        """One view's loss, after its gradient has moved ``gaussians`` and ``adam``; arguments as in StepInputs."""
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
+        """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place."""
         raise NotImplementedError
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
-        loss = self.step(
-            gaussians,
-            adam,
-            inputs.camera,
-            inputs.target,
-            lrs=inputs.lrs,
-            sh_degree=inputs.sh_degree,
-            background=inputs.background,
-            ssim_lambda=inputs.ssim_lambda,
-            antialiased=inputs.antialiased,
-            stats=inputs.stats,
-            hidden=inputs.hidden,
-        )
-        return [loss]
+        return [self.step(gaussians, adam, inputs)]
 
     def drain(self) -> list[float]:
         return []

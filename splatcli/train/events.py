@@ -31,13 +31,17 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """Density control changed the rows; ``num_gaussians`` is the count afterwards."""
+    """Density control changed the rows; ``num_gaussians`` is the count afterwards.
+
+    relocated: faded Gaussians that moved onto others.
+    """
 
     step: int
     cloned: int
     split: int
     pruned: int
     num_gaussians: int
+    relocated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

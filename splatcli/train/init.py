@@ -144,7 +144,11 @@ def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]
             remedy=f"raise the cap to at least {len(given)}, or leave it out",
         )
     if len(given) == 0:
-        raise UsageError("the model has no Gaussians to start from", where=config.model.init)
+        raise UsageError(
+            "the model has no Gaussians to start from",
+            where=config.model.init,
+            remedy="name another, or leave --init out to start from the scene's points",
+        )
     gaussians = given.to("cpu").detach_clone()
     notes = [f"started from {len(given)} Gaussians of {config.model.init}"]
     if given.sh_degree != degree:

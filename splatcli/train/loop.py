@@ -203,16 +203,18 @@ class Trainer:
         state.sampler.next()
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
+        lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
         inputs = StepInputs(
             camera,
             target.pixels,
-            lrs=learning_rates(config.optim, config.schedule, state.dataset.extent, step),
+            lrs=lrs,
             sh_degree=degree,
             background=self._training_background(),
             ssim_lambda=config.train.ssim_lambda,
             antialiased=config.train.antialiased,
             stats=state.stats if self.strategy.observes(step) else None,
             hidden=target.hidden,
+            pressure=self.strategy.pressure(step, lrs["means"]),
         )
         self._untold.append((step, camera.name, len(state.gaussians), degree))
         told = self._told(self.engine.submit(state.gaussians, state.adam, inputs))
@@ -250,6 +252,8 @@ class Trainer:
         """Density control after ``step``, and what it did."""
         state = self.state
         before = len(state.gaussians)
+        # A new row copies coefficients but no moments, so it could not make up for steps that its source missed.
+        state.adam.settle(state.gaussians, state.config.optim.shN_lr)
         edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
         if edit is None:
             return []
@@ -257,7 +261,7 @@ class Trainer:
         check_count(step, len(state.gaussians))
         events: list[Event] = []
         if edit.clear_stats:
-            refined = Refined(step, edit.cloned, edit.split, edit.pruned, len(state.gaussians))
+            refined = Refined(step, edit.cloned, edit.split, edit.pruned, len(state.gaussians), edit.relocated)
             alarm = judge_refinement(refined, before, state.config.guard)
             events += [refined] if alarm is None else [refined, alarm]
         if edit.opacity_ceiling is not None:

@@ -31,6 +31,9 @@ _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 #: Wider or higher images than this are taken for a mistake in the file.
 _MAX_SIDE = 65_536
 
+#: What helps with a file that has no cameras, or broken ones.
+_REMEDY = "splat export RUN -o cameras.json writes such a file; docs/cli.md has the layouts that are read"
+
 
 def read_cameras(path: Path) -> list[Camera]:
     """The cameras of a JSON file in one of the layouts above, in the file's order.
@@ -40,9 +43,9 @@ def read_cameras(path: Path) -> list[Camera]:
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise SceneError(f"cannot read the cameras: {error.strerror}", where=path) from None
+        raise SceneError(f"cannot read the cameras: {error.strerror}", where=path, remedy=_REMEDY) from None
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SceneError(f"not valid JSON: {error}", where=path) from None
+        raise SceneError(f"not valid JSON: {error}", where=path, remedy=_REMEDY) from None
 
     shared = document if isinstance(document, dict) else {}
     for key, parse in (("cameras", _ours), ("frames", _transforms), ("camera_path", _camera_path)):
@@ -59,7 +62,7 @@ def read_cameras(path: Path) -> list[Camera]:
         entries, parser, label = document, _inria, "entry"
 
     if not entries:
-        raise SceneError("the file names no camera", where=path)
+        raise SceneError("the file names no camera", where=path, remedy=_REMEDY)
     cameras = []
     for index, entry in enumerate(entries):
         try:
@@ -67,9 +70,9 @@ def read_cameras(path: Path) -> list[Camera]:
                 raise ValueError(f"found {type(entry).__name__}, not an object")
             cameras.append(parser(entry, shared, index))
         except KeyError as error:
-            raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}") from None
+            raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}", remedy=_REMEDY) from None
         except ValueError as error:
-            raise SceneError(str(error), where=f"{path}: {label} {index}") from None
+            raise SceneError(str(error), where=f"{path}: {label} {index}", remedy=_REMEDY) from None
     return cameras
 
 

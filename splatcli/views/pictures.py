@@ -85,7 +85,8 @@ def write_bytes(path: Path, payload: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"cannot make the folder: {error.strerror}", where=path.parent) from None
+        remedy = "write to another place, or make room in this one"
+        raise OutputError(f"cannot make the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
     write_atomically(path, lambda file: file.write(payload), what="file")
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from splatcli.cli.boundary import run
 from splatcli.scene._pycolmap import pycolmap
-from tests.bad_input.table import HEIGHT, WIDTH
+from tests.bad_input.table import HEIGHT, TRAIN, WIDTH
 
 Harm = Callable[[Path], object]
 
@@ -23,6 +24,11 @@ MODEL = "scene/sparse/0"
 
 def nothing(folder: Path) -> None:
     """The good scene as it is."""
+
+
+def trained(folder: Path) -> None:
+    """The scene, and a run of one step in ``out/``."""
+    assert run([*TRAIN, "-q"]) == 0
 
 
 def both(*harms: Harm) -> Harm:

@@ -47,6 +47,23 @@ def test_until_there_is_something_to_save_a_stop_is_obeyed_as_ever() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+def test_a_stop_in_the_middle_of_an_import_is_not_swallowed(tmp_path: Path) -> None:
+    """As numpy and scipy do: they go on half loaded, and the program fails later, or never ends."""
+    (tmp_path / "swallows.py").write_text(
+        "import os, signal, time\n"
+        "try:\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    time.sleep(1)\n"
+        "except BaseException:\n"
+        "    pass\n"
+    )
+    code = (
+        "import sys, splatcli.cli.signals as s; s.end_imports_at_once(); sys.path[:0] = '.'; import swallows; print(1)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -20,6 +20,7 @@ from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.build_simt import simt_library
 from splatcli.native.call import Backend
+from splatcli.raster.adam import AdamState, gap_table
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena, FixedBudget
 from splatcli.raster.rendering import render
@@ -105,6 +106,39 @@ def check_loss(library: Path) -> None:
         assert torch.equal(got_gradient, gradient)
 
 
+def check_lazy(library: Path) -> None:
+    """Projection makes up for the steps that Gaussians missed, each once, as the CPU's does."""
+    gaussians, camera = random_scene(31, 300, width=64, height=48, sh_degree=2)
+    stands = torch.randint(0, 60, (300,), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+    table = gap_table(0.9, 0.999)
+
+    def outcome(backend: Backend) -> list[Tensor]:
+        stored = gaussians.detach_clone()
+        adam = AdamState.zeros_like(stored)
+        for moment in (adam.exp_avg, adam.exp_avg_sq):
+            moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
+        adam.rest_steps.copy_(stands)
+        update = abi.Adam(
+            step=60, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(*[1e-3] * 6),
+            exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
+            rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table),
+        )  # fmt: skip
+        frame, view = Frame(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
+        arrays = frame.project(view, stored, update)
+        frame.bin(view, arrays)
+        image = torch.empty(camera.height, camera.width, 3)
+        frame.blend(view, torch.zeros(3), image, torch.empty(camera.height, camera.width), None)
+        return [adam.rest_steps, stored.shN, adam.exp_avg.shN, adam.exp_avg_sq.shN, image]
+
+    expected = outcome(Backend.cpu(isa="portable", threads=1))
+    assert bool((expected[0] != stands).any())
+    backend = backend_of(library)
+    for seed in SEEDS:
+        with Emulator(backend.library).schedule(seed):
+            ours = outcome(backend)
+        assert all(torch.equal(got, want) for got, want in zip(ours, expected, strict=True))
+
+
 def loss_of(backend: Backend, image: Tensor, target: Tensor, flag: int = 0) -> tuple[list[float], Tensor]:
     height, width, _ = image.shape
     v_image, means = torch.full_like(image, math.nan), torch.full((2,), math.nan, dtype=torch.float64)
@@ -176,6 +210,7 @@ def check_devices(library: Path) -> None:
 CHECKS: dict[str, Callable[[Path], None]] = {
     "picture": check_picture,
     "bands": check_bands,
+    "lazy": check_lazy,
     "loss": check_loss,
     "overflow": check_overflow,
     "devices": check_devices,
@@ -254,6 +289,22 @@ MUTANTS = {
         "kernels/project_vjp.cuh",
         "  __syncthreads();  // parameters have been read by all before any is changed\n",
         "",
+    ),
+    "missed steps that are read before they are known": Mutant(
+        "lazy",
+        "kernels/project.cuh",
+        "  __syncthreads();\n  for (int r = warp_id(); r < visible;",
+        "  for (int r = warp_id(); r < visible;",
+    ),
+    "colours made before the missed steps": Mutant(
+        "lazy", "kernels/project.cuh", "  __syncthreads();  // rows are read by the threads of their Gaussians\n", ""
+    ),
+    # Lazy steps.
+    "steps that are made up for again and again": Mutant(
+        "lazy", "kernels/project.cuh", "      rest.steps[i] = int32_t(rest.now);\n", ""
+    ),
+    "a row whose last lane is left behind": Mutant(
+        "lazy", "kernels/project.cuh", "e < kUsed; e += kWarp) catch_up_at", "e < kUsed - 1; e += kWarp) catch_up_at"
     ),
     # Off by one.
     "a tile that begins a tile too early": Mutant(

@@ -348,7 +348,7 @@ SUBNORMAL_PROGRAM = """
     alive("before")
     from splatcli.gaussians import GROUPS
     from splatcli.native.call import Backend
-    from splatcli.raster import AdamState, NativeEngine, render
+    from splatcli.raster import AdamState, NativeEngine, StepInputs, render
     from tests.raster.scenes import leaves, random_scene
 
     gaussians, camera = random_scene(1, 600)
@@ -362,9 +362,9 @@ SUBNORMAL_PROGRAM = """
         alive(f"after a backward pass of {isa}")
         target = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
         NativeEngine(backend).step(
-            gaussians.detach_clone(), AdamState.zeros_like(gaussians), camera, target,
-            lrs=dict.fromkeys(GROUPS, 1e-3), sh_degree=3, background=torch.zeros(3), ssim_lambda=0.2,
-            antialiased=False, stats=None)
+            gaussians.detach_clone(), AdamState.zeros_like(gaussians),
+            StepInputs(camera, target, lrs=dict.fromkeys(GROUPS, 1e-3), sh_degree=3, background=torch.zeros(3),
+                       ssim_lambda=0.2, antialiased=False, stats=None))
         alive(f"after a step of {isa}")
         other = threading.Thread(target=alive, args=(f"in a new thread after {isa}",))
         other.start()

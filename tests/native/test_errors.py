@@ -16,6 +16,7 @@ from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster.adam import AdamState
 from splatcli.raster.engine import NativeEngine
+from splatcli.raster.stepping import StepInputs
 from splatcli.raster.view import view_of
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
 from tests.raster.scenes import random_scene
@@ -48,6 +49,7 @@ def arguments() -> dict[str, Any]:
         "adam": adam,
         "grad": abi.ProjectGrad(gradients=ctypes.pointer(arrays)),
         "loss": abi.Loss(width=camera.width, height=camera.height, image=pointer, target=pointer),
+        "noise": abi.Noise(),
         "keep": (gaussians, moments, image),
     }
 
@@ -65,6 +67,7 @@ ENTRIES: dict[str, list[str | None]] = {
     "loss_bytes": ["loss"],
     "loss": ["loss"],
     "adam": ["gaussians", "gaussians", "adam"],
+    "noise": ["gaussians", "noise"],
 }
 STRUCT_CASES = [(entry, name) for entry, names in ENTRIES.items() for name in ["call", *dict.fromkeys(names)] if name]
 
@@ -226,8 +229,6 @@ def test_a_tensor_that_does_not_fit_never_becomes_a_pointer(
 def step(engine: NativeEngine, **changes: Any) -> float:
     gaussians, camera = random_scene(2, 20, sh_degree=1)
     arguments: dict[str, Any] = {
-        "gaussians": gaussians,
-        "adam": AdamState.zeros_like(gaussians),
         "camera": camera,
         "target": torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8),
         "lrs": dict.fromkeys(GROUPS, 1e-3),
@@ -237,8 +238,8 @@ def step(engine: NativeEngine, **changes: Any) -> float:
         "antialiased": False,
         "stats": None,
     }
-    arguments.update(changes)
-    return engine.step(**arguments)
+    adam = changes.pop("adam", AdamState.zeros_like(gaussians))
+    return engine.step(changes.pop("gaussians", gaussians), adam, StepInputs(**{**arguments, **changes}))
 
 
 def test_a_step_with_parts_that_do_not_belong_together_is_refused() -> None:

@@ -27,6 +27,7 @@ from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena, FixedBudget
 from splatcli.raster.rendering import render
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import Pressure, StepInputs
 from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, Outcome, Weights, bits, float32, float64, in_dtype, native_outcome
@@ -59,14 +60,17 @@ def training_hash(backend: Backend, steps: int = 20) -> str:
         loss = engine.step(
             gaussians,
             adam,
-            random_camera(i % 5, width, height),
-            (random_image(i % 5, width, height) * 255).to(torch.uint8),
-            lrs=dict.fromkeys(GROUPS, 1e-3),
-            sh_degree=min(2, i // 7),
-            background=torch.rand(3, generator=torch.Generator().manual_seed(i), dtype=backend.dtype),
-            ssim_lambda=0.2,
-            antialiased=i % 2 == 1,
-            stats=stats,
+            StepInputs(
+                random_camera(i % 5, width, height),
+                (random_image(i % 5, width, height) * 255).to(torch.uint8),
+                lrs=dict.fromkeys(GROUPS, 1e-3),
+                sh_degree=min(2, i // 7),
+                background=torch.rand(3, generator=torch.Generator().manual_seed(i), dtype=backend.dtype),
+                ssim_lambda=0.2,
+                antialiased=i % 2 == 1,
+                stats=stats,
+                pressure=Pressure(opacity_reg=0.01, scale_reg=0.01, noise=0.5, seed=i),
+            ),
         )
         assert math.isfinite(loss)
         digest.update(repr(loss).encode())
@@ -309,8 +313,6 @@ def test_tensors_on_another_device_are_a_type_error() -> None:
 
 def one_step(engine: NativeEngine, gaussians: Gaussians, camera: Camera, **changes: Any) -> float:
     plain: dict[str, Any] = {
-        "gaussians": gaussians,
-        "adam": AdamState.zeros_like(gaussians),
         "camera": camera,
         "target": torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8),
         "lrs": dict.fromkeys(GROUPS, 1e-3),
@@ -320,7 +322,8 @@ def one_step(engine: NativeEngine, gaussians: Gaussians, camera: Camera, **chang
         "antialiased": False,
         "stats": None,
     }
-    return engine.step(**{**plain, **changes})
+    adam = changes.pop("adam", AdamState.zeros_like(gaussians))
+    return engine.step(gaussians, adam, StepInputs(**{**plain, **changes}))
 
 
 def test_wrong_arguments_are_refused() -> None:

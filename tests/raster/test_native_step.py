@@ -21,6 +21,7 @@ from splatcli.raster.reference import loss_reference
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.rendering import render
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import StepInputs
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64, named
 from tests.raster.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
@@ -76,7 +77,7 @@ def test_steps_are_render_loss_backward_and_adam(sh_degree: int, antialiased: bo
     parted_adam = AdamState.zeros_like(gaussians, eps=1e-10)
     how = settings(F64, sh_degree=sh_degree, antialiased=antialiased)
     for step, (camera, target) in enumerate(views(5)):
-        loss = engine.step(fused, fused_adam, camera, target, **how)
+        loss = engine.step(fused, fused_adam, StepInputs(camera, target, **how))
         parameters = leaves(parted)
         out = render(
             parameters,
@@ -108,8 +109,8 @@ def test_float32_steps_follow_float64(isa: str) -> None:
     adam = AdamState.zeros_like(single, eps=1e-6)
     exact_adam = AdamState.zeros_like(double, eps=1e-6)
     for camera, target in views(4):
-        loss = engine.step(single, adam, camera, target, **settings(torch.float32))
-        exact = exact_engine.step(double, exact_adam, camera, target, **settings(F64))
+        loss = engine.step(single, adam, StepInputs(camera, target, **settings(torch.float32)))
+        exact = exact_engine.step(double, exact_adam, StepInputs(camera, target, **settings(F64)))
         assert_close(loss, exact, rtol=0, atol=1e-5)
     for name in GROUPS:
         # A learning rate is about the most that a number moves in a step. A pixel that falls on the other side of a
@@ -132,9 +133,7 @@ def test_growth_stats_are_those_of_the_reference_engine(antialiased: bool) -> No
             engine.step(
                 gaussians.detach_clone(),
                 AdamState.zeros_like(gaussians),
-                camera,
-                target,
-                **settings(F64, sh_degree=1, antialiased=antialiased, stats=own),
+                StepInputs(camera, target, **settings(F64, sh_degree=1, antialiased=antialiased, stats=own)),
             )
         visible = stats[0].count - before
         assert set(visible.tolist()) == {0.0, 1.0}, "one view counts once"
@@ -157,15 +156,15 @@ def test_growth_stats_add_up_and_are_not_needed() -> None:
     results = []
     for own in (stats, stats, None):
         fused, adam = gaussians.detach_clone(), AdamState.zeros_like(gaussians)
-        results.append(engine.step(fused, adam, camera, target, **settings(torch.float32, sh_degree=1, stats=own)))
+        results.append(
+            engine.step(fused, adam, StepInputs(camera, target, **settings(torch.float32, sh_degree=1, stats=own)))
+        )
     assert results[0] == results[1] == results[2]
     once = GrowthStats.zeros(80)
     engine.step(
         gaussians.detach_clone(),
         AdamState.zeros_like(gaussians),
-        camera,
-        target,
-        **settings(torch.float32, sh_degree=1, stats=once),
+        StepInputs(camera, target, **settings(torch.float32, sh_degree=1, stats=once)),
     )
     assert torch.equal(stats.count, 2 * once.count)
     assert torch.equal(stats.grad2d, 2 * once.grad2d)
@@ -197,7 +196,7 @@ def test_the_unseen_take_the_step_of_a_zero_gradient(build: str) -> None:
     other.apply_reference(expected, gaussians.map(torch.zeros_like), LRS)
     before = gaussians.detach_clone()
     target = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
-    NativeEngine(backend).step(gaussians, adam, camera, target, **settings(backend.dtype))
+    NativeEngine(backend).step(gaussians, adam, StepInputs(camera, target, **settings(backend.dtype)))
     assert torch.equal(gaussians.shN[unseen], before.shN[unseen]), "SH coefficients wait"
     assert adam.rest_steps[unseen].tolist() == [41] * 4
     adam.settle(gaussians, LRS["shN"])
@@ -227,9 +226,9 @@ def test_a_view_makes_up_for_the_steps_that_others_missed(stored: int, build: st
     missed = 0
     for step in range(12):
         view = other if step % 4 else camera
-        loss = engine.step(lazy, lazy_adam, view, target, **how)
+        loss = engine.step(lazy, lazy_adam, StepInputs(view, target, **how))
         # Dense: nothing is ever missed when all catch up after each step.
-        expected = parts.step(dense, dense_adam, view, target, **how)
+        expected = parts.step(dense, dense_adam, StepInputs(view, target, **how))
         dense_adam.settle(dense, LRS["shN"])
         assert_close(loss, expected, rtol=0, atol=1e-12 if backend.dtype == F64 else 1e-6)
         missed = max(missed, step + 1 - int(lazy_adam.rest_steps.min()))

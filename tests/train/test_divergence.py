@@ -19,6 +19,7 @@ from splatcli.config import Config, GuardConfig
 from splatcli.errors import DivergedError, SceneError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.stepping import StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
@@ -45,8 +46,8 @@ class PoisonedEngine(PlainEngine):
         self.poison, self.at, self.times = poison, at, times
         self.loss: float | None = None
 
-    def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
-        loss = super().step(gaussians, adam, camera, target, **rest)  # type: ignore[arg-type]
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
+        loss = super().step(gaussians, adam, inputs)
         if adam.step == self.at and self.times:
             self.times -= 1
             self.poison(gaussians, adam)

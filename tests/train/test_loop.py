@@ -17,10 +17,13 @@ from torch import Tensor
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
+from splatcli.gaussians import Gaussians
+from splatcli.raster.stats import GrowthStats
 from splatcli.scene.scene import Scene
 from splatcli.train import events
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.loop import Trainer
+from splatcli.train.strategies import Edit
 from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
 
 
@@ -414,3 +417,32 @@ def test_a_checkpoint_without_learning_state_cannot_be_resumed() -> None:
         with pytest.raises(Exception, match="cannot be resumed") as caught:
             resumed(checkpoint)
         assert type(caught.value).__name__ == "ModelFileError"
+
+
+class Doubling:
+    """A strategy that copies every Gaussian after step 5."""
+
+    def observes(self, step: int) -> bool:
+        return False
+
+    def edits(self, step: int) -> bool:
+        return step == 5
+
+    def edit(self, step: int, gaussians: Gaussians, stats: GrowthStats, generator: torch.Generator) -> Edit:
+        rows = torch.arange(len(gaussians))
+        return Edit(torch.cat([rows, rows]), torch.cat([torch.zeros_like(rows), torch.ones_like(rows)]).bool())
+
+
+def test_a_new_gaussian_copies_coefficients_that_miss_no_step() -> None:
+    trainer, _, _ = started()
+    trainer.strategy = Doubling()
+    list(trainer.run(stop_at=4))
+    state = trainer.state
+    before, count = state.gaussians.shN.clone(), len(state.gaussians)
+    state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
+    state.adam.step, state.adam.rest_steps = 5, torch.full((count,), 2, dtype=torch.int32)
+    dense = state.adam.settled(state.gaussians, state.config.optim.shN_lr).shN
+    assert not torch.equal(dense, before)
+    list(trainer._edit(5))
+    assert torch.equal(trainer.state.gaussians.shN, torch.cat([dense, dense]))
+    assert (trainer.state.adam.rest_steps == 5).all()

@@ -14,7 +14,7 @@ from splatcli.config import Config
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
-from splatcli.scene.camera import Camera
+from splatcli.raster.stepping import StepInputs
 from splatcli.train.events import Alarmed, Evaluated, Event, RolledBack, Stepped, Stopped
 from splatcli.train.loop import Trainer
 from splatcli.train.recovery import keep_most_opaque
@@ -46,10 +46,10 @@ class SmallMachine(PlainEngine):
         super().__init__()
         self.most, self.error = most, error
 
-    def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         if len(gaussians) > self.most:
             raise self.error()
-        return super().step(gaussians, adam, camera, target, **rest)  # type: ignore[arg-type]
+        return super().step(gaussians, adam, inputs)
 
 
 def growing(iterations: int = 40, **sections: dict[str, object]) -> Config:
@@ -116,10 +116,10 @@ def test_without_a_single_step_the_run_ends_at_once() -> None:
 
 def test_a_machine_that_shrinks_and_shrinks_ends_the_run_at_its_true_step() -> None:
     class Shrinking(SmallMachine):
-        def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+        def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
             if adam.step == 20:
                 self.most = 0
-            return super().step(gaussians, adam, camera, target, **rest)
+            return super().step(gaussians, adam, inputs)
 
     run = MemoryRun()
     happened: list[Event] = []
@@ -134,11 +134,11 @@ def test_an_older_state_with_more_than_the_cap_loses_its_most_transparent_ones()
 
         failed = False
 
-        def step(self, gaussians: Gaussians, adam: AdamState, camera: Camera, target: Tensor, **rest: object) -> float:
+        def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
             if adam.step == 18 and not self.failed:
                 self.failed = True
                 raise MemoryError
-            return super().step(gaussians, adam, camera, target, **rest)
+            return super().step(gaussians, adam, inputs)
 
     run = MemoryRun()
     trainer = trainer_with(Stubborn(99), run, growing(22))

@@ -15,6 +15,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.reference import loss_reference, render_reference
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import StepInputs
 from splatcli.scene.camera import Camera
 from tests.train.worlds import random_gaussians, ring_cameras
 
@@ -49,14 +50,7 @@ def step(
     return ReferenceEngine().step(
         gaussians,
         adam,
-        camera,
-        target,
-        lrs=lrs,
-        sh_degree=gaussians.sh_degree,
-        background=background,
-        ssim_lambda=0.2,
-        antialiased=antialiased,
-        stats=stats,
+        StepInputs(camera, target, lrs, gaussians.sh_degree, background, 0.2, antialiased, stats),
     )
 
 

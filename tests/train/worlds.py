@@ -17,7 +17,7 @@ from splatcli.config import Config
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import ImmediateEngine
+from splatcli.raster.stepping import ImmediateEngine, StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
 from splatcli.scene.points import PointCloud
@@ -138,26 +138,21 @@ class PlainEngine(ImmediateEngine):
     def __init__(self) -> None:
         self.calls: list[dict[str, object]] = []
 
-    def step(
-        self,
-        gaussians: Gaussians,
-        adam: AdamState,
-        camera: Camera,
-        target: Tensor,
-        *,
-        lrs: dict[str, float],
-        sh_degree: int,
-        background: Tensor,
-        ssim_lambda: float,
-        antialiased: bool,
-        stats: GrowthStats | None,
-        hidden: Tensor | None = None,
-    ) -> float:
-        self.calls.append({"view": camera.name, "lrs": lrs, "sh_degree": sh_degree, "background": background.clone()})
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
+        target, background, sh_degree, stats = inputs.target, inputs.background, inputs.sh_degree, inputs.stats
+        self.calls.append(
+            {
+                "view": inputs.camera.name,
+                "lrs": inputs.lrs,
+                "sh_degree": sh_degree,
+                "background": background.clone(),
+                "pressure": inputs.pressure,
+            }
+        )
         push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree
         row = torch.arange(len(gaussians), dtype=torch.float32)
         grads = gaussians.map(lambda t: torch.sin(3.0 * t + row.reshape(-1, *[1] * (t.dim() - 1))) * push)
-        adam.apply_reference(gaussians, grads, lrs)
+        adam.apply_reference(gaussians, grads, inputs.lrs)
         if stats is not None:
             stats.grad2d += 1.7e-4 * grads.means[:, 1].abs()
             stats.count += (gaussians.means[:, 0] > -0.3).float()

@@ -117,3 +117,7 @@ SPLAT_EXPORT int32_t splat_adam(const SplatCall* call, const SplatGaussians* par
     if (f != nullptr) return fail(__func__, f);
   SPLAT_ENTER(call, Stages::adam(*call, *params, *gradients, *adam), call)
 }
+
+SPLAT_EXPORT int32_t splat_noise(const SplatCall* call, const SplatGaussians* gaussians, const SplatNoise* noise) {
+  SPLAT_ENTER(call, Stages::noise(*call, *gaussians, *noise), call, gaussians, noise)
+}

@@ -10,7 +10,7 @@
 namespace splat {
 
 // Groups in the order of SplatGaussians, as arrays: pointer of a group, numbers a Gaussian.
-constexpr int kGroups = 6;
+constexpr int kGroups = 6, kLogScales = 2, kLogitOpacities = 3;
 inline void* group_of(const SplatGaussians& g, int group) {
   void* const pointers[kGroups] = {g.means, g.quats, g.log_scales, g.logit_opacities, g.sh0, g.shN};
   return pointers[group];
@@ -18,6 +18,14 @@ inline void* group_of(const SplatGaussians& g, int group) {
 inline int64_t group_width(const SplatGaussians& g, int group) {
   const int64_t widths[kGroups] = {3, 4, 3, 1, 3, 3 * int64_t(g.sh_rest)};
   return widths[group];
+}
+
+template <class Real>
+inline AdamStep<Real> step_of_group(const SplatGaussians& params, const SplatAdam& adam, int group) {
+  auto step = make_adam_step<Real>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
+  if (group == kLogScales) step.scale_reg = Real(adam.scale_reg / (3.0 * double(params.n)));
+  if (group == kLogitOpacities) step.opacity_reg = Real(adam.opacity_reg / double(params.n));
+  return step;
 }
 
 template <class Real>
@@ -98,7 +106,7 @@ inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64
     const int64_t width = group_width(params, group);
     const int64_t used = group == kGroups - 1 ? std::min<int64_t>(width, 3 * sh_rest(sh_degree)) : width;
     if (used == 0) continue;
-    const auto step = make_adam_step<Real>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
+    const auto step = step_of_group<Real>(params, adam, group);
     const auto at = [&](const SplatGaussians& g) { return static_cast<Real*>(group_of(g, group)) + begin * width; };
     Real *param = at(params), *exp_avg = at(adam.exp_avg), *exp_avg_sq = at(adam.exp_avg_sq);
     if (used == width) {

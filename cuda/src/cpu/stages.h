@@ -35,6 +35,7 @@ struct Stages {
   static void loss(const SplatCall&, SplatLoss&);
   static void adam(const SplatCall&, const SplatGaussians& params, const SplatGaussians& gradients,
                    const SplatAdam&);
+  static void noise(const SplatCall&, const SplatGaussians&, const SplatNoise&);
 };
 
 }  // namespace splat

@@ -118,3 +118,8 @@ SPLAT_EXPORT int32_t splat_adam(const SplatCall* call, const SplatGaussians* par
     if (f != nullptr) return fail(__func__, f);
   return enter(__func__, call, [&] { gpu::adam(*call, *params, *gradients, *adam); });
 }
+
+SPLAT_EXPORT int32_t splat_noise(const SplatCall* call, const SplatGaussians* gaussians, const SplatNoise* noise) {
+  if (const char* f = first_fault(call, gaussians, noise)) return fail(__func__, f);
+  return enter(__func__, call, [&] { gpu::noise(*call, *gaussians, *noise); });
+}

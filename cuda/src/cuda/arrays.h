@@ -24,7 +24,7 @@ inline RawArrays raw_arrays(const SplatGaussians& g) {
   return out;
 }
 
-constexpr int kGroupCount = 6;
+constexpr int kGroupCount = 6, kLogScales = 2, kLogitOpacities = 3;
 
 // Groups in the order of SplatGaussians, as arrays: pointer of a group, numbers a Gaussian.
 inline float* group_of(const SplatGaussians& g, int group) {
@@ -37,8 +37,10 @@ inline int64_t group_width(const SplatGaussians& g, int group) {
 }
 
 inline AdamGroup adam_group(const SplatGaussians& params, const SplatAdam& adam, int group) {
-  return {group_of(params, group), group_of(adam.exp_avg, group), group_of(adam.exp_avg_sq, group),
-          make_adam_step<float>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step)};
+  auto step = make_adam_step<float>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
+  if (group == kLogScales) step.scale_reg = float(adam.scale_reg / (3.0 * double(params.n)));
+  if (group == kLogitOpacities) step.opacity_reg = float(adam.opacity_reg / double(params.n));
+  return {group_of(params, group), group_of(adam.exp_avg, group), group_of(adam.exp_avg_sq, group), step};
 }
 
 inline LazyRest lazy_rest(const SplatGaussians& params, const SplatAdam* adam) {

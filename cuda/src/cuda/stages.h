@@ -31,6 +31,7 @@ void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, cons
 int64_t loss_bytes(const SplatLoss&);
 void loss(const SplatCall&, SplatLoss&);
 void adam(const SplatCall&, const SplatGaussians& params, const SplatGaussians& gradients, const SplatAdam&);
+void noise(const SplatCall&, const SplatGaussians&, const SplatNoise&);
 
 }  // namespace gpu
 }  // namespace splat

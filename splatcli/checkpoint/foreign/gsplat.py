@@ -39,7 +39,11 @@ def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> S
     steps = [_step(content, shard) for content, shard in zip(contents, shards, strict=True)]
     if len(set(steps)) > 1:
         said = [f"{shard.name} of step {step}" for shard, step in zip(shards, steps, strict=True)]
-        raise ModelFileError(listed("the shards are of different steps", said), where=path.parent)
+        raise ModelFileError(
+            listed("the shards are of different steps", said),
+            where=path.parent,
+            remedy="put the shards of one step into one folder, and name any of them",
+        )
     tables = [_tables(content, shard) for content, shard in zip(contents, shards, strict=True)]
     degrees = {table.shN.shape[1] for table in tables}
     if len(degrees) > 1:

@@ -6,11 +6,16 @@ from splatcli.config import Config
 from splatcli.train.strategies.base import Strategy
 from splatcli.train.strategies.default import DefaultStrategy
 from splatcli.train.strategies.edit import Edit, apply_edit
+from splatcli.train.strategies.mcmc import McmcStrategy
 
-__all__ = ["DefaultStrategy", "Edit", "Strategy", "apply_edit", "make_strategy"]
+__all__ = ["DefaultStrategy", "Edit", "McmcStrategy", "Strategy", "apply_edit", "make_strategy"]
 
 
 def make_strategy(config: Config, extent: float) -> Strategy:
     """The strategy that ``config.strategy.name`` names, for a scene of ``extent`` world units."""
-    strategies = {"default": DefaultStrategy}
-    return strategies[config.strategy.name](config.strategy, config.schedule, config.train.iterations, extent)
+    iterations = config.train.iterations
+    match config.strategy.name:
+        case "default":
+            return DefaultStrategy(config.strategy, config.schedule, iterations, extent)
+        case "mcmc":
+            return McmcStrategy(config.strategy, config.schedule, iterations, config.train.seed)

@@ -8,6 +8,7 @@ import torch
 
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import Pressure
 from splatcli.train.strategies.edit import Edit
 
 
@@ -16,6 +17,12 @@ class Strategy(Protocol):
 
     def observes(self, step: int) -> bool:
         """Whether the step about to be done, counted from 1, should add to the statistics."""
+
+    def pressure(self, step: int, means_lr: float) -> Pressure:
+        """What moves Gaussians beside the image in step number ``step``.
+
+        means_lr: the learning rate of the means in it, world units.
+        """
 
     def edits(self, step: int) -> bool:
         """Whether edit() may change anything after step number ``step``; a GPU is waited for only then."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import Pressure
 from splatcli.train.strategies.edit import Edit
 
 #: A reset brings opacities down to this: twice the default pruning bound (INRIA, gsplat).
@@ -41,6 +42,9 @@ class DefaultStrategy:
 
     def observes(self, step: int) -> bool:
         return step < min(self.schedule.refine_stop, self.iterations)
+
+    def pressure(self, step: int, means_lr: float) -> Pressure:
+        return Pressure(self.config.opacity_reg, self.config.scale_reg)
 
     def edits(self, step: int) -> bool:
         return self.refines(step) or self.resets(step)

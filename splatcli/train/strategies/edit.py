@@ -21,7 +21,7 @@ class Edit:
     values: group -> [M, ...], columns that replace the copied ones.
     opacity_ceiling: logit that no opacity exceeds afterwards; the opacity moments of all rows are zeroed with it.
     clear_stats: the statistics start anew; else each row keeps those of its source.
-    cloned, split, pruned: numbers of Gaussians, for the record.
+    cloned, split, pruned, relocated: numbers of Gaussians, for the record.
     """
 
     source: Tensor
@@ -32,6 +32,7 @@ class Edit:
     cloned: int = 0
     split: int = 0
     pruned: int = 0
+    relocated: int = 0
 
     @classmethod
     def same_rows(cls, n: int, device: torch.device, *, opacity_ceiling: float | None = None) -> Edit:
