@@ -24,7 +24,6 @@ import torch
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
-from splatcli.raster.stats import GrowthStats
 from splatcli.train.events import Stopped
 from splatcli.train.loop import Trainer
 from splatcli.train.state import TrainState
@@ -106,12 +105,12 @@ def declared(path: str) -> bool:
     return any(path == known or path.startswith((f"{known}.", f"{known}#")) for known in ANEW)
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+@pytest.fixture(scope="module", params=["default", "mcmc"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     """A trainer in the middle of everything: after a refinement, a reset, and steps that left statistics."""
     with RunDir.create(tmp_path_factory.mktemp("first") / "run") as run_dir:
         trainer = Trainer.start(
-            short_config(guard={"probe_every": 7}),
+            short_config(guard={"probe_every": 7}, strategy={"name": request.param}),
             made_scene(),
             run_dir=run_dir,
             engine=PlainEngine(),
@@ -122,7 +121,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
         assert isinstance(stopped, Stopped)
         # Some coefficients are behind, as the native engines leave them.
         trainer.state.adam.rest_steps[::3] -= 2
-        trainer.quality.low_since = 20
+        trainer.quality.reset(21)
+        trainer.quality.low_since = 22
         trainer.keeper.save(trainer.state)
         yield trainer
 
@@ -157,7 +157,7 @@ def test_the_state_survives_a_file_in_every_bit(trained: Trainer) -> None:
     [
         ("adam.rest_steps", lambda state: state.adam.rest_steps.add_(1)),
         ("adam.exp_avg_sq.quats", lambda state: state.adam.exp_avg_sq.quats[0].mul_(1.0000002)),
-        ("stats.grad2d", lambda state: setattr(state, "stats", GrowthStats.zeros(len(state.gaussians)))),
+        ("stats.grad2d", lambda state: state.stats.grad2d.add_(1e-3)),
         ("generators.background", lambda state: torch.rand(1, generator=state.generators["background"])),
         ("sampler.position", lambda state: state.sampler.next()),
         ("cameras.1.fx", lambda state: state.cameras.__setitem__(1, replace(state.cameras[1], fx=19.200000000000003))),

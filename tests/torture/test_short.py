@@ -75,8 +75,8 @@ def test_kill_9_never_loses_an_acknowledged_checkpoint() -> None:
 
 
 def test_runs_that_are_killed_go_on_with_the_same_bits() -> None:
-    figure = kill_runs.figures(3, 1)["kill_runs"]
-    assert (figure.trials, figure.shown) == (3, [])
+    for name, figure in kill_runs.figures(2, 1).items():
+        assert (figure.trials, figure.shown) == (2, []), name
 
 
 def test_calls_on_files_that_fail_lose_nothing(under_library: dict[str, Any]) -> None:
