@@ -32,7 +32,7 @@ from tests.torture import (
     harness,
     kill_runs,
     kill_saves,
-    power,
+    power_cuts,
 )
 from tests.torture.calls import Call, read_log, run_under
 from tests.torture.harness import Figure, run_cases
@@ -166,7 +166,7 @@ def test_every_part_of_a_checkpoint_counts_in_its_digest() -> None:
 
 def _work_under_library(folder: str) -> dict[str, Any]:
     """In a process with the library; one for all tests, since starting it takes most of the time."""
-    power.save_and_rewind(folder)
+    power_cuts.save_and_rewind(folder)
     return {"faults": faults.all_faults(30, 1), "careless": _lose_the_old_file(Path(folder))}
 
 
@@ -212,9 +212,9 @@ def calls(under_library: dict[str, Any], place: Path) -> list[Call]:
 
 
 def losses(folder: Path, calls: list[Call]) -> Iterator[str]:
-    states = list(dict.fromkeys(power.states_after(calls, folder / "run", random.Random(0))))
+    states = list(dict.fromkeys(power_cuts.states_after(calls, folder / "run", random.Random(0))))
     assert len(states) > 50
-    return (text for state in states if (text := power.fault(state, folder)) is not None)
+    return (text for state in states if (text := power_cuts.fault(state, folder)) is not None)
 
 
 def test_no_loss_of_power_loses_an_acknowledged_checkpoint(place: Path, calls: list[Call]) -> None:
