@@ -78,7 +78,9 @@ def table(figures: dict[str, Any]) -> str:
         run = figure.get("run", figure)
         when = " ".join(str(run[key]) for key in ("date", "commit") if key in run)
         lines.append(f"| `{name}` | {figure['what']} | {figure['trials']:,} | {figure['failures']:,} | {when} |")
-    return "\n".join(lines)
+    runs = [figure.get("run", figure) for figure in figures.values()]
+    machines = sorted({f"{run['cpu']}, {run['cores']} cores, torch {run['torch']}" for run in runs if "cpu" in run})
+    return "\n".join([*lines, "", f"On: {'; '.join(machines) or 'unknown'}."])
 
 
 if __name__ == "__main__":

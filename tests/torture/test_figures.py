@@ -31,7 +31,7 @@ def test_every_module_that_runs_by_itself_is_a_harness() -> None:
 def test_figures_replace_those_of_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "FIGURES", tmp_path / "figures.json")
     monkeypatch.setattr(runner, "PAGE", tmp_path / "page.md")
-    runner.PAGE.write_text(f"before\n{runner.BEGIN}\nold\n{runner.END}\nafter\n")
+    runner.PAGE.write_text(f"before\n{runner.BEGIN}\nstale\n{runner.END}\nafter\n")
     run = {"date": "2026-01-02", "commit": "abc"}
     one: dict[str, Any] = {"what": "a trial", "trials": 1000, "failures": 0, "run": run}
     (tmp_path / "fuzz_ply.json").write_text(json.dumps({"fuzz_ply": one}))
@@ -45,7 +45,7 @@ def test_figures_replace_those_of_their_name(tmp_path: Path, monkeypatch: pytest
     assert "| `fuzz_ply` | a trial | 1,000 | 0 | 2026-01-02 abc |\n| `kill_runs` | a kill | 2 | 1 |  |" in text
     assert text.startswith("before\n")
     assert text.endswith(f"{runner.END}\nafter\n")
-    assert "old" not in text
+    assert "stale" not in text
 
 
 def test_a_harness_that_does_not_exist_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
