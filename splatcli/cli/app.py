@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import doctor, export, info, render, resume, train
+from splatcli.cli import bench, doctor, export, info, render, resume, train
 from splatcli.cli import eval as eval_command
 
 _EPILOG = """\b
@@ -54,4 +54,5 @@ app.command("render", cls=render.RenderCommand)(render.render)
 app.command("export")(export.export)
 app.command("eval")(eval_command.evaluate)
 app.command("info")(info.info)
+app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

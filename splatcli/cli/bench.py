@@ -1,0 +1,103 @@
+"""``splat bench``: scenes times settings times seeds in, a table out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splatcli.cli import options
+from splatcli.errors import OutputError, UsageError
+
+
+def bench(
+    scenes: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[SCENE]...", help="Scenes; or none, with --plan.", show_default=False),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--setting", metavar="NAME=FLAGS", help="Flags of splat train under a name; may be repeated."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="TOML", help="Scenes, settings and seeds in a file.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DIR", help="Where the plan's scenes lie.  [default: beside it]")
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option("--seeds", metavar="A,B,...", help="Seeds of the runs.  [default: 42,43,44]")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for figures, logs and sheets.")
+    ] = Path("output/bench"),
+    sheet: Annotated[bool, typer.Option("--sheet", help="Also a contact sheet of each run.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the runs, not only their figures.")] = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Train scenes with several settings and seeds, and compare.
+
+    Prints a Markdown table of quality, size, time and memory: mean and standard deviation over the seeds. Every run is
+    a process of its own, one after the other. Figures stay in DIR: asked again, only what is missing is run.
+
+    \b
+    Examples:
+      splat bench scene/ --setting "adc=" --setting "mcmc=--strategy mcmc"
+      splat bench scene/ --seeds 1,2 --setting "small=-r 4 --iterations 3000" -o output/small
+      splat bench --plan benchmarks/plans/mipnerf360.toml --data /data/360_v2
+    """
+    from splatcli.bench.machine import describe_machine
+    from splatcli.bench.measure import Record, measure
+    from splatcli.bench.plan import plan_of, read_plan
+    from splatcli.bench.table import markdown
+    from splatcli.cli.output import speaking
+    from splatcli.views.pictures import write_bytes
+
+    if (plan is None) == (not scenes):
+        raise UsageError("name scenes, or a plan", remedy="splat bench SCENE... or splat bench --plan FILE")
+    if plan is not None and setting:
+        raise UsageError("a plan has its own settings", where="--setting", remedy="write them into the plan")
+    numbers = _numbers(seeds)
+    cells = (
+        plan_of(scenes or [], setting or [], numbers or [42, 43, 44])
+        if plan is None
+        else read_plan(plan, data=data, seeds=numbers)
+    )
+    with speaking(json=json, quiet=quiet) as out:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutputError(
+                f"cannot make the folder: {error.strerror}", where=output, remedy="choose another -o"
+            ) from None
+        records: list[Record] = []
+        for number, cell in enumerate(cells, 1):
+            record, known = measure(cell, output, keep=keep, sheet=sheet)
+            records.append(record)
+            facts = {name: getattr(record, name) for name in Record.__slots__}
+            out.event("run", facts)
+            how = "known" if known else f"{record.seconds:.0f} s"
+            out.note(f"{number}/{len(cells)} {cell.name}: {record.psnr:.2f} dB, {record.num_gaussians:,} ({how})")
+        import json as text
+
+        report = {
+            **describe_machine(),
+            "runs": [{name: getattr(r, name) for name in Record.__slots__} for r in records],
+        }
+        path = output / "bench.json"
+        write_bytes(path, (text.dumps(report, indent=1) + "\n").encode())
+        lines = markdown(records)
+        write_bytes(output / "table.md", ("\n".join(lines) + "\n").encode())
+        out.result({"path": path, "runs": len(records), "table": lines}, lines)
+    return 0
+
+
+def _numbers(seeds: str | None) -> list[int] | None:
+    if seeds is None:
+        return None
+    try:
+        return [int(word) for word in seeds.split(",")]
+    except ValueError:
+        raise UsageError(f"{seeds!r} are no seeds", where="--seeds", remedy="whole numbers: --seeds 1,2,3") from None

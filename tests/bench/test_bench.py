@@ -1,0 +1,103 @@
+"""``splat bench`` from the command line: runs, figures, and what is not run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splatcli.bench.measure import Record
+from splatcli.bench.table import markdown
+from splatcli.cli.boundary import run
+from tests.native.cases import NEEDS_COMPILER
+from tests.scene import made
+
+SHORT = "--iterations 4 --sh-degree 0"
+
+
+def record(scene: str, setting: str, seed: int, psnr: float, count: int) -> Record:
+    return Record(scene, setting, seed, "splat train", 2.5, 100.0, 10, psnr, 0.9, count, [], {})
+
+
+def test_the_table_has_means_and_spreads() -> None:
+    records = [record("a", "x", 1, 30.0, 1000), record("a", "x", 2, 32.0, 2000), record("b", "x", 1, 20.0, 500)]
+    lines = markdown(records)
+    assert lines[0] == "| scene | setting | seeds | PSNR | SSIM | Gaussians | seconds | MB |"
+    assert lines[2] == "| a | x | 2 | 31.00 ± 1.41 | 0.9000 ± 0.0000 | 1,500 ± 707 | 2.5 ± 0.0 | 100 ± 0 |"
+    assert lines[3] == "| b | x | 1 | 20.00 | 0.9000 | 500 | 2.5 | 100 |"
+    assert lines[4].startswith("| mean | x |  | 25.50 |"), "the mean of the scenes' means"
+
+
+def test_a_setting_that_a_scene_lacks_has_no_mean() -> None:
+    lines = markdown([record("a", "x", 1, 30.0, 1), record("a", "y", 1, 31.0, 1), record("b", "x", 1, 20.0, 1)])
+    assert [line for line in lines if line.startswith("| mean")] == ["| mean | x |  | 25.00 | 0.9000 | 1 | 2.5 | 100 |"]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bench") / "thing"
+    made.colmap_scene(root)
+    return root
+
+
+def bench(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = run(["bench", *map(str, arguments)])
+    said = capfd.readouterr()
+    return code, said.out, said.err
+
+
+@NEEDS_COMPILER
+def test_runs_are_measured_once(scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = [scene, "--setting", f"short={SHORT}", "--seeds", "1", "-o", tmp_path / "out", "--sheet"]
+    code, out, err = bench(capfd, *arguments, "--json")
+    assert code == 0, err
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["event"] for event in events] == ["run", "result"]
+    first: dict[str, Any] = events[0]
+    assert first["command"].startswith(f"splat train {scene} --iterations 4")
+    assert first["step"] == 4
+    assert 0 < first["psnr"] < 60
+    assert first["seconds"] > 0
+    assert first["peak_mb"] > 50
+    assert first["views"]
+    report = json.loads((tmp_path / "out/bench.json").read_text())
+    assert report["runs"][0]["psnr"] == first["psnr"]
+    assert {"date", "version", "processor", "threads", "matmul_gflops"} <= report.keys()
+    assert (tmp_path / "out/thing--short--1.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "out/thing--short--1").exists(), "the run itself is not kept"
+
+    code, out, err = bench(capfd, *arguments, "--setting", f"other={SHORT} --cap-max 9")
+    assert code == 0, err
+    assert "1/2 thing--short--1" in err
+    assert "(known)" in err.splitlines()[0]
+    assert "(known)" not in err.splitlines()[1]
+    assert out.splitlines() == (tmp_path / "out/table.md").read_text().splitlines()
+    assert out.splitlines()[3].startswith("| thing | other | 1 |")
+
+
+@NEEDS_COMPILER
+def test_a_run_that_fails_ends_the_bench_with_its_words(
+    scene: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = bench(capfd, scene, "--setting", "bad=--sh-degree 9", "--seeds", "1", "-o", tmp_path)
+    assert (code, out) == (2, "")
+    assert "ended with 2" in err
+    assert "sh_degree" in err
+    assert "thing--bad--1.log" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((), "name scenes, or a plan"),
+        (("a", "--plan", "b"), "name scenes, or a plan"),
+        (("--plan", "b", "--setting", "x="), "its own settings"),
+        (("a", "--seeds", "1,x"), "no seeds"),
+    ],
+)
+def test_contradictions_are_refused(arguments: tuple[str, ...], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    code, _, err = bench(capfd, *arguments)
+    assert code == 2
+    assert words in err
