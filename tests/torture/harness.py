@@ -94,9 +94,7 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--minutes", type=float, help="of fuzzing: tell of the trials done by then"
-    )
+    parser.add_argument("--minutes", type=float, help="of fuzzing: tell of the trials done by then")
     parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
     options = parser.parse_args()
     name = sys.modules["__main__"].__spec__.name
