@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ from tests.torture import (
     kill_saves,
     power_cuts,
 )
-from tests.torture.calls import Call, read_log, run_under
+from tests.torture.calls import COMPILER, Call, read_log, run_under
 from tests.torture.harness import Figure, run_cases
 from tests.torture.states import small_checkpoint
 
@@ -202,6 +203,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def under_library(place: Path) -> dict[str, Any]:
+    if shutil.which(COMPILER) is None:
+        pytest.skip(f"needs a C compiler ({COMPILER})")
     found: dict[str, Any] = run_under(f"{__name__}:_work_under_library", str(place))
     return found
 
