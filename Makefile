@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test test-sanitize lint wheel clean
+.PHONY: setup demo test torture test-sanitize lint wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -14,6 +14,7 @@ help:
 	@echo "make setup   a virtual environment in $(VENV) with everything in it"
 	@echo "make demo    photos to splats on the sample scene, and a picture to look at"
 	@echo "make test    the tests"
+	@echo "make torture all reliability harnesses at full length, for hours; the figures go to benchmarks/reliability.json"
 	@echo "make lint    ruff and mypy"
 	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
 
@@ -30,6 +31,12 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# docs/reliability.md says what is done. ONLY="fuzz_ply bit_flips" runs these alone.
+ONLY ?=
+
+torture: setup
+	PYTHONPATH=. $(BIN)/python -m tests.torture.all $(ONLY)
 
 # The kernels under the emulator and the CPU library, with every access and every shift looked at.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer

@@ -264,7 +264,8 @@ def _step_of(path: Path) -> int:
 
 
 def _has_content(folder: Path) -> bool:
-    return any(entry.name != "lock" for entry in folder.iterdir())
+    """Whether there is more than a start that failed may have left on a disk that would not remove it."""
+    return any(entry.name != "lock" and not TEMPORARY.fullmatch(entry.name) for entry in folder.iterdir())
 
 
 def _move_aside(path: Path) -> Path:

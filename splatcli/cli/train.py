@@ -86,7 +86,8 @@ def train(
 ) -> int:
     """Train Gaussians on the photos of a scene.
 
-    Prints the path of the last checkpoint. Ctrl-C and SIGTERM end at the next step, after a complete save.
+    Prints the path of the last checkpoint. Ctrl-C, SIGTERM and SIGHUP end at the next step, after a complete save;
+    SIGUSR1 saves, and training goes on.
 
     \b
     Examples:

@@ -118,6 +118,13 @@ def test_a_used_folder_is_refused_or_moved_aside(checkpoint_of: CheckpointOf, tm
     assert find_latest(tmp_path / "run.old-1") is not None
 
 
+def test_what_a_failed_start_could_not_remove_does_not_bar_the_next(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / f".probe.tmp.{os.getpid()}.0123abcd").write_bytes(b"x")
+    RunDir.create(tmp_path / "run").close()
+    assert (tmp_path / "run" / "ckpts").is_dir()
+
+
 def test_overwrite_never_moves_a_folder_that_is_no_run(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter.txt").write_text("dear")

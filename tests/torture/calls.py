@@ -5,10 +5,12 @@ The library works in a process that was started with it (LD_PRELOAD), so harness
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +22,7 @@ from typing import Any
 
 #: Kinds of calls that can be made to fail.
 KINDS = ("open", "write", "fsync", "rename", "unlink", "fallocate", "truncate", "mkdir")
+COMPILER = os.environ.get("CC", "cc")
 #: Stands for an errno: the call writes half of what it was given and says so.
 SHORT_WRITE = -1
 
@@ -83,7 +86,7 @@ def read_log(path: Path) -> list[Call]:
 def _library() -> Path:
     source = Path(__file__).with_name("calls.c")
     folder = Path(tempfile.mkdtemp(prefix="splat-calls-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "calls.so"
-    compiler = os.environ.get("CC", "cc")
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    subprocess.run([COMPILER, "-O1", "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
     return library

@@ -25,7 +25,7 @@ from splatcli.checkpoint.rundir import RunDir, find_latest
 from splatcli.checkpoint.save import save_checkpoint
 from splatcli.cli.boundary import run as splat
 from splatcli.config import Config
-from splatcli.errors import OutputError
+from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.views.pictures import write_bytes
 from tests.cli.tiny import QUICK, write_scene
@@ -83,7 +83,7 @@ def all_faults(count: int, seed: int) -> dict[str, Any]:
                     break
                 label = f"{name}: call {k} of {kind} fails with {fault}{' and so on' if lasting else ''}"
                 try:
-                    fired = _one_fault(PLACES[name], folder / "place", kind, k, fault, lasting)
+                    fired = one_fault(PLACES[name], folder / "place", kind, k, fault, lasting=lasting)
                 except Exception as error:
                     failures.append(f"{label}: {type(error).__name__}: {error}")
                     fired = True
@@ -93,7 +93,7 @@ def all_faults(count: int, seed: int) -> dict[str, Any]:
     return {"trials": sum(by_kind.values()), "failures": failures, "by_kind": by_kind}
 
 
-def _one_fault(place: Place, folder: Path, kind: str, k: int, fault: str, lasting: bool) -> bool:
+def one_fault(place: Place, folder: Path, kind: str, k: int, fault: str, *, lasting: bool) -> bool:
     """Whether the fault came about. Raises AssertionError when something is lost."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -226,10 +226,10 @@ def _old_picture(folder: Path) -> None:
     (folder / "pictures" / "x.png").write_bytes(b"old")
 
 
-def _command(*words: str) -> None:
-    """A command line, which must end well or, with an OutputError here, with the exit code of a disk that refuses."""
+def _command(*words: str, refusals: tuple[int, ...] = (OutputError.exit_code,)) -> None:
+    """A command line, which must end well or, with an OutputError here, with one of the codes ``refusals``."""
     code = splat([*words, "-q"])
-    if code == OutputError.exit_code:
+    if code in refusals:
         raise OutputError("refused")
     assert code == 0, f"exit code {code} of splat {words[0]}"
 
@@ -259,7 +259,9 @@ def _half_trained(folder: Path) -> None:
 
 
 def _resume_command(folder: Path) -> None:
-    _command("resume", str(folder / "run" / "ckpts" / "ckpt_000002.pt"))
+    # A checkpoint that cannot be opened is a model that cannot be read.
+    codes = (OutputError.exit_code, ModelFileError.exit_code)
+    _command("resume", str(folder / "run" / "ckpts" / "ckpt_000002.pt"), refusals=codes)
 
 
 def _check_resumed(folder: Path, succeeded: bool) -> None:

@@ -121,7 +121,7 @@ def command_line(rng: random.Random, options: dict[str, list[str]]) -> list[str]
 _GOOD = [
     "train scene -o out -r 2 --sh-degree 1 --test-every 4 --seed 3 --set save.keep_last=2 -q",
     "train scene --init model.ply --strategy default --cap-max 50 --white-background --json",
-    "train scene --config settings.toml --random-background --antialiased --images images -o out",
+    "train scene --strategy mcmc --config settings.toml --random-background --antialiased --images images -o out",
     "resume run/ckpts/ckpt_000005.pt --data scene -q",
     *["render run --views all -o pictures --background white --data scene --device cpu"] * 2,
     *["render model.ply --views cameras.json --background 0.1,0.2,0.3 -o pictures"] * 3,

@@ -94,7 +94,7 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, help="tell of the trials that were done by then")
+    parser.add_argument("--minutes", type=float, help="of fuzzing: tell of the trials done by then")
     parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
     options = parser.parse_args()
     name = sys.modules["__main__"].__spec__.name
@@ -102,7 +102,7 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     if options.minutes is not None:
         _enough.minutes = options.minutes
         command += f" --minutes {options.minutes:g}"
-    run = _circumstances()
+    run = circumstances()
     found = figures(options.n, options.seed)
     for figure in found.values():
         figure.run = {"command": command, **run}
@@ -124,7 +124,7 @@ class _Enough:
 _enough = _Enough()
 
 
-def _circumstances() -> dict[str, int | str]:
+def circumstances() -> dict[str, int | str]:
     """When, of what and where a figure is measured."""
     here = Path(__file__).parent
 

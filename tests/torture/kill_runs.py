@@ -39,19 +39,27 @@ Trajectory = dict[int, str]
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
+    """count: kills under each strategy."""
     load_cpu(best_isa())  # building it is no part of a run
+    return {f"kill_runs_{name}": _figure(name, count, seed) for name in ("default", "mcmc")}
+
+
+def _figure(strategy: str, count: int, seed: int) -> Figure:
     start = time.monotonic()
     tally = Tally()
     with workplace(memory=False) as folder:
-        scene = write_scene(folder / "scene")
-        _wait(_start(["train", str(scene), "-o", str(folder / "left_alone"), *SETTINGS], cores=1))
+        train = ["train", str(write_scene(folder / "scene")), *SETTINGS, "--strategy", strategy]
+        _wait(_start([*train, "-o", str(folder / "left_alone")], cores=1))
         seconds = time.monotonic() - start
         reference = Outcome.of(folder / "left_alone")
         if len(reference.trajectory) != STEPS // 4 + 1 or not reference.losses:
             raise RuntimeError("the run that is left alone does not end")
-        ended = _kill(scene, folder, reference, count, seconds, random.Random(seed), tally)
-    what = "a training run is killed and resumed: it goes on, and ends, with the bits of a run that was left alone"
-    return {"kill_runs": tally.figure(what, time.monotonic() - start, runs_to_the_end=ended)}
+        ended = _kill(train, folder, reference, count, seconds, random.Random(seed), tally)
+    what = (
+        f"a training run (strategy {strategy}) is killed and resumed: it goes on, and ends, with the bits of a run "
+        "that was left alone"
+    )
+    return tally.figure(what, time.monotonic() - start, runs_to_the_end=ended)
 
 
 @dataclass(frozen=True)
@@ -76,14 +84,14 @@ def state_digest(path: Path) -> str:
 
 
 def _kill(
-    scene: Path, folder: Path, reference: Outcome, count: int, seconds: float, rng: random.Random, tally: Tally
+    train: list[str], folder: Path, reference: Outcome, count: int, seconds: float, rng: random.Random, tally: Tally
 ) -> int:
     """Kills ``count`` times; how many runs came to their end in between."""
     ended = number = trial = 0
     run = folder / "run-0"
     while trial < count:
         latest = find_latest(run)
-        command = ["train", str(scene), "-o", str(run), *SETTINGS] if latest is None else ["resume", str(latest), "-q"]
+        command = [*train, "-o", str(run)] if latest is None else ["resume", str(latest), "-q"]
         if latest is None and run.exists():
             command.append("--overwrite")
         child = _start(command, cores=rng.choice([1, 64]))

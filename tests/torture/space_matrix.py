@@ -6,14 +6,16 @@ opacities that passes: there must be none. A false refusal is a raw one that doe
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import math
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from splatcli.scene.read import read_scene
 from splatcli.train.init import gaussians_from_points
 from tests.checkpoint.foreign.made import WRITERS, activated, write
 from tests.checkpoint.test_space import shells
+from tests.torture.harness import Figure, circumstances
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data"
 UNITS = [10.0**power for power in range(-4, 6)]
@@ -203,6 +206,26 @@ def figures(quick: bool = False) -> dict[str, Any]:
     }
 
 
+def main() -> int:
+    """The command line: the whole matrix on stdout, or as a figure, with the matrix in it, into a file."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    start, run = time.monotonic(), circumstances()
+    found = figures(options.quick)
+    if options.json is None:
+        print(json.dumps(found, indent=2))
+    else:
+        counts = {name: value for name, value in found.items() if isinstance(value, int)}
+        what = "a model with activated scales or opacities comes in: it is refused (false refusals are told in details)"
+        seconds = round(time.monotonic() - start, 1)
+        run["command"] = f"python -m tests.torture.space_matrix{' --quick' if options.quick else ''}"
+        figure = Figure(what, found["activated_models"], found["false_accepts"], seconds, counts, run=run)
+        text = json.dumps({"space_matrix": {**asdict(figure), "matrix": found}}, indent=2)
+        options.json.write_text(text + "\n")
+    return 1 if found["false_accepts"] else 0
+
+
 if __name__ == "__main__":
-    json.dump(figures(quick="--quick" in sys.argv), sys.stdout, indent=2)
-    print()
+    sys.exit(main())

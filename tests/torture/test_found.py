@@ -1,17 +1,24 @@
-"""What fuzzing has found: inputs that once ended in a traceback, each refused now with words that say what it is."""
+"""What the harnesses have found: inputs that once ended in a traceback, and disks that once kept more from working."""
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import plyfile
 import pytest
+import torch
 
+from splatcli.checkpoint.atomic import write_atomically
+from splatcli.checkpoint.lock import take_lock
+from splatcli.cli.boundary import run as splat
 from splatcli.config import DataConfig, build_config
-from splatcli.errors import ModelFileError, SceneError, UsageError
+from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError, UsageError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
@@ -108,3 +115,52 @@ def test_settings(tmp_path: Path, text: str, said: str) -> None:
     assignment = text.replace("[", "", 1).replace("]\n", ".", 1)
     with pytest.raises(UsageError):
         build_config(assignments=[assignment])
+
+
+def test_a_name_longer_than_names_can_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert splat(["info", "x" * 3000]) == 2
+    said = capsys.readouterr().err
+    assert "longer than a file's name can be" in said
+    assert len(said) < 1000
+
+
+def test_a_name_as_long_as_names_can_be(tmp_path: Path) -> None:
+    """The temporary file beside it needs a name as well; in UTF-8 each of these letters takes two bytes."""
+    path = tmp_path / ("é" * 125 + ".ply")
+    gaussians = small_checkpoint(3).gaussians
+    write_ply_file(gaussians, path)
+    assert torch.equal(read_ply(path).means, gaussians.means)
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_does_not_keep_anyone_from_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    descriptor = take_lock(tmp_path)
+    with pytest.raises(LockedError):
+        take_lock(tmp_path)
+    os.close(descriptor)
+
+
+def test_a_first_file_that_fails_leaves_nothing_and_claims_nothing(tmp_path: Path) -> None:
+    def fail(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OutputError) as caught:
+        write_atomically(tmp_path / "x", fail, what="file")
+    assert "kept" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no files in memory here")
+def test_a_model_in_shared_memory_is_written_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "x.ply"
+        write_ply_file(small_checkpoint(3, seed=1).gaussians, path)
+        before = path.read_bytes()
+        monkeypatch.setattr("splatcli.formats.ply.write_ply", lambda gaussians, file: file.write(b"half") and 1 / 0)
+        with pytest.raises(OutputError):
+            write_ply_file(small_checkpoint(3, seed=2).gaussians, path)
+        assert path.read_bytes() == before

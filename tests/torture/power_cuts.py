@@ -50,7 +50,7 @@ def figures(count: int, seed: int) -> dict[str, Figure]:
 
 def record(folder: Path) -> list[Call]:
     """The calls of a run at work in ``folder``/run; ``folder``/copies has each file as it was synced."""
-    run_under("tests.torture.power:save_and_rewind", str(folder))
+    run_under("tests.torture.power_cuts:save_and_rewind", str(folder))
     return read_log(folder / "log")
 
 
