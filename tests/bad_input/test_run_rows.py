@@ -119,8 +119,8 @@ def memory_ends(fails: Callable[[int, int], bool]) -> Harm:
     """A step fails for lack of memory where ``fails`` says so of the steps done and the Gaussians."""
     real = splatcli.train.loop.engine_for
 
-    def make(device: torch.device) -> Any:
-        engine: Any = real(device)
+    def make(*args: Any, **rest: Any) -> Any:
+        engine: Any = real(*args, **rest)
         submit = engine.submit
 
         def checked(gaussians: Any, adam: Any, inputs: Any) -> Any:
