@@ -10,11 +10,12 @@ from __future__ import annotations
 import difflib
 import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from splatcli.errors import UsageError
+from splatcli.sizes import parse_size
 
 #: The run length that the field's schedules are written for.
 REFERENCE_ITERATIONS = 30_000
@@ -230,6 +231,15 @@ class GuardConfig(_Section):
     prune_jump: float = Field(0.5, gt=0, le=1)
 
 
+class MemoryConfig(_Section):
+    """What a run may take; docs/memory.md says what goes into it."""
+
+    #: Bytes, or text as "8GiB": of the GPU, or of the whole process on the CPU; None takes what is free.
+    budget: Annotated[int | None, BeforeValidator(parse_size)] = Field(None, gt=0)
+    #: No more Gaussians than this. A run with a budget finds it when it is made, and keeps it when it is resumed.
+    cap: int | None = Field(None, gt=0)
+
+
 class Config(_Section):
     """All settings of a run."""
 
@@ -241,6 +251,11 @@ class Config(_Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     save: SaveConfig = Field(default_factory=SaveConfig)
     guard: GuardConfig = Field(default_factory=GuardConfig)
+    memory: MemoryConfig = Field(default_factory=MemoryConfig)
+
+    def most_gaussians(self) -> int | None:
+        """The least of the caps that there are."""
+        return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if cap is not None), default=None)
 
 
 def build_config(

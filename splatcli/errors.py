@@ -11,7 +11,7 @@
     ├── LockedError          9  another process holds the run
     └── DivergedError       10  training ran away
 
-Interrupted runs leave with 130 (SIGINT) or 143 (SIGTERM).
+Interrupted runs leave with 129 (SIGHUP), 130 (SIGINT) or 143 (SIGTERM).
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def start_training(
             _check_movable(output, scene.root)
         requests.heed_stops()
         with RunDir.create(output or default_folder(scene.root), overwrite=overwrite) as run_dir:
-            run_dir.write_config(config)
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
+            run_dir.write_config(config)  # with the cap that the memory has room for
             del given
             return _drive(trainer, stop_at, requests, out)
 

@@ -44,6 +44,16 @@ Data = Annotated[
     typer.Option("--data", metavar="DIR", help="Where the scene is now, if it is not where it was trained."),
 ]
 
+VramBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--vram-budget",
+        metavar="SIZE",
+        help="Take no more memory than this, as 8GiB or 800M: of the GPU, or of the machine with --device cpu; growth "
+        "stops where it is used up.  [default: what is free]",
+    ),
+]
+
 # How a scene is read: the same flags wherever one is read for the first time.
 
 Format = Annotated[

@@ -161,7 +161,7 @@ class TerminalReporter(_Base):
 
 def describe(event: Event) -> str | None:
     """What a person wants to know of an event, in a line or a few; None for what happens all the time."""
-    from splatcli.train.events import Alarmed, Evaluated, RolledBack, Saved, SaveFailed, Started, Stopped
+    from splatcli.train.events import Alarmed, Capped, Evaluated, RolledBack, Saved, SaveFailed, Started, Stopped
 
     match event:
         case Started():
@@ -173,6 +173,9 @@ def describe(event: Event) -> str | None:
             return (
                 f"step {event.step}: {figures} on {len(event.views)} held-out views, {event.num_gaussians:,} Gaussians"
             )
+        case Capped():
+            reason = f"{event.num_gaussians:,} Gaussians, for as many as the memory suffices: growth stops here"
+            return f"step {event.step}: {reason}; a larger --vram-budget or smaller images (-r) have room for more"
         case Alarmed():
             return f"warning: step {event.step}: {event.text}"
         case RolledBack():

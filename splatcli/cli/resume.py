@@ -32,6 +32,7 @@ def resume(
         ),
     ] = None,
     stop_at: options.StopAt = None,
+    vram_budget: options.VramBudget = None,
     data: options.Data = None,
     assignments: Annotated[
         list[str] | None,
@@ -71,6 +72,7 @@ def resume(
     from splatcli.cli.output import speaking
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
+    settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
     with speaking(json=json, quiet=quiet) as out:
         return resume_training(
             find_model(checkpoint),

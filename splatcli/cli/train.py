@@ -51,6 +51,7 @@ def train(
     cap_max: Annotated[
         int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
     ] = None,
+    vram_budget: options.VramBudget = None,
     sh_degree: Annotated[
         int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
     ] = None,
@@ -85,7 +86,8 @@ def train(
 ) -> int:
     """Train Gaussians on the photos of a scene.
 
-    Prints the path of the last checkpoint. Ctrl-C and SIGTERM end at the next step, after a complete save.
+    Prints the path of the last checkpoint. Ctrl-C, SIGTERM and SIGHUP end at the next step, after a complete save;
+    SIGUSR1 saves, and training goes on.
 
     \b
     Examples:
@@ -123,6 +125,7 @@ def train(
         "model.init": init,
         "strategy.name": strategy,
         "strategy.cap_max": cap_max,
+        "memory.budget": vram_budget,
         "train.iterations": iterations,
         "train.seed": seed,
         "train.background": background,

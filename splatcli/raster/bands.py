@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import ResourceError
+from splatcli.sizes import gib
 
 #: Pairs that one band may have: the native side numbers them in 32 bits.
 MOST_PAIRS = 2**31 - 1
@@ -110,7 +111,3 @@ class Crowd:
         if sum(self.largest.tiles) > 0.5 * self.pairs:
             return "these few have grown out of all proportion: remove them, or resume from an earlier checkpoint"
         return "a smaller --resolution or --cap-max needs less, a larger --vram-budget allows more"
-
-
-def gib(count: int) -> str:
-    return f"{count / 2**30:.1f} GiB" if count >= 2**30 // 10 else f"{count / 2**20:.1f} MiB"

@@ -17,7 +17,8 @@ from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
-from splatcli.raster.frame import Frame, PairBudget
+from splatcli.raster.allowance import PairBudget, roomy
+from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stepping import NOISE_STEEPNESS, NOISE_THRESHOLD, ImmediateEngine, Pressure, StepEngine, StepInputs
@@ -166,6 +167,7 @@ class NativeEngine(ImmediateEngine):
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
+        self.pairs = self.frame.native.pair_bound
         return _mix(inputs.ssim_lambda, job.l1, job.ssim)
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
@@ -212,6 +214,7 @@ class DeferredEngine:
         self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._submitted = 0
+        self.pairs = 0
 
     @property
     def frame(self) -> Frame:
@@ -240,11 +243,12 @@ class DeferredEngine:
             if first.done is not None:
                 first.done.synchronize()
             pairs, overflow = first.counters[[abi.COUNT_PAIRS, abi.COUNT_OVERFLOW]].tolist()
-            self._room = max(self._room, _roomy(pairs))
+            self._room = max(self._room, roomy(pairs))
             if overflow:
                 self._again()
                 continue
             self._pending.popleft()
+            self.pairs = pairs
             losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()))
         return losses
 
@@ -260,7 +264,7 @@ class DeferredEngine:
         room = self._room or None
         stages.run(step.gaussians, step.adam, step.number, step.inputs, room=room, means=self._means)
         if room is None:
-            self._room = _roomy(self.frame.native.pair_bound)
+            self._room = roomy(self.frame.native.pair_bound)
         assert self.frame.counters is not None
         step.means.copy_(self._means, non_blocking=True)
         step.counters.copy_(self.frame.counters, non_blocking=True)
@@ -268,29 +272,23 @@ class DeferredEngine:
             step.done.record(torch.cuda.current_stream(stages.backend.device))
 
 
-def _roomy(pairs: int) -> int:
-    """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
-    wanted = pairs + pairs // 4 + 1
-    grain = max(1, 1 << max(0, wanted.bit_length() - 4))
-    return -(-wanted // grain) * grain
-
-
 def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:
     return float((1.0 - ssim_lambda) * l1 + ssim_lambda * (1.0 - ssim))
 
 
-def engine_for(device: str | torch.device = "cpu") -> StepEngine:
+def engine_for(device: str | torch.device = "cpu", budget: PairBudget | None = None) -> StepEngine:
     """The engine of a device: native, or plain torch with a warning where no compiler is.
 
+    budget: bytes for tile pairs; None takes what the device has free.
     Raises ResourceError for a device that there are no kernels for, and when building them fails.
     """
     device = torch.device(device)
     if device.type == "cuda":
-        return DeferredEngine(Backend.cuda(device))
+        return DeferredEngine(Backend.cuda(device), budget=budget)
     if device.type != "cpu":
         raise ResourceError(f"there is no engine for {device}", remedy="use --device cpu or cuda")
     try:
-        return NativeEngine(Backend.cpu())
+        return NativeEngine(Backend.cpu(), budget=budget)
     except NoCompilerError as error:
         _log.warning("%s\nTraining in plain torch instead: right, but hundreds of times slower.", error)
         return ReferenceEngine()

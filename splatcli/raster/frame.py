@@ -15,7 +15,6 @@ import ctypes
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,28 +22,16 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend, address
-from splatcli.raster.bands import MOST_PAIRS, Band, Crowd, Largest, gib, plan_bands
+from splatcli.raster.allowance import LIST_BYTES, Allowance, PairBudget
+from splatcli.raster.bands import Band, Crowd, Largest, plan_bands
 from splatcli.raster.memory import Arena, Budget
 from splatcli.raster.view import lines_of, tiles_of
+from splatcli.sizes import gib
 
 _log = logging.getLogger(__name__)
 
-#: Buffers that the budget is for: those whose size goes with the pairs of a view, and the sums from band to band.
-_PAIR_BUFFERS = ("workspace", "pair_records", "pair_rows", "pair_masks", "rows", "row_sums", "reached")
-
-#: Bytes of a pair in the lists: record, row, mask; and with what the CPU needs while it bins.
-LIST_BYTES = 4 + 4 + 2
-PAIR_BYTES = LIST_BYTES + 12
-
-
-class PairBudget(Protocol):
-    """How many bytes there are for tile pairs."""
-
-    #: Whether the user has heard already that views are made in bands.
-    told: bool
-
-    def left(self, reusable: int = 0) -> int:
-        """Now, counting ``reusable`` bytes that would be given back first."""
+#: Bytes of a pair while the CPU bins and lists it.
+PAIR_BYTES = 12 + LIST_BYTES
 
 
 @dataclass(slots=True)
@@ -57,6 +44,7 @@ class Frame:
     #: How much larger than it has to a growing buffer becomes; 0 for a frame of one view.
     slack: float = 0.25
     arena: Arena = field(init=False)
+    allowance: Allowance = field(init=False)
     native: abi.Frame = field(default_factory=abi.Frame)
     #: [COUNTERS] int64, where a deferred backend counts.
     counters: Tensor | None = None
@@ -64,15 +52,10 @@ class Frame:
     bands: list[Band] = field(default_factory=list)
     _source: Gaussians | None = None
     _arrays: abi.GaussianArrays | None = None
-    #: Pairs that there is memory for already, by whether there are rows and whether they are those of a band; and for
-    #: how many Gaussians.
-    _granted: dict[tuple[bool, bool], int] = field(default_factory=dict)
-    _granted_to: int = 0
 
     def __post_init__(self) -> None:
-        if self.budget is None:
-            self.budget = Budget(self.backend.device)
         self.arena = Arena(self.backend.device, self.slack)
+        self.allowance = Allowance(self.backend, self.budget or Budget(self.backend.device), self.arena)
         if self.backend.deferred:
             self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
             self.native.counters = address(self.counters)
@@ -243,74 +226,32 @@ class Frame:
 
     def _plan(self, view: abi.View, bound: int, is_guess: bool, with_rows: bool) -> list[Band]:
         """One band where ``bound`` pairs fit the budget, else several. is_guess: the true bound may be less."""
-        whole = Band(0, lines_of(view.height), bound)
-        assert self.budget is not None
         assert self._arrays is not None
-        if self._arrays.n != self._granted_to:
-            self._granted, self._granted_to = {}, self._arrays.n
-        if bound <= self._granted.get((with_rows, False), 0):
-            return [whole]
-        left = self.budget.left(self.arena.nbytes(*_PAIR_BUFFERS))
-        wanted = self._bytes(view, bound, with_rows)
-        if wanted <= left and bound <= MOST_PAIRS:
-            # Where there is no room for slack, buffers are as large as they have to be.
-            slack = self.slack if (1 + self.slack) * wanted <= left else 0.0
-            self._grant(with_rows, False, bound, wanted, left, slack)
-            return [whole]
+        if self.allowance.grants(self._arrays.n, view, self.native, bound, with_rows=with_rows):
+            return [Band(0, lines_of(view.height), bound)]
         if is_guess:
             return self._plan(view, self.pair_bound(), False, with_rows)
-        return self._cut(view, bound, wanted, left, with_rows)
-
-    def _cut(self, view: abi.View, bound: int, wanted: int, left: int, with_rows: bool) -> list[Band]:
-        """Bands of lines that fit into ``left`` bytes each."""
-        assert self.budget is not None
-        crowd = self._crowd(view, bound, wanted, None, left)
-        if crowd.is_absurd():
-            raise crowd.refusal()
+        if self._crowd(view, bound, None, with_rows).is_absurd():
+            raise self._crowd(view, bound, None, with_rows).refusal()
         line_pairs = torch.zeros(lines_of(view.height), dtype=torch.int64, device=self.backend.device)
         self.backend.call("line_pairs", view, self._arrays, self.native, address(line_pairs))
         lines: list[int] = line_pairs.tolist()
-        sums = self._padded() * (abi.ROW * self.backend.dtype.itemsize + 4) if with_rows else 0
         try:
-            bands = plan_bands(lines, self._most_pairs(view, left - sums, with_rows))
+            bands = plan_bands(lines, self.allowance.most_pairs(view, self.native, with_rows))
         except ValueError:
-            line_wanted = self._bytes(view, max(lines), with_rows)
-            raise self._crowd(view, bound, wanted, line_wanted, left).refusal() from None
-        fullest = max(band.pairs for band in bands)
-        if fullest > self._granted.get((with_rows, True), 0):
-            self._grant(with_rows, True, fullest, self._bytes(view, fullest, with_rows) + sums, left, 0.0)
-        if not self.budget.told:
-            self.budget.told = True
+            raise self._crowd(view, bound, max(lines), with_rows).refusal() from None
+        self.allowance.grant_bands(view, self.native, max(band.pairs for band in bands), with_rows)
+        if not self.allowance.budget.told:
+            self.allowance.budget.told = True
+            wanted, left = self.allowance.nbytes(view, self.native, bound, with_rows), self.allowance.left()
             _log.warning(
                 "the %s tile pairs of a %dx%d view want %s, and %s are left: it is made in %d bands, with the same "
                 "bits but slower", f"{bound:,}", view.width, view.height, gib(wanted), gib(left), len(bands),
             )  # fmt: skip
         return bands
 
-    def _grant(self, with_rows: bool, is_band: bool, pairs: int, wanted: int, left: int, slack: float) -> None:
-        """Lets buffers be made for ``pairs``; what was kept for others is given back where both do not fit."""
-        self.arena.slack = slack
-        if self.arena.nbytes(*_PAIR_BUFFERS) + (1 + slack) * wanted > left:
-            self.arena.drop(*_PAIR_BUFFERS)
-            self._granted = {}
-        self._granted[with_rows, is_band] = pairs
-
-    def _bytes(self, view: abi.View, pairs: int, with_rows: bool) -> int:
-        """What is allocated for so many pairs."""
-        self.native.pair_bound = pairs
-        workspace = self.backend.call("bin_bytes", view, self.native)
-        row = abi.ROW * self.backend.dtype.itemsize
-        return workspace + pairs * (LIST_BYTES + (row if with_rows else 0))
-
-    def _most_pairs(self, view: abi.View, left: int, with_rows: bool) -> int:
-        """How many pairs of a band fit into ``left`` bytes."""
-        low, high = 0, MOST_PAIRS
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self._bytes(view, middle, with_rows) <= left else (low, middle - 1)
-        return low
-
-    def _crowd(self, view: abi.View, bound: int, wanted: int, line_wanted: int | None, left: int) -> Crowd:
+    def _crowd(self, view: abi.View, bound: int, fullest_line: int | None, with_rows: bool) -> Crowd:
+        """What there is to say of a view that is over the budget."""
         assert self._source is not None
         slots = self._padded()
 
@@ -319,6 +260,15 @@ class Frame:
 
         visible = chunks("chunk_counts", torch.int64, 2 * (slots // abi.CHUNK))[:, 0]
         ids, tiles = (chunks(name, torch.int32, slots) for name in ("ids", "row_counts"))
-        largest = Largest.of(ids, tiles, visible, self._source.log_scales)
-        count = int(visible.sum())
-        return Crowd(view.width, view.height, tiles_of(view), count, bound, wanted, line_wanted, left, largest)
+        nbytes = self.allowance.nbytes
+        return Crowd(
+            view.width,
+            view.height,
+            tiles_of(view),
+            int(visible.sum()),
+            bound,
+            nbytes(view, self.native, bound, with_rows),
+            None if fullest_line is None else nbytes(view, self.native, fullest_line, with_rows),
+            self.allowance.left(),
+            Largest.of(ids, tiles, visible, self._source.log_scales),
+        )

@@ -13,6 +13,10 @@ from torch import Tensor
 #: Of what is free on a device this part may be taken: allocators round up, and others live there too.
 SHARE = 0.9
 
+#: Of a limit, pairs take no more than this part: the rest is for density control, which makes new rows before it lets
+#: go of the old ones. With more pairs, views are made in bands.
+PAIRS_SHARE = 0.5
+
 #: Where the machine does not tell what is free.
 _UNTOLD = 4 << 30
 
@@ -30,10 +34,10 @@ class Budget:
     told: bool = False
 
     def left(self, reusable: int = 0) -> int:
-        """Bytes that may be taken now, ``reusable`` bytes of ours among them that would be given back first."""
+        """Bytes that pairs may take now, ``reusable`` bytes of ours among them that would be given back first."""
         left = int(SHARE * (free_memory(self.device) + reusable))
         if self.limit is not None:
-            left = min(left, self.limit - held_memory(self.device) + reusable)
+            left = min(left, self.limit - held_memory(self.device) + reusable, int(PAIRS_SHARE * self.limit))
         return max(0, left)
 
 

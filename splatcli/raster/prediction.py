@@ -6,6 +6,7 @@ Written from docs/math.md 3 and 5, in float64, and always on the side of too man
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from splatcli.scene.camera import Camera
 _CHUNK = 1 << 16
 _LINES = 1 << 19
 
+#: With more lines than this among a chunk's Gaussians, which is no scene any more, their boxes have to do.
+_MOST_LINES = 4 * _LINES
+
 #: px^2, docs/math.md 3.4; and how far outside the image, in its sides, the Jacobian follows a mean (3.3).
 _BLUR = 0.3
 _CLAMP = 0.15
@@ -27,36 +31,84 @@ _CLAMP = 0.15
 _RELATIVE, _PIXELS = 1e-5, 0.01
 
 
+@dataclass(frozen=True, slots=True)
+class PairCount:
+    """What a view would list.
+
+    pairs: at least as many as (Gaussian, tile) pairs. boxes: tiles in the boxes around the Gaussians, which the
+    rasterizer makes room for. visible: Gaussians with any.
+    """
+
+    pairs: int
+    boxes: int
+    visible: int
+
+    def __add__(self, other: PairCount) -> PairCount:
+        return PairCount(self.pairs + other.pairs, self.boxes + other.boxes, self.visible + other.visible)
+
+    def times(self, factor: float) -> PairCount:
+        """The counts of ``factor`` times as many Gaussians of the same kind."""
+        return PairCount(*(math.ceil(factor * count) for count in (self.pairs, self.boxes, self.visible)))
+
+
 @torch.no_grad()
-def predict_pairs(gaussians: Gaussians, camera: Camera) -> int:
-    """At least the number of (Gaussian, tile) pairs of the view; about a tenth more in usual scenes."""
+def predict_pairs(gaussians: Gaussians, camera: Camera) -> PairCount:
+    """Upper bounds for the view; that of the pairs is about a tenth more than there are in usual scenes."""
+    total = PairCount(0, 0, 0)
+    for first in range(0, len(gaussians), _CHUNK):
+        total += _count(gaussians.map(lambda t: t[first : first + _CHUNK]), camera)  # noqa: B023 (used at once)
+    return total
+
+
+@torch.no_grad()
+def predict_boxes(gaussians: Gaussians, camera: Camera) -> int:
+    """The boxes of predict_pairs() alone, in half the time."""
+    chunks = range(0, len(gaussians), _CHUNK)
     return sum(
-        _pairs(gaussians.map(lambda t: t[first : first + _CHUNK]), camera)  # noqa: B023 (used at once)
-        for first in range(0, len(gaussians), _CHUNK)
+        int(tiles_of_each(gaussians.map(lambda t: t[first : first + _CHUNK]), camera).sum())  # noqa: B023 (used at once)
+        for first in chunks
     )
 
 
-def _pairs(gaussians: Gaussians, camera: Camera) -> int:
-    ellipses = _ellipses(gaussians, camera)
-    u, v, a, _, c, tau = ellipses.unbind(1)
-    x0, x1 = _tiles(u, (2 * tau * a).sqrt(), camera.width)
-    y0, y1 = _tiles(v, (2 * tau * c).sqrt(), camera.height)
-    boxes = (x1 - x0).clamp(min=0) * (y1 - y0).clamp(min=0)
+@torch.no_grad()
+def tiles_of_each(gaussians: Gaussians, camera: Camera) -> Tensor:
+    """[N] int64: tiles in the box of each Gaussian; 0 for those that the view culls."""
+    kept, ellipses = _ellipses(gaussians, camera)
+    x0, x1, y0, y1 = _boxes(ellipses, camera)
+    tiles = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.device)
+    tiles[kept] = (x1 - x0) * (y1 - y0)
+    return tiles
+
+
+def _count(gaussians: Gaussians, camera: Camera) -> PairCount:
+    _, ellipses = _ellipses(gaussians, camera)
+    x0, x1, y0, y1 = _boxes(ellipses, camera)
+    boxes = (x1 - x0) * (y1 - y0)
     # Only boxes of two by two tiles and more have corners that the ellipse may leave out.
     cornered = (x1 - x0 > 1) & (y1 - y0 > 1)
-    total = int(boxes[~cornered].sum())
+    if int((y1 - y0)[cornered].sum()) > _MOST_LINES:
+        cornered[:] = False
+    pairs = int(boxes[~cornered].sum())
     rows = cornered.nonzero().squeeze(1)
     ends = (y1 - y0)[rows].cumsum(0)
     while len(rows):
         count = max(1, int((ends <= ends[0] + _LINES).sum()))
         part = rows[:count]
-        total += _line_by_line(ellipses[part], y0[part], y1[part], x0[part], x1[part])
+        pairs += _line_by_line(ellipses[part], y0[part], y1[part], x0[part], x1[part])
         rows, ends = rows[count:], ends[count:]
-    return total
+    return PairCount(pairs, int(boxes.sum()), int((boxes > 0).sum()))
 
 
-def _ellipses(gaussians: Gaussians, camera: Camera) -> Tensor:
-    """[K, 6] float64: mean u v, covariance a b c, and tau, of the Gaussians that the view does not cull."""
+def _boxes(ellipses: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """First column of tiles and the one after the last, and lines likewise; empty outside the image."""
+    u, v, a, _, c, tau = ellipses.unbind(1)
+    x0, x1 = _tiles(u, (2 * tau * a).sqrt(), camera.width)
+    y0, y1 = _tiles(v, (2 * tau * c).sqrt(), camera.height)
+    return x0, x1, y0, y1
+
+
+def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
+    """([K] int64, [K, 6] float64): the Gaussians that the view does not cull; mean u v, covariance a b c, and tau."""
     means = gaussians.means.double()
     view = torch.from_numpy(camera.viewmat).to(means)
     in_camera = means @ view[:3, :3].T + view[:3, 3]
@@ -75,7 +127,8 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> Tensor:
     cancelling = (a + c) * (a + c) / (a * c - b * b).clamp(min=_BLUR * _BLUR)
     tau = tau[seen].clamp(min=0) * (1 + 2e-4 + 1e-6 * cancelling) + 2e-4
     ellipses = torch.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy, a, b, c, tau], 1)
-    return ellipses[ellipses.isfinite().all(1)]
+    finite = ellipses.isfinite().all(1)
+    return seen.nonzero().squeeze(1)[finite], ellipses[finite]
 
 
 def _clamp(size: int, center: float, focal: float) -> tuple[float, float]:

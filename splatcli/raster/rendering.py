@@ -13,7 +13,8 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Frame, PairBudget
+from splatcli.raster.allowance import PairBudget
+from splatcli.raster.frame import Frame
 from splatcli.raster.reference import render_reference
 from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera

@@ -57,7 +57,12 @@ class StepInputs:
 
 
 class StepEngine(Protocol):
-    """Moves Gaussians and moments in place, view by view, in the order of the calls."""
+    """Moves Gaussians and moments in place, view by view, in the order of the calls.
+
+    pairs: (Gaussian, tile) pairs of the last step whose loss was told, at most; 0 where there are none.
+    """
+
+    pairs: int
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
         """Takes a step on; the losses that are known since the last call, in the order of the steps.
@@ -73,6 +78,8 @@ class StepEngine(Protocol):
 
 class ImmediateEngine:
     """An engine that is done when it returns: only ``step`` is its own."""
+
+    pairs: int = 0
 
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place."""

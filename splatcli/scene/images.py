@@ -19,7 +19,7 @@ from torch import Tensor
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import decode
+from splatcli.scene.decode import DECODE_BYTES, decode
 from splatcli.scene.masks import read_hidden, reduce_hidden, resample_hidden
 from splatcli.scene.memory import max_pixels
 from splatcli.scene.undistort import lens_key, resample, sampling_grid
@@ -144,6 +144,18 @@ class ImageStore:
     def masked(self) -> bool:
         """Whether pixels may be hidden."""
         return self.alpha_hides or any(source.mask is not None for source in self.sources)
+
+    def limit(self, nbytes: int) -> None:
+        """No more than so many bytes of photos are kept from now on."""
+        self._photos.budget = min(self._photos.budget, nbytes)
+
+    def most_bytes(self, kept: int | None = None) -> int:
+        """What photos take at most: those that are kept, in ``kept`` bytes if that is less, and those being decoded."""
+        sizes = [source.camera.width * source.camera.height for source in self.sources]
+        photos = sum(3 * size + (size if self.masked else 0) for size in sizes)
+        budget = self._photos.budget if kept is None else min(kept, self._photos.budget)
+        stored = max((source.stored[0] * source.stored[1] for source in self.sources), default=0)
+        return min(photos, budget) + self._parallel() * stored * DECODE_BYTES
 
     def has(self, i: int) -> bool:
         """Whether the file is (still) there."""

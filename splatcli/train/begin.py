@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 
+import torch
+
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
@@ -13,16 +15,21 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.scene import Scene
 from splatcli.train.changes import apply_config
+from splatcli.train.forecast import plan_memory
 from splatcli.train.init import initial_gaussians
 from splatcli.train.resume import check_same_scene
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
 
-def new_state(config: Config, scene: Scene, device: str, given: Gaussians | None) -> tuple[TrainState, list[str]]:
+def new_state(
+    config: Config, scene: Scene, device: str, given: Gaussians | None, *, planned: bool = True
+) -> tuple[TrainState, list[str]]:
     """The state of a new run on ``device``, and notes for the user.
 
-    given: the model that ``config.model.init`` names. Raises SceneError where there is no view or no scale.
+    given: the model that ``config.model.init`` names.
+    planned: whether the memory of the device's own engine is looked at, see plan_memory().
+    Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     if not scene.train:
         raise SceneError("no view is left to train on", where=scene.root, remedy="hold out fewer: --test-every 8")
@@ -34,6 +41,9 @@ def new_state(config: Config, scene: Scene, device: str, given: Gaussians | None
         )
     seed = config.train.seed
     gaussians, notes = initial_gaussians(config, scene, stream_generator(seed, "init"), given)
+    if planned:
+        own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
+        notes += plan_memory(config, scene, gaussians, torch.device(device), own=own)
     gaussians = gaussians.to(device)
     state = TrainState(
         config=config,
@@ -60,14 +70,20 @@ def resumed_state(
     *,
     config: Config | None = None,
     allowed: Collection[str] = (),
+    planned: bool = True,
 ) -> tuple[TrainState, Scene, list[str]]:
     """The state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 
     config: settings to go on with in place of the stored ones.
     allowed: what of the scene may have changed, see check_same_scene().
-    Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed.
+    planned: as for a new run.
+    Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed,
+    ResourceError where the memory cannot suffice.
     """
     check_same_scene(checkpoint, scene, allowed)
+    notes = list(scene.notes)
+    if planned:
+        notes += _plan_again(checkpoint, scene, torch.device(device), config)
     state = TrainState.from_checkpoint(checkpoint, device)
     if config is not None:
         if config.train.iterations < state.step:
@@ -79,4 +95,18 @@ def resumed_state(
     if "photos" in allowed:
         state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
     # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
-    return state, dataclasses.replace(scene, cameras=state.cameras), list(scene.notes)
+    return state, dataclasses.replace(scene, cameras=state.cameras), notes
+
+
+def gaussian_bytes(gaussians: Gaussians) -> int:
+    """What the six tensors hold."""
+    return sum(tensor.nbytes for _, tensor in gaussians.items())
+
+
+def _plan_again(checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None) -> list[str]:
+    """plan_memory() for a run that goes on: it keeps the cap that it found, unless it is given another budget."""
+    config = config or checkpoint.config
+    if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
+        config.memory.cap = None
+    own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" else 0
+    return plan_memory(config, scene, checkpoint.gaussians, device, own=own)

@@ -45,6 +45,15 @@ class Refined:
 
 
 @dataclass(frozen=True, slots=True)
+class Capped:
+    """Density control has come to the number of Gaussians that the memory has room for; told once."""
+
+    step: int
+    num_gaussians: int
+    cap: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpacityReset:
     """All opacities were lowered; quality dips and comes back within some hundred steps."""
 
@@ -84,8 +93,9 @@ class Probed:
 class Alarmed:
     """Something looks wrong, and training goes on; ``text`` is a sentence.
 
-    alarm: "psnr" (quality fell and stayed low), "count" (density control changed too much at once), "evaluation" (the
-    views could not be scored), "metrics" (lines of metrics.jsonl are lost), "space" (the disk may get full).
+    alarm: "psnr" (quality fell and stayed low), "count" (density control changed too much at once), "pairs" (Gaussians
+    cover far more tiles than before), "evaluation" (the views could not be scored), "metrics" (lines of metrics.jsonl
+    are lost), "space" (the disk may get full).
     """
 
     step: int
@@ -143,6 +153,7 @@ Event = (
     Started
     | Stepped
     | Refined
+    | Capped
     | OpacityReset
     | Evaluated
     | Probed

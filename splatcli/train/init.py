@@ -39,7 +39,7 @@ def initial_gaussians(
 
     generator: on the CPU; drawn from for random points and for the choice among too many.
     given: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
-    Raises SceneError for points that are not finite, UsageError for a given model above ``strategy.cap_max``.
+    Raises SceneError for points that are not finite, UsageError for a given model above the cap.
     """
     if given is not None:
         return _from_model(config, given)
@@ -47,7 +47,7 @@ def initial_gaussians(
         raise ValueError(f"the caller has to read {config.model.init!r}")
 
     notes: list[str] = []
-    cap = config.strategy.cap_max
+    cap = config.most_gaussians()
     points = _sfm_points(scene, notes) if config.model.init == "sfm" else None
     if points is None:
         xyz, rgb = _random_points(scene, min(config.model.random_points, cap or math.inf), generator)
@@ -136,7 +136,7 @@ def _random_points(
 
 
 def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]:
-    cap, degree = config.strategy.cap_max, config.model.sh_degree
+    cap, degree = config.most_gaussians(), config.model.sh_degree
     if cap is not None and len(given) > cap:
         raise UsageError(
             f"the model has {len(given)} Gaussians, more than the cap of {cap}",

@@ -51,7 +51,7 @@ class Keeper:
         self._saved_at = self._clock()
         save = state.config.save
         named = sum(state.step < step <= state.config.train.iterations for step in save.steps)
-        count = max(len(state.gaussians), state.config.strategy.cap_max or 0)
+        count = max(len(state.gaussians), state.config.most_gaussians() or 0)
         room, wanted = self.run_dir.room_for(checkpoint, count), save.keep_last + named
         if room < wanted:
             yield Alarmed(

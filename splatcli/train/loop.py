@@ -18,21 +18,25 @@ from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.engine import engine_for
+from splatcli.raster.memory import Budget
 from splatcli.raster.stepping import StepEngine, StepInputs
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.begin import new_state, resumed_state
-from splatcli.train.events import Event, OpacityReset, Probed, Refined, Started, Stepped, Stopped
+from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, Started, Stepped, Stopped
 from splatcli.train.failures import is_survivable
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
 from splatcli.train.lr import active_sh_degree, learning_rates
-from splatcli.train.monitor import FiniteWatch, QualityWatch, check_count, check_loss, judge_refinement
+from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_count, check_loss, judge_refinement
 from splatcli.train.recovery import Recovery
-from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, render_image
+from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, renderer_within
 from splatcli.train.state import TrainState
 from splatcli.train.strategies import apply_edit, make_strategy
 from splatcli.train.targets import Targets, to_device
+
+#: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
+FULL = 0.99
 
 
 class Trainer:
@@ -59,17 +63,21 @@ class Trainer:
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
-        self.engine = engine or engine_for(state.gaussians.device)
+        #: One for engine and renderer, so that bands are told of once.
+        self._budget = Budget(state.gaussians.device, state.config.memory.budget)
+        self.engine = engine or engine_for(state.gaussians.device, self._budget)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
-        self.targets = Targets(scene, state.gaussians.device)
+        self.targets = Targets(scene, state.gaussians.device, limit=state.config.memory.budget)
         self.keeper = Keeper(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
-        self.scorer = Scorer(scene, renderer or render_image)
+        self.scorer = Scorer(scene, renderer or renderer_within(self._budget))
         self.recovery = Recovery(run_dir)
         self.finite = FiniteWatch()
+        self.crowding = PairsWatch()
         self.quality = QualityWatch(state.config.guard)
         self._engine_is_ours = engine is None
+        self._capped_told = False
         #: The most Gaussians that a step was done with.
         self._largest = 0
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
@@ -89,7 +97,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
     ) -> Trainer:
         """A new run; arguments as in new_state()."""
-        state, notes = new_state(config, scene, device, given)
+        state, notes = new_state(config, scene, device, given, planned=engine is None)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
 
     @classmethod
@@ -111,7 +119,9 @@ class Trainer:
 
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         """
-        state, scene, found = resumed_state(checkpoint, scene, device, config=config, allowed=allowed)
+        state, scene, found = resumed_state(
+            checkpoint, scene, device, config=config, allowed=allowed, planned=engine is None
+        )
         notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
 
@@ -227,7 +237,8 @@ class Trainer:
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
             self.finite.look(step, state.gaussians, state.adam)
-        return [*told, *edits]
+        alarm = self.crowding.judge(step, self.engine.pairs, len(state.gaussians))
+        return [*told, *edits, *([] if alarm is None else [alarm])]
 
     def _told(self, losses: list[float]) -> list[Stepped]:
         """The steps whose losses have become known, each checked."""
@@ -264,10 +275,18 @@ class Trainer:
             refined = Refined(step, edit.cloned, edit.split, edit.pruned, len(state.gaussians), edit.relocated)
             alarm = judge_refinement(refined, before, state.config.guard)
             events += [refined] if alarm is None else [refined, alarm]
+            events += self._capped(step)
         if edit.opacity_ceiling is not None:
             events.append(OpacityReset(step))
             self.quality.reset(step)
         return events
+
+    def _capped(self, step: int) -> list[Event]:
+        count, cap = len(self.state.gaussians), self.state.config.memory.cap
+        if self._capped_told or cap is None or cap != self.state.config.most_gaussians() or count < FULL * cap:
+            return []
+        self._capped_told = True
+        return [Capped(step, count, cap)]
 
     def _training_background(self) -> Tensor:
         name = self.state.config.train.background
@@ -281,9 +300,9 @@ class Trainer:
         """The last checkpoint's state takes the place of one that failed."""
         plan = self.recovery.plan(failure, self.state, largest=self._largest)
         self._untold.clear()
-        self.finite = FiniteWatch()
+        self.finite, self.crowding = FiniteWatch(), PairsWatch()
         # First everything goes that takes memory, photos on a GPU included, if it was memory that was short.
-        budget = 0 if plan.cause == "memory" else None
+        limit = 0 if plan.cause == "memory" else plan.config.memory.budget
         del self.state, self.targets
         if self._engine_is_ours:
             del self.engine
@@ -295,8 +314,8 @@ class Trainer:
             torch.cuda.empty_cache()
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
-            self.engine = engine_for(plan.device)
-        self.targets = Targets(self.scene, plan.device, budget=budget)
+            self.engine = engine_for(plan.device, self._budget)
+        self.targets = Targets(self.scene, plan.device, limit=limit)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)
         self.keeper.saved = None  # the state that ends the run may have this step, and is another

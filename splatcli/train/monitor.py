@@ -22,6 +22,11 @@ from splatcli.train.failures import StepDivergedError
 LOW_FOR = 300
 
 
+#: The fullest view of so many steps is compared with that of as many before, and has to have so many times the pairs.
+PAIRS_WINDOW = 100
+PAIRS_JUMP = 20.0
+
+
 def check_loss(step: int, view: str, loss: float, gaussians: Gaussians) -> None:
     """Raises StepDivergedError when ``loss`` is NaN or infinite; its message names the broken groups."""
     if not math.isfinite(loss):
@@ -37,6 +42,30 @@ def check_count(step: int, count: int) -> None:
     """Raises StepDivergedError when density control has left nothing to train."""
     if count == 0:
         raise StepDivergedError("no Gaussian is left: all became transparent or huge", step=step)
+
+
+class PairsWatch:
+    """Knows scales that explode by the tiles that Gaussians cover on average in the fullest of the last views."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+        self._now = 0.0
+        self._until = PAIRS_WINDOW
+
+    def judge(self, step: int, pairs: int, count: int) -> Alarmed | None:
+        """An alarm when a window of steps has many times the pairs a Gaussian of the window before.
+
+        pairs: of the step, 0 where the engine does not tell. count: Gaussians.
+        """
+        self._now = max(self._now, pairs / max(1, count))
+        if step < self._until:
+            return None
+        before, now = self._before, self._now
+        self._before, self._now, self._until = now, 0.0, step + PAIRS_WINDOW
+        if not 0.0 < PAIRS_JUMP * before < now:
+            return None
+        text = f"a Gaussian covers {now:.0f} tiles of the fullest view on average, {before:.1f} before: scales explode"
+        return Alarmed(step, "pairs", f"{text}; smaller steps may help (optim.log_scales_lr), and memory will run out")
 
 
 class FiniteWatch:

@@ -12,6 +12,7 @@ from torch import Tensor
 from splatcli.errors import SceneError, SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.raster import render
+from splatcli.raster.allowance import PairBudget
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Alarmed, Evaluated, Probed
@@ -30,11 +31,17 @@ class Renderer(Protocol):
     ) -> Tensor: ...
 
 
-def render_image(
-    gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
-) -> Tensor:
-    """The Renderer of the state's device."""
-    return render(gaussians, camera, sh_degree=sh_degree, background=background, antialiased=antialiased).image
+def renderer_within(budget: PairBudget | None) -> Renderer:
+    """The Renderer of the state's device; ``budget`` has the bytes for tile pairs, None takes what is free."""
+
+    def render_image(
+        gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
+    ) -> Tensor:
+        return render(
+            gaussians, camera, sh_degree=sh_degree, background=background, antialiased=antialiased, budget=budget
+        ).image
+
+    return render_image
 
 
 class Scorer:

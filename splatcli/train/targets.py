@@ -11,8 +11,8 @@ from torch import Tensor
 from splatcli.scene.scene import Scene
 from splatcli.train.metrics import load_photo
 
-#: Of what is free on a GPU when training starts, this part may hold photos.
-SHARE_OF_GPU = 0.25
+#: Of a budget, or of what is free on a GPU when training starts, this part may hold photos.
+SHARE_OF_MEMORY = 0.25
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,17 +30,15 @@ class Target:
 class Targets:
     """Photos on ``device``.
 
-    On a GPU they stay there once used, up to ``budget`` bytes (None: a quarter of what is free); the others are copied
+    On a GPU they stay there once used, in a quarter of ``limit`` bytes (None: of what is free); the others are copied
     for each step. The first ones stay and are not replaced: a pass visits every photo once, so that throwing out the
     oldest would always throw out the next one needed.
     """
 
-    def __init__(self, scene: Scene, device: torch.device, *, budget: int | None = None) -> None:
+    def __init__(self, scene: Scene, device: torch.device, *, limit: int | None = None) -> None:
         self.scene = scene
         self.device = device
-        if budget is None and device.type == "cuda":
-            budget = int(SHARE_OF_GPU * torch.cuda.mem_get_info(device)[0])
-        self._room = budget or 0
+        self._room = photo_room(scene, device, limit) if device.type == "cuda" else 0
         self._kept: dict[int, Target] = {}
 
     def load(self, view: int) -> Target:
@@ -60,6 +58,15 @@ class Targets:
         for view in views:
             if view not in self._kept:
                 self.scene.images.prefetch(view)
+
+
+def photo_room(scene: Scene, device: torch.device, limit: int | None) -> int:
+    """Bytes that photos take at most beside a run: a part of ``limit`` bytes, by default of what is free."""
+    if device.type == "cpu":
+        return scene.images.most_bytes(None if limit is None else int(SHARE_OF_MEMORY * limit))
+    room = int(SHARE_OF_MEMORY * (torch.cuda.mem_get_info(device)[0] if limit is None else limit))
+    # Three bytes a pixel, and a mask.
+    return min(room, sum(4 * camera.width * camera.height for camera in scene.cameras))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

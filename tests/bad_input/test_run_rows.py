@@ -328,11 +328,11 @@ CASES = [
     ),
     Case(65, "no quota", disk_refuses("", errno.EDQUOT), 8, ("Disk quota exceeded", "free some space")),
     *(
-        Case(65, f"no permission, {words[0]}", trained, 8, ("cannot write", "write to another place"), command=words)
-        for words in (
-            ("export", "out", "-o", "/proc/x.ply"),
-            ("render", "out", "-o", "/proc/x"),
-            ("eval", "out", "--sheet", "/proc/x.png"),
+        Case(65, f"no permission, {words[0]}", trained, 8, (said, words[-1]), command=words)
+        for said, words in (
+            ("could not write file", ("export", "out", "-o", "/proc/x.ply")),
+            ("cannot make the folder", ("render", "out", "-o", "/proc/x")),
+            ("could not write file", ("eval", "out", "--sheet", "/proc/x.png")),
         )
     ),
     Case(
@@ -340,7 +340,7 @@ CASES = [
         "in the middle",
         disk_refuses("ckpt_000001"),
         8,
-        ("finished and saved, but not the checkpoints of save.steps [1]", "step 1: ", "old one"),
+        ("finished and saved, but not the checkpoints of save.steps [1]", "step 1: could not write"),
         ("-n", "3", "--set", "save.steps=[1]"),
         begins=True,
     ),

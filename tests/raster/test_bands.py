@@ -16,6 +16,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs
+from splatcli.raster.allowance import PAIR_BUFFERS
 from splatcli.raster.bands import Band, plan_bands
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena, FixedBudget
@@ -24,8 +25,6 @@ from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64
 from tests.raster.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
-
-PAIR_BUFFERS = ("workspace", "pair_records", "pair_rows", "pair_masks", "rows", "row_sums", "reached")
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     **{f"cpu-{isa}": (lambda isa=isa: float32(isa, threads=2)) for isa in ISAS},
@@ -87,7 +86,7 @@ def bytes_of(gaussians: Gaussians, camera: Camera, backend: Backend, *, with_row
     backend.call("line_pairs", view, arrays, frame.native, lines.data_ptr())
     assert int(lines.sum()) == frame.pair_bound(), "the lines have the pairs of the image"
     assert int(lines.min()) >= 0
-    return frame._bytes(view, int(lines.sum()), with_rows), frame._bytes(view, int(lines.max()), with_rows)
+    return tuple(frame.allowance.nbytes(view, frame.native, int(n), with_rows) for n in (lines.sum(), lines.max()))
 
 
 def outcome(

@@ -10,6 +10,7 @@ import pytest
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.scene.decode import DECODE_BYTES
 from splatcli.scene.images import ByteCache
 from splatcli.scene.read import read_scene
 from tests.scene import made
@@ -51,6 +52,21 @@ def test_photos_are_decoded_when_asked_for_and_kept_under_the_budget(tmp_path: P
     again = scene.images.load(2)
     assert again is not third
     np.testing.assert_array_equal(again, third)
+
+
+def test_a_lower_limit_keeps_fewer_and_is_what_photos_take_at_most(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    images = read_scene(tmp_path, DataConfig(cache_bytes=100 * IMAGE_BYTES)).images
+    decoding = images.most_bytes(0)
+    assert decoding >= DECODE_BYTES * IMAGE_BYTES // 3
+    assert images.most_bytes() == decoding + len(images) * IMAGE_BYTES
+    images.limit(IMAGE_BYTES)
+    assert images.most_bytes() == images.most_bytes(5 * IMAGE_BYTES) == decoding + IMAGE_BYTES
+    first, second = images.load(0), images.load(1)
+    assert images.load(0) is first
+    assert images.load(1) is not second
+    images.limit(10 * IMAGE_BYTES)
+    assert images.most_bytes() == decoding + IMAGE_BYTES, "a limit is only lowered"
 
 
 def test_a_damaged_photo_is_an_error_only_when_it_is_loaded(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -98,3 +99,25 @@ def test_statistics_give_zero_where_nothing_was_seen() -> None:
     assert len(GrowthStats.zeros(5)) == 5
     with pytest.raises(ValueError, match="N"):
         GrowthStats(torch.zeros(3), torch.zeros(2))
+
+
+def test_no_gradient_moves_a_number_further_than_its_rate_allows() -> None:
+    """Why updates are not clipped: by Cauchy and Schwarz a step of Adam is at most 7.3 learning rates."""
+    beta1, beta2 = 0.9, 0.999
+    bound = (1 - beta1) / math.sqrt((1 - beta2) * (1 - beta1**2 / beta2))
+    assert bound < 7.28
+    gaussians = random_gaussians(4, dtype=torch.float64)
+    adam = AdamState.zeros_like(gaussians, beta1, beta2, 1e-15)
+    noise = torch.Generator().manual_seed(5)
+    largest = 0.0
+    for step in range(300):
+        # The worst there is, sizes that grow like this; a constant; anything at all; nothing, and suddenly a lot.
+        sizes = [(beta2 / beta1) ** step, 1.0, 10 ** float(torch.randn((), generator=noise)), 1e12 * (step == 250)]
+        rows = torch.tensor(sizes, dtype=torch.float64)
+        before = gaussians.means.clone()
+        grads = gaussians.map(torch.zeros_like)
+        grads.means += rows[:, None]
+        adam.apply_reference(gaussians, grads, LRS)
+        moved = float((gaussians.means - before).abs().max()) / LRS["means"]
+        largest = max(largest, moved)
+    assert 3.0 < largest <= bound

@@ -19,6 +19,7 @@ from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import Pressure
 from splatcli.scene.scene import Scene
 from splatcli.train import events
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
@@ -424,6 +425,9 @@ class Doubling:
 
     def observes(self, step: int) -> bool:
         return False
+
+    def pressure(self, step: int, means_lr: float) -> Pressure:
+        return Pressure()
 
     def edits(self, step: int) -> bool:
         return step == 5

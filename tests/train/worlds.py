@@ -93,6 +93,12 @@ class MadeImages:
     def prefetch(self, i: int) -> None:
         """Everything is there already."""
 
+    def limit(self, nbytes: int) -> None:
+        """They are never dropped."""
+
+    def most_bytes(self, kept: int | None = None) -> int:
+        return sum(array.nbytes for array in self.pixels)
+
     def has(self, i: int) -> bool:
         return 0 <= i < len(self.pixels)
 

@@ -1,0 +1,155 @@
+"""Footprint: how many bytes a training step or a render takes, from counts alone; docs/memory.md explains the parts.
+
+Sizes that the native side decides on are asked of it; the others are those of raster/frame.py and raster/engine.py.
+tests/torture/memory_prediction.py holds the sums against what processes really take: never more, and not much less.
+
+On a GPU all that is allocated counts. On the CPU it is what is written to: pages of a buffer's slack do not become
+resident; but what is freed does not always go back to the system.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from splatcli.gaussians import SH_REST
+from splatcli.native import abi
+from splatcli.native.call import Backend
+from splatcli.raster.allowance import LIST_BYTES, roomy
+from splatcli.raster.bands import MOST_PAIRS
+from splatcli.raster.prediction import PairCount
+from splatcli.raster.view import lines_of
+
+_FLOAT = 4
+
+#: Numbers of a Gaussian beside its SH rest: mean, quaternion, log-scale, opacity, constant colour.
+_NUMBERS = 3 + 4 + 3 + 1 + 3
+
+#: Of each Gaussian in training: the step of its SH rest, and two statistics.
+_TRAINED = 4 + 2 * _FLOAT
+
+#: Of each slot of a frame: its record, id, first row and number of rows; of each chunk, two counts.
+_SLOT = abi.RECORD * _FLOAT + 3 * 4
+_CHUNK_COUNTS = 2 * 8
+
+#: Of each tile: its first pair and the one after its last, and a sum of background gradients.
+_TILE = 8 + 4 + 3 * _FLOAT
+
+#: Of each pixel in training: image and its gradient, alpha; and the photo with its mask.
+_STEP_PIXEL = (3 + 3 + 1) * _FLOAT
+_PHOTO_PIXEL = 3 + 1
+
+#: And in a render: image, alpha, depth.
+_RENDER_PIXEL = (3 + 1 + 1) * _FLOAT
+
+#: A growing buffer on a GPU is made this much larger than it has to be (Arena.slack); 0 for a frame of one view.
+_SLACK = 0.25
+
+#: On the CPU: what buffers leave behind in the heap when they are freed, against what they take; and at most, for
+#: larger buffers go back to the system one by one.
+_HOLES = 0.35
+_MOST_HOLES = 32 << 20
+
+#: What allocators round up to, buffer by buffer, and all that is small: tables, counters, stacks of threads.
+_SMALL = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes by what they go with.
+
+    state: parameters; in training also moments and statistics. frame: projected Gaussians. pixels: images and what the
+    loss needs. pairs: lists of tiles, and rows of gradients. lost: what allocators keep.
+    """
+
+    state: int
+    frame: int
+    pixels: int
+    pairs: int
+    lost: int
+
+    @property
+    def total(self) -> int:
+        return self.state + self.frame + self.pixels + self.pairs + self.lost
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done: one view of so many Gaussians."""
+
+    gaussians: int
+    sh_degree: int
+    width: int
+    height: int
+    pairs: PairCount
+
+
+def parameter_bytes(sh_degree: int) -> int:
+    """Raw parameters of one Gaussian."""
+    return _FLOAT * (_NUMBERS + 3 * SH_REST[sh_degree])
+
+
+def state_bytes(count: int, sh_degree: int) -> int:
+    """What a run holds of ``count`` Gaussians between two steps: parameters, two moments of each, statistics."""
+    return count * (3 * parameter_bytes(sh_degree) + _TRAINED)
+
+
+def step_footprint(backend: Backend, work: Work) -> Footprint:
+    """A training step, with the buffers that stay for the next one."""
+    pixels = work.width * work.height
+    size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
+    frame = _frame_bytes(backend, work)
+    images = pixels * _STEP_PIXEL + backend.call("loss_bytes", size)
+    pairs = _pair_bytes(backend, work, roomy(work.pairs.boxes), with_rows=True)
+    slack = 1.0 + (_SLACK if backend.deferred else 0.0)
+    return Footprint(
+        state=state_bytes(work.gaussians, work.sh_degree),
+        frame=int(slack * frame),
+        pixels=int(slack * images) + pixels * _PHOTO_PIXEL,
+        pairs=int(slack * pairs),
+        lost=_lost(backend, frame + images + pairs),
+    )
+
+
+def render_footprint(backend: Backend, work: Work) -> Footprint:
+    """A render without gradients, with the model that is shown."""
+    frame = _frame_bytes(backend, work)
+    images = work.width * work.height * _RENDER_PIXEL
+    pairs = _pair_bytes(backend, work, work.pairs.boxes, with_rows=False)
+    state = work.gaussians * parameter_bytes(work.sh_degree)
+    return Footprint(state, frame, images, pairs, _lost(backend, frame + images + pairs))
+
+
+def line_bytes(backend: Backend, work: Work) -> int:
+    """What the fullest line of tiles takes in training at least, without which there is no step: that of the mean."""
+    lines = lines_of(work.height)
+    line = PairCount(-(-work.pairs.pairs // lines), -(-work.pairs.boxes // lines), work.pairs.visible)
+    return _pair_bytes(backend, replace(work, pairs=line), line.boxes, with_rows=True)
+
+
+def _lost(backend: Backend, buffers: int) -> int:
+    """What nobody uses and nobody gets back: holes in the heap, roundings, and all that is small."""
+    return _SMALL + (0 if backend.deferred else min(int(_HOLES * buffers), _MOST_HOLES))
+
+
+def _frame_bytes(backend: Backend, work: Work) -> int:
+    slots = -(-work.gaussians // abi.CHUNK) * abi.CHUNK
+    tiles = -(-work.width // abi.TILE) * lines_of(work.height)
+    return slots * _SLOT + slots // abi.CHUNK * _CHUNK_COUNTS + tiles * _TILE + _workspace(backend, work, 0)
+
+
+def _pair_bytes(backend: Backend, work: Work, room: int, *, with_rows: bool) -> int:
+    """room: pairs that a GPU makes room for; a CPU writes only what there are, but for the workspace, which is cut up
+    by their bound."""
+    bound = room if backend.deferred else work.pairs.boxes
+    pairs = room if backend.deferred else work.pairs.pairs
+    row = abi.ROW * backend.dtype.itemsize if with_rows else 0
+    numbered = min(bound, MOST_PAIRS)
+    workspace = _workspace(backend, work, numbered) - _workspace(backend, work, 0)
+    # Beyond what can be numbered, in a straight line.
+    return workspace * bound // max(1, numbered) + pairs * (LIST_BYTES + row)
+
+
+def _workspace(backend: Backend, work: Work, pairs: int) -> int:
+    slots = -(-(work.gaussians if backend.deferred else work.pairs.visible) // abi.CHUNK) * abi.CHUNK
+    view = abi.View(width=work.width, height=work.height, line_begin=0, line_end=lines_of(work.height))
+    return backend.call("bin_bytes", view, abi.Frame(visible=slots, pair_bound=pairs))

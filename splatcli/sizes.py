@@ -1,0 +1,33 @@
+"""Sizes: numbers of bytes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+#: A number below this is no number of bytes that anyone means.
+_LEAST = 1 << 20
+
+#: A letter alone is a power of 1024, as graphics cards are sold.
+_UNITS = {"": 1, "m": 1 << 20, "mib": 1 << 20, "mb": 10**6, "g": 1 << 30, "gib": 1 << 30, "gb": 10**9}
+_UNITS |= {"t": 1 << 40, "tib": 1 << 40, "tb": 10**12}
+
+
+def parse_size(value: object) -> object:
+    """Bytes of ``"8GiB"``, ``"8G"`` (the same), ``"8GB"`` (8e9) or ``"800M"``; what is no text is left as it is.
+
+    Raises ValueError for other texts.
+    """
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value.lower())
+    if found is None or found[2] not in _UNITS:
+        raise ValueError("a size is a number with a unit: 8GiB, 8GB, 800M")
+    size = round(float(found[1]) * _UNITS[found[2]])
+    if size < _LEAST:
+        raise ValueError(f"{value} is less than a megabyte; a size needs its unit: 8GiB, 8GB, 800M")
+    return size
+
+
+def gib(count: int) -> str:
+    """``1.5 GiB``, or MiB where that is less than a tenth."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 // 10 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,219 @@
+"""Forecast: the memory of a run before it takes any; how many Gaussians fit, and what cannot fit is refused.
+
+Pairs are counted in the fullest view as the Gaussians are now. Later there are more and smaller Gaussians: their number
+goes into that of the pairs by a power below one (_PAIRS_GROW). A view whose pairs do not fit is made in bands, so that
+they never need more than a part of the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from splatcli.config import Config
+from splatcli.errors import ResourceError
+from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.native import abi
+from splatcli.native.build import NoCompilerError
+from splatcli.native.call import Backend
+from splatcli.raster.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, Crowd, Largest
+from splatcli.raster.footprint import Work, line_bytes, render_footprint, state_bytes, step_footprint
+from splatcli.raster.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
+from splatcli.raster.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
+from splatcli.raster.rendering import backend_for
+from splatcli.raster.view import lines_of
+from splatcli.scene.camera import Camera
+from splatcli.scene.scene import Scene
+from splatcli.sizes import gib
+from splatcli.train.targets import SHARE_OF_MEMORY, photo_room
+
+#: Pairs of the fullest view go with this power of the number of Gaussians. It is 0.68 from the points of a scene to ten
+#: times as many (docs/memory.md).
+_PAIRS_GROW = 0.75
+
+#: Of what pairs may need in a step, this part may be needed beside them while a view is scored.
+_SCORE_PAIRS = 0.25
+
+#: Bytes of a pixel while a held-out view is scored: both images, their moments, and windows of them.
+_SCORE_PIXEL = 420
+
+#: Bytes of a row while density control works out an edit, beside the new state.
+_EDIT_ROW = 64
+
+#: What a process holds is rounded up to this, so that two runs find the same cap.
+_GRAIN = 256 << 20
+
+#: Gaussians that are looked at: in all cameras together to find the fullest view, and in that view.
+_LOOKS = 400_000
+_IN_FULL = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """How a run's memory goes with the number of its Gaussians.
+
+    held: bytes of everything else: on the CPU the process itself. photos: bytes that they may take beside. work: the
+    largest image, and the pairs of the fullest view, now. camera: of that view. grows: whether density control is still
+    to come. room: bytes that there may be in all.
+    """
+
+    backend: Backend
+    held: int
+    photos: int
+    work: Work
+    camera: Camera
+    grows: bool
+    room: int
+
+    def least(self) -> int:
+        """Bytes without which not even a step in bands can be done."""
+        step = step_footprint(self.backend, self.work)
+        return self.held + step.total - step.pairs + min(step.pairs, line_bytes(self.backend, self.work))
+
+    def now(self) -> int:
+        """Bytes of the first steps, in bands if need be."""
+        step = step_footprint(self.backend, self.work)
+        return self.held + self.photos + step.total - step.pairs + min(step.pairs, self._most_pairs())
+
+    def at(self, count: int) -> int:
+        """Bytes at the worst moment with ``count`` Gaussians: scoring a view, or replacing rows by new ones."""
+        factor = math.pow(count / max(1, self.work.gaussians), _PAIRS_GROW)
+        work = replace(self.work, gaussians=count, pairs=self.work.pairs.times(factor))
+        step = step_footprint(self.backend, work)
+        shown = render_footprint(self.backend, work)
+        most = self._most_pairs()
+        sums = count * (4 * abi.ROW + 4) if step.pairs > most else 0
+        late = 4 * 3 * SH_REST[work.sh_degree] * count  # SH coefficients brought up to date
+        scoring = (
+            late + shown.frame + min(shown.pairs, int(_SCORE_PAIRS * most)) + work.width * work.height * _SCORE_PIXEL
+        )
+        growing = state_bytes(count, work.sh_degree) + _EDIT_ROW * count if self.grows else 0
+        banded = step.total - step.pairs + min(step.pairs, most) + sums
+        return self.held + self.photos + banded + max(scoring, growing)
+
+    def most(self) -> int:
+        """The most Gaussians that fit; rounded down to three digits."""
+        low, high = 0, 1
+        while self.at(high) <= self.room:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.at(middle) <= self.room else (low, middle)
+        grain = 10 ** max(0, len(str(low)) - 3)
+        return int(low // grain * grain)
+
+    def crowd(self, gaussians: Gaussians) -> Crowd:
+        """The fullest view, in words."""
+        tiles, scales = tiles_of_each(gaussians, self.camera), gaussians.log_scales.detach().amax(dim=1)
+        # Those with most tiles, the largest first among equals.
+        by_scale = scales.argsort(descending=True, stable=True)
+        worst = by_scale[tiles[by_scale].argsort(descending=True, stable=True)[:NAMED]]
+        step = step_footprint(self.backend, self.work)
+        return Crowd(
+            width=self.camera.width,
+            height=self.camera.height,
+            tiles=_tiles(self.camera),
+            visible=self.work.pairs.visible,
+            pairs=self.work.pairs.boxes,
+            wanted=step.pairs,
+            line_wanted=None,
+            left=max(0, self.room - self.held - (step.total - step.pairs)),
+            largest=Largest(worst.tolist(), tiles[worst].tolist(), scales[worst].double().exp().tolist()),
+        )
+
+    def is_absurd(self) -> bool:
+        """Whether these cannot be the Gaussians of a scene, and their pairs do not fit."""
+        pairs = self.work.pairs
+        covers = pairs.boxes >= ABSURD_SHARE * _tiles(self.camera) * pairs.visible
+        step = step_footprint(self.backend, self.work)
+        return pairs.visible >= ABSURD_COUNT and covers and self.held + step.total > self.room
+
+    def _most_pairs(self) -> int:
+        return int(PAIRS_SHARE * self.room)
+
+
+def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torch.device, *, own: int) -> list[str]:
+    """Sentences for the user about the memory of a run that begins with ``gaussians``.
+
+    own: bytes that the process holds of this state already. With a budget, ``config.memory.cap`` is set where it is
+    not. Raises ResourceError, before anything large is allocated, when the state and a step on it cannot fit.
+    """
+    budget = config.memory.budget
+    try:
+        backend = backend_for(device)
+    except NoCompilerError:
+        return []  # plain torch: whoever waits for it has other worries
+    held = max(0, held_memory(device) - own)
+    if budget is None:
+        room = held + own + int(SHARE * free_memory(device))
+    else:
+        room, held = budget, -(-held // _GRAIN) * _GRAIN
+    if device.type == "cpu":
+        scene.images.limit(int(SHARE_OF_MEMORY * room))
+    camera, pairs = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
+    largest = max((scene.cameras[i] for i in (*scene.train, *scene.test)), key=lambda c: c.width * c.height)
+    forecast = Forecast(
+        backend=backend,
+        held=held,
+        photos=photo_room(scene, device, room),
+        work=Work(len(gaussians), gaussians.sh_degree, largest.width, largest.height, pairs),
+        camera=camera,
+        grows=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
+        room=room,
+    )
+    if forecast.is_absurd():
+        raise forecast.crowd(gaussians).refusal()
+    if (least := forecast.least()) > room:
+        raise _refusal(forecast, least, budget is not None)
+    return _sentences(config, forecast)
+
+
+def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camera, PairCount]:
+    """The camera with most pairs, and how many: found with a part of the Gaussians where there are many."""
+    step = -(-len(gaussians) * len(cameras) // _LOOKS) or 1
+    some = gaussians.map(lambda t: t[::step].detach().cpu())
+    boxes = [predict_boxes(some, camera) for camera in cameras]
+    best = boxes.index(max(boxes))
+    finer = -(-len(gaussians) // _IN_FULL) or 1
+    most = gaussians.map(lambda t: t[::finer].detach().cpu())
+    return cameras[best], predict_pairs(most, cameras[best]).times(len(gaussians) / len(most))
+
+
+def _sentences(config: Config, forecast: Forecast) -> list[str]:
+    """What a person wants to know, and the cap that follows from a budget."""
+    memory, count = config.memory, forecast.work.gaussians
+    if memory.budget is not None and memory.cap is None:
+        memory.cap = max(count, forecast.most())
+    text = f"memory: about {gib(forecast.now())} now"
+    cap = config.most_gaussians() if forecast.grows else None
+    allowed = f"the budget is {gib(forecast.room)}" if memory.budget else f"{gib(forecast.room)} can be had"
+    if cap is None or cap <= count:
+        more = f", enough for about {forecast.most():,} Gaussians" if forecast.grows and cap is None else ""
+        return [f"{text}; {allowed}{more}"]
+    at_cap = forecast.at(cap)
+    notes = [f"{text}, {gib(at_cap)} at the cap of {cap:,} Gaussians; {allowed}"]
+    if cap == memory.cap:
+        notes.append(f"growth stops at {cap:,} Gaussians, for which the memory suffices")
+    elif at_cap > forecast.room:
+        notes.append(f"the memory suffices for about {forecast.most():,} Gaussians; --cap-max {cap} is more")
+    return notes
+
+
+def _refusal(forecast: Forecast, least: int, has_budget: bool) -> ResourceError:
+    work = forecast.work
+    allowed = "the budget is" if has_budget else "there are"
+    fits = forecast.most()
+    fewer = f"--cap-max {fits} starts with fewer points, " if fits else ""
+    larger = "a larger --vram-budget allows more" if has_budget else "or a device with more memory"
+    return ResourceError(
+        f"{work.gaussians:,} Gaussians and a training step on a {work.width}x{work.height} view take at least "
+        f"{gib(least)}; {allowed} {gib(forecast.room)}",
+        remedy=f"-r 2, 4 or 8 for smaller images, {fewer}{larger}",
+    )
+
+
+def _tiles(camera: Camera) -> int:
+    return -(-camera.width // abi.TILE) * lines_of(camera.height)

@@ -1,0 +1,40 @@
+"""Sizes in bytes are read as people write them, and a number without a unit is not guessed at."""
+
+from __future__ import annotations
+
+import pytest
+
+from splatcli.sizes import gib, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("8GiB", 8 << 30),
+        ("8G", 8 << 30),
+        ("8 gb", 8_000_000_000),
+        ("1.5GiB", 3 << 29),
+        ("800M", 800 << 20),
+        ("800MB", 800_000_000),
+        ("1T", 1 << 40),
+        ("2147483648", 2 << 30),
+    ],
+)
+def test_a_size_is_read(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["8", "0", "", "many", "-8G", "8X", "1e9", "G", "0.5M", "nan"])
+def test_what_is_no_size_is_refused_with_the_known_forms(text: str) -> None:
+    with pytest.raises(ValueError, match="8GiB, 8GB, 800M"):
+        parse_size(text)
+
+
+def test_what_is_no_text_is_left_as_it_is() -> None:
+    assert parse_size(7) == 7
+    assert parse_size(None) is None
+
+
+def test_sizes_are_told_in_two_units() -> None:
+    assert gib(3 << 29) == "1.5 GiB"
+    assert gib(10 << 20) == "10.0 MiB"

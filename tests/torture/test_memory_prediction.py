@@ -1,0 +1,33 @@
+"""What is predicted of memory holds for a process that really does it: never less than it takes, and not much more."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.native.cases import NEEDS_COMPILER
+from tests.torture.memory_prediction import Case, Measured, grid, measure, quick_grid
+
+
+@NEEDS_COMPILER
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are read from /proc")
+@pytest.mark.parametrize("case", list(quick_grid()), ids=lambda case: case.name)
+def test_a_prediction_holds(case: Case) -> None:
+    measured = measure(case, "cpu")
+    assert measured.actual > 30 << 20, "large enough to be told from what a process does anyway"
+    assert measured.holds, measured
+
+
+def test_a_prediction_that_does_not_hold_would_be_seen() -> None:
+    assert not Measured("", 99, 100, 0, 0).holds
+    assert not Measured("", 161, 100, 0, 0).holds
+    assert Measured("", 100, 100, 0, 0).holds
+    assert Measured("", 160, 100, 0, 0).holds
+
+
+def test_the_long_form_is_a_grid() -> None:
+    cases = list(grid())
+    assert len(cases) >= 26
+    assert {case.sh_degree for case in cases} == {0, 1, 2, 3, 4}
+    assert {case.work for case in cases} == {"step", "render"}

@@ -1,0 +1,107 @@
+"""Settings that change when a run is resumed: wishes are followed, differences need consent, some cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from splatcli.config import Config, with_settings
+from splatcli.errors import UsageError
+from splatcli.train.changes import apply_config, changed_config
+from splatcli.train.events import Stepped
+from splatcli.train.loop import Trainer
+from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
+
+
+def toml(folder: Path, text: str) -> Path:
+    path = folder / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def test_without_a_wish_nothing_changes() -> None:
+    stored = short_config(20)
+    config, notes = changed_config(stored)
+    assert config == stored
+    assert notes == []
+
+
+def test_a_wish_is_followed_and_told() -> None:
+    config, notes = changed_config(short_config(20), assignments=["optim.sh0_lr=0.01", "train.iterations=30"])
+    assert (config.optim.sh0_lr, config.train.iterations) == (0.01, 30)
+    assert config.schedule == short_config(20).schedule
+    assert len(notes) == 2
+    assert any("train.iterations was 20, is 30; the schedule stays" in note for note in notes)
+
+
+def test_the_file_that_the_run_was_made_with_is_no_change(tmp_path: Path) -> None:
+    stored = with_settings(Config(), {"optim.sh0_lr": 0.01, "data.scene": "/somewhere"})
+    file = toml(tmp_path, '[optim]\nsh0_lr = 0.01\n[data]\nscene = "/elsewhere"\n')
+    assert changed_config(stored, file=file) == (stored, [])
+
+
+def test_differences_in_a_file_are_listed_with_the_flags_that_accept_them(tmp_path: Path) -> None:
+    file = toml(tmp_path, "[optim]\nsh0_lr = 0.01\n[strategy]\ncap_max = 9\n[save]\nkeep_last = 7\n")
+    with pytest.raises(UsageError) as caught:
+        changed_config(Config(), file=file)
+    assert "optim.sh0_lr was 0.0025, is 0.01" in caught.value.what
+    assert "strategy.cap_max was none, is 9" in caught.value.what
+    assert "keep_last" not in caught.value.what, "it touches nothing that is trained"
+    flags = "--allow-config-change optim.sh0_lr --allow-config-change strategy.cap_max"
+    assert caught.value.remedy == f"{flags} goes on with them"
+    config, _ = changed_config(Config(), file=file, allowed=["optim.sh0_lr", "strategy.cap_max"])
+    assert (config.optim.sh0_lr, config.strategy.cap_max, config.save.keep_last) == (0.01, 9, 7)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    ["model.sh_degree=2", "data.resolution=2", "data.test_every=4", "train.seed=7", "strategy.name=mcmc"],
+)
+def test_what_a_run_is_made_with_is_fixed_whatever_is_allowed(wish: str) -> None:
+    with pytest.raises(UsageError, match="fixed when a run is made"):
+        changed_config(Config(), assignments=[wish], allowed=[wish.partition("=")[0]])
+
+
+def test_consent_to_what_does_not_exist_is_a_mistake() -> None:
+    with pytest.raises(UsageError, match="no setting 'photo'") as caught:
+        changed_config(Config(), allowed=["photo"])
+    assert caught.value.remedy == "did you mean photos?"
+
+
+def trainer(iterations: int) -> Trainer:
+    return Trainer.start(
+        short_config(iterations),
+        made_scene(),
+        run_dir=MemoryRun(),  # type: ignore[arg-type]
+        engine=PlainEngine(),
+        renderer=plain_renderer,
+    )
+
+
+def test_a_change_acts_from_the_next_step_on_and_not_before() -> None:
+    """Coefficients that are behind are made up for with the rates of the steps that they missed."""
+    made = trainer(20)
+    list(made.run(stop_at=6))
+    state = made.state
+    state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
+    state.adam.rest_steps -= 3
+    expected = state.settled().shN.clone()
+    assert not torch.equal(state.gaussians.shN, expected)
+    apply_config(state, with_settings(state.config, {"optim.shN_lr": 0.5, "optim.beta1": 0.5}))
+    assert torch.equal(state.gaussians.shN, expected)
+    assert torch.equal(state.settled().shN, expected)
+    assert (state.adam.beta1, state.config.optim.shN_lr) == (0.5, 0.5)
+
+
+def test_an_extended_run_has_the_bits_of_the_shorter_one_until_there() -> None:
+    """A new length in mid-run leaves the schedule alone: up to the old end nothing is different."""
+    whole, part = trainer(12), trainer(12)
+    losses = [event.loss for event in whole.run() if isinstance(event, Stepped)]
+    first = [event.loss for event in part.run(stop_at=5) if isinstance(event, Stepped)]
+    config, _ = changed_config(part.state.config, assignments=["train.iterations=15"])
+    apply_config(part.state, config)
+    second = [event.loss for event in part.run() if isinstance(event, Stepped)]
+    assert [*first, *second][:12] == losses
+    assert len(second) == 10
