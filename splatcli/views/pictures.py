@@ -82,6 +82,8 @@ def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
 
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write a file whole or not at all, making its folders. Raises OutputError."""
+    if path.is_dir():  # also the empty name
+        raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

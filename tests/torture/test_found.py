@@ -22,6 +22,7 @@ from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
+from splatcli.views.pictures import write_bytes
 from tests.scene.made import colmap_scene, frames, lens, names, nerfstudio_scene
 from tests.torture.states import small_checkpoint
 
@@ -164,3 +165,8 @@ def test_a_model_in_shared_memory_is_written_whole_or_not_at_all(monkeypatch: py
         with pytest.raises(OutputError):
             write_ply_file(small_checkpoint(3, seed=2).gaussians, path)
         assert path.read_bytes() == before
+
+
+def test_a_file_without_a_name() -> None:
+    with pytest.raises(OutputError, match="a folder, not a file"):
+        write_bytes(Path(""), b"a contact sheet")
