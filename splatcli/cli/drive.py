@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from splatcli.cli import clock
 from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
@@ -16,6 +20,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
+    from splatcli.scene.scene import Scene
     from splatcli.train.loop import Trainer
 
 
@@ -40,9 +45,15 @@ def start_training(
     overwrite: bool,
     stop_at: int | None,
     device: str,
+    limit: float | None,
+    remake: Callable[[dict[str, Any]], Config],
     out: Output,
 ) -> int:
-    """Train a new run to its end or until it is stopped; returns the exit code."""
+    """Train a new run to its end or until it is stopped; returns the exit code.
+
+    limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
+    dotted keys, schedules scaled to them.
+    """
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
@@ -52,12 +63,16 @@ def start_training(
         scene = read_scene(Path(config.data.scene), config.data, background=photo_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
+        deadline = math.inf
+        if limit is not None:
+            deadline, values = _fit(config, scene, given, device, limit, out)
+            config = remake(values)
         requests.heed_stops()
         with RunDir.create(output or default_folder(scene.root), overwrite=overwrite) as run_dir:
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given
-            return _drive(trainer, stop_at, requests, out)
+            return _drive(trainer, stop_at, requests, out, deadline=deadline)
 
 
 def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: str, out: Output) -> int:
@@ -145,7 +160,37 @@ def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians |
     return model.gaussians
 
 
-def _drive(trainer: Trainer, stop_at: int | None, requests: Requests, out: Output) -> int:
+def _fit(
+    config: Config, scene: Scene, given: Gaussians | None, device: str, limit: float, out: Output
+) -> tuple[float, dict[str, Any]]:
+    """(deadline, settings) of a run that is over ``limit`` seconds after the process began."""
+    from splatcli.raster.engine import engine_for
+    from splatcli.train.begin import first_gaussians
+    from splatcli.train.pace import PLANNED, measure_pace
+
+    ends = time.monotonic() + limit - clock.process_age()
+    gaussians, _ = first_gaussians(config, scene, given)
+    pace = measure_pace(config, scene, gaussians.to(device), engine_for(device))
+    # Scoring a view takes several renders' time, and the last save a moment.
+    ends -= 1.0 + len(scene.test) * 8.0 * (pace.fixed + pace.each * len(gaussians))
+    left = ends - time.monotonic()
+    if left <= 0:
+        raise UsageError(
+            f"{limit:g} s are over before the first step",
+            where="--max-time",
+            remedy=f"give more than {math.ceil(limit - left)} s",
+        )
+    steps, count = pace.plan(PLANNED * left, len(gaussians), config.strategy.cap_max)
+    out.note(f"in {limit:.0f} s there is time for {steps:,} steps and {count:,} Gaussians")
+    values: dict[str, Any] = {"train.iterations": steps}
+    if config.strategy.cap_max is None:
+        values["strategy.cap_max"] = count
+    return ends, values
+
+
+def _drive(
+    trainer: Trainer, stop_at: int | None, requests: Requests, out: Output, *, deadline: float = math.inf
+) -> int:
     """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
     from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
 
@@ -155,7 +200,7 @@ def _drive(trainer: Trainer, stop_at: int | None, requests: Requests, out: Outpu
     problem: SplatError | None = None
     try:
         with reporter_for(out) as reporter:
-            for event in trainer.run(stop_at, requests.stop, requests.save):
+            for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
                 reporter.tell(event)
                 if isinstance(event, Stepped):
                     trainer.run_dir.keep()

@@ -178,3 +178,13 @@ def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite
     for flag, value in named.items():
         if value and not given:
             raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")
+
+
+def time_limit(text: str) -> float:
+    """Seconds of ``--max-time``. Raises UsageError."""
+    from splatcli.train.pace import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is no length of time", where="--max-time", remedy="e.g. 60s, 5m or 1.5h") from None

@@ -21,6 +21,12 @@ def train(
         int | None,
         typer.Option("--iterations", "--max-steps", "-n", metavar="N", help="Steps of the schedule.  [default: 30000]"),
     ] = None,
+    max_time: Annotated[
+        str | None,
+        typer.Option(
+            "--max-time", metavar="T", help="As many steps as 60s, 5m or 2h have room for, start and end included."
+        ),
+    ] = None,
     stop_at: options.StopAt = None,
     resolution: Annotated[
         float | None,
@@ -93,6 +99,7 @@ def train(
     Examples:
       splat train scene/
       splat train scene/ -r 2 --iterations 7000 -o output/small
+      splat train scene/ --max-time 60s
       splat train scene/ | splat render --views
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
@@ -135,6 +142,9 @@ def train(
         from splatcli.config import build_config
 
         settings = build_config(flags, file=config, assignments=assignments)
+        limit = None if max_time is None else options.time_limit(max_time)
+        if limit is not None and iterations is not None:
+            raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
         named = settings.model.init not in ("sfm", "random")
         options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
         return start_training(
@@ -144,5 +154,7 @@ def train(
             overwrite=overwrite,
             stop_at=stop_at,
             device=resolve_device(device),
+            limit=limit,
+            remake=lambda values: build_config({**flags, **values}, file=config, assignments=assignments),
             out=out,
         )

@@ -40,7 +40,7 @@ def new_state(
             remedy="add photos from other places; one place shows no depth",
         )
     seed = config.train.seed
-    gaussians, notes = initial_gaussians(config, scene, stream_generator(seed, "init"), given)
+    gaussians, notes = first_gaussians(config, scene, given)
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
         notes += plan_memory(config, scene, gaussians, torch.device(device), own=own)
@@ -61,6 +61,11 @@ def new_state(
         ),
     )
     return state, [*scene.notes, *notes]
+
+
+def first_gaussians(config: Config, scene: Scene, given: Gaussians | None) -> tuple[Gaussians, list[str]]:
+    """The Gaussians before the first step, on the CPU, and notes for the user. given: see new_state()."""
+    return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), given)
 
 
 def resumed_state(

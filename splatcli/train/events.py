@@ -141,7 +141,7 @@ class SaveFailed:
 class Stopped:
     """The last event of a run; ``path`` is the checkpoint that holds its state.
 
-    reason: "finished", "stop-at", or what asked for the stop, as "SIGINT" or "SIGTERM".
+    reason: "finished", "stop-at", "max-time", or what asked for the stop, as "SIGINT" or "SIGTERM".
     """
 
     step: int

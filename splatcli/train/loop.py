@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -69,6 +70,7 @@ class Trainer:
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self.targets = Targets(scene, state.gaussians.device, limit=state.config.memory.budget)
+        self._clock = clock
         self.keeper = Keeper(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
         self.scorer = Scorer(scene, renderer or renderer_within(self._budget))
@@ -130,20 +132,26 @@ class Trainer:
         stop_at: int | None = None,
         should_stop: Callable[[], str | None] = lambda: None,
         should_save: Callable[[], bool] = lambda: False,
+        deadline: float = math.inf,
     ) -> Iterator[Event]:
         """Train to the end, to step ``stop_at``, or until ``should_stop`` gives a reason; Stopped comes last.
 
         should_stop: asked between steps and between evaluated views. The state is saved before Stopped.
         should_save: asked between steps; True saves, and training goes on.
+        deadline: by the trainer's clock; the first step that ends after it is the last, reason "max-time".
         A state that diverged or did not fit the memory is given up for the last checkpoint, a few times. Raises
         DivergedError or ResourceError when that does not help, OutputError when the last state cannot be written.
         """
+
+        def ends() -> str | None:
+            return should_stop() or ("max-time" if self._clock() >= deadline else None)
+
         self.journal.begin()
         yield self._start_event()
         yield from self._logged(self.keeper.begin(self.state))
         while True:
             try:
-                reason = yield from self._train(stop_at, should_stop, should_save)
+                reason = yield from self._train(stop_at, ends, should_save)
                 break
             except Exception as error:
                 if not is_survivable(error):
@@ -152,7 +160,7 @@ class Trainer:
                 failure = error.with_traceback(None)
                 failure.__context__ = None
             yield from self._go_back(failure)
-        if reason == "finished":
+        if reason in ("finished", "max-time"):
             reason = (yield from self._evaluate(should_stop)) or reason
         assert self.keeper.saved is not None
         yield Stopped(self.state.step, reason, self.keeper.saved.path)

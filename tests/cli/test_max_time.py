@@ -1,0 +1,65 @@
+"""``--max-time`` from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from splatcli.cli import clock
+from tests.native.cases import NEEDS_COMPILER
+from tests.running import Done
+
+Splat = Callable[..., Done]
+
+
+@NEEDS_COMPILER
+def test_a_run_is_planned_to_fit_its_time(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "process_age", lambda: 0.0)  # this one is all of pytest's
+    done = splat("train", tiny_scene, "--max-time", "6s", "--json", "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+    assert "there is time for" in done.err
+    result = done.objects[-1]
+    assert result["reason"] in ("finished", "max-time")
+    assert result["step"] >= 1
+    assert result["psnr"] > 0
+    settings = json.loads((tmp_path / "run/config.json").read_text())
+    assert settings["train"]["iterations"] < 30_000
+    assert settings["schedule"]["lr_steps"] == settings["train"]["iterations"], "schedules fit the length"
+
+
+@NEEDS_COMPILER
+def test_a_time_that_is_over_already_is_refused(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clock, "process_age", lambda: 100.0)
+    done = splat("train", tiny_scene, "--max-time", "60s", "-o", tmp_path / "run")
+    assert done.code == 2
+    assert "over before the first step" in done.err
+    assert "give more than 10" in done.err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [(("--max-time", "soon"), "no length of time"), (("--max-time", "9s", "-n", "50"), "chooses the steps itself")],
+)
+def test_times_that_make_no_sense_are_refused(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, flags: tuple[str, ...], words: str
+) -> None:
+    done = splat("train", tiny_scene, *flags, "-o", tmp_path / "run")
+    assert done.code == 2
+    assert words in done.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_age_of_a_process_is_that_since_its_start() -> None:
+    program = "from splatcli.cli.clock import process_age; import time; time.sleep(0.5); print(process_age())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert 0.5 <= float(done.stdout) < 600.0
