@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test torture test-sanitize lint wheel clean
+.PHONY: setup demo test torture test-sanitize test-threads lint wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -15,6 +15,7 @@ help:
 	@echo "make demo    photos to splats on the sample scene, and a picture to look at"
 	@echo "make test    the tests"
 	@echo "make torture all reliability harnesses at full length, for hours; the figures go to benchmarks/reliability.json"
+	@echo "make test-sanitize, make test-threads   the kernels and the CPU library under gcc's sanitizers"
 	@echo "make lint    ruff and mypy"
 	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
 
@@ -45,7 +46,13 @@ test-sanitize: setup
 	CXX="g++ $(SANITIZE)" $(BIN)/python -c 'from splatcli.native import build, build_simt; [build.cpu_library(isa) for isa in build.ISA_FLAGS]; build_simt.simt_library()'
 	CXX="g++ $(SANITIZE)" LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest tests/kernels --ignore=tests/kernels/test_nvcc.py --ignore=tests/kernels/test_mutants.py
+	  $(BIN)/python -m pytest tests/kernels tests/raster --ignore=tests/kernels/test_nvcc.py --ignore=tests/kernels/test_mutants.py
+
+# The CPU library's threads, under ThreadSanitizer.
+test-threads: setup
+	CXX="g++ -fsanitize=thread" $(BIN)/python -c 'from splatcli.native import build; build.cpu_library("portable")'
+	CXX="g++ -fsanitize=thread" LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS="ignore_noninstrumented_modules=1" \
+	  $(BIN)/python -m pytest -k portable tests/raster/test_native_contract.py tests/raster/test_pressure.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -12,6 +12,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from splatcli.bench.plan import Cell
@@ -84,11 +85,12 @@ def _shown(command: list[str]) -> str:
 
 
 def _run(arguments: list[str], log: Path) -> float:
-    """Runs ``splat`` and waits; the peak of its memory in MB. A signal to this process ends that one too."""
+    """Runs ``splat`` and waits; the peak of its memory in MB. A signal that ends this process ends that one first."""
     with log.open("w", encoding="utf-8") as words:
         process = subprocess.Popen(
             [sys.executable, "-m", "splatcli", *arguments], stdout=subprocess.DEVNULL, stderr=words
         )
+        before = signal.signal(signal.SIGTERM, _leave)
         try:
             _, status, usage = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -96,6 +98,8 @@ def _run(arguments: list[str], log: Path) -> float:
             process.send_signal(signal.SIGTERM)
             process.wait()
             raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
     if process.returncode != 0:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         kinds = {kind.exit_code: kind for kind in SplatError.__subclasses__()}
@@ -105,6 +109,10 @@ def _run(arguments: list[str], log: Path) -> float:
             remedy="correct the plan and run it again: what is measured already is kept",
         )
     return usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def _evaluation(run: Path, log: Path) -> dict[str, Any]:

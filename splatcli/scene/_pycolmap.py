@@ -1,14 +1,24 @@
-"""pycolmap, imported in the one order that is safe; every module of ours takes it from here.
+"""pycolmap, imported in the one way that is safe; every module of ours takes it from here.
 
 Its library exports its own copy of zlib (58,000 symbols in all, none hidden) and pulls in the system's libz. If that
 is the first time the process sees libz, libz binds to the foreign copy and the next zlib call from Python or Pillow
 aborts ("free(): invalid pointer"). Loading Python's zlib first binds libz to itself.
+
+It also takes SIGTERM for itself, to print where the program was. Who asks a program to end does not ask that, and a
+handler of ours would never be called; so the handler that was there is put back.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import zlib  # noqa: F401  (before pycolmap, see above)
 
-import pycolmap
+_before = signal.getsignal(signal.SIGTERM)
+
+import pycolmap  # noqa: E402
+
+if _before is not None and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGTERM, _before)
 
 __all__ = ["pycolmap"]

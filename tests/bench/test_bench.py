@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 
 from splatcli.bench.measure import Record
 from splatcli.bench.table import markdown
+from splatcli.checkpoint.rundir import RunDir
 from splatcli.cli.boundary import run
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
@@ -101,3 +106,19 @@ def test_contradictions_are_refused(arguments: tuple[str, ...], words: str, capf
     code, _, err = bench(capfd, *arguments)
     assert code == 2
     assert words in err
+
+
+@NEEDS_COMPILER
+def test_sigterm_ends_the_run_too(scene: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "splatcli", "bench", str(scene), "--seeds", "1", "-o", str(tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    folder = tmp_path / "thing--default--1"
+    while not (folder / "ckpts").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, words = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "Traceback" not in words
+    with RunDir.open(folder):  # refused while another process trains in it
+        pass

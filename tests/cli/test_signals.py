@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -182,3 +183,18 @@ def test_a_second_sigint_ends_at_once(tiny_scene: Path, tmp_path: Path) -> None:
     assert process.returncode == -signal.SIGINT
     assert "Traceback" not in err
     assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000000.pt").step == 0
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "lambda number, frame: sys.exit(77)"])
+def test_sigterm_is_not_taken_over_by_a_library(handler: str) -> None:
+    """pycolmap would print a stack trace, and swallow the handler that was there."""
+    program = f"""
+        import os, signal, sys, time
+        signal.signal(signal.SIGTERM, {handler})
+        from splatcli.scene._pycolmap import pycolmap
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == (-15 if "DFL" in handler else 77)
+    assert done.stderr == ""
