@@ -130,11 +130,12 @@ def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, 
 
 
 def _split(config: Config, scene: Scene) -> str:
-    if scene.kind == "blender":
-        return "the scene's own test views"
-    if config.data.test_every == 0:
+    if not scene.test:
         return "nothing is held out"
-    return f"of the views in name order, those whose index {config.data.test_every} divides are held out"
+    every = config.data.test_every
+    if scene.kind == "blender" or every == 0 or list(scene.test) != list(range(0, len(scene.cameras), every)):
+        return "the scene's own test views"
+    return f"of the views in name order, those whose index {every} divides are held out"
 
 
 def evaluation_background(config: Config) -> str:

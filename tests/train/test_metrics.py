@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -70,6 +71,23 @@ def test_the_protocol_is_json() -> None:
     assert record["views"] == 2
     assert record["sizes"] == ["16x16"]
     assert record["background"] == "black"
+
+
+@pytest.mark.parametrize(
+    ("every", "test", "words"),
+    [
+        (2, [0, 2], "those whose index 2 divides are held out"),
+        (2, [1, 2], "the scene's own test views"),
+        (0, [1], "the scene's own test views"),
+        (2, [], "nothing is held out"),
+    ],
+)
+def test_the_protocol_says_how_views_were_held_out(every: int, test: list[int], words: str) -> None:
+    made = made_scene(views=4)
+    scene = dataclasses.replace(made, test=test, train=[i for i in range(4) if i not in test])
+    config = short_config()
+    config = config.model_copy(update={"data": config.data.model_copy(update={"test_every": every})})
+    assert words in str(protocol(config, scene, test)["split"])
 
 
 def random_pair(seed: int = 0) -> tuple[Tensor, Tensor]:
