@@ -92,7 +92,7 @@ class Lpips:
         return {
             "net": self.net,
             "version": "0.1",
-            "package": f"{self.package} {metadata.version(self.package)}",
+            "package": f"{self.package} {_version(self.package)}",
             "input": "0..1 scaled to -1..1",
             "masks": "hidden pixels are black in both",
         }
@@ -126,6 +126,13 @@ def _package() -> str:
         where="--lpips",
         remedy=f"{_INSTALL}; its weights are downloaded by that package once, later it needs no network",
     )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of unknown version"  # on the path without having been installed
 
 
 def _weights(net: str) -> Path:

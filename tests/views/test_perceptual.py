@@ -23,7 +23,7 @@ FILES = {"vgg": "vgg16-397923af.pth", "alex": "alexnet-owt-7be5be79.pth"}
 
 
 class FakeNet:
-    """Mean absolute difference of what a network would see, times its length of name; notes the range it was fed."""
+    """Mean absolute difference of what a network sees, times the length of its name; notes the range it was fed."""
 
     fed: tuple[float, float] = (0.0, 0.0)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import numpy as np
 import pytest
 from torch import Tensor
 
+from splatcli.scene.images import Photo
 from splatcli.views.perceptual import Lpips
 from splatcli.views.scoring import Photos, means
-from tests.train.worlds import made_scene
+from tests.train.worlds import MadeImages, made_scene
 
 RNG = np.random.default_rng(3)
 PHOTO = RNG.integers(60, 200, (16, 16, 3)).astype(np.uint8)
@@ -62,6 +64,26 @@ def test_lpips_is_measured_before_and_after_correction() -> None:
     assert one.figures["lpips"] == pytest.approx(np.abs(PHOTO / 255.0 - darker() / 255.0).mean(), rel=1e-5)
     assert one.figures["cc_lpips"] < 0.01
     assert measured.protocol().keys() == {"color_correction", "lpips"}
+
+
+def test_masked_junk_changes_no_figure() -> None:
+    hidden = np.zeros((16, 16), bool)
+    hidden[:6] = True
+
+    class Masked(MadeImages):
+        def photo(self, i: int) -> Photo:
+            return Photo(np.where(hidden[..., None], 0, self.pixels[i]).astype(np.uint8), hidden)
+
+    scene = dataclasses.replace(made_scene(), images=Masked([PHOTO] * 6))
+    masked = Photos(scene, color_corrected=True, lpips=cast(Lpips, MeanDifference()))
+    render = darker()
+    junk = np.where(hidden[..., None], 255 - render, render).astype(np.uint8)
+    clean, dirty = (masked.compare(name(), pixels) for pixels in (render, junk))
+    assert clean is not None
+    assert dirty is not None
+    assert clean.figures == dirty.figures
+    assert clean.figures["cc_psnr"] > 45
+    assert dirty.hidden is hidden
 
 
 def test_means_are_over_views() -> None:
