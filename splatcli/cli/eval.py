@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,8 @@ if TYPE_CHECKING:
     from splatcli.cli.model import Model
     from splatcli.config import Config
     from splatcli.scene.scene import Scene
+    from splatcli.views.scoring import Photos
+    from splatcli.views.sheet import Extremes
 
 
 def evaluate(
@@ -22,7 +23,31 @@ def evaluate(
     views: Annotated[str, typer.Option("--views", metavar="VIEWS", help="test, train or all.")] = "test",
     sheet: Annotated[
         Path | None,
-        typer.Option("--sheet", metavar="PNG", help="Also write a contact sheet: each photo beside its render."),
+        typer.Option(
+            "--sheet", metavar="PNG", help="Also write a contact sheet: photo, render and error map, worst views first."
+        ),
+    ] = None,
+    sheet_views: Annotated[
+        int | None,
+        typer.Option(
+            "--sheet-views",
+            metavar="N",
+            min=1,
+            help="Views on the sheet; of more than that, half the worst and half the best.  [default: 12]",
+        ),
+    ] = None,
+    color_corrected: Annotated[
+        bool,
+        typer.Option(
+            "--color-corrected",
+            help="Also cc_psnr and cc_ssim: after an affine change of colour that fits each render to its photo.",
+        ),
+    ] = False,
+    lpips: Annotated[
+        str | None,
+        typer.Option(
+            "--lpips", metavar="NET", help="Also LPIPS by vgg or alex; needs pip install 'splatcli[lpips]' and weights."
+        ),
     ] = None,
     data: options.Data = None,
     param_space: options.ParamSpace = None,
@@ -34,19 +59,25 @@ def evaluate(
 ) -> int:
     """Measure a model against photos that training never saw.
 
-    Prints the mean PSNR and SSIM over the views, the number of Gaussians and the path of the sheet, if one is made.
-    With --json: one object with every view and the protocol, without which figures do not compare. A model of another
-    program is measured with the cameras of the scene that --data names.
+    Prints the mean PSNR and SSIM over the views, what else is asked for, the number of Gaussians and the path of the
+    sheet, if one is made. With --json: one object with every view and the protocol, without which figures do not
+    compare (docs/metrics.md). A model of another program is measured with the cameras of the scene that --data names.
 
     \b
     Examples:
       splat eval output/scene
       splat eval output/scene --sheet sheet.png
+      splat eval output/scene --color-corrected --lpips vgg
       splat eval output/scene --json > figures.json
       splat eval point_cloud.ply --data scene/
     """
     if views not in ("test", "train", "all"):
         raise UsageError(f"{views!r} names no views with photos", where="--views", remedy="test, train or all")
+
+    if sheet_views is not None and sheet is None:
+        raise UsageError("there is no sheet to put views on", where="--sheet-views", remedy="add --sheet sheet.png")
+    if lpips not in (None, "vgg", "alex"):
+        raise UsageError(f"{lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
 
     from splatcli.cli.device import resolve_device
     from splatcli.cli.drive import photo_background
@@ -54,9 +85,14 @@ def evaluate(
     from splatcli.cli.output import speaking
     from splatcli.config import Config
     from splatcli.scene.read import read_scene
+    from splatcli.views.perceptual import Lpips
+    from splatcli.views.scoring import Photos
+    from splatcli.views.sheet import MOST_VIEWS, Extremes
 
     with speaking(json=json, quiet=quiet) as out:
         wanted = resolve_device(device)
+        # First of all, so that what is not installed is told before minutes are spent.
+        network = None if lpips is None else Lpips(lpips, wanted)
         path = find_model(model)
         loaded = load_model(
             path,
@@ -76,25 +112,33 @@ def evaluate(
         root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
         assert root is not None
         scene = read_scene(root, config.data, background=photo_background(config))
-        facts, lines = _measure(loaded, config, scene, views, sheet)
+        photos = Photos(scene, color_corrected=color_corrected, lpips=network)
+        extremes = None if sheet is None else Extremes(MOST_VIEWS if sheet_views is None else sheet_views)
+        facts, lines = _measure(loaded, config, scene, photos, views, extremes)
+        if sheet is not None and extremes is not None:
+            _write_sheet(sheet, extremes, facts)
+            facts["sheet"] = sheet
+            lines.append(f"sheet {sheet}")
         out.result({"model": path, **facts}, lines)
     return 0
 
 
 def _measure(
-    model: Model, config: Config, scene: Scene, views: str, sheet: Path | None
+    model: Model, config: Config, scene: Scene, photos: Photos, views: str, extremes: Extremes | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The figures as JSON's object and as lines; raises SceneError for a photo that is missing."""
-    from splatcli.train.metrics import mean_scores, protocol
-    from splatcli.views.pictures import Look, png_bytes, render_pixels, write_bytes
-    from splatcli.views.scoring import Photos
-    from splatcli.views.selection import select_views
-    from splatcli.views.sheet import Pair, contact_sheet
+    """The figures as JSON's object and as lines; raises SceneError for a photo that is missing.
 
-    checkpoint, photos = model.checkpoint, Photos(scene)
+    extremes: gets to see every comparison; pictures live no longer than it wants them.
+    """
+    from splatcli.train.metrics import protocol
+    from splatcli.views.pictures import Look, render_pixels
+    from splatcli.views.scoring import means
+    from splatcli.views.selection import select_views
+
+    checkpoint = model.checkpoint
     look = Look() if checkpoint is None else Look.trained(checkpoint)
     owner = scene if checkpoint is None else checkpoint
-    compared = []
+    names, indices, figures = [], [], []
     for camera in select_views(views, owner.cameras, owner.train, owner.test).cameras:
         if photos.hides_all(camera.name):
             continue
@@ -105,30 +149,46 @@ def _measure(
                 where=scene.root,
                 remedy="give the folder that the run was trained on: --data DIR",
             )
-        compared.append(one)
+        names.append(one.score.name)
+        indices.append(one.index)
+        figures.append(one.figures)
+        if extremes is not None:
+            extremes.add(one)
 
-    if not compared:
+    if not figures:
         raise SceneError(
             "the masks hide all of every view that was asked for",
             where=scene.root,
             remedy="evaluate others: --views all, or correct the masks",
         )
-    psnr, ssim = mean_scores([one.score for one in compared])
-    count, step = len(model.gaussians), None if checkpoint is None else checkpoint.step
+    mean = means(figures)
     facts: dict[str, Any] = {
-        "psnr": psnr,
-        "ssim": ssim,
-        "num_gaussians": count,
-        "step": step,
-        "views": [asdict(one.score) for one in compared],
-        "protocol": {**protocol(config, scene, [one.index for one in compared]), "views_of": views},
+        **mean,
+        "num_gaussians": len(model.gaussians),
+        "step": None if checkpoint is None else checkpoint.step,
+        "views": [{"name": name, **values} for name, values in zip(names, figures, strict=True)],
+        "protocol": {**protocol(config, scene, indices), **photos.protocol(), "views_of": views},
     }
-    lines = [f"psnr {psnr:.3f}", f"ssim {ssim:.4f}", f"num_gaussians {count}"]
-    if sheet is not None:
-        pairs = [Pair(c.truth, c.pixels, f"{c.score.name}   {c.score.psnr:.2f} dB") for c in compared]
-        steps = "" if step is None else f"step {step}   "
-        title = f"photo | render   {steps}{count:,} Gaussians   PSNR {psnr:.2f} dB   SSIM {ssim:.4f}"
-        write_bytes(sheet, png_bytes(contact_sheet(pairs, title)))
-        facts["sheet"] = sheet
-        lines.append(f"sheet {sheet}")
-    return facts, lines
+    lines = [f"{name} {value:.{_digits(name)}f}" for name, value in mean.items()]
+    return facts, [*lines, f"num_gaussians {len(model.gaussians)}"]
+
+
+def _digits(figure: str) -> int:
+    """Decimals worth printing."""
+    return 3 if figure.endswith("psnr") else 4
+
+
+def _write_sheet(path: Path, extremes: Extremes, facts: dict[str, Any]) -> None:
+    """The contact sheet of ``extremes`` with the figures ``facts`` over it. Raises OutputError."""
+    from splatcli.views.pictures import png_bytes, write_bytes
+    from splatcli.views.sheet import contact_sheet
+
+    title = f"PSNR {facts['psnr']:.2f} dB   SSIM {facts['ssim']:.4f}   {extremes.describe()}"
+    steps = "" if facts["step"] is None else f"step {facts['step']:,}, "
+    others = (
+        f"{name} {facts[name]:.{_digits(name)}f}"
+        for name in ("cc_psnr", "cc_ssim", "lpips", "cc_lpips")
+        if name in facts
+    )
+    subtitle = ", ".join([f"{steps}{facts['num_gaussians']:,} Gaussians", *others])
+    write_bytes(path, png_bytes(contact_sheet(extremes.ranked(), title, subtitle)))

@@ -19,6 +19,9 @@ from splatcli.train.events import ViewScore
 #: A mean squared error below this counts as this, so that equal images have a PSNR (100 dB) that JSON can hold.
 MIN_MSE = 1e-10
 
+#: A variance below this is rounding: one pixel in ten million that is one of 256 levels off has more.
+MIN_SPREAD = 1e-13
+
 
 def psnr(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
     """Peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
@@ -38,8 +41,32 @@ def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
     """
     if hidden is None:
         return float(ssim_map_reference(x, y).mean())
-    x, y = (image.masked_fill(hidden[..., None], 0.0) for image in (x, y))
-    return float(ssim_map_reference(x, y)[:, ~hidden].mean())
+    return float(ssim_map_reference(blackened(x, hidden), blackened(y, hidden))[:, ~hidden].mean())
+
+
+def blackened(image: Tensor, hidden: Tensor | None) -> Tensor:
+    """``image`` [H, W, 3] with its hidden pixels [H, W] black; itself where None is hidden."""
+    return image if hidden is None else image.masked_fill(hidden[..., None], 0.0)
+
+
+@torch.no_grad()
+def color_corrected(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """[H, W, 3] ``clamp(A x + b, 0, 1)`` with the A [3, 3] and b [3] that bring it next to ``y`` in least squares.
+
+    A photo differs from others of its scene by exposure and white balance, which no model of the scene can know; this
+    takes out of a render x what such a linear change explains. hidden: [H, W] bool, the pixels that take no part in
+    the fit; the transform is applied to all. What a colour that x does not vary in should become is left as it is
+    least: A is the smallest of the best.
+    """
+    seen = slice(None) if hidden is None else ~hidden
+    source, target = (image.double()[seen].reshape(-1, 3) for image in (x, y))
+    source_mean, target_mean = source.mean(0), target.mean(0)
+    centred = source - source_mean
+    spread = centred.T @ centred / len(source)
+    shared = centred.T @ (target - target_mean) / len(source)
+    transform = torch.linalg.pinv(spread, atol=MIN_SPREAD, rtol=1e-10, hermitian=True) @ shared
+    fitted: Tensor = (x.double() - source_mean) @ transform + target_mean
+    return fitted.clamp(0.0, 1.0).to(x.dtype)
 
 
 def quantised(image: Tensor) -> Tensor:
@@ -103,11 +130,12 @@ def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, 
 
 
 def _split(config: Config, scene: Scene) -> str:
-    if scene.kind == "blender":
-        return "the scene's own test views"
-    if config.data.test_every == 0:
+    if not scene.test:
         return "nothing is held out"
-    return f"of the views in name order, those whose index {config.data.test_every} divides are held out"
+    every = config.data.test_every
+    if scene.kind == "blender" or every == 0 or list(scene.test) != list(range(0, len(scene.cameras), every)):
+        return "the scene's own test views"
+    return f"of the views in name order, those whose index {every} divides are held out"
 
 
 def evaluation_background(config: Config) -> str:

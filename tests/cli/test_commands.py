@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -283,8 +284,47 @@ class TestEval:
         done = splat("eval", finished_run, "--sheet", tmp_path / "sheet.png")
         assert [line.split()[0] for line in done.lines] == ["psnr", "ssim", "num_gaussians", "sheet"]
         height, width, _ = imageio.imread(tmp_path / "sheet.png").shape
-        assert width > 4 * WIDTH
+        assert width > 3 * WIDTH
         assert height > HEIGHT
+
+    def test_a_sheet_of_fewer_views_is_smaller(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        sizes = []
+        for count in (1, 3, 12):
+            done = splat("eval", finished_run, "--views", "all", "--sheet", tmp_path / "x.png", "--sheet-views", count)
+            assert done.code == 0
+            height, width, _ = imageio.imread(tmp_path / "x.png").shape
+            sizes.append(height * width)
+        assert sizes[0] < sizes[1] < sizes[2]
+
+    @pytest.mark.parametrize(
+        ("words", "where"),
+        [(("--sheet-views", "3"), "--sheet-views"), (("--lpips", "squeeze"), "--lpips")],
+    )
+    def test_flags_that_make_no_sense(
+        self, splat: Splat, finished_run: Path, words: tuple[str, ...], where: str
+    ) -> None:
+        done = splat("eval", finished_run, *words)
+        assert done.code == 2
+        assert where in done.err
+
+    def test_colour_corrected_figures(self, splat: Splat, finished_run: Path) -> None:
+        (facts,) = splat("eval", finished_run, "--color-corrected", "--json").objects
+        for name in ("cc_psnr", "cc_ssim"):
+            assert_allclose(facts[name], np.mean([view[name] for view in facts["views"]]), rtol=1e-12)
+        assert all(view["cc_psnr"] >= view["psnr"] for view in facts["views"])
+        assert "least squares" in facts["protocol"]["color_correction"]
+        lines = splat("eval", finished_run, "--color-corrected").lines
+        assert [line.split()[0] for line in lines] == ["psnr", "ssim", "cc_psnr", "cc_ssim", "num_gaussians"]
+
+    def test_lpips_without_a_package_says_what_to_install(
+        self, splat: Splat, finished_run: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for package in ("lpips", "torchmetrics"):
+            monkeypatch.setitem(sys.modules, package, None)
+        done = splat("eval", finished_run, "--lpips", "vgg", "--json")
+        assert done.code == 4
+        assert "pip install 'splatcli[lpips]'" in done.err
+        assert not [facts for facts in done.objects if "lpips" in facts]
 
     def test_one_object_with_json(self, splat: Splat, finished_run: Path) -> None:
         (facts,) = splat("eval", finished_run, "--json").objects

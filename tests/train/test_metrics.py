@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splatcli.scene.camera import Camera
-from splatcli.train.metrics import evaluate, load_photo, mean_scores, protocol, psnr, quantised, ssim
+from splatcli.train.metrics import color_corrected, evaluate, load_photo, mean_scores, protocol, psnr, quantised, ssim
 from tests.train.worlds import made_scene, short_config
 
 
@@ -70,3 +71,69 @@ def test_the_protocol_is_json() -> None:
     assert record["views"] == 2
     assert record["sizes"] == ["16x16"]
     assert record["background"] == "black"
+
+
+@pytest.mark.parametrize(
+    ("every", "test", "words"),
+    [
+        (2, [0, 2], "those whose index 2 divides are held out"),
+        (2, [1, 2], "the scene's own test views"),
+        (0, [1], "the scene's own test views"),
+        (2, [], "nothing is held out"),
+    ],
+)
+def test_the_protocol_says_how_views_were_held_out(every: int, test: list[int], words: str) -> None:
+    made = made_scene(views=4)
+    scene = dataclasses.replace(made, test=test, train=[i for i in range(4) if i not in test])
+    config = short_config()
+    config = config.model_copy(update={"data": config.data.model_copy(update={"test_every": every})})
+    assert words in str(protocol(config, scene, test)["split"])
+
+
+def random_pair(seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Two unlike images [12, 14, 3], with values well inside 0..1."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = (0.2 + 0.6 * torch.rand(12, 14, 3, generator=generator) for _ in range(2))
+    return x, 0.7 * x + 0.3 * y
+
+
+def test_colour_correction_undoes_any_affine_change_of_colour() -> None:
+    photo, _ = random_pair()
+    mix = torch.tensor([[0.7, 0.1, 0.0], [0.0, 0.5, 0.2], [0.1, 0.0, 0.6]])
+    torch.testing.assert_close(color_corrected(photo @ mix + 0.05, photo), photo, atol=1e-6, rtol=0)
+
+
+def test_colour_correction_is_the_least_squares_solution() -> None:
+    x, y = random_pair()
+    columns = torch.cat([x.reshape(-1, 3), torch.ones(12 * 14, 1)], 1).double()
+    fit = torch.linalg.lstsq(columns, y.reshape(-1, 3).double()).solution
+    torch.testing.assert_close(color_corrected(x, y), (columns @ fit).float().reshape(x.shape), atol=1e-6, rtol=0)
+    assert psnr(color_corrected(x, y), y) > psnr(x, y) + 0.1
+
+
+def test_hidden_pixels_take_no_part_in_the_fit() -> None:
+    x, y = random_pair()
+    hidden = torch.zeros(12, 14, dtype=torch.bool)
+    hidden[:5] = True
+    junk = y.clone()
+    junk[:5] = 1.0 - junk[:5]
+    fitted = color_corrected(x, junk, hidden)
+    torch.testing.assert_close(fitted[5:], color_corrected(x[5:], y[5:]), atol=1e-7, rtol=0)
+    assert not torch.allclose(fitted[5:], color_corrected(x, junk)[5:], atol=1e-3)
+
+
+def test_renders_without_colour_can_be_corrected() -> None:
+    _, photo = random_pair()
+    flat = torch.full_like(photo, 0.3)
+    torch.testing.assert_close(color_corrected(flat, photo), photo.mean((0, 1)).expand_as(photo), atol=1e-6, rtol=0)
+    grey = photo.mean(-1, keepdim=True).expand_as(photo)
+    twice = color_corrected(grey, 0.5 * grey + 0.1)
+    torch.testing.assert_close(twice, 0.5 * grey + 0.1, atol=1e-6, rtol=0)
+
+
+def test_corrected_colours_stay_within_the_range() -> None:
+    x = torch.tensor([0.0, 0.5, 1.0]).reshape(1, 3, 1).expand(1, 3, 3)
+    y = torch.tensor([0.0, 1.0, 1.0]).reshape(1, 3, 1).expand(1, 3, 3)
+    fitted = color_corrected(x, y)
+    assert fitted.min() >= 0.0
+    assert fitted.max() == 1.0
