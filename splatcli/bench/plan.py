@@ -67,11 +67,11 @@ def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None =
             f"cannot read the plan: {error.strerror}", where=path, remedy="see splat bench --help"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"not valid TOML: {error}", where=path, remedy="docs/quality.md shows a plan") from None
+        raise UsageError(f"not valid TOML: {error}", where=path, remedy="benchmarks/plans/ has examples") from None
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{place}: {first['msg']}", where=path, remedy="docs/quality.md shows a plan") from None
+        raise UsageError(f"{place}: {first['msg']}", where=path, remedy="benchmarks/plans/ has examples") from None
     root = path.parent if data is None else data
     scenes = {name: [str(root / scene.path), *scene.args] for name, scene in plan.scenes.items()}
     settings = {name: [*plan.args, *setting.args] for name, setting in plan.settings.items()}
