@@ -202,6 +202,27 @@ class TrainConfig(_Section):
     eval_every: int = Field(0, ge=0)
 
 
+class ViewsConfig(_Section):
+    """What of the training views is trained along; Adam of each view's own, see train/corrections.py."""
+
+    #: A small motion of each training camera.
+    pose_opt: bool = False
+    #: Radians, and parts of the scene extent; falls log-linearly over ``schedule.lr_steps``.
+    pose_lr: float = Field(1e-5, gt=0)
+    pose_lr_final: float = Field(1e-7, gt=0)
+    #: Weight of half the squared motion beside the loss.
+    pose_reg: float = Field(1e-6, ge=0)
+    #: An affine map of the colours of each training view.
+    exposure: bool = False
+    exposure_lr: float = Field(1e-2, gt=0)
+    exposure_lr_final: float = Field(1e-3, gt=0)
+
+    @property
+    def trained(self) -> bool:
+        """Whether anything of a view is."""
+        return self.pose_opt or self.exposure
+
+
 class SaveConfig(_Section):
     """Checkpoints."""
 
@@ -249,6 +270,7 @@ class Config(_Section):
     schedule: Schedule = Field(default_factory=Schedule)
     strategy: StrategyConfig = Field(default_factory=StrategyConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
+    views: ViewsConfig = Field(default_factory=ViewsConfig)
     save: SaveConfig = Field(default_factory=SaveConfig)
     guard: GuardConfig = Field(default_factory=GuardConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)

@@ -14,6 +14,7 @@ from splatcli.checkpoint.schema import (
     MOMENT_PREFIXES,
     REST_STEPS,
     STORED_NAMES,
+    VIEW_PREFIX,
     CameraSpec,
     DatasetSpec,
     Manifest,
@@ -46,6 +47,7 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     if checkpoint.rest_steps is not None:
         named[REST_STEPS] = checkpoint.rest_steps
     named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
+    named.update({VIEW_PREFIX + key: tensor for key, tensor in checkpoint.views.items()})
     named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
 
     owned: dict[str, Tensor] = {}
@@ -140,6 +142,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         cameras=cameras,
         train=list(manifest.train_views),
         test=list(manifest.test_views),
+        views=_views(manifest, tensors, where),
         dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
     )
 
@@ -176,6 +179,19 @@ def _rest_steps(manifest: Manifest, tensors: dict[str, Tensor], where: object) -
             where=where,
         )
     return steps
+
+
+def _views(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:
+    views = _under(VIEW_PREFIX, tensors)
+    for name, tensor in views.items():
+        if len(tensor) != len(manifest.train_views):
+            raise ModelFileError(
+                f"{VIEW_PREFIX}{name} has {len(tensor)} rows for {len(manifest.train_views)} training views",
+                where=where,
+            )
+        if name.endswith(".steps") and len(tensor) and not 0 <= int(tensor.min()) <= int(tensor.max()) <= 2**53:
+            raise ModelFileError(f"{VIEW_PREFIX}{name} holds counts below zero or beyond reason", where=where)
+    return views
 
 
 def _config(manifest: Manifest, where: object) -> Config:

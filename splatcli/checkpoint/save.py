@@ -71,7 +71,7 @@ def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
     rows = 3 * per_row if checkpoint.moments is not None else per_row
     rows += 0 if checkpoint.rest_steps is None else checkpoint.rest_steps[:1].nbytes
     rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
-    fixed = sum(state.nbytes for state in checkpoint.rng.values())
+    fixed = sum(state.nbytes for states in (checkpoint.rng, checkpoint.views) for state in states.values())
     cameras = sum(_CAMERA_JSON + len(camera.name.encode()) for camera in checkpoint.cameras)
     return _file_size(rows * (len(checkpoint.gaussians) if count is None else count) + fixed + cameras)
 

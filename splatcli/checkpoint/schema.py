@@ -54,6 +54,15 @@ MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
 #: all stand at the optimiser's step.
 REST_STEPS = "adam.rest_steps"
 
+#: What may be trained of the training views, and the shape of a view's row (train/corrections.py): the motion of a
+#: camera, and an affine map of colours. Each has its Adam beside it, see VIEW_PARTS.
+VIEW_TABLES: dict[str, tuple[int, ...]] = {"pose": (6,), "exposure": (3, 4)}
+
+#: Stored with each table; "steps" is int64 [T], the others are float64 as the table itself.
+VIEW_PARTS = ("", ".exp_avg", ".exp_avg_sq", ".steps")
+
+VIEW_PREFIX = "views."
+
 DTYPES = {
     "float32": torch.float32,
     "float64": torch.float64,
@@ -198,6 +207,10 @@ def space_of(name: str) -> tuple[str, str]:
         return PARAMETER_SPACES[name]
     if name.startswith(MOMENT_PREFIXES):
         return ("gradient" if name.startswith(MOMENT_PREFIXES[0]) else "gradient_squared", "1")
+    if name.startswith(VIEW_PREFIX):
+        table, _, part = name.removeprefix(VIEW_PREFIX).partition(".")
+        units = {"pose": "radians, scene units"}.get(table, "1") if not part else "1"
+        return (part or {"pose": "camera_motion", "exposure": "colour_map"}.get(table, "statistic"), units)
     return ("generator_state" if name.startswith("rng.") else "statistic", "1")
 
 
@@ -210,7 +223,11 @@ def name_problems(names: list[str]) -> list[str]:
     problems += [f"{name} is missing" for name in sorted(parameters - present)]
     if present & moments:
         problems += [f"{name} is missing" for name in sorted(moments - present)]
-    for name in sorted(present - parameters - moments - {REST_STEPS}):
+    tables = {VIEW_PREFIX + table: {VIEW_PREFIX + table + part for part in VIEW_PARTS} for table in VIEW_TABLES}
+    for stored in tables.values():
+        if present & stored:
+            problems += [f"{name} is missing" for name in sorted(stored - present)]
+    for name in sorted(present.difference(parameters, moments, {REST_STEPS}, *tables.values())):
         if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
             problems.append(
                 f"{name} names an activated tensor; checkpoints hold raw parameters only "
@@ -245,11 +262,27 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
                 problems.append(f"{name} has shape {list(tensor.shape)}, not {list(shapes[base])}")
         elif name == REST_STEPS and (tensor.dtype != torch.int32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not int32 [{count}]")
+        elif name.startswith(VIEW_PREFIX):
+            problems += _view_problems(name, tensor, tensors)
         elif name.startswith("rng.") and (tensor.dtype != torch.uint8 or tensor.dim() != 1):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not a uint8 vector")
     if rest.dim() == 3 and rest.shape[1] not in (0, 3, 8, 15, 24):
         problems.append(f"_features_rest has {rest.shape[1]} coefficients, not 0, 3, 8, 15 or 24")
     return problems
+
+
+def _view_problems(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> list[str]:
+    """What is wrong with a tensor of a view table; all of a table have as many rows."""
+    table = name.removeprefix(VIEW_PREFIX).partition(".")[0]
+    stem = tensors.get(VIEW_PREFIX + table)
+    rows = len(stem) if stem is not None and stem.dim() else -1
+    is_steps = name.endswith(".steps")
+    shape = (rows,) if is_steps else (rows, *VIEW_TABLES[table])
+    dtype = torch.int64 if is_steps else torch.float64
+    if tensor.dtype == dtype and tuple(tensor.shape) == shape:
+        return []
+    expected = f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    return [f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not {expected}"]
 
 
 def dtype_name(tensor: Tensor) -> str:

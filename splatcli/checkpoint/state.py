@@ -9,6 +9,7 @@ from torch import Tensor
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
+from splatcli.scene.pose import moved
 
 #: What a strategy may keep beside tensors.
 Scalar = int | float | str | bool
@@ -44,7 +45,8 @@ class Checkpoint:
     strategy: the strategy's accumulators and numbers, by name.
     rng: states of torch generators, uint8 [S], by name.
     sampler: the counters from which the order of the views follows.
-    cameras: every camera at the training resolution; train and test index into them.
+    cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
+    views: what is trained of the training views, float64 [T, ...] with a row for each (VIEW_TABLES of the schema).
     """
 
     step: int
@@ -61,3 +63,12 @@ class Checkpoint:
     train: list[int]
     test: list[int]
     dataset: DatasetInfo
+    views: dict[str, Tensor] = field(default_factory=dict)
+
+    def refined_cameras(self) -> list[Camera]:
+        """The cameras, those of training views where their trained motion has brought them."""
+        cameras, motion = list(self.cameras), self.views.get("pose")
+        if motion is not None:
+            for row, index in enumerate(self.train):
+                cameras[index] = moved(cameras[index], motion[row].double().numpy())
+        return cameras

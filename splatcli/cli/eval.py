@@ -139,7 +139,8 @@ def _measure(
     look = Look() if checkpoint is None else Look.trained(checkpoint)
     owner = scene if checkpoint is None else checkpoint
     names, indices, figures = [], [], []
-    for camera in select_views(views, owner.cameras, owner.train, owner.test).cameras:
+    refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
+    for camera in select_views(views, refined, owner.train, owner.test).cameras:
         if photos.hides_all(camera.name):
             continue
         one = photos.compare(camera.name, render_pixels(model.gaussians, camera, look))

@@ -69,7 +69,7 @@ def export(
                 raise UsageError(
                     f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
                 )
-            payload = cameras_json(loaded.checkpoint.cameras, offset).encode()
+            payload = cameras_json(loaded.checkpoint.refined_cameras(), offset).encode()
         else:
             buffer = io.BytesIO()
             write_ply(loaded.gaussians, buffer, comments)

@@ -158,7 +158,7 @@ def _views_of(model: Model | None, views: str, data: Path | None) -> tuple[Views
 
     if model is not None and model.checkpoint is not None:
         checkpoint = model.checkpoint
-        return select_views(views, checkpoint.cameras, checkpoint.train, checkpoint.test), None
+        return select_views(views, checkpoint.refined_cameras(), checkpoint.train, checkpoint.test), None
     if data is None or views.lower().endswith(".json"):
         return select_views(views, [], [], []), None
     scene = read_scene(data, DataConfig())

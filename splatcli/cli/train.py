@@ -84,6 +84,12 @@ def train(
     antialiased: Annotated[
         bool, typer.Option("--antialiased", help="Keep the brightness of Gaussians smaller than a pixel.")
     ] = False,
+    pose_opt: Annotated[
+        bool, typer.Option("--pose-opt", help="Refine the poses of the training cameras along the way.")
+    ] = False,
+    exposure: Annotated[
+        bool, typer.Option("--exposure", help="Learn each training photo's exposure and white balance.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
     ] = False,
@@ -137,6 +143,8 @@ def train(
         "train.seed": seed,
         "train.background": background,
         "train.antialiased": antialiased or None,
+        "views.pose_opt": pose_opt or None,
+        "views.exposure": exposure or None,
     }
     with speaking(json=json, quiet=quiet) as out:
         from splatcli.config import build_config

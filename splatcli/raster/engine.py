@@ -18,14 +18,26 @@ from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
 from splatcli.raster.allowance import PairBudget, roomy
+from splatcli.raster.exposure import expose, expose_vjp
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
-from splatcli.raster.stepping import NOISE_STEEPNESS, NOISE_THRESHOLD, ImmediateEngine, Pressure, StepEngine, StepInputs
+from splatcli.raster.stepping import (
+    NOISE_STEEPNESS,
+    NOISE_THRESHOLD,
+    Correction,
+    ImmediateEngine,
+    Pressure,
+    StepEngine,
+    StepInputs,
+)
 from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
+
+#: Numbers of the gradient of a view's correction: 16 of the pose, then 12 of the exposure.
+_POSE, _SLOPES = 16, 28
 
 
 class _Stages:
@@ -40,6 +52,8 @@ class _Stages:
         self.arena = Arena(backend.device)
         self._gaps: Tensor | None = None
         self._gaps_of = (0.0, 0.0)
+        #: [28] gradient of the last step's correction, as Correction.learn takes it.
+        self.slopes = torch.zeros(_SLOPES, dtype=backend.dtype, device=backend.device)
 
     def run(
         self,
@@ -59,13 +73,20 @@ class _Stages:
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
         frame.blend(view, inputs.background, image, alpha, None)
+        correction = inputs.correction
+        exposure = None if correction is None else correction.exposure
+        shown = image if exposure is None else expose(image, exposure, self._pixels("shown", camera))
         hidden = None if inputs.hidden is None else inputs.hidden[..., None]
         if hidden is not None:
             # Black in both images, and without a gradient: whatever is drawn there, the loss cannot tell.
-            image.masked_fill_(hidden, 0.0)
-        loss = self.loss(image, inputs.target, v_image, inputs.ssim_lambda, means)
+            shown.masked_fill_(hidden, 0.0)
+        loss = self.loss(shown, inputs.target, v_image, inputs.ssim_lambda, means)
         if hidden is not None:
             v_image.masked_fill_(hidden, 0.0)
+        if exposure is not None:
+            # The image that was shown is done with; its memory takes the gradient of what is below the exposure.
+            expose_vjp(image, exposure, v_image, shown, self.slopes[_POSE:].view(3, 4))
+            v_image = shown
         frame.blend_vjp(
             view, inputs.background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
         )
@@ -74,6 +95,7 @@ class _Stages:
             view,
             arrays,
             adam=update,
+            v_viewmat=self.slopes[:_POSE].view(4, 4) if correction is not None and correction.pose else None,
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
@@ -123,13 +145,14 @@ class _Stages:
 
     def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
         """Image, its gradient, and alpha, in memory that the next step uses again."""
-        h, w = camera.height, camera.width
+        alpha = self._pixels("alpha", camera, 1).squeeze(2)
+        return self._pixels("image", camera), self._pixels("v_image", camera), alpha
 
-        def take(name: str, *shape: int) -> Tensor:
-            numel = math.prod(shape)
-            return self.arena.take(name, numel, self.backend.dtype).narrow(0, 0, numel).view(shape)
-
-        return take("image", h, w, 3), take("v_image", h, w, 3), take("alpha", h, w)
+    def _pixels(self, name: str, camera: Camera, channels: int = 3) -> Tensor:
+        """[H, W, channels], kept from step to step."""
+        shape = (camera.height, camera.width, channels)
+        numel = math.prod(shape)
+        return self.arena.take(name, numel, self.backend.dtype).narrow(0, 0, numel).view(shape)
 
     def _update(self, adam: AdamState, number: int, inputs: StepInputs) -> abi.Adam:
         update = abi.Adam(
@@ -168,6 +191,7 @@ class NativeEngine(ImmediateEngine):
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
         self.pairs = self.frame.native.pair_bound
+        _teach(inputs.correction, self._stages.slopes)
         return _mix(inputs.ssim_lambda, job.l1, job.ssim)
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
@@ -189,6 +213,7 @@ class _Pending:
     inputs: StepInputs
     means: Tensor  # [2] float64 on the host: l1, ssim
     counters: Tensor  # [COUNTERS] int64 on the host
+    slopes: Tensor  # [28] on the host, where the step has a correction
     done: torch.cuda.Event | None  # None where calls are done on return
 
 
@@ -212,6 +237,7 @@ class DeferredEngine:
         slots = self.BEHIND + 1
         self._host_means = torch.zeros(slots, 2, dtype=torch.float64, pin_memory=pinned)
         self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
+        self._host_slopes = torch.zeros(slots, _SLOPES, dtype=backend.dtype, pin_memory=pinned)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._submitted = 0
         self.pairs = 0
@@ -226,7 +252,8 @@ class DeferredEngine:
         on_gpu = self._stages.backend.device.type == "cuda"
         event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         adam.step += 1
-        step = _Pending(gaussians, adam, adam.step, inputs, self._host_means[slot], self._host_counters[slot], event)
+        arrivals = (self._host_means[slot], self._host_counters[slot], self._host_slopes[slot])
+        step = _Pending(gaussians, adam, adam.step, inputs, *arrivals, event)
         self._submitted += 1
         self._pending.append(step)
         self._enqueue(step)
@@ -249,6 +276,7 @@ class DeferredEngine:
                 continue
             self._pending.popleft()
             self.pairs = pairs
+            _teach(first.inputs.correction, first.slopes)
             losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()))
         return losses
 
@@ -268,8 +296,18 @@ class DeferredEngine:
         assert self.frame.counters is not None
         step.means.copy_(self._means, non_blocking=True)
         step.counters.copy_(self.frame.counters, non_blocking=True)
+        if step.inputs.correction is not None:
+            step.slopes.copy_(stages.slopes, non_blocking=True)
         if step.done is not None:
             step.done.record(torch.cuda.current_stream(stages.backend.device))
+
+
+def _teach(correction: Correction | None, slopes: Tensor) -> None:
+    """Tells the gradient of a step's correction; slopes [28] on the host."""
+    if correction is None:
+        return
+    v_pose, v_exposure = slopes[:_POSE].view(4, 4), slopes[_POSE:].view(3, 4)
+    correction.learn(v_pose if correction.pose else None, None if correction.exposure is None else v_exposure)
 
 
 def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:

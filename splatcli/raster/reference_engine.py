@@ -18,7 +18,7 @@ class ReferenceEngine(ImmediateEngine):
     """A StepEngine by autograd; any float dtype, any device, and slow."""
 
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
-        loss, grads, index, splats, v_means2d = self._backward(gaussians, inputs)
+        loss, grads, index, splats, v_means2d, slopes = self._backward(gaussians, inputs)
         pressure, stats, camera = inputs.pressure, inputs.stats, inputs.camera
         regularise(gaussians, grads, pressure)
         adam.apply_reference(gaussians, grads, inputs.lrs)
@@ -29,24 +29,43 @@ class ReferenceEngine(ImmediateEngine):
             half = v_means2d.new_tensor([0.5 * camera.width, 0.5 * camera.height])
             stats.grad2d.index_add_(0, index[seen], (v_means2d[seen] * half).norm(dim=1).to(stats.grad2d.dtype))
             stats.count.index_add_(0, index[seen], stats.count.new_ones(int(seen.sum())))
+        if inputs.correction is not None:
+            inputs.correction.learn(*slopes)
         return loss
 
     @staticmethod
-    def _backward(gaussians: Gaussians, inputs: StepInputs) -> tuple[float, Gaussians, Tensor, Splats, Tensor]:
-        """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel)."""
-        camera = inputs.camera
+    def _backward(
+        gaussians: Gaussians, inputs: StepInputs
+    ) -> tuple[float, Gaussians, Tensor, Splats, Tensor, tuple[Tensor | None, Tensor | None]]:
+        """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, the rest).
+
+        The rest is what the step's correction learns from.
+        """
+        camera, correction = inputs.camera, inputs.correction
+        viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
+        exposure = None if correction is None or correction.exposure is None else correction.exposure.to(viewmat)
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
-            index, splats = project_visible(leaves, camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased)
+            pose = viewmat.requires_grad_(True) if correction is not None and correction.pose else None
+            exposure = None if exposure is None else exposure.detach().requires_grad_(True)
+            index, splats = project_visible(
+                leaves, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
+            )
             image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background)
+            if exposure is not None:
+                image = image @ exposure[:, :3].T + exposure[:, 3]
             if inputs.hidden is not None:
                 image = image.masked_fill(inputs.hidden[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
             groups = [getattr(leaves, name) for name in GROUPS]
-            *by_group, v_means2d = torch.autograd.grad(
-                loss, [*groups, splats.means2d], allow_unused=True, materialize_grads=True
+            trained = [tensor for tensor in (pose, exposure) if tensor is not None]
+            found = torch.autograd.grad(
+                loss, [*groups, splats.means2d, *trained], allow_unused=True, materialize_grads=True
             )
-        return float(loss.detach()), Gaussians(**dict(zip(GROUPS, by_group, strict=True))), index, splats, v_means2d
+        by_group, v_means2d, rest = found[: len(groups)], found[len(groups)], iter(found[len(groups) + 1 :])
+        slopes = (None if pose is None else next(rest).cpu(), None if exposure is None else next(rest).cpu())
+        grads = Gaussians(**dict(zip(GROUPS, by_group, strict=True)))
+        return float(loss.detach()), grads, index, splats, v_means2d, slopes
 
 
 @torch.no_grad()

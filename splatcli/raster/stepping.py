@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +34,22 @@ class Pressure:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Correction:
+    """What of the view itself is trained along, by whoever asks for the step.
+
+    learn: hears the gradients (v_viewmat [4, 4] of the camera's matrix, v_exposure [3, 4]), each None where it is not
+        asked for, on the CPU; once for the step, when its loss is known, in the order of the steps. The tensors are
+        the engine's: what is to stay must be copied. A view must not be handed in again before its learn was called.
+    pose: whether the gradient of the pose is asked for.
+    exposure: [3, 4], on the Gaussians' device: colours become A c + b before the loss. None leaves them as they are.
+    """
+
+    learn: Callable[[Tensor | None, Tensor | None], None]
+    pose: bool = False
+    exposure: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
     """One training step on one view.
 
@@ -42,6 +59,7 @@ class StepInputs:
     stats: is added to, unless None.
     hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
     pressure: what moves Gaussians beside the image; the loss told is without it.
+    correction: what of the view itself is trained along; None: nothing.
     """
 
     camera: Camera
@@ -54,6 +72,7 @@ class StepInputs:
     stats: GrowthStats | None
     hidden: Tensor | None = None
     pressure: Pressure = Pressure()
+    correction: Correction | None = None
 
 
 class StepEngine(Protocol):

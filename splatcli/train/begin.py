@@ -15,6 +15,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.scene import Scene
 from splatcli.train.changes import apply_config
+from splatcli.train.corrections import Corrections
 from splatcli.train.forecast import plan_memory
 from splatcli.train.init import initial_gaussians
 from splatcli.train.resume import check_same_scene
@@ -59,6 +60,7 @@ def new_state(
         dataset=DatasetInfo(
             str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
         ),
+        corrections=Corrections.new(config.views, len(scene.train)),
     )
     return state, [*scene.notes, *notes]
 

@@ -216,14 +216,18 @@ class Trainer:
         """One step and the edit after it; what is known to have happened since the last one."""
         state, config = self.state, self.state.config
         step = state.step + 1
-        view = state.train[state.sampler.peek()]
-        camera, target = self.scene.cameras[view], self.targets.load(view)
+        row = state.sampler.peek()
+        view = state.train[row]
+        given, target = self.scene.cameras[view], self.targets.load(view)
         state.sampler.next()
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
         lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
+        told: list[Stepped] = []
+        if config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
+            told = self._told(self.engine.drain())  # what the step before has taught of this view comes first
         inputs = StepInputs(
-            camera,
+            state.corrections.camera(row, given),
             target.pixels,
             lrs=lrs,
             sh_degree=degree,
@@ -233,9 +237,10 @@ class Trainer:
             stats=state.stats if self.strategy.observes(step) else None,
             hidden=target.hidden,
             pressure=self.strategy.pressure(step, lrs["means"]),
+            correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
         )
-        self._untold.append((step, camera.name, len(state.gaussians), degree))
-        told = self._told(self.engine.submit(state.gaussians, state.adam, inputs))
+        self._untold.append((step, given.name, len(state.gaussians), degree))
+        told += self._told(self.engine.submit(state.gaussians, state.adam, inputs))
         edits: list[Event] = []
         if self.strategy.edits(step):
             told += self._told(self.engine.drain())

@@ -78,19 +78,21 @@ class Scorer:
     def probe(self, state: TrainState) -> Probed | Alarmed:
         """Mean PSNR of the probe views: training views, evenly spaced, the same ones all through a run."""
         count = min(state.config.guard.probe_views, len(state.train))
-        views = [state.train[i * len(state.train) // count] for i in range(count)]
+        rows = [i * len(state.train) // count for i in range(count)]
         try:
             gaussians = state.settled()
-            values = [value for view in views if (value := self._psnr(state, gaussians, view)) is not None]
+            values = [value for row in rows if (value := self._psnr(state, gaussians, row)) is not None]
         except Exception as error:
             problem = _bearable(error)
             return Alarmed(state.step, "evaluation", f"the probe views could not be measured: {problem.what}")
         mean = sum(values) / len(values) if values else math.nan
         return Probed(state.step, mean, len(state.gaussians))
 
-    def _psnr(self, state: TrainState, gaussians: Gaussians, view: int) -> float | None:
-        """PSNR of a view in dB; None where a mask hides all of it."""
-        image = quantised(self._draw(state, gaussians, self.scene.cameras[view]))
+    def _psnr(self, state: TrainState, gaussians: Gaussians, row: int) -> float | None:
+        """PSNR of a training view in dB, as it is trained on; None where a mask hides all of it."""
+        view, corrections = state.train[row], state.corrections
+        image = self._draw(state, gaussians, corrections.camera(row, self.scene.cameras[view]))
+        image = quantised(corrections.shown(row, image))
         target, hidden = load_photo(self.scene, view, image.device)
         if hidden is not None and bool(hidden.all()):
             return None

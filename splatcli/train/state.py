@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.camera import Camera
+from splatcli.train.corrections import Corrections
 from splatcli.train.lr import active_sh_degree
 from splatcli.train.sampler import ViewSampler
 
@@ -34,6 +35,7 @@ class TrainState:
     step: completed steps.
     generators: one for each of TRAINING_STREAMS, on the CPU.
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
+    corrections: what is trained of the training views, a row for each of ``train``.
     """
 
     config: Config
@@ -47,6 +49,7 @@ class TrainState:
     train: list[int]
     test: list[int]
     dataset: DatasetInfo
+    corrections: Corrections = field(default_factory=Corrections)
 
     def sh_degree(self) -> int:
         """The SH degree that the last step used."""
@@ -78,6 +81,7 @@ class TrainState:
             train=self.train,
             test=self.test,
             dataset=self.dataset,
+            views=self.corrections.stored(),
         )
 
     @classmethod
@@ -108,6 +112,7 @@ class TrainState:
             train=list(checkpoint.train),
             test=list(checkpoint.test),
             dataset=checkpoint.dataset,
+            corrections=Corrections.from_checkpoint(checkpoint),
         )
 
 
@@ -168,6 +173,10 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
         yield f"its place in the order of views, {checkpoint.sampler}, is none"
+    views = checkpoint.config.views
+    for name, wanted in (("pose", views.pose_opt), ("exposure", views.exposure)):
+        if wanted and name not in checkpoint.views:
+            yield f"views.{name} is trained by its settings and missing"
     cameras = len(checkpoint.cameras)
     if not all(0 <= i < cameras for i in (*checkpoint.train, *checkpoint.test)):
         yield f"its views are not among its {cameras} cameras"

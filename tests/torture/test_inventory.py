@@ -105,12 +105,16 @@ def declared(path: str) -> bool:
     return any(path == known or path.startswith((f"{known}.", f"{known}#")) for known in ANEW)
 
 
-@pytest.fixture(scope="module", params=["default", "mcmc"])
+@pytest.fixture(scope="module", params=[("default", False), ("mcmc", False), ("default", True)], ids=str)
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
     """A trainer in the middle of everything: after a refinement, a reset, and steps that left statistics."""
     with RunDir.create(tmp_path_factory.mktemp("first") / "run") as run_dir:
         trainer = Trainer.start(
-            short_config(guard={"probe_every": 7}, strategy={"name": request.param}),
+            short_config(
+                guard={"probe_every": 7},
+                strategy={"name": request.param[0]},
+                views={"pose_opt": request.param[1], "exposure": request.param[1]},
+            ),
             made_scene(),
             run_dir=run_dir,
             engine=PlainEngine(),

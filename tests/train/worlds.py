@@ -162,6 +162,10 @@ class PlainEngine(ImmediateEngine):
         if stats is not None:
             stats.grad2d += 1.7e-4 * grads.means[:, 1].abs()
             stats.count += (gaussians.means[:, 0] > -0.3).float()
+        correction = inputs.correction
+        if correction is not None:
+            pose = torch.from_numpy(inputs.camera.viewmat) * push if correction.pose else None
+            correction.learn(pose, None if correction.exposure is None else correction.exposure.cos() * push)
         return float(sum(getattr(grads, name).abs().sum() for name in GROUPS))
 
 
@@ -233,6 +237,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         train=list(checkpoint.train),
         test=list(checkpoint.test),
         dataset=checkpoint.dataset,
+        views={k: v.clone() for k, v in checkpoint.views.items()},
     )
 
 
