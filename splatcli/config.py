@@ -208,8 +208,8 @@ class ViewsConfig(_Section):
     #: A small motion of each training camera.
     pose_opt: bool = False
     #: Radians, and parts of the scene extent; falls log-linearly over ``schedule.lr_steps``.
-    pose_lr: float = Field(1e-5, gt=0)
-    pose_lr_final: float = Field(1e-7, gt=0)
+    pose_lr: float = Field(5e-4, gt=0)
+    pose_lr_final: float = Field(5e-5, gt=0)
     #: Weight of half the squared motion beside the loss.
     pose_reg: float = Field(1e-6, ge=0)
     #: An affine map of the colours of each training view.

@@ -7,7 +7,6 @@ twice is learnt from once.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -135,22 +134,17 @@ class Corrections:
         views = config.views
         delta = self.pose.values[row]
         grad = torch.from_numpy(delta_gradient(given, delta.numpy(), v_viewmat.double().numpy()))
-        rate = _rate(views.pose_lr, views.pose_lr_final, config, step, len(self.pose.steps))
+        rate = _rate(views.pose_lr, views.pose_lr_final, config, step)
         lr = torch.tensor([rate] * 3 + [rate * extent] * 3, dtype=torch.float64)
         self.pose.learn(row, grad + views.pose_reg * delta, lr)
 
     def _learn_exposure(self, row: int, v_exposure: Tensor, config: Config, step: int) -> None:
         assert self.exposure is not None
         views = config.views
-        rate = _rate(views.exposure_lr, views.exposure_lr_final, config, step, len(self.exposure.steps))
+        rate = _rate(views.exposure_lr, views.exposure_lr_final, config, step)
         self.exposure.learn(row, v_exposure.double(), rate)
 
 
-def _rate(first: float, last: float, config: Config, step: int, count: int) -> float:
-    """The learning rate of a view's visit at ``step``, one of ``count`` training views.
-
-    The field's programs have one Adam over all views, in which a view has a gradient once in T steps and moves on by
-    its moments in between, together by about the root of T learning rates (docs/math.md 8.3). That root is here, so
-    that the same settings mean the same.
-    """
-    return math.sqrt(count) * log_linear(first, last, step / config.schedule.lr_steps)
+def _rate(first: float, last: float, config: Config, step: int) -> float:
+    """The learning rate at ``step``, one for each visit of a view."""
+    return log_linear(first, last, step / config.schedule.lr_steps)
