@@ -37,6 +37,8 @@ _TILE = 8 + 4 + 3 * _FLOAT
 #: Of each pixel in training: image and its gradient, alpha; and the photo with its mask.
 _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
 _PHOTO_PIXEL = 3 + 1
+#: And of the image as a view exposes it, where exposures are trained.
+_EXPOSED_PIXEL = 3 * _FLOAT
 
 #: And in a render: image, alpha, depth.
 _RENDER_PIXEL = (3 + 1 + 1) * _FLOAT
@@ -74,13 +76,14 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done: one view of so many Gaussians."""
+    """What is to be done: one view of so many Gaussians. exposed: with an exposure that is trained."""
 
     gaussians: int
     sh_degree: int
     width: int
     height: int
     pairs: PairCount
+    exposed: bool = False
 
 
 def parameter_bytes(sh_degree: int) -> int:
@@ -98,7 +101,8 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
     frame = _frame_bytes(backend, work)
-    images = pixels * _STEP_PIXEL + backend.call("loss_bytes", size)
+    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed else 0)
+    images = pixels * image + backend.call("loss_bytes", size)
     pairs = _pair_bytes(backend, work, roomy(work.pairs.boxes), with_rows=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return Footprint(

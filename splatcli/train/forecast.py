@@ -159,7 +159,7 @@ def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torc
         backend=backend,
         held=held,
         photos=photo_room(scene, device, room),
-        work=Work(len(gaussians), gaussians.sh_degree, largest.width, largest.height, pairs),
+        work=Work(len(gaussians), gaussians.sh_degree, largest.width, largest.height, pairs, config.views.exposure),
         camera=camera,
         grows=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
         room=room,

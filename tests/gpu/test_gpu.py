@@ -9,6 +9,8 @@ pixels, which are few, a Gaussian of alpha 1/255 or one behind a transmittance o
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import os
 import time
@@ -26,6 +28,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
 from splatcli.raster.engine import _Stages
+from splatcli.raster.stepping import Correction
 from splatcli.scene.camera import Camera
 from tests.native.cases import Outcome, Weights, float32, named, rows_of, settled
 from tests.raster.scenes import front_camera, leaves, random_camera, random_gaussians, random_image, random_scene
@@ -306,6 +309,37 @@ def test_a_step_never_waits_for_the_gpu(backend: Backend) -> None:
         for k in range(6):
             losses += engine.submit(run.gaussians, run.adam, run.inputs(k))
         assert len(losses + engine.drain()) == 6
+
+
+def corrected(run: Run, room: int = 0) -> dict[str, Any]:
+    """What six steps teach about poses and exposures, and the state after them; torch raises should one wait."""
+    heard: dict[str, Any] = {}
+    exposure = torch.tensor([[1.1, 0.05, -0.1, 0.02], [0.03, 0.8, 0.1, -0.05], [-0.02, 0.04, 1.3, 0.1]]).to(DEVICE)
+    engine = DeferredEngine(Backend.cuda(DEVICE), room=room)
+
+    def ask(k: int) -> StepInputs:
+        def learn(v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
+            assert v_viewmat is not None
+            assert v_exposure is not None
+            assert k not in heard, "a step is learnt from once"
+            heard[k] = (v_viewmat.tolist(), v_exposure.tolist())
+
+        return dataclasses.replace(run.inputs(k), correction=Correction(learn, pose=True, exposure=exposure))
+
+    for k in range(3):
+        engine.submit(run.gaussians, run.adam, ask(k))
+    with contextlib.nullcontext() if room else no_waiting():
+        for k in range(3, 6):
+            engine.submit(run.gaussians, run.adam, ask(k))
+        engine.drain()
+    return {**heard, **run.bits()}
+
+
+def test_poses_and_exposures_are_learnt_without_waiting_and_once_a_step() -> None:
+    free = corrected(Run(DEVICE))
+    assert set(range(6)) <= free.keys()
+    assert all(math.isfinite(sum(map(sum, part))) for k in range(6) for part in free[k])
+    assert corrected(Run(DEVICE), room=1) == free
 
 
 def test_a_step_is_enqueued_while_the_gpu_is_busy(backend: Backend) -> None:
