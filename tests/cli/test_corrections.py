@@ -1,0 +1,35 @@
+"""``--pose-opt`` and ``--exposure`` from the command line: what later commands make of a refined run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from splatcli.checkpoint.load import load_checkpoint
+from tests.cli.tiny import QUICK
+from tests.running import Done
+
+Splat = Callable[..., Done]
+
+
+def test_later_commands_use_the_refined_poses_of_training_views(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    run, exported = tmp_path / "run", tmp_path / "cameras.json"
+    done = splat("train", tiny_scene, "-o", run, "-n", 20, "-q", "--pose-opt", "--exposure", *QUICK)
+    assert done.code == 0, done.err
+    checkpoint = load_checkpoint(Path(done.lines[0]))
+    assert checkpoint.views.keys() >= {"pose", "exposure"}
+    assert splat("export", run, "-o", exported).code == 0
+    stored: list[dict[str, Any]] = json.loads(exported.read_text(encoding="utf-8"))["cameras"]
+    moved = [i for i, camera in enumerate(checkpoint.cameras) if stored[i]["viewmat"] != camera.viewmat.tolist()]
+    assert moved == sorted(checkpoint.train)
+    splat("export", run, "-o", tmp_path / "x.ply")
+    ours = splat("render", run, "--views", "all", "-o", tmp_path / "a", "-q").lines
+    theirs = splat("render", tmp_path / "x.ply", "--views", exported, "-o", tmp_path / "b", "-q").lines
+    assert len(ours) == len(stored)
+    assert [Path(a).read_bytes() for a in ours] == [Path(b).read_bytes() for b in theirs]
+
+    resumed = splat("resume", run, "--iterations", 24, "-q")
+    assert resumed.code == 0, resumed.err
+    assert int(load_checkpoint(Path(resumed.lines[0])).views["pose.steps"].sum()) == 24
