@@ -95,6 +95,7 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, help="of fuzzing: tell of the trials done by then")
+    parser.add_argument("--only", metavar="FIGURE", help="of a harness with several")
     parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
     options = parser.parse_args()
     name = sys.modules["__main__"].__spec__.name
@@ -102,6 +103,9 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
     if options.minutes is not None:
         _enough.minutes = options.minutes
         command += f" --minutes {options.minutes:g}"
+    if options.only is not None:
+        _enough.only = options.only
+        command += f" --only {options.only}"
     run = circumstances()
     found = figures(options.n, options.seed)
     for figure in found.values():
@@ -116,12 +120,18 @@ def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
 
 @dataclass
 class _Enough:
-    """When run_cases() is to leave it at what has been tried."""
+    """When run_cases() is to leave it at what has been tried, and which figure alone is asked for."""
 
     minutes: float = math.inf
+    only: str | None = None
 
 
 _enough = _Enough()
+
+
+def wanted(name: str) -> bool:
+    """Whether the command line asks for the figure ``name``."""
+    return _enough.only in (None, name)
 
 
 def circumstances() -> dict[str, int | str]:
