@@ -107,7 +107,7 @@ def _places(node: Any) -> list[tuple[Any, Any]]:
 
 _ODD: list[Callable[[Tensor], object]] = [
     *ODD,
-    lambda tensor: tensor.abs(),
+    lambda tensor: tensor if tensor.dtype == torch.bool else tensor.abs(),
     lambda tensor: tensor.exp() if tensor.is_floating_point() else tensor,
     lambda tensor: tensor[:, :-1].clone() if tensor.dim() > 1 else tensor,
     lambda tensor: tensor[..., None].clone(),
