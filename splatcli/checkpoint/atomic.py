@@ -36,6 +36,12 @@ def write_atomically(
     Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure (a
     DivergedError of ``write`` passes); the old file is then untouched and no temporary file is left.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OutputError(
+            f"this is a device or a pipe, and {what} would take its place",
+            where=path,
+            remedy="name a file; `splat export -o -` and `splat render -o -` write to stdout",
+        )
     # Of a long name only so much that the temporary one, in UTF-8, is none too long.
     temporary = path.with_name(f"{path.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.save import save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
@@ -198,3 +199,13 @@ def test_activated_scales_are_not_written(checkpoint_of: CheckpointOf, saved: Pa
     with pytest.raises(DivergedError, match="scales look already activated"):
         save_checkpoint(saved, state)
     assert_untouched(saved, before)
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    """A rename would put a file in the place of /dev/null, for all programs of the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(OutputError, match="a device or a pipe"):
+        write_atomically(pipe, lambda file: file.write(b"x"), what="file")
+    assert pipe.is_fifo()
+    assert os.listdir(tmp_path) == ["pipe"]
