@@ -124,6 +124,7 @@ def _raise(index: int) -> str:
 def test_a_case_that_goes_wrong_is_a_failure(
     case: Callable[[int], str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Seconds of a processor: enough for the first case of a process, which on a busy machine took more than 0.2.
     monkeypatch.setattr(harness, "PATIENCE", 1.0)
     tally = run_cases(lambda index: case(index) if index == 1 else "read", 4)
     assert [index for index, _ in tally.failures] == [1]
