@@ -87,10 +87,11 @@ class _Stages:
             # The image that was shown is done with; its memory takes the gradient of what is below the exposure.
             expose_vjp(image, exposure, v_image, shown, self.slopes[_POSE:].view(3, 4))
             v_image = shown
+        stats = inputs.stats
+        frame.native.with_abs = inputs.absgrad and stats is not None
         frame.blend_vjp(
             view, inputs.background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
         )
-        stats = inputs.stats
         frame.project_vjp(
             view,
             arrays,

@@ -39,7 +39,8 @@ class ReferenceEngine(ImmediateEngine):
     ) -> tuple[float, Gaussians, Tensor, Splats, Tensor, tuple[Tensor | None, Tensor | None]]:
         """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, the rest).
 
-        The rest is what the step's correction learns from.
+        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. The rest is what the step's correction
+        learns from.
         """
         camera, correction = inputs.camera, inputs.correction
         viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
@@ -51,7 +52,8 @@ class ReferenceEngine(ImmediateEngine):
             index, splats = project_visible(
                 leaves, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
-            image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background)
+            magnitudes = torch.zeros_like(splats.means2d, requires_grad=True)
+            image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
             if exposure is not None:
                 image = image @ exposure[:, :3].T + exposure[:, 3]
             if inputs.hidden is not None:
@@ -60,7 +62,10 @@ class ReferenceEngine(ImmediateEngine):
             groups = [getattr(leaves, name) for name in GROUPS]
             trained = [tensor for tensor in (pose, exposure) if tensor is not None]
             found = torch.autograd.grad(
-                loss, [*groups, splats.means2d, *trained], allow_unused=True, materialize_grads=True
+                loss,
+                [*groups, magnitudes if inputs.absgrad else splats.means2d, *trained],
+                allow_unused=True,
+                materialize_grads=True,
             )
         by_group, v_means2d, rest = found[: len(groups)], found[len(groups)], iter(found[len(groups) + 1 :])
         slopes = (None if pose is None else next(rest).cpu(), None if exposure is None else next(rest).cpu())

@@ -59,6 +59,7 @@ class StepInputs:
     stats: is added to, unless None.
     hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
     pressure: what moves Gaussians beside the image; the loss told is without it.
+    absgrad: the statistics take each pixel's share of the gradient by its magnitude (AbsGS), docs/math.md 6.3.
     correction: what of the view itself is trained along; None: nothing.
     """
 
@@ -72,6 +73,7 @@ class StepInputs:
     stats: GrowthStats | None
     hidden: Tensor | None = None
     pressure: Pressure = Pressure()
+    absgrad: bool = False
     correction: Correction | None = None
 
 
