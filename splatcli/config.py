@@ -153,8 +153,9 @@ class Schedule(_Section):
 class StrategyConfig(_Section):
     """Density control: where Gaussians are added and removed."""
 
-    #: "default": clone, split, prune and reset (ADC). "mcmc": relocate, and grow by a factor.
-    name: Literal["default", "mcmc"] = "default"
+    #: "default": clone, split, prune and reset (ADC). "absgrad": the same by magnitudes of the gradient (AbsGS).
+    #: "mcmc": relocate, and grow by a factor.
+    name: Literal["default", "absgrad", "mcmc"] = "default"
     #: No more Gaussians than this; None sets no bound.
     cap_max: int | None = Field(None, gt=0)
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
@@ -165,6 +166,8 @@ class StrategyConfig(_Section):
     prune_opacity: float = Field(0.005, ge=0, lt=1)
     #: Times the scene extent; applied after the first opacity reset.
     prune_scale3d: float = Field(0.1, gt=0)
+    #: default, absgrad: two Gaussians from one are together as opaque as it was.
+    revised_opacity: bool = False
     #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
     opacity_reg: float = Field(0.0, ge=0)
     scale_reg: float = Field(0.0, ge=0)
@@ -176,6 +179,8 @@ class StrategyConfig(_Section):
 
 def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
     """Dotted key -> value of what a strategy wants otherwise than the settings' own defaults, for a run so long."""
+    if name == "absgrad":
+        return {"strategy.grow_grad2d": 8e-4}
     if name != "mcmc":
         return {}
     scale = min(1.0, iterations / REFERENCE_ITERATIONS)

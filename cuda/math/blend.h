@@ -23,7 +23,7 @@ enum RowField : int {
   kRowSize = 16,
 };
 // How many of them are summed.
-constexpr int row_fields(bool depth, bool abs) { return abs ? kRowUsed : depth ? kRowAbsX : kRowDepth; }
+SPLAT_HD constexpr int row_fields(bool depth, bool abs) { return abs ? kRowUsed : depth ? kRowAbsX : kRowDepth; }
 
 // 6.1  log2 of the unclamped alpha at the offset (dx, dy).
 template <class T, class S>

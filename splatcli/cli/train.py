@@ -51,7 +51,7 @@ def train(
     strategy: Annotated[
         str | None,
         typer.Option(
-            "--strategy", metavar="NAME", help="How Gaussians are added: default or mcmc.  [default: default]"
+            "--strategy", metavar="NAME", help="How Gaussians are added: default, absgrad or mcmc.  [default: default]"
         ),
     ] = None,
     cap_max: Annotated[

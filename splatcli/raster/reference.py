@@ -126,7 +126,7 @@ class _Magnitudes(torch.autograd.Function):
         return offsets.clone()
 
     @staticmethod
-    def backward(ctx: Any, v_offsets: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, v_offsets: Tensor) -> tuple[Tensor, Tensor]:
         return v_offsets, v_offsets.abs().sum(1)
 
 
@@ -164,7 +164,10 @@ def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) 
         rows = table.index_select(0, touching[start : start + SLAB])
         means2d, cov2d, conics, opacities, colors, depths, magnitudes = torch.split(rows, list(_WIDTHS.values()), 1)
         # q by completing the square, a sum of two squares: rounding cannot make it negative.
-        dx, dy = (_Magnitudes.apply(means2d[:, k, None] - pixels[k], magnitudes[:, k]) for k in range(2))
+        dx, dy = (
+            _Magnitudes.apply(means2d[:, k, None] - pixels[k], magnitudes[:, k])  # type: ignore[no-untyped-call]
+            for k in range(2)
+        )
         slope = cov2d[:, 1, None] / cov2d[:, 0, None]
         q = 0.5 * (dx.square() / cov2d[:, 0, None] + conics[:, 2, None] * (dy - slope * dx).square())
         alphas = (opacities * torch.exp(-q)).clamp(max=ALPHA_MAX)

@@ -237,6 +237,7 @@ class Trainer:
             stats=state.stats if self.strategy.observes(step) else None,
             hidden=target.hidden,
             pressure=self.strategy.pressure(step, lrs["means"]),
+            absgrad=self.strategy.absgrad,
             correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
         )
         self._untold.append((step, given.name, len(state.gaussians), degree))

@@ -16,7 +16,7 @@ def make_strategy(config: Config, extent: float) -> Strategy:
     settings = config.strategy.model_copy(update={"cap_max": config.most_gaussians()})
     iterations = config.train.iterations
     match config.strategy.name:
-        case "default":
+        case "default" | "absgrad":
             return DefaultStrategy(settings, config.schedule, iterations, extent)
         case "mcmc":
             return McmcStrategy(settings, config.schedule, iterations, config.train.seed)

@@ -3,7 +3,9 @@
 After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean wants to move, then
 prune faint and, later, huge ones. Now and then all opacities fall to 0.01, so that only useful Gaussians recover.
 Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
-scales of the few Gaussians that split.
+scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
+magnitudes (AbsGS, Ye et al., 2024); with ``revised_opacity`` two Gaussians from one are together as opaque as it was
+(Rota Bulo et al., 2024), where each would otherwise keep its opacity and the image grow brighter.
 """
 
 from __future__ import annotations
@@ -39,6 +41,10 @@ class DefaultStrategy:
         self.schedule = schedule
         self.iterations = iterations
         self.extent = extent
+
+    @property
+    def absgrad(self) -> bool:
+        return self.config.name == "absgrad"
 
     def observes(self, step: int) -> bool:
         return step < min(self.schedule.refine_stop, self.iterations)
@@ -100,10 +106,14 @@ class DefaultStrategy:
             children = slice(len(stay) + len(clone), None)
             means[children] += _offsets(gaussians, source[children], generator)
             log_scales[children] -= math.log(SPLIT_SHRINK)
+        values = {"means": means, "log_scales": log_scales}
+        if self.config.revised_opacity:
+            logits = gaussians.logit_opacities
+            values["logit_opacities"] = torch.where(grow, half_as_opaque(logits), logits)[source]
         return Edit(
             source,
             fresh,
-            {"means": means, "log_scales": log_scales},
+            values,
             opacity_ceiling=ceiling,
             cloned=len(clone),
             split=len(split),
@@ -137,6 +147,13 @@ class DefaultStrategy:
 def logit(probability: float) -> float:
     """log(p / (1 - p)); minus infinity at 0."""
     return math.log(probability / (1.0 - probability)) if probability > 0 else -math.inf
+
+
+def half_as_opaque(logits: Tensor) -> Tensor:
+    """Logits of 1 - sqrt(1 - o): of each of two Gaussians in one place that are together as opaque as one."""
+    # log(1 - o) = -softplus(x), so 1 - o' = exp(-softplus(x) / 2).
+    half = 0.5 * torch.nn.functional.softplus(logits)
+    return torch.log(torch.expm1(half))
 
 
 def _offsets(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -40,6 +40,10 @@ class McmcStrategy:
         self.iterations = iterations
         self.seed = seed
 
+    @property
+    def absgrad(self) -> bool:
+        return False
+
     def observes(self, step: int) -> bool:
         return False
 
