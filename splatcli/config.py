@@ -15,10 +15,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from splatcli.errors import UsageError
+from splatcli.recipes import REFERENCE_ITERATIONS, preset_recipe, strategy_recipe
 from splatcli.sizes import parse_size
-
-#: The run length that the field's schedules are written for.
-REFERENCE_ITERATIONS = 30_000
 
 #: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
 _UNREADABLE = (ValueError, RecursionError)
@@ -97,23 +95,31 @@ class OptimConfig(_Section):
     logit_opacities_lr: float = Field(2.5e-2, gt=0)
     sh0_lr: float = Field(2.5e-3, gt=0)
     shN_lr: float = Field(1.25e-4, gt=0)
+    #: What quats_lr, log_scales_lr, logit_opacities_lr and sh0_lr are multiplied with in the end; log-linear over
+    #: ``schedule.lr_steps``, as that of the means. shN_lr stays: coefficients out of view catch up with one rate.
+    final_factor: float = Field(1.0, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-15, gt=0)
 
     @classmethod
     def scaled(cls, iterations: int) -> OptimConfig:
-        """Up to twice the learning rates of geometry for a shorter run; the recipe's own from 30,000 steps on.
+        """Higher learning rates for a shorter run, which fall towards its end; the recipe's own from 30,000 steps on.
 
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
-        their way (benchmarks/README.md has what it brings).
+        their way. What is four times as fast in the beginning must become slow again to be exact in the end
+        (benchmarks/README.md has what it brings).
         """
-        factor = min(2.0, max(1.0, REFERENCE_ITERATIONS / iterations) ** 0.3)
-        recipe = cls()
+        shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / iterations))
+        first, recipe = shorter**0.6, cls()
+        geometry = first * shorter**0.3
         return cls(
-            means_lr=factor * recipe.means_lr,
-            log_scales_lr=factor * recipe.log_scales_lr,
-            quats_lr=factor * recipe.quats_lr,
+            means_lr=first * recipe.means_lr,
+            log_scales_lr=geometry * recipe.log_scales_lr,
+            quats_lr=geometry * recipe.quats_lr,
+            logit_opacities_lr=first * recipe.logit_opacities_lr,
+            sh0_lr=first * recipe.sh0_lr,
+            final_factor=shorter**-0.9,
         )
 
 
@@ -125,6 +131,9 @@ class Schedule(_Section):
     refine_every: int = Field(100, gt=0)
     reset_every: int = Field(3_000, gt=0)
     sh_degree_interval: int = Field(1_000, gt=0)
+    #: Images begin with their sides halved so many times, and double every ``resolution_schedule`` steps.
+    num_downscales: int = Field(0, ge=0, le=5)
+    resolution_schedule: int = Field(3_000, gt=0)
     #: Steps over which the means' learning rate falls to its final value; it stays there.
     lr_steps: int = Field(REFERENCE_ITERATIONS, gt=0)
 
@@ -146,6 +155,7 @@ class Schedule(_Section):
             refine_stop=scale(15_000),
             refine_every=min(100, max(1, scale(15_000) // 15)),
             sh_degree_interval=scale(1_000),
+            resolution_schedule=scale(3_000),
             lr_steps=max(1, iterations),
         )
 
@@ -156,8 +166,12 @@ class StrategyConfig(_Section):
     #: "default": clone, split, prune and reset (ADC). "absgrad": the same by magnitudes of the gradient (AbsGS).
     #: "mcmc": relocate, and grow by a factor.
     name: Literal["default", "absgrad", "mcmc"] = "default"
-    #: No more Gaussians than this; None sets no bound.
-    cap_max: int | None = Field(None, gt=0)
+    #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
+    #: (train/capacity.py).
+    cap_max: Annotated[
+        Annotated[int, Field(gt=0)] | Literal["auto"] | None,
+        BeforeValidator(lambda cap: None if cap == "none" else cap),
+    ] = None
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
     grow_grad2d: float = Field(2e-4, gt=0)
     #: Times the scene extent: smaller Gaussians are cloned, larger are split.
@@ -175,24 +189,6 @@ class StrategyConfig(_Section):
     grow_factor: float = Field(1.05, ge=1)
     #: mcmc: times the learning rate of the means is how far noise pushes them.
     noise_lr: float = Field(5e5, ge=0)
-
-
-def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
-    """Dotted key -> value of what a strategy wants otherwise than the settings' own defaults, for a run so long."""
-    if name == "absgrad":
-        return {"strategy.grow_grad2d": 8e-4}
-    if name != "mcmc":
-        return {}
-    scale = min(1.0, iterations / REFERENCE_ITERATIONS)
-    return {
-        "model.init_opacity": 0.5,
-        "model.init_scale": 0.1,
-        "optim.logit_opacities_lr": 5e-2,
-        "schedule.refine_stop": max(1, round(25_000 * scale)),
-        "strategy.cap_max": 1_000_000,
-        "strategy.opacity_reg": 0.01,
-        "strategy.scale_reg": 0.01,
-    }
 
 
 class TrainConfig(_Section):
@@ -281,8 +277,8 @@ class Config(_Section):
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
 
     def most_gaussians(self) -> int | None:
-        """The least of the caps that there are."""
-        return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if cap is not None), default=None)
+        """The least of the caps that there are in numbers."""
+        return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if isinstance(cap, int)), default=None)
 
 
 def build_config(
@@ -290,16 +286,18 @@ def build_config(
     *,
     file: Path | None = None,
     assignments: list[str] | None = None,
+    preset: str | None = None,
 ) -> Config:
     """The settings of a new run.
 
+    preset: a name in recipes.PRESETS, whose settings everything given wins over.
     flags: dotted key -> value; a value of None means that the flag was not given.
     file: a TOML file with the sections above.
     assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
     Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
-    values = read_settings(flags, file=file, assignments=assignments)
+    values = preset_recipe(preset) | read_settings(flags, file=file, assignments=assignments)
     try:
         config = Config.model_validate(_nest(values))
         recipe = {

@@ -180,10 +180,10 @@ def _fit(
             where="--max-time",
             remedy=f"give more than {math.ceil(limit - left)} s",
         )
-    steps, count = pace.plan(PLANNED * left, len(gaussians), config.strategy.cap_max)
+    steps, count = pace.plan(PLANNED * left, len(gaussians), config.most_gaussians())
     out.note(f"in {limit:.0f} s there is time for {steps:,} steps and {count:,} Gaussians")
     values: dict[str, Any] = {"train.iterations": steps}
-    if config.strategy.cap_max is None:
+    if not isinstance(config.strategy.cap_max, int):
         values["strategy.cap_max"] = count
     return ends, values
 

@@ -180,6 +180,18 @@ def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite
             raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")
 
 
+def cap(text: str | None) -> int | str | None:
+    """What ``--cap-max`` says: a number, "auto" or "none". Raises UsageError."""
+    if text in (None, "auto", "none"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is no number of Gaussians", where="--cap-max", remedy="e.g. 500000, auto or none"
+        ) from None
+
+
 def time_limit(text: str) -> float:
     """Seconds of ``--max-time``. Raises UsageError."""
     from splatcli.train.pace import seconds_of

@@ -55,8 +55,17 @@ def train(
         ),
     ] = None,
     cap_max: Annotated[
-        int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
+        str | None,
+        typer.Option(
+            "--cap-max",
+            "--max-gaussians",
+            metavar="N|auto|none",
+            help="Never more Gaussians than this; auto: as many as the photos can tell apart.  [default: auto]",
+        ),
     ] = None,
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")
+    ] = "default",
     vram_budget: options.VramBudget = None,
     sh_degree: Annotated[
         int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
@@ -137,7 +146,7 @@ def train(
         "model.sh_degree": sh_degree,
         "model.init": init,
         "strategy.name": strategy,
-        "strategy.cap_max": cap_max,
+        "strategy.cap_max": options.cap(cap_max),
         "memory.budget": vram_budget,
         "train.iterations": iterations,
         "train.seed": seed,
@@ -149,7 +158,7 @@ def train(
     with speaking(json=json, quiet=quiet) as out:
         from splatcli.config import build_config
 
-        settings = build_config(flags, file=config, assignments=assignments)
+        settings = build_config(flags, file=config, assignments=assignments, preset=preset)
         limit = None if max_time is None else options.time_limit(max_time)
         if limit is not None and iterations is not None:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
@@ -163,6 +172,8 @@ def train(
             stop_at=stop_at,
             device=resolve_device(device),
             limit=limit,
-            remake=lambda values: build_config({**flags, **values}, file=config, assignments=assignments),
+            remake=lambda values: build_config(
+                {**flags, **values}, file=config, assignments=assignments, preset=preset
+            ),
             out=out,
         )

@@ -14,6 +14,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.scene import Scene
+from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
 from splatcli.train.corrections import Corrections
 from splatcli.train.forecast import plan_memory
@@ -42,6 +43,7 @@ def new_state(
         )
     seed = config.train.seed
     gaussians, notes = first_gaussians(config, scene, given)
+    notes += settle_cap(config, scene, len(gaussians))
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
         notes += plan_memory(config, scene, gaussians, torch.device(device), own=own)
@@ -89,6 +91,8 @@ def resumed_state(
     """
     check_same_scene(checkpoint, scene, allowed)
     notes = list(scene.notes)
+    if config is not None:
+        notes += settle_cap(config, scene, len(checkpoint.gaussians))
     if planned:
         notes += _plan_again(checkpoint, scene, torch.device(device), config)
     state = TrainState.from_checkpoint(checkpoint, device)

@@ -28,7 +28,7 @@ from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, 
 from splatcli.train.failures import is_survivable
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
-from splatcli.train.lr import active_sh_degree, learning_rates
+from splatcli.train.lr import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_count, check_loss, judge_refinement
 from splatcli.train.recovery import Recovery
 from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, renderer_within
@@ -219,6 +219,10 @@ class Trainer:
         row = state.sampler.peek()
         view = state.train[row]
         given, target = self.scene.cameras[view], self.targets.load(view)
+        divisor = image_divisor(config.schedule, step)
+        if divisor > 1:
+            given = given.resized(max(1, given.width // divisor), max(1, given.height // divisor))
+            target = target.reduced(given.width, given.height)
         state.sampler.next()
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)

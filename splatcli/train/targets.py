@@ -26,6 +26,16 @@ class Target:
     def nbytes(self) -> int:
         return self.pixels.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
 
+    def reduced(self, width: int, height: int) -> Target:
+        """The photo at a smaller size: each pixel the mean of those it covers, hidden where one of them is."""
+        size = (height, width)
+        planes = self.pixels.permute(2, 0, 1)[None].float()
+        pixels = torch.nn.functional.adaptive_avg_pool2d(planes, size)[0].permute(1, 2, 0).round().to(torch.uint8)
+        if self.hidden is None:
+            return Target(pixels.contiguous(), None)
+        hidden = torch.nn.functional.adaptive_max_pool2d(self.hidden[None].float(), size)[0] > 0.0
+        return Target(pixels.masked_fill(hidden[..., None], 0).contiguous(), hidden)
+
 
 class Targets:
     """Photos on ``device``.

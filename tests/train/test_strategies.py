@@ -26,7 +26,7 @@ SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, rese
 
 
 def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: Any) -> DefaultStrategy:
-    return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT)
+    return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT, config.get("cap_max"))
 
 
 def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, GrowthStats]:

@@ -34,10 +34,14 @@ class DefaultStrategy:
     iterations: the run's length: its last step neither refines nor resets, and a reset needs a whole
         ``reset_every`` before the end, so that no run stops in the dip that follows a reset.
     extent: world units.
+    cap: never more Gaussians than this.
     """
 
-    def __init__(self, config: StrategyConfig, schedule: Schedule, iterations: int, extent: float) -> None:
+    def __init__(
+        self, config: StrategyConfig, schedule: Schedule, iterations: int, extent: float, cap: int | None = None
+    ) -> None:
         self.config = config
+        self.cap = cap
         self.schedule = schedule
         self.iterations = iterations
         self.extent = extent
@@ -92,7 +96,7 @@ class DefaultStrategy:
         kept = solid & fits
         becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
         grow = (grad > self.config.grow_grad2d) & (becomes > 0)
-        if self.config.cap_max is not None:
+        if self.cap is not None:
             grow = self._within_cap(grow, grad, becomes - kept.long(), self._room(step, int(kept.sum())))
 
         split = (grow & large).nonzero().squeeze(1)
@@ -123,11 +127,11 @@ class DefaultStrategy:
     def _room(self, step: int, count: int) -> int:
         """How many rows may be added after ``step`` to the ``count`` that stay.
 
-        The way to ``cap_max`` is spread over the whole refine window, fast first: with r refinements left, 2 / (r + 1)
+        The way to the cap is spread over the whole refine window, fast first: with r refinements left, 2 / (r + 1)
         of the gap is filled, which follows cap - (cap - start) (1 - t)^2 over the window. Taking the steepest
         candidates little by little spends the cap better than filling it with the first ones that qualify.
         """
-        gap = self.config.cap_max - count if self.config.cap_max is not None else 0
+        gap = self.cap - count if self.cap is not None else 0
         last = min(self.schedule.refine_stop, self.iterations) - 1
         left = last // self.schedule.refine_every - (step - 1) // self.schedule.refine_every
         return math.ceil(gap * min(1.0, 2.0 / (left + 1))) if gap > 0 else gap
