@@ -143,7 +143,7 @@ def _foreign_facts(path: Path, reading: Reading) -> dict[str, Any]:
     broken = stored.broken()
     finite = stored.without_broken() if broken else stored
     facts = {
-        "kind": "ply" if stored.origin == "PLY" else "foreign checkpoint",
+        "kind": kind if (kind := file_kind(path)) != "checkpoint" else "foreign checkpoint",
         "format": stored.origin,
         **_table_facts(path, finite.tables.means, stored.sh_degree),
         "num_gaussians": len(stored),

@@ -1,0 +1,126 @@
+"""The formats of Gaussians: their names, what tells one from the others, what reads and what writes each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.errors import ModelFileError, UsageError
+from splatcli.formats.ply import encode_ply, read_stored_ply
+from splatcli.formats.splat import encode_splat, read_stored_splat
+from splatcli.formats.units import Encoded, Told
+from splatcli.gaussians import Gaussians
+
+#: What a zip of torch and a bare pickle are called: anyone's checkpoints, which no format here reads.
+CHECKPOINT = "checkpoint"
+
+#: The header of a compressed PLY names its packed properties within so many bytes.
+_HEAD = 4096
+
+
+class Read(Protocol):
+    """Reads a file without judging it. Raises ModelFileError."""
+
+    def __call__(self, path: Path, *, lenient: bool = False) -> Stored: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A format of files.
+
+    name: as ``--format`` takes it. suffix: of its files; "" for a variant that is only chosen by name.
+    title: what a file of it is, for messages. sh_degree: the highest that it holds.
+    write: the file's content; None where it is only read. read: None where it is only written.
+    """
+
+    name: str
+    suffix: str
+    title: str
+    sh_degree: int
+    write: Callable[[Gaussians, Told], Encoded] | None = None
+    read: Read | None = None
+
+
+FORMATS = (
+    Format("ply", ".ply", "a PLY", 4, encode_ply, read_stored_ply),
+    Format("splat", ".splat", "a .splat file", 0, encode_splat, read_stored_splat),
+)
+_BY_NAME = {known.name: known for known in FORMATS}
+
+
+def format_for(output: Path, name: str | None) -> Format:
+    """The format to write: ``name`` where it is given, else by the end of the file's name. Raises UsageError."""
+    writable = [known for known in FORMATS if known.write is not None]
+    if name is not None:
+        found = [known for known in writable if known.name == name.lower().removeprefix(".")]
+        if not found:
+            names = ", ".join([*(known.name for known in writable), "json"])
+            raise UsageError(f"there is no format {name!r} to write", where="--format", remedy=f"one of {names}")
+        return found[0]
+    ends = [known for known in writable if known.suffix and output.name.lower().endswith(known.suffix)]
+    if not ends:
+        suffixes = ", ".join([*(known.suffix for known in writable if known.suffix), ".json"])
+        raise UsageError(
+            f"cannot tell a format from {output.name!r}",
+            where="-o",
+            remedy=f"let the name end in one of {suffixes}; or name the format: --format ply",
+        )
+    return max(ends, key=lambda known: len(known.suffix))
+
+
+def read_stored(path: Path, kind: str, *, lenient: bool = False) -> Stored:
+    """What a file of the format ``kind`` holds, its space not judged yet. Raises ModelFileError."""
+    reader = _BY_NAME[kind].read
+    if reader is None:
+        raise ModelFileError(
+            f"this is {_BY_NAME[kind].title}, which is written here and not read",
+            where=path,
+            remedy="read the model that it was made from",
+        )
+    return reader(path, lenient=lenient)
+
+
+def title_of(kind: str) -> str:
+    """What a file of this kind is, for messages."""
+    return "a checkpoint" if kind == CHECKPOINT else _BY_NAME[kind].title
+
+
+def file_kind(path: Path) -> str:
+    """CHECKPOINT (anyone's) or the name of a format, from the first bytes; from the name where a format has no mark.
+
+    Raises ModelFileError for anything else.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD)
+    except OSError as error:
+        raise ModelFileError(f"cannot read: {error.strerror}", where=path) from None
+    if not head:
+        raise ModelFileError("the file is empty (0 bytes)", where=path)
+    kind = _marked(head) or _named(path) or (CHECKPOINT if head.startswith((b"PK", b"\x80")) else None)
+    if kind is None:
+        raise ModelFileError(
+            f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}",
+            where=path,
+            remedy=f"name a checkpoint, a run folder, or a file of splats ({_suffixes()})",
+        )
+    return kind
+
+
+def _suffixes() -> str:
+    return ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
+
+
+def _marked(head: bytes) -> str | None:
+    """The format that starts like this; None without a mark, or for a checkpoint."""
+    if head.startswith(b"ply"):
+        return "ply"
+    return None
+
+
+def _named(path: Path) -> str | None:
+    """The format without a mark that the name tells."""
+    return "splat" if path.name.lower().endswith(".splat") else None

@@ -1,0 +1,89 @@
+"""Each format gives back what it was given, within stated bounds that follow from how it stores it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.formats.registry import FORMATS, file_kind, read_stored
+from splatcli.formats.selection import select
+from splatcli.formats.units import Told
+from splatcli.gaussians import Gaussians
+from tests.formats.made import by_position, errors, scene
+
+COUNTS = (1, 2, 255, 256, 257, 1500)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest error that a format may make in each attribute of scene(), with the reason; see errors()."""
+
+    means: float = 0.0
+    quats: float = 0.0
+    log_scales: float = 0.0
+    opacities: float = 0.0
+    sh0: float = 0.0
+    shN: float = 0.0
+    loose: dict[str, float] = field(default_factory=dict)
+
+
+#: A colour byte is 1/255, half of it is rounding; sh0 = colour / 0.282. scene() keeps most colours inside 0...1; those
+#: outside are clamped by formats that hold displayed colours, so they are compared where they are not.
+BOUNDS = {
+    "ply": Bound(quats=1e-5, opacities=0.0),
+    # Bytes of 1/128 in four components: 2 asin of half a step, times the square root of 3 for three of them.
+    "splat": Bound(means=0.0, quats=1.6, log_scales=2e-6, opacities=0.5 / 255 + 1e-6, sh0=0.5 / 255 / 0.282 + 1e-6),
+}
+
+
+def round_trip(gaussians: Gaussians, name: str, path: Path) -> Gaussians:
+    known = next(known for known in FORMATS if known.name == name)
+    assert known.write is not None
+    encoded = known.write(gaussians, Told())
+    path.write_bytes(encoded.payload)
+    kind = file_kind(path)
+    return to_gaussians(read_stored(path, kind), Reading(), path)[0]
+
+
+def displayable(gaussians: Gaussians) -> Gaussians:
+    """With constant colours inside 0...1, as formats for viewers hold them."""
+    gaussians.sh0.clamp_(-1.77, 1.77)
+    return gaussians
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_round_trip_stays_within_the_bounds(name: str, count: int, tmp_path: Path) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    before, _ = select(displayable(scene(count)), sh_degree=min(3, known.sh_degree))
+    after = by_position(round_trip(before, name, tmp_path / f"x{known.suffix or '.' + name}"), before)
+    assert after.sh_degree == before.sh_degree
+    found = errors(before, after)
+    for attribute, error in found.items():
+        assert error <= getattr(BOUNDS[name], attribute), (attribute, found)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("degree", range(4))
+def test_every_degree_that_a_format_holds_comes_back(name: str, degree: int, tmp_path: Path) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    before, _ = select(displayable(scene(70, degree)), sh_degree=min(degree, known.sh_degree))
+    after = by_position(round_trip(before, name, tmp_path / f"x{known.suffix or '.' + name}"), before)
+    assert after.shN.shape == before.shN.shape
+    assert errors(before, after)["shN"] <= BOUNDS[name].shN
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_second_round_trip_changes_nothing_more(name: str, tmp_path: Path) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    first, _ = select(displayable(scene(300)), sh_degree=min(3, known.sh_degree))
+    path = tmp_path / f"x{known.suffix or '.' + name}"
+    once = round_trip(first, name, path)
+    twice = by_position(round_trip(once, name, path), once)
+    bound = BOUNDS[name]
+    for attribute, error in errors(once, twice).items():
+        # A half of the first step: what was rounded once lies on the grid, but for float32.
+        assert error <= 0.5 * getattr(bound, attribute) + 1e-5, attribute
