@@ -45,7 +45,11 @@ def export(
     sh_degree: Annotated[
         int | None,
         typer.Option(
-            "--sh-degree", metavar="D", min=0, max=4, help="Leave out harmonics above D.  [default: what the format holds]"
+            "--sh-degree",
+            metavar="D",
+            min=0,
+            max=4,
+            help="Leave out harmonics above D.  [default: what the format holds]",
         ),
     ] = None,
     min_opacity: Annotated[
@@ -125,7 +129,9 @@ def _cameras(loaded: Model, out: Output) -> bytes:
     from splatcli.views.cameras import cameras_json
 
     if loaded.checkpoint is None:
-        raise UsageError(f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint")
+        raise UsageError(
+            f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
+        )
     offset = loaded.checkpoint.dataset.offset
     if any(offset):
         out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
@@ -159,7 +165,9 @@ def _splats(
         out.note(f"note: SH degree {gaussians.sh_degree} -> {degree}, the most that {chosen.title} holds")
     gaussians, notes = select(gaussians, crop=crop, min_opacity=min_opacity, sh_degree=degree)
     if not len(gaussians) and chosen.name != "ply":
-        raise UsageError("the model has no Gaussians; only a PLY can say that", where=loaded.path, remedy="-o scene.ply")
+        raise UsageError(
+            "the model has no Gaussians; only a PLY can say that", where=loaded.path, remedy="-o scene.ply"
+        )
     told = Told(
         comments,
         antialiased=checkpoint is not None and checkpoint.config.train.antialiased,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.errors import ModelFileError, UsageError
+from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import CameraSource, Reading, Stored

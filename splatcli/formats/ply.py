@@ -158,12 +158,6 @@ def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
     vertex = elements.get("vertex")
     if vertex is None:
         raise ModelFileError(f"no vertex element, only {sorted(elements)}", where=path)
-    if "packed_position" in vertex.properties:
-        raise ModelFileError(
-            "this is a PlayCanvas compressed PLY; a plain one is expected",
-            where=path,
-            remedy="convert it first, e.g. with splat-transform in.compressed.ply out.ply",
-        )
     if vertex.has_list:
         raise ModelFileError("vertices with lists are not splats", where=path)
     return vertex

@@ -9,8 +9,11 @@ from typing import Protocol
 
 from splatcli.checkpoint.foreign.stored import Stored
 from splatcli.errors import ModelFileError, UsageError
+from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_compressed_ply
 from splatcli.formats.ply import encode_ply, read_stored_ply
 from splatcli.formats.splat import encode_splat, read_stored_splat
+from splatcli.formats.spz import encode_spz, encode_spz4, read_stored_spz
+from splatcli.formats.spz_container import GZIP, MAGIC
 from splatcli.formats.units import Encoded, Told
 from splatcli.gaussians import Gaussians
 
@@ -46,7 +49,17 @@ class Format:
 
 FORMATS = (
     Format("ply", ".ply", "a PLY", 4, encode_ply, read_stored_ply),
+    Format(
+        "compressed.ply",
+        ".compressed.ply",
+        "a compressed PLY",
+        3,
+        encode_compressed_ply,
+        read_stored_compressed_ply,
+    ),
     Format("splat", ".splat", "a .splat file", 0, encode_splat, read_stored_splat),
+    Format("spz", ".spz", "an SPZ file", 3, encode_spz, read_stored_spz),
+    Format("spz4", "", "an SPZ file", 3, encode_spz4),
 )
 _BY_NAME = {known.name: known for known in FORMATS}
 
@@ -117,7 +130,9 @@ def _suffixes() -> str:
 def _marked(head: bytes) -> str | None:
     """The format that starts like this; None without a mark, or for a checkpoint."""
     if head.startswith(b"ply"):
-        return "ply"
+        return "compressed.ply" if b"packed_position" in head else "ply"
+    if head.startswith((MAGIC, GZIP)):
+        return "spz"
     return None
 
 
