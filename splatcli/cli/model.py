@@ -161,7 +161,8 @@ def _newest_in(folder: Path) -> Path:
     from splatcli.checkpoint.foreign.locate import newest_foreign
     from splatcli.checkpoint.rundir import find_latest
 
-    found = find_latest(folder) or newest_foreign(folder)
+    unbundled = folder / "meta.json"  # of a SOG; nothing that holds a run has one
+    found = find_latest(folder) or newest_foreign(folder) or (unbundled if unbundled.is_file() else None)
     if found is None:
         raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
     return found

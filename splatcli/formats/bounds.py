@@ -28,10 +28,10 @@ def file_size(path: Path) -> int:
 
 
 def check_expansion(claimed: int, size: int, path: Path, what: str) -> None:
-    """Raise ModelFileError when ``size`` compressed bytes claim to be ``claimed`` of ``what``: no scene shrinks so far."""
+    """Raise ModelFileError when ``size`` bytes claim to unpack to ``claimed`` bytes of ``what``: more than any scene."""
     most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * size)
     if claimed > most:
         raise ModelFileError(
-            f"it claims {what}, {claimed:,} bytes in {size:,}: more than {_MOST_EXPANSION} to 1, which no scene reaches",
+            f"it claims {what}, {claimed:,} bytes in {size:,}: beyond {_MOST_EXPANSION} to 1, which no scene reaches",
             where=path,
         )

@@ -10,16 +10,25 @@ from typing import Protocol
 from splatcli.checkpoint.foreign.stored import Stored
 from splatcli.errors import ModelFileError, UsageError
 from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_compressed_ply
+from splatcli.formats.gltf import MAGIC as GLTF
+from splatcli.formats.gltf import encode_gltf
+from splatcli.formats.gltf_read import read_stored_gltf
 from splatcli.formats.ply import encode_ply, read_stored_ply
+from splatcli.formats.sog import encode_sog
+from splatcli.formats.sog_read import read_stored_sog
 from splatcli.formats.splat import encode_splat, read_stored_splat
 from splatcli.formats.spz import encode_spz, encode_spz4, read_stored_spz
-from splatcli.formats.spz_container import GZIP, MAGIC
+from splatcli.formats.spz_container import GZIP
+from splatcli.formats.spz_container import MAGIC as SPZ
 from splatcli.formats.units import Encoded, Told
 from splatcli.gaussians import Gaussians
 
 #: What a zip of torch and a bare pickle are called: anyone's checkpoints, which no format here reads.
 CHECKPOINT = "checkpoint"
 
+_ZIP = b"PK\x03\x04"
+#: Where the first member of a zip has its name.
+_ZIP_NAME_LENGTH, _ZIP_NAME = 26, 30
 #: The header of a compressed PLY names its packed properties within so many bytes.
 _HEAD = 4096
 
@@ -60,6 +69,8 @@ FORMATS = (
     Format("splat", ".splat", "a .splat file", 0, encode_splat, read_stored_splat),
     Format("spz", ".spz", "an SPZ file", 3, encode_spz, read_stored_spz),
     Format("spz4", "", "an SPZ file", 3, encode_spz4),
+    Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
+    Format("glb", ".glb", "a binary glTF", 3, encode_gltf, read_stored_gltf),
 )
 _BY_NAME = {known.name: known for known in FORMATS}
 
@@ -131,11 +142,24 @@ def _marked(head: bytes) -> str | None:
     """The format that starts like this; None without a mark, or for a checkpoint."""
     if head.startswith(b"ply"):
         return "compressed.ply" if b"packed_position" in head else "ply"
-    if head.startswith((MAGIC, GZIP)):
+    if head.startswith((SPZ, GZIP)):
         return "spz"
+    if head.startswith(GLTF):
+        return "glb"
+    if head.startswith(_ZIP) and _first_member(head).endswith((".webp", "meta.json")):
+        return "sog"
     return None
+
+
+def _first_member(head: bytes) -> str:
+    """The name of the first member of a zip."""
+    length = int.from_bytes(head[_ZIP_NAME_LENGTH : _ZIP_NAME_LENGTH + 2], "little")
+    return head[_ZIP_NAME : _ZIP_NAME + length].decode("ascii", "replace")
 
 
 def _named(path: Path) -> str | None:
     """The format without a mark that the name tells."""
-    return "splat" if path.name.lower().endswith(".splat") else None
+    name = path.name.lower()
+    if name == "meta.json":
+        return "sog"
+    return next((kind for kind in ("splat", "sog") if name.endswith(f".{kind}")), None)

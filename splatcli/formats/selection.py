@@ -55,7 +55,8 @@ class Crop:
         wide = means.double()
         low = torch.tensor(self.low, dtype=torch.float64, device=means.device)
         if self.radius is not None:
-            return (wide - low).norm(dim=1) <= self.radius
+            near: Tensor = (wide - low).norm(dim=1) <= self.radius
+            return near
         return ((wide >= low) & (wide <= low.new_tensor(self.high))).all(dim=1)
 
 
@@ -80,7 +81,7 @@ def select(
             raise UsageError(
                 f"none of the {len(gaussians):,} Gaussians is left",
                 where="--crop" if crop is not None else "--min-opacity",
-                remedy="`splat info MODEL` tells the bounds of the positions; choose a larger region or a lower opacity",
+                remedy="`splat info MODEL` tells the bounds of the positions; choose a larger region or less opacity",
             )
         notes.append(f"kept {count:,} of {len(gaussians):,} Gaussians")
         gaussians = gaussians.map(lambda tensor: tensor[kept])

@@ -35,7 +35,8 @@ from splatcli.gaussians import SH_REST, Gaussians
 
 _FRACTIONAL_BITS = 12
 _LARGEST_POSITION = (1 << 23) - 1
-#: Colours are stored as sh0 * 0.15 + 0.5, log-scales as 16 (s + 10), components of quaternions in steps of sqrt(1/2)/511.
+#: Colours are stored as sh0 * 0.15 + 0.5, log-scales as 16 (s + 10), components of quaternions in steps of
+#: sqrt(1/2) / 511.
 _COLOUR_SCALE = 0.15
 _SCALE_STEPS, _SCALE_SHIFT = 16.0, 10.0
 _ROTATION_STEPS = 511.0 * math.sqrt(2.0)

@@ -124,8 +124,8 @@ def _unpack_zstd(content: bytes, size: int, path: Path, lenient: bool) -> tuple[
     sizes = [_STREAM.unpack_from(content, table + i * _STREAM.size) for i in range(streams)]
     if [unpacked for _, unpacked in sizes] != expected:
         raise ModelFileError(
-            f"its streams are to unpack to {[unpacked for _, unpacked in sizes]} bytes; {header.count:,} Gaussians of SH "
-            f"degree {header.sh_degree} take {expected}",
+            f"its streams are to unpack to {[unpacked for _, unpacked in sizes]} bytes; {header.count:,} Gaussians of "
+            f"SH degree {header.sh_degree} take {expected}",
             where=path,
         )
     end = first + sum(packed for packed, _ in sizes)

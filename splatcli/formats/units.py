@@ -139,4 +139,5 @@ def sh0_of(colours: NDArray[np.floating]) -> Doubles:
 
 def quantised(values: NDArray[np.floating], most: int) -> NDArray[np.int64]:
     """Values to the nearest whole number from 0 to ``most``."""
-    return np.clip(np.floor(values + 0.5), 0, most).astype(np.int64)
+    whole: NDArray[np.int64] = np.clip(np.floor(values + 0.5), 0, most).astype(np.int64)
+    return whole

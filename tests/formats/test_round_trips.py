@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,9 +30,17 @@ class Bound:
     shN: float = 0.0
 
 
+def degrees(step: float) -> float:
+    """The largest rotation error when three components of a unit quaternion are rounded to ``step``.
+
+    Worst are four components of a half, rounded the same way: the largest then misses by the sum of the others' errors.
+    """
+    return math.degrees(2 * math.sqrt(3 + 9) * step / 2) + 1e-3
+
+
 SPZ = Bound(
     means=0.5 / 4096 + 1e-6,
-    quats=0.25,
+    quats=degrees(1 / 511 / math.sqrt(2)),
     log_scales=0.5 / 16 + 1e-6,
     opacities=0.5 / 255 + 1e-6,
     sh0=0.5 / 255 / 0.15 + 1e-6,
@@ -42,15 +51,32 @@ SPZ = Bound(
 #: outside are clamped by formats that hold displayed colours, so they are compared where they are not.
 BOUNDS = {
     "ply": Bound(quats=1e-5, opacities=0.0),
-    # Bytes of 1/128 in four components: 2 asin of half a step, times the square root of 3 for three of them.
-    "splat": Bound(means=0.0, quats=1.6, log_scales=2e-6, opacities=0.5 / 255 + 1e-6, sh0=0.5 / 255 / 0.282 + 1e-6),
+    # Four components in steps of 1/128, each off by half of that.
+    "splat": Bound(
+        quats=math.degrees(2 * 2 * 0.5 / 128) + 1e-3,
+        log_scales=2e-6,
+        opacities=0.5 / 255 + 1e-6,
+        sh0=0.5 / 255 / 0.282 + 1e-6,
+    ),
     # 24-bit fixed point of 1/4096; 10 bits of each of three components; 1/16 nat; bytes; SH in steps of 1/8.
     "spz": SPZ,
     "spz4": SPZ,
+    # Floats of activated values: logarithms lose the last bits, and opacities near 1 some more.
+    "glb": Bound(quats=1e-4, log_scales=2e-6, opacities=1e-6),
+    # 16 bits of a logarithmic range; bytes of three components; codebooks of 256 for values and harmonics, the latter of
+    # a palette that has a vector for most of so few Gaussians.
+    "sog": Bound(
+        means=6e-5,
+        quats=degrees(math.sqrt(2) / 255),
+        log_scales=0.03,
+        opacities=0.5 / 255 + 1e-6,
+        sh0=0.03,
+        shN=0.5,
+    ),
     # 10 bits at least of each chunk's range; the chunks of so few Gaussians are as large as the scene.
     "compressed.ply": Bound(
         means=0.5 / 1023 * 4.5,
-        quats=0.25,
+        quats=degrees(math.sqrt(2) / 1023),
         log_scales=0.5 / 1023 * 6,
         opacities=0.5 / 255 + 1e-6,
         sh0=0.5 / 255 * 3.6,

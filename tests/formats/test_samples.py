@@ -79,3 +79,16 @@ def test_the_same_scan_as_compressed_ply_and_as_spz() -> None:
     assert (spz.sh0 - ply.sh0).abs().max() < 0.03
     turned = spz.quats * torch.tensor([1.0, 1.0, -1.0, -1.0])
     assert rotation_errors(turned, ply.quats).median() < 0.2
+
+
+@pytest.mark.parametrize("place", ["playbot_sog/6_0/meta.json"])
+def test_a_sog_of_another_program(place: str) -> None:
+    found = load(place)
+    assert len(found) == 1873
+    assert found.sh_degree == 2
+    # The extremes of a logarithmic measure, from its meta.json: 0.7044 there is e^0.7044 - 1 here.
+    assert found.means.amax(dim=0).tolist() == pytest.approx(
+        [np.expm1(x) for x in (0.70438, 0.03670, 0.70744)], abs=1e-4
+    )
+    assert -9.53 < float(found.log_scales.min()) < -9.52
+    assert 0 < float(found.shN.abs().max()) < 4
