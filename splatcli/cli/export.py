@@ -33,8 +33,8 @@ def export(
             "-o",
             "--output",
             metavar="FILE",
-            help="The file to write; the end of its name chooses the format: .ply, .compressed.ply, .splat, .spz, .sog or "
-            ".glb, or .json for the cameras. - writes to stdout, a PLY unless --format says otherwise.  [required]",
+            help="The file to write; the end of its name chooses the format: .ply, .compressed.ply, .splat, .spz, .sog "
+            "or .glb, or .json for the cameras. - writes to stdout, a PLY unless --format says otherwise.  [required]",
             show_default=False,
         ),
     ] = None,

@@ -28,7 +28,7 @@ def file_size(path: Path) -> int:
 
 
 def check_expansion(claimed: int, size: int, path: Path, what: str) -> None:
-    """Raise ModelFileError when ``size`` bytes claim to unpack to ``claimed`` bytes of ``what``: more than any scene."""
+    """Raise ModelFileError when ``size`` bytes claim to unpack to ``claimed``, of ``what``: beyond any scene."""
     most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * size)
     if claimed > most:
         raise ModelFileError(

@@ -60,7 +60,7 @@ def palette(vectors: Tensor, size: int) -> tuple[Tensor, Tensor]:
     order = members.argsort(stable=True)
     centroids, labels = [], torch.empty_like(members)
     first = 0
-    for rows, share in zip(order.split(counts.tolist()), shares, strict=True):
+    for rows, share in zip(torch.split(order, counts.tolist()), shares, strict=True):
         if share:
             found, places = _lloyd(vectors[rows], share, generator)
             centroids.append(found)
@@ -70,7 +70,7 @@ def palette(vectors: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _shares(counts: Tensor, size: int) -> list[int]:
-    """How many of ``size`` centroids each group gets: as its number of vectors, at least one and no more than it has."""
+    """How many of ``size`` centroids each group gets: in proportion, at least one, and no more than it has vectors."""
     total = int(counts.sum())
     shares = [min(count, max(count > 0, count * size // total)) for count in counts.tolist()]
     largest = counts.argsort(descending=True).tolist()
@@ -100,5 +100,5 @@ def _lloyd(vectors: Tensor, size: int, generator: torch.Generator) -> tuple[Tens
 def _assigned(vectors: Tensor, centroids: Tensor) -> Tensor:
     """[N] the place of the nearest centroid; distances are compared without the part that all share."""
     half = 0.5 * (centroids**2).sum(dim=1)
-    blocks = vectors.split(max(1, _BLOCK // len(centroids)))
+    blocks = torch.split(vectors, max(1, _BLOCK // len(centroids)))
     return torch.cat([(half - block @ centroids.T).argmin(dim=1) for block in blocks])

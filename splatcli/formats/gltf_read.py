@@ -104,9 +104,7 @@ def read_stored_gltf(path: Path, *, lenient: bool = False) -> Stored:
         raise ModelFileError(f"kernel is {kernel!r}; 'ellipse' is known", where=path)
     notes = []
     if told.get("colorSpace") != COLOUR_SPACE:
-        notes.append(
-            f"its colours are said to be {str(told.get('colorSpace'))[:40]!r}; they are taken for {COLOUR_SPACE}"
-        )
+        notes.append(f"its colour space is {str(told.get('colorSpace'))[:40]!r}; it is taken for {COLOUR_SPACE}")
     degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
     count = -1
 
@@ -209,7 +207,7 @@ def _values(document: _Document, place: int, name: str, width: int, binary: memo
     kind, divisor = _COMPONENTS.get(accessor.componentType, ("", 0))
     if not kind or (divisor and not accessor.normalized) or _WIDTHS.get(accessor.type) != width:
         raise ModelFileError(
-            f"{accessor.type[:20]} of type {accessor.componentType}; {width} floats or normalised integers are expected",
+            f"{accessor.type[:20]} of type {accessor.componentType}; {width} floats or normalised integers are wanted",
             where=where,
         )
     item = np.dtype(kind).itemsize * width
@@ -224,5 +222,6 @@ def _values(document: _Document, place: int, name: str, width: int, binary: memo
     if not accessor.count:
         return np.zeros((0, width))
     rows = np.ndarray((accessor.count, width), kind, binary, start, (stride, np.dtype(kind).itemsize))
-    wide = rows.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN; NaN are refused later, with their place
+        wide = rows.astype(np.float64)
     return np.maximum(wide / divisor, -1.0) if divisor else wide

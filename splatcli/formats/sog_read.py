@@ -20,7 +20,7 @@ from splatcli.errors import ModelFileError, VersionError
 from splatcli.formats.bounds import check_expansion, file_size
 from splatcli.formats.rotations import with_largest
 from splatcli.formats.sog import CODES, LARGEST, PALETTE_ROW, VERSION, Texels
-from splatcli.formats.units import Doubles, logits_of, stored_of
+from splatcli.formats.units import logits_of, stored_of
 from splatcli.gaussians import SH_REST
 
 #: Codebooks take some twenty kilobytes.
@@ -170,7 +170,7 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> Stored:
 
 def _harmonics(
     found: _Harmonics, texels: Callable[[str], Texels], open_file: _Open, size: int, path: Path
-) -> Doubles | NDArray[np.float32]:
+) -> NDArray[np.float32]:
     """[N, K, 3]."""
     if len(found.files) != 2:
         raise ModelFileError("shN has one file; centroids and labels are two", where=path)
@@ -180,8 +180,8 @@ def _harmonics(
     image = _pixels(open_file(name), name, rows * PALETTE_ROW * coefficients, size, path)
     if image.shape[:2] != (rows, PALETTE_ROW * coefficients):
         raise ModelFileError(
-            f"{name} has {image.shape[1]} x {image.shape[0]} pixels; {found.count:,} centroids of {found.bands} bands take "
-            f"{PALETTE_ROW * coefficients} x {rows}",
+            f"{name} has {image.shape[1]} x {image.shape[0]} pixels; {found.count:,} centroids of {found.bands} bands "
+            f"take {PALETTE_ROW * coefficients} x {rows}",
             where=path,
         )
     codes = np.array(found.codebook, dtype=np.float32)
@@ -190,7 +190,8 @@ def _harmonics(
     places = labels[:, 0] | labels[:, 1] << 8
     if int(places.max()) >= found.count:
         raise ModelFileError(f"a label of {int(places.max()):,}; there are {found.count:,} centroids", where=path)
-    return centroids[places]
+    chosen: NDArray[np.float32] = centroids[places]
+    return chosen
 
 
 def _pixels(content: bytes, name: str, needed: int, size: int, path: Path) -> Texels:

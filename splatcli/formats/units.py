@@ -109,8 +109,9 @@ def scales_of(log_scales: NDArray[np.floating]) -> Doubles:
 
 
 def log_scales_of(scales: NDArray[np.floating]) -> Doubles:
-    """Natural logarithms; a scale of 0 or less is taken for the smallest normal float32."""
-    wide = scales.astype(np.float64)
+    """Natural logarithms; a scale of 0 or less is taken for the smallest normal float32, and NaN stays NaN."""
+    with np.errstate(invalid="ignore"):  # some NaN of a damaged file
+        wide = scales.astype(np.float64)
     return np.log(np.where(wide < np.finfo(np.float32).tiny, np.finfo(np.float32).tiny, wide))
 
 

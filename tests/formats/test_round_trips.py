@@ -63,8 +63,8 @@ BOUNDS = {
     "spz4": SPZ,
     # Floats of activated values: logarithms lose the last bits, and opacities near 1 some more.
     "glb": Bound(quats=1e-4, log_scales=2e-6, opacities=1e-6),
-    # 16 bits of a logarithmic range; bytes of three components; codebooks of 256 for values and harmonics, the latter of
-    # a palette that has a vector for most of so few Gaussians.
+    # 16 bits of a logarithmic range; bytes of three components; codebooks of 256 for values and harmonics, the latter
+    # of a palette, for which noise is the worst that there is.
     "sog": Bound(
         means=6e-5,
         quats=degrees(math.sqrt(2) / 255),
