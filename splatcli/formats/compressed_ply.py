@@ -164,7 +164,10 @@ def _rows(header: PlyHeader, element: PlyElement, path: Path) -> NDArray[Any]:
 
 def _columns(rows: NDArray[Any], names: list[str]) -> Doubles:
     """[N, len(names)]."""
-    return np.stack([rows[name].astype(np.float64) for name in names], axis=1) if names else np.zeros((len(rows), 0))
+    if not names:
+        return np.zeros((len(rows), 0))
+    with np.errstate(invalid="ignore"):  # some NaN of a damaged file
+        return np.stack([rows[name].astype(np.float64) for name in names], axis=1)
 
 
 def _to_unit(values: NDArray[np.floating]) -> tuple[Doubles, Doubles]:

@@ -13,6 +13,7 @@ from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_c
 from splatcli.formats.gltf import MAGIC as GLTF
 from splatcli.formats.gltf import encode_gltf
 from splatcli.formats.gltf_read import read_stored_gltf
+from splatcli.formats.html import encode_html
 from splatcli.formats.ply import encode_ply, read_stored_ply
 from splatcli.formats.sog import encode_sog
 from splatcli.formats.sog_read import read_stored_sog
@@ -71,6 +72,7 @@ FORMATS = (
     Format("spz4", "", "an SPZ file", 3, encode_spz4),
     Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
     Format("glb", ".glb", "a binary glTF", 3, encode_gltf, read_stored_gltf),
+    Format("html", ".html", "a page with a viewer", 3, encode_html),
 )
 _BY_NAME = {known.name: known for known in FORMATS}
 
