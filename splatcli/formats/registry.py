@@ -22,11 +22,15 @@ from splatcli.formats.spz import encode_spz, encode_spz4, read_stored_spz
 from splatcli.formats.spz_container import GZIP
 from splatcli.formats.spz_container import MAGIC as SPZ
 from splatcli.formats.units import Encoded, Told
+from splatcli.formats.usd import encode_usdz
 from splatcli.gaussians import Gaussians
 
 #: What a zip of torch and a bare pickle are called: anyone's checkpoints, which no format here reads.
 CHECKPOINT = "checkpoint"
 
+_HTML = b"<!doctype html"
+#: What the first member of a zip is called, by format; one of torch holds none of these.
+_MEMBERS = {"sog": (".webp", "meta.json"), "usdz": (".usdc", ".usda", ".usd")}
 _ZIP = b"PK\x03\x04"
 #: Where the first member of a zip has its name.
 _ZIP_NAME_LENGTH, _ZIP_NAME = 26, 30
@@ -73,6 +77,7 @@ FORMATS = (
     Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
     Format("glb", ".glb", "a binary glTF", 3, encode_gltf, read_stored_gltf),
     Format("html", ".html", "a page with a viewer", 3, encode_html),
+    Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz),
 )
 _BY_NAME = {known.name: known for known in FORMATS}
 
@@ -148,9 +153,10 @@ def _marked(head: bytes) -> str | None:
         return "spz"
     if head.startswith(GLTF):
         return "glb"
-    if head.startswith(_ZIP) and _first_member(head).endswith((".webp", "meta.json")):
-        return "sog"
-    return None
+    if head.startswith(_ZIP):
+        first = _first_member(head)
+        return next((kind for kind, ends in _MEMBERS.items() if first.endswith(ends)), None)
+    return "html" if head.lower().startswith(_HTML) else None
 
 
 def _first_member(head: bytes) -> str:
