@@ -33,8 +33,9 @@ def export(
             "-o",
             "--output",
             metavar="FILE",
-            help="The file to write; the end of its name chooses the format: .ply, .compressed.ply, .splat, .spz, .sog "
-            "or .glb, or .json for the cameras. - writes to stdout, a PLY unless --format says otherwise.  [required]",
+            help="The file to write; the end of its name chooses the format: .ply, .compressed.ply, .splat, .spz, "
+            ".sog, .glb, .usdz or .html (a page with a viewer), or .json for the cameras. - writes to stdout, a PLY "
+            "unless --format says otherwise.  [required]",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +45,7 @@ def export(
             "--format",
             metavar="NAME",
             help="The format, whatever the file is called: ply, compressed.ply, splat, spz, spz4 (version 4, smaller, "
-            "read by fewer), sog, glb or json.",
+            "read by fewer), sog, glb, usdz, html or json.",
             show_default=False,
         ),
     ] = None,
@@ -89,8 +90,9 @@ def export(
 ) -> int:
     """Write a model as a file that other viewers and editors read, or its cameras as JSON.
 
-    Prints the path of the file. The format follows the name: a PLY is exact and read everywhere, a .sog or .spz is ten
-    to twenty times smaller for the web, a .glb goes into 3D tools (docs/formats.md compares them). Coordinates are the
+    Prints the path of the file. The format follows the name: a PLY is exact and read everywhere, a .sog or .spz is a
+    fraction of it for the web, an .html opens in any browser, a .glb or .usdz goes into 3D tools (docs/formats.md
+    compares them). Coordinates are the
     input's own, but for a scene far from its origin (UTM), where a note says what to add to them, and for formats
     whose standard has y up. What a format cannot hold is told.
 
@@ -100,6 +102,7 @@ def export(
       splat export output/scene -o scene.sog --crop sphere:0,0,0,5 --min-opacity 0.02
       splat export scene.ply -o scene.spz --sh-degree 1
       splat export download.spz -o scene.ply
+      splat export output/scene -o scene.html
       splat export output/scene -o cameras.json
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply

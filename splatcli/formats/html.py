@@ -1,4 +1,4 @@
-"""One page with a scene and a viewer in it, which opens from a disk or a mail, without a server and without the internet.
+"""One page with a scene and a viewer in it, which opens from a disk, without a server and without the internet.
 
 The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page. It is written and not read.
 """

@@ -132,6 +132,10 @@ def file_kind(path: Path) -> str:
     if not head:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
     kind = _marked(head) or _named(path) or (CHECKPOINT if head.startswith((b"PK", b"\x80")) else None)
+    if kind is None and path.name.lower().endswith(".ksplat"):
+        raise ModelFileError(
+            "a .ksplat is not read here", where=path, remedy="convert it, e.g. with splat-transform in.ksplat out.ply"
+        )
     if kind is None:
         raise ModelFileError(
             f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}",

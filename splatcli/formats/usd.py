@@ -1,7 +1,7 @@
 """OpenUSD's ParticleField3DGaussianSplat in a ``.usdz``, for Omniverse, Houdini and the like; written by usd-core.
 
-USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF. It is written and not read: the library
-that reads USD makes no promise about damaged files.
+USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF. It is written and not read: the
+library that reads USD makes no promise about damaged files.
 """
 
 from __future__ import annotations

@@ -70,7 +70,9 @@ def test_the_first_view_is_that_of_a_camera() -> None:
     viewmat = np.eye(4)
     viewmat[:3, 3] = [0.5, -1.0, 4.0]  # the camera stands at (-0.5, 1, -4) and looks along z
     camera = Camera(name="a", width=200, height=100, fx=100.0, fy=50.0, cx=100.0, cy=50.0, viewmat=viewmat)
-    view = bootstrap(encode_html(scene(50, 0), Told(camera=camera)).payload.decode())["settings"]["cameras"][0]["initial"]
+    view = bootstrap(encode_html(scene(50, 0), Told(camera=camera)).payload.decode())["settings"]["cameras"][0][
+        "initial"
+    ]
     assert view["position"] == pytest.approx([0.5, -1.0, -4.0])
     assert view["target"][:2] == pytest.approx([0.5, -1.0])
     assert view["target"][2] == pytest.approx(0.0, abs=0.5)

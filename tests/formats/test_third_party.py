@@ -1,7 +1,7 @@
 """Programs of others read what is written here, as it was meant; where they are at hand.
 
-From PyPI: gsply, zstandard. From npm: @playcanvas/splat-transform (Node 22 or newer), in the folder node_modules that the
-variable SPLATCLI_NODE_MODULES names.
+From PyPI: gsply, zstandard. From npm: @playcanvas/splat-transform (Node 22 or newer), in the folder node_modules that
+the variable SPLATCLI_NODE_MODULES names.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Malformed files of every format but PLY, which has a harness of its own: faults in bytes, in headers, in documents.
 
-A blind fault in a compressed file is caught by its checksum; so containers are opened, spoiled within, and closed again.
+A blind fault in a compressed file is caught by its checksum; so containers are opened, spoiled, and closed again.
 """
 
 from __future__ import annotations
