@@ -84,7 +84,10 @@ def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: 
     from splatcli.train.loop import Trainer
 
     if not is_own_checkpoint(path):
-        what = "a PLY (no optimizer state)" if file_kind(path) == "ply" else "not a checkpoint of splat"
+        from splatcli.formats.registry import CHECKPOINT, title_of
+
+        kind = file_kind(path)
+        what = "not a checkpoint of splat" if kind == CHECKPOINT else f"{title_of(kind)} (no optimizer state)"
         raise ModelFileError(
             f"this is {what}: it may hold Gaussians, but no training run that could be gone on with",
             where=path,

@@ -19,8 +19,8 @@ def info(
         Path | None,
         typer.Argument(
             metavar="[PATH]",
-            help="Checkpoint, PLY, run folder or scene, also of other programs. Without it: the path that comes "
-            "through a pipe, else the newest run under output/.",
+            help="Checkpoint, file of splats (.ply, .spz, .sog, ...), run folder or scene, also of other programs. "
+            "Without it: the path that comes through a pipe, else the newest run under output/.",
             show_default=False,
         ),
     ] = None,
@@ -44,8 +44,8 @@ def info(
     """Tell what a file or folder is and what is in it.
 
     A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
-    Of a PLY or a checkpoint of another program it also tells whether the parameters are raw or activated already, on
-    what grounds, and whether the other commands take the file.
+    Of a file of splats or a checkpoint of another program it also tells whether the parameters are raw or activated
+    already, on what grounds, and whether the other commands take the file.
 
     \b
     Examples:
@@ -143,7 +143,7 @@ def _foreign_facts(path: Path, reading: Reading) -> dict[str, Any]:
     broken = stored.broken()
     finite = stored.without_broken() if broken else stored
     facts = {
-        "kind": "ply" if stored.origin == "PLY" else "foreign checkpoint",
+        "kind": kind if (kind := file_kind(path)) != "checkpoint" else "foreign checkpoint",
         "format": stored.origin,
         **_table_facts(path, finite.tables.means, stored.sh_degree),
         "num_gaussians": len(stored),

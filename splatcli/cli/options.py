@@ -21,8 +21,8 @@ Model = Annotated[
     Path | None,
     typer.Argument(
         metavar="[MODEL]",
-        help="Checkpoint, PLY or run folder, also of other programs. Without it: the path that comes through a pipe, "
-        "else the newest run under output/.",
+        help="Checkpoint, file of splats (.ply, .spz, .sog, ...) or run folder, also of other programs. Without it: "
+        "the path that comes through a pipe, else the newest run under output/.",
         show_default=False,
     ),
 ]
@@ -156,7 +156,7 @@ ParamSpace = Annotated[
     ),
 ]
 
-Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a PLY.")]
+Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a file of splats.")]
 
 DropNonfinite = Annotated[
     bool,
