@@ -53,6 +53,8 @@ class DataConfig(_Section):
     test_every: int = Field(8, ge=0)
     #: Folder of masks inside the scene, "none", or "alpha" (transparency hides); None takes the layout's own.
     masks: str | None = None
+    #: What masks hide takes no part in anything ("ignore"), or is empty: the background shows there ("transparent").
+    mask_mode: Literal["ignore", "transparent"] = "ignore"
     #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
     cache_bytes: int | None = Field(None, gt=0)
     #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.

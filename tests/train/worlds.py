@@ -19,7 +19,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import ImmediateEngine, StepInputs
 from splatcli.scene.camera import Camera
-from splatcli.scene.images import Photo
+from splatcli.scene.images import ImageSource, Photo
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 
@@ -81,7 +81,9 @@ class MadeImages:
     pixels: list[NDArray[np.uint8]]
     loaded: list[int] = field(default_factory=list)
 
-    masked = False
+    masked = has_masks = alpha_hides = False
+    sources: list[ImageSource] = field(default_factory=list, repr=False)
+    background = (0, 0, 0)
 
     def load(self, i: int) -> NDArray[np.uint8]:
         return self.photo(i).pixels
