@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from splatcli.errors import UsageError
 from splatcli.sizes import parse_size
@@ -218,11 +218,23 @@ class ViewsConfig(_Section):
     exposure: bool = False
     exposure_lr: float = Field(1e-2, gt=0)
     exposure_lr_final: float = Field(1e-3, gt=0)
+    #: A grid of affine maps for each training view, by place and brightness (raster/bilateral.py); not with exposure.
+    bilateral_grid: bool = False
+    bilateral_grid_lr: float = Field(2e-3, gt=0)
+    bilateral_grid_lr_final: float = Field(2e-5, gt=0)
+    #: Weight of a grid's total variation beside the loss.
+    bilateral_grid_tv: float = Field(10.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_map_of_colours(self) -> ViewsConfig:
+        if self.exposure and self.bilateral_grid:
+            raise ValueError("exposure and bilateral_grid exclude each other: a grid is an exposure for each place")
+        return self
 
     @property
     def trained(self) -> bool:
         """Whether anything of a view is."""
-        return self.pose_opt or self.exposure
+        return self.pose_opt or self.exposure or self.bilateral_grid
 
 
 class SaveConfig(_Section):

@@ -167,7 +167,7 @@ class PlainEngine(ImmediateEngine):
         correction = inputs.correction
         if correction is not None:
             pose = torch.from_numpy(inputs.camera.viewmat) * push if correction.pose else None
-            correction.learn(pose, None if correction.exposure is None else correction.exposure.cos() * push)
+            correction.learn(pose, None if correction.colours is None else correction.colours.cos() * push)
         return float(sum(getattr(grads, name).abs().sum() for name in GROUPS))
 
 
