@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from splatcli.errors import UsageError
 from splatcli.recipes import REFERENCE_ITERATIONS, preset_recipe, strategy_recipe
@@ -51,6 +51,8 @@ class DataConfig(_Section):
     test_every: int = Field(8, ge=0)
     #: Folder of masks inside the scene, "none", or "alpha" (transparency hides); None takes the layout's own.
     masks: str | None = None
+    #: What masks hide takes no part in anything ("ignore"), or is empty: the background shows there ("transparent").
+    mask_mode: Literal["ignore", "transparent"] = "ignore"
     #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
     cache_bytes: int | None = Field(None, gt=0)
     #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
@@ -217,11 +219,23 @@ class ViewsConfig(_Section):
     exposure: bool = False
     exposure_lr: float = Field(1e-2, gt=0)
     exposure_lr_final: float = Field(1e-3, gt=0)
+    #: A grid of affine maps for each training view, by place and brightness (raster/bilateral.py); not with exposure.
+    bilateral_grid: bool = False
+    bilateral_grid_lr: float = Field(2e-3, gt=0)
+    bilateral_grid_lr_final: float = Field(2e-5, gt=0)
+    #: Weight of a grid's total variation beside the loss.
+    bilateral_grid_tv: float = Field(10.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_map_of_colours(self) -> ViewsConfig:
+        if self.exposure and self.bilateral_grid:
+            raise ValueError("exposure and bilateral_grid exclude each other: a grid is an exposure for each place")
+        return self
 
     @property
     def trained(self) -> bool:
         """Whether anything of a view is."""
-        return self.pose_opt or self.exposure
+        return self.pose_opt or self.exposure or self.bilateral_grid
 
 
 class SaveConfig(_Section):

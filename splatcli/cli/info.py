@@ -26,6 +26,7 @@ def info(
     ] = None,
     images: options.Images = None,
     masks: options.Masks = None,
+    mask_mode: options.MaskMode = None,
     max_pixels: options.MaxPixels = None,
     strict: options.Strict = False,
     skip_bad_images: options.SkipBadImages = False,
@@ -67,6 +68,7 @@ def info(
                 model=colmap_model,
                 images=images,
                 masks=masks,
+                mask_mode=mask_mode,
                 max_pixels=max_pixels,
                 strict=strict,
                 skip_bad_images=skip_bad_images,
@@ -186,9 +188,11 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
     from splatcli.config import build_config
+    from splatcli.scene.coverage import coverage_notes, hidden_share
     from splatcli.scene.read import read_scene
 
     scene = read_scene(path, build_config(flags).data)
+    share = (hidden_share(scene.images) or (None,))[0]
     return {
         "kind": "scene",
         "path": path,
@@ -201,7 +205,8 @@ def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
         "extent": scene.extent,
         **({"offset": scene.offset.tolist()} if scene.offset.any() else {}),
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
-        "notes": scene.notes,
+        **({"hidden": share} if share is not None else {}),
+        "notes": [*scene.notes, *coverage_notes(scene.images)],
     }
 
 

@@ -76,6 +76,16 @@ Masks = Annotated[
     ),
 ]
 
+MaskMode = Annotated[
+    str | None,
+    typer.Option(
+        "--mask-mode",
+        metavar="MODE",
+        help="What masks hide: ignore takes no part in anything; transparent is empty, and shows the background.  "
+        "[default: ignore]",
+    ),
+]
+
 MaxPixels = Annotated[
     int | None,
     typer.Option(
@@ -113,6 +123,7 @@ def data_flags(
     model: str | None,
     images: str | None,
     masks: str | None,
+    mask_mode: str | None,
     max_pixels: int | None,
     strict: bool,
     skip_bad_images: bool,
@@ -127,6 +138,7 @@ def data_flags(
         "data.model": model,
         "data.images": images,
         "data.masks": masks,
+        "data.mask_mode": mask_mode,
         "data.max_pixels": max_pixels,
         "data.strict": strict or None,
         "data.skip_bad_images": skip_bad_images or None,

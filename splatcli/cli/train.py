@@ -39,6 +39,7 @@ def train(
     ] = None,
     images: options.Images = None,
     masks: options.Masks = None,
+    mask_mode: options.MaskMode = None,
     max_pixels: options.MaxPixels = None,
     strict: options.Strict = False,
     skip_bad_images: options.SkipBadImages = False,
@@ -99,6 +100,12 @@ def train(
     exposure: Annotated[
         bool, typer.Option("--exposure", help="Learn each training photo's exposure and white balance.")
     ] = False,
+    bilateral_grid: Annotated[
+        bool,
+        typer.Option(
+            "--bilateral-grid", help="The same for each place and brightness of a photo: vignettes, local tone mapping."
+        ),
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
     ] = False,
@@ -125,6 +132,11 @@ def train(
 
     if white_background and random_background:
         raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
+    if exposure and bilateral_grid:
+        raise UsageError(
+            "--exposure and --bilateral-grid exclude each other",
+            remedy="give one; a grid is an exposure for each place of a photo",
+        )
     background = "white" if white_background else "random" if random_background else None
     flags: dict[str, Any] = {
         "data.scene": str(scene.absolute()),
@@ -133,6 +145,7 @@ def train(
             model=colmap_model,
             images=images,
             masks=masks,
+            mask_mode=mask_mode,
             max_pixels=max_pixels,
             strict=strict,
             skip_bad_images=skip_bad_images,
@@ -154,6 +167,7 @@ def train(
         "train.antialiased": antialiased or None,
         "views.pose_opt": pose_opt or None,
         "views.exposure": exposure or None,
+        "views.bilateral_grid": bilateral_grid or None,
     }
     with speaking(json=json, quiet=quiet) as out:
         from splatcli.config import build_config

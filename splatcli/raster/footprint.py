@@ -16,6 +16,7 @@ from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster.allowance import LIST_BYTES, roomy
 from splatcli.raster.bands import MOST_PAIRS
+from splatcli.raster.bilateral import AT_A_TIME, BAND_BYTES
 from splatcli.raster.prediction import PairCount
 from splatcli.raster.view import lines_of
 
@@ -39,6 +40,9 @@ _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
 _PHOTO_PIXEL = 3 + 1
 #: And of the image as a view exposes it, where exposures are trained.
 _EXPOSED_PIXEL = 3 * _FLOAT
+
+#: And of each line where grids are: the maps at both ends of its pieces, and their gradient, copied once each.
+_GRID_LINE = 4 * _FLOAT * 12 * 8 * 2 * 15
 
 #: And in a render: image, alpha, depth.
 _RENDER_PIXEL = (3 + 1 + 1) * _FLOAT
@@ -76,7 +80,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done: one view of so many Gaussians. exposed: with an exposure that is trained."""
+    """What is to be done: one view of so many Gaussians. exposed, gridded: with a trained exposure, or grid."""
 
     gaussians: int
     sh_degree: int
@@ -84,6 +88,7 @@ class Work:
     height: int
     pairs: PairCount
     exposed: bool = False
+    gridded: bool = False
 
 
 def parameter_bytes(sh_degree: int) -> int:
@@ -101,8 +106,11 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
     frame = _frame_bytes(backend, work)
-    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed else 0)
+    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded else 0)
     images = pixels * image + backend.call("loss_bytes", size)
+    if work.gridded:
+        at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
+        images += work.height * _GRID_LINE + at_a_time * BAND_BYTES
     pairs = _pair_bytes(backend, work, roomy(work.pairs.boxes), with_rows=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return Footprint(

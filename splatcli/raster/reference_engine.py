@@ -44,23 +44,23 @@ class ReferenceEngine(ImmediateEngine):
         """
         camera, correction = inputs.camera, inputs.correction
         viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
-        exposure = None if correction is None or correction.exposure is None else correction.exposure.to(viewmat)
+        colours = None if correction is None or correction.colours is None else correction.colours.to(viewmat)
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
             pose = viewmat.requires_grad_(True) if correction is not None and correction.pose else None
-            exposure = None if exposure is None else exposure.detach().requires_grad_(True)
+            colours = None if colours is None else colours.detach().requires_grad_(True)
             index, splats = project_visible(
                 leaves, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
             magnitudes = torch.zeros_like(splats.means2d, requires_grad=True)
             image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
-            if exposure is not None:
-                image = image @ exposure[:, :3].T + exposure[:, 3]
+            if colours is not None:
+                image = recolour_reference(image, colours)
             if inputs.hidden is not None:
                 image = image.masked_fill(inputs.hidden[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
             groups = [getattr(leaves, name) for name in GROUPS]
-            trained = [tensor for tensor in (pose, exposure) if tensor is not None]
+            trained = [tensor for tensor in (pose, colours) if tensor is not None]
             found = torch.autograd.grad(
                 loss,
                 [*groups, magnitudes if inputs.absgrad else splats.means2d, *trained],
@@ -68,9 +68,23 @@ class ReferenceEngine(ImmediateEngine):
                 materialize_grads=True,
             )
         by_group, v_means2d, rest = found[: len(groups)], found[len(groups)], iter(found[len(groups) + 1 :])
-        slopes = (None if pose is None else next(rest).cpu(), None if exposure is None else next(rest).cpu())
+        slopes = (None if pose is None else next(rest).cpu(), None if colours is None else next(rest).cpu())
         grads = Gaussians(**dict(zip(GROUPS, by_group, strict=True)))
         return float(loss.detach()), grads, index, splats, v_means2d, slopes
+
+
+def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
+    """[H, W, 3] the colours of image after an exposure [3, 4] or a bilateral grid [12, L, Y, X]."""
+    if colours.dim() == 2:
+        return image @ colours[:, :3].T + colours[:, 3]
+    height, width, _ = image.shape
+    y, x = (torch.linspace(-1.0, 1.0, n, dtype=image.dtype, device=image.device) for n in (height, width))
+    luma = (image @ image.new_tensor([0.299, 0.587, 0.114])).clamp(0.0, 1.0)
+    place = torch.stack([x.expand(height, width), y[:, None].expand(height, width), 2.0 * luma - 1.0], dim=2)
+    maps = torch.nn.functional.grid_sample(
+        colours[None], place[None, None], mode="bilinear", padding_mode="border", align_corners=True
+    )[0, :, 0].view(3, 4, height, width)
+    return torch.einsum("ijhw,hwj->hwi", maps[:, :3], image) + maps[:, 3].permute(1, 2, 0)
 
 
 @torch.no_grad()

@@ -37,16 +37,24 @@ class Pressure:
 class Correction:
     """What of the view itself is trained along, by whoever asks for the step.
 
-    learn: hears the gradients (v_viewmat [4, 4] of the camera's matrix, v_exposure [3, 4]), each None where it is not
-        asked for, on the CPU; once for the step, when its loss is known, in the order of the steps. The tensors are
-        the engine's: what is to stay must be copied. A view must not be handed in again before its learn was called.
+    learn: hears the gradients (v_viewmat [4, 4] of the camera's matrix, and of exposure or grid, shaped as that), each
+        None where it is not asked for, on the CPU; once for the step, when its loss is known, in the order of the
+        steps. The tensors are the engine's: what is to stay must be copied. A view must not be handed in again before
+        its learn was called.
     pose: whether the gradient of the pose is asked for.
     exposure: [3, 4], on the Gaussians' device: colours become A c + b before the loss. None leaves them as they are.
+    grid: [12, L, Y, X], likewise, a map that varies over the image (raster/bilateral.py); not with an exposure.
     """
 
     learn: Callable[[Tensor | None, Tensor | None], None]
     pose: bool = False
     exposure: Tensor | None = None
+    grid: Tensor | None = None
+
+    @property
+    def colours(self) -> Tensor | None:
+        """Exposure or grid, whichever there is."""
+        return self.exposure if self.grid is None else self.grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)

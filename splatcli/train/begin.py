@@ -13,6 +13,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
+from splatcli.scene.coverage import coverage_notes
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
@@ -64,7 +65,7 @@ def new_state(
         ),
         corrections=Corrections.new(config.views, len(scene.train)),
     )
-    return state, [*scene.notes, *notes]
+    return state, [*scene.notes, *coverage_notes(scene.images), *notes]
 
 
 def first_gaussians(config: Config, scene: Scene, given: Gaussians | None) -> tuple[Gaussians, list[str]]:

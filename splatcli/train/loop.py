@@ -227,15 +227,16 @@ class Trainer:
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
         lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
+        background = self._training_background()
         told: list[Stepped] = []
         if config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
             told = self._told(self.engine.drain())  # what the step before has taught of this view comes first
         inputs = StepInputs(
             state.corrections.camera(row, given),
-            target.pixels,
+            target.over(background),
             lrs=lrs,
             sh_degree=degree,
-            background=self._training_background(),
+            background=background,
             ssim_lambda=config.train.ssim_lambda,
             antialiased=config.train.antialiased,
             stats=state.stats if self.strategy.observes(step) else None,

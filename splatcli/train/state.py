@@ -174,7 +174,8 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
         yield f"its place in the order of views, {checkpoint.sampler}, is none"
     views = checkpoint.config.views
-    for name, wanted in (("pose", views.pose_opt), ("exposure", views.exposure)):
+    wishes = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}
+    for name, wanted in wishes.items():
         if wanted and name not in checkpoint.views:
             yield f"views.{name} is trained by its settings and missing"
     cameras = len(checkpoint.cameras)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from splatcli.scene.scene import Scene
-from splatcli.train.metrics import load_photo
+from splatcli.train.metrics import tensor_of
 
 #: Of a budget, or of what is free on a GPU when training starts, this part may hold photos.
 SHARE_OF_MEMORY = 0.25
@@ -17,24 +17,46 @@ SHARE_OF_MEMORY = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A photo: pixels [H, W, 3] uint8, black where hidden; hidden [H, W] bool, or None where all of it counts."""
+    """A photo on the device that trains; as scene.images.Photo, in tensors."""
 
     pixels: Tensor
     hidden: Tensor | None
+    alpha: Tensor | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.pixels.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
+        return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in (self.hidden, self.alpha))
+
+    def over(self, background: Tensor) -> Tensor:
+        """[H, W, 3] uint8: the picture with a colour [3], 0 to 1, where nothing is; ``pixels`` if all of it is opaque.
+
+        Pixels and alpha are 8-bit and the sum is rounded to nearest, so that a channel is off by less than one level
+        of 255. Hidden pixels stay black.
+        """
+        if self.alpha is None:
+            return self.pixels
+        empty = (255 - self.alpha).float()
+        if self.hidden is not None:
+            empty.masked_fill_(self.hidden, 0.0)
+        shown = torch.empty_like(self.pixels)
+        for channel in range(3):  # one at a time: a third of the memory, and contiguous
+            mixed = torch.addcmul(self.pixels[..., channel].float(), empty, background[channel])
+            shown[..., channel] = mixed.round_().clamp_(max=255.0)
+        return shown
 
     def reduced(self, width: int, height: int) -> Target:
         """The photo at a smaller size: each pixel the mean of those it covers, hidden where one of them is."""
         size = (height, width)
-        planes = self.pixels.permute(2, 0, 1)[None].float()
-        pixels = torch.nn.functional.adaptive_avg_pool2d(planes, size)[0].permute(1, 2, 0).round().to(torch.uint8)
+
+        def mean(planes: Tensor) -> Tensor:
+            return torch.nn.functional.adaptive_avg_pool2d(planes.float(), size).round().to(torch.uint8)
+
+        pixels = mean(self.pixels.permute(2, 0, 1)).permute(1, 2, 0).contiguous()
+        alpha = None if self.alpha is None else mean(self.alpha[None])[0]
         if self.hidden is None:
-            return Target(pixels.contiguous(), None)
+            return Target(pixels, None, alpha)
         hidden = torch.nn.functional.adaptive_max_pool2d(self.hidden[None].float(), size)[0] > 0.0
-        return Target(pixels.masked_fill(hidden[..., None], 0).contiguous(), hidden)
+        return Target(pixels.masked_fill_(hidden[..., None], 0), hidden, alpha)
 
 
 class Targets:
@@ -56,8 +78,9 @@ class Targets:
         kept = self._kept.get(view)
         if kept is not None:
             return kept
-        pixels, hidden = load_photo(self.scene, view, "cpu")
-        target = Target(to_device(pixels, self.device), None if hidden is None else to_device(hidden, self.device))
+        photo = self.scene.images.photo(view)
+        parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.hidden, photo.alpha))
+        target = Target(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
         if self.device.type == "cuda" and target.nbytes <= self._room:
             self._room -= target.nbytes
             self._kept[view] = target
@@ -75,8 +98,9 @@ def photo_room(scene: Scene, device: torch.device, limit: int | None) -> int:
     if device.type == "cpu":
         return scene.images.most_bytes(None if limit is None else int(SHARE_OF_MEMORY * limit))
     room = int(SHARE_OF_MEMORY * (torch.cuda.mem_get_info(device)[0] if limit is None else limit))
-    # Three bytes a pixel, and a mask.
-    return min(room, sum(4 * camera.width * camera.height for camera in scene.cameras))
+    # Three bytes a pixel, and a mask; and alpha where it is kept.
+    pixel = 4 + (scene.images.background is None)
+    return min(room, sum(pixel * camera.width * camera.height for camera in scene.cameras))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
