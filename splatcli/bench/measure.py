@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -24,6 +25,7 @@ class Record:
     """What a run came to.
 
     seconds: wall time of the process: start, reading, training, saving, evaluation.
+    cpu_seconds: of all its threads; what compares on a machine that does other things beside.
     peak_mb: its largest resident set.
     views: name, psnr and ssim of each held-out view.
     """
@@ -33,6 +35,7 @@ class Record:
     seed: int
     command: str
     seconds: float
+    cpu_seconds: float
     peak_mb: float
     step: int
     psnr: float
@@ -58,7 +61,7 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
     shutil.rmtree(run, ignore_errors=True)
     log = folder / f"{cell.name}.log"
     started = time.perf_counter()
-    peak_mb = _run([*command, "-o", str(run), "--quiet"], log)
+    usage = _run([*command, "-o", str(run), "--quiet"], log)
     seconds = time.perf_counter() - started
     figures = _evaluation(run, log)
     record = Record(
@@ -67,7 +70,8 @@ def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Recor
         cell.seed,
         _shown(command),
         round(seconds, 2),
-        round(peak_mb, 1),
+        round(usage.ru_utime + usage.ru_stime, 2),
+        round(usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2), 1),
         *(figures[name] for name in ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")),
     )
     if sheet:
@@ -84,8 +88,8 @@ def _shown(command: list[str]) -> str:
     return " ".join(["splat", *command])
 
 
-def _run(arguments: list[str], log: Path) -> float:
-    """Runs ``splat`` and waits; the peak of its memory in MB. A signal that ends this process ends that one first."""
+def _run(arguments: list[str], log: Path) -> resource.struct_rusage:
+    """Runs ``splat`` and waits; what it used. A signal that ends this process ends that one first."""
     with log.open("w", encoding="utf-8") as words:
         process = subprocess.Popen(
             [sys.executable, "-m", "splatcli", *arguments], stdout=subprocess.DEVNULL, stderr=words
@@ -108,7 +112,7 @@ def _run(arguments: list[str], log: Path) -> float:
             where=log,
             remedy="correct the plan and run it again: what is measured already is kept",
         )
-    return usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2)
+    return usage
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

@@ -23,7 +23,7 @@ SHORT = "--iterations 4 --sh-degree 0"
 
 
 def record(scene: str, setting: str, seed: int, psnr: float, count: int) -> Record:
-    return Record(scene, setting, seed, "splat train", 2.5, 100.0, 10, psnr, 0.9, count, [], {})
+    return Record(scene, setting, seed, "splat train", 2.5, 4.5, 100.0, 10, psnr, 0.9, count, [], {})
 
 
 def test_the_table_has_means_and_spreads() -> None:
@@ -65,6 +65,7 @@ def test_runs_are_measured_once(scene: Path, tmp_path: Path, capfd: pytest.Captu
     assert first["step"] == 4
     assert 0 < first["psnr"] < 60
     assert first["seconds"] > 0
+    assert first["cpu_seconds"] > 0
     assert first["peak_mb"] > 50
     assert first["views"]
     report = json.loads((tmp_path / "out/bench.json").read_text())

@@ -90,7 +90,15 @@ def test_a_command_line_that_says_no_plan_is_refused(scenes: list[str], settings
         plan_of([Path(scene) for scene in scenes], settings, [1])
 
 
-@pytest.mark.parametrize("name", ["mipnerf360", "nerf-synthetic"])
+@pytest.mark.parametrize("name", ["mipnerf360", "nerf-synthetic", "quality", "budget"])
 def test_the_ready_plans_can_be_read(name: str) -> None:
     cells = read_plan(Path(__file__).resolve().parents[2] / "benchmarks/plans" / f"{name}.toml", data=Path("/data"))
-    assert len(cells) == {"mipnerf360": 9 * 2 * 3, "nerf-synthetic": 8 * 3}[name]
+    assert (
+        len(cells)
+        == {
+            "mipnerf360": 9 * 2 * 3,
+            "nerf-synthetic": 8 * 3,
+            "quality": 3 * 5 * 3,
+            "budget": 3 * 3,
+        }[name]
+    )
