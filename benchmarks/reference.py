@@ -2,9 +2,9 @@
 
     python benchmarks/reference.py SCENE [-r 16] [--steps 100] [--cap 1500] [--seeds 42,43,44] [--grow] [--out FILE]
 
-Both runs have the same settings, seed and order of views, and are scored on the held-out views by the same renderer. The
-number of Gaussians stays unless --grow is given: with density control one decision that falls otherwise makes another run,
-and the difference says no more than that of two seeds.
+Both runs have the same settings, seed and order of views, and are scored on the held-out views by the same renderer.
+The number of Gaussians stays unless --grow is given: with density control one decision that falls otherwise makes
+another run, and the difference says no more than that of two seeds.
 """
 
 from __future__ import annotations
