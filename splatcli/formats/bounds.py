@@ -9,7 +9,7 @@ from splatcli.errors import ModelFileError
 #: A compressed file may become this many times larger, or this many bytes where that is more. Real scenes shrink to a
 #: twentieth at best; deflate and WebP can pretend a thousandfold.
 _MOST_EXPANSION = 100
-_ALWAYS_ALLOWED = 64 << 20
+_ALWAYS_ALLOWED = 16 << 20
 
 
 def file_size(path: Path) -> int:

@@ -23,6 +23,7 @@ from splatcli.formats.units import (
     Columns,
     Doubles,
     Encoded,
+    Floats,
     Told,
     colours_of,
     columns_of,
@@ -68,7 +69,7 @@ def encode_compressed_ply(gaussians: Gaussians, told: Told) -> Encoded:
     vertices[:, 3] = rgba @ (1 << np.array([24, 16, 8, 0]))
     chunks = np.concatenate([mean_range, scale_range, colour_range], axis=1).astype("<f4")
     rest = 3 * columns.shN.shape[1]
-    harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), rest).astype(np.float64)
+    harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), rest)
     bytes_ = np.clip(np.floor((harmonics / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(np.uint8)
     beyond = int((np.abs(harmonics) > _SH_RANGE / 2).sum())
     notes = (
@@ -94,12 +95,11 @@ def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> Stored:
         colours = _columns(ranges, _COLOURS)
     words = _rows(header, vertex, path)
     rgba = np.stack([words["packed_color"] >> shift & 255 for shift in (24, 16, 8, 0)], axis=1) / 255.0
-    harmonics = np.zeros((count, 0, 3))
+    harmonics = np.zeros((count, 0, 3), np.float32)
     if sh is not None:
-        table = _columns(_rows(header, sh, path), [f"f_rest_{i}" for i in range(len(sh.properties))])
-        # Both ends stand for themselves, so that a clamped value does not become a half step less.
-        units = np.where(table == 0, 0.0, np.where(table == 255, 1.0, (table + 0.5) / 256.0))
-        harmonics = ((units - 0.5) * _SH_RANGE).reshape(count, 3, -1).transpose(0, 2, 1)
+        rows = _rows(header, sh, path)
+        bytes_ = rows.view(np.uint8).reshape(count, 3, len(sh.properties) // 3)
+        harmonics = _sh_values()[bytes_].transpose(0, 2, 1)
     notes = [f"ignored {header.trailing} bytes behind the data"] if header.trailing else []
     return stored_of(
         "compressed PLY",
@@ -111,6 +111,13 @@ def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> Stored:
         shN=harmonics,
         notes=notes,
     )
+
+
+def _sh_values() -> Floats:
+    """[256] what each byte of harmonics stands for; both ends for themselves, for values are clamped to them."""
+    units = (np.arange(256) + 0.5) / 256.0
+    units[[0, 255]] = 0.0, 1.0
+    return ((units - 0.5) * _SH_RANGE).astype(np.float32)
 
 
 def _head(chunks: int, count: int, rest: int, told: Told) -> str:

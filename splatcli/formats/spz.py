@@ -96,7 +96,7 @@ def read_stored_spz(path: Path, *, lenient: bool = False) -> Stored:
         log_scales=scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
         logit_opacities=logits_of(alphas / 255.0, 1 / 255),
         sh0=(colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
-        shN=(harmonics.astype(np.float64) - 128.0) / 128.0,
+        shN=(harmonics.astype(np.float32) - 128) / 128,
         notes=notes,
     )
 
@@ -158,9 +158,10 @@ def _harmonics(shN: Floats) -> bytes:
     """[N, K, 3] as they lie: coefficient by coefficient, R G B together."""
     steps = np.full((1, shN.shape[1], 1), _STEP_OTHERS)
     steps[:, : SH_REST[1]] = _STEP_FIRST
-    fine = np.floor(shN.astype(np.float64) * 128.0 + 0.5) + 128.0
+    fine = np.floor(shN * 128 + 0.5) + 128
     return _bytes(np.floor((fine + steps // 2) / steps) * steps)
 
 
-def _bytes(values: Doubles) -> bytes:
-    return quantised(values, 255).astype(np.uint8).tobytes()
+def _bytes(values: NDArray[np.floating]) -> bytes:
+    payload: bytes = np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8).tobytes()
+    return payload

@@ -92,7 +92,10 @@ def unpack(path: Path, *, lenient: bool) -> tuple[Header, list[bytes], list[str]
 
 def _unpack_gzip(content: bytes, path: Path, lenient: bool) -> tuple[Header, list[bytes], list[str]]:
     try:
-        start = zlib.decompressobj(_GZIP_WINDOW).decompress(content, _HEADER.size)
+        beginning = zlib.decompressobj(_GZIP_WINDOW)
+        start = beginning.decompress(content, _HEADER.size)
+        if len(start) < _HEADER.size and not beginning.eof:
+            raise ModelFileError(f"truncated: {len(content)} bytes do not hold the header", where=path)
         header = _header(start, path)
         needed = sum(header.lengths())
         check_expansion(needed, len(content), path, f"{header.count:,} Gaussians of SH degree {header.sh_degree}")

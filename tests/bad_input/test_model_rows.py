@@ -314,7 +314,7 @@ ROWS = [
         "filter_3D column (Mip-Splatting)",
         told=True,
     ),
-    Row(53, "compressed", "a.compressed.ply", compressed, "PlayCanvas compressed PLY", told=True),
+    Row(53, "compressed", "a.compressed.ply", compressed, "a compressed PLY without the element chunk"),
     Row(54, "twice the same", "a.ply", edited("float nx", "float x"), "'x' of 'vertex' is there twice"),
     Row(
         56,

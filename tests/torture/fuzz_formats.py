@@ -13,6 +13,7 @@ import struct
 import time
 import zipfile
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -47,7 +48,7 @@ def case_of(seed: int, folder: Path) -> Case:
         name = rng.choice(list(_FAULTS))
         whole = rng.choice(sound[name])
         spoil = rng.choice(_FAULTS[name])
-        path = folder / f"fuzz.{name}"
+        path = folder / f"fuzz.{name}"  # of no weight but for .splat, which has no mark
         path.write_bytes(spoil(rng, whole))
         return "refused" if refused(lambda: _read(path, rng.random() < 0.2)) else "read"
 
@@ -156,6 +157,9 @@ _FAULTS: dict[str, list[Spoil]] = {
     "sog": [spoil_bytes, _inside_zip, _inside_zip],
     "glb": [spoil_bytes, _header_of(20), _inside_glb, _inside_glb],
 }
+
+if find_spec("zstandard") is not None:
+    _FAULTS["spz4"] = [spoil_bytes, _header_of(32), _header_of(128)]
 
 if __name__ == "__main__":
     main(figures, 100_000)

@@ -1,0 +1,222 @@
+"""Damaged and hostile files of each format are refused with the reason, and allocate nothing for their claims."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import resource
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from splatcli.errors import ModelFileError, SplatError, UsageError, VersionError
+from splatcli.formats.registry import FORMATS, file_kind, read_stored
+from splatcli.formats.units import Told
+from splatcli.gaussians import Gaussians
+from tests.formats.made import scene
+
+
+def written(name: str, gaussians: Gaussians | None = None) -> bytes:
+    known = next(known for known in FORMATS if known.name == name)
+    assert known.write is not None
+    made = scene(30, min(1, known.sh_degree)) if gaussians is None else gaussians
+    return known.write(made, Told()).payload
+
+
+def refusal(content: bytes, path: Path, *, lenient: bool = False) -> SplatError:
+    path.write_bytes(content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises((ModelFileError, VersionError)) as caught:
+        read_stored(path, file_kind(path), lenient=lenient)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # kilobytes
+    assert str(path) in str(caught.value)
+    error: SplatError = caught.value
+    return error
+
+
+def spz(edit: Callable[[bytearray], object]) -> bytes:
+    inside = bytearray(gzip.decompress(written("spz")))
+    edit(inside)
+    return gzip.compress(bytes(inside))
+
+
+def at(place: int, kind: str, value: int) -> Callable[[bytearray], object]:
+    return lambda data: struct.pack_into(kind, data, place, value)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (lambda: spz(at(0, "<I", 0)), "not an SPZ"),
+        (lambda: spz(at(4, "<I", 99)), "SPZ version 99"),
+        (lambda: spz(at(8, "<I", 31)), "truncated: 31 Gaussians"),
+        (lambda: spz(at(8, "<I", 29)), "bytes follow the data"),
+        (lambda: spz(at(8, "<I", 2**32 - 1)), "it claims 4,294,967,295 Gaussians"),
+        (lambda: spz(at(12, "<B", 9)), "SH degree 9"),
+        (lambda: spz(at(13, "<B", 99)), "99 fractional bits"),
+        (lambda: written("spz")[:-3], "truncated"),
+        (lambda: written("spz")[:30], "truncated"),
+        (lambda: written("spz")[:-8] + bytes(8), "damaged"),
+        (lambda: gzip.compress(b"hello"), "not an SPZ"),
+        (lambda: b"NGSP", "not an SPZ"),
+        (lambda: gzip.compress(gzip.decompress(written("spz")) + bytes(2 << 20), 1), "more than the"),
+    ],
+)
+def test_an_spz_that_is_none(content: Callable[[], bytes], said: str, tmp_path: Path) -> None:
+    assert said in refusal(content(), tmp_path / "x.spz").what
+
+
+def spz4(edit: Callable[[bytearray], object]) -> bytes:
+    data = bytearray(written("spz4"))
+    edit(data)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (at(8, "<I", 2**31), "its streams are to unpack to"),
+        (at(15, "<B", 3), "3 streams"),
+        (at(16, "<I", 2**31), "is said to begin at byte"),
+        (at(32, "<Q", 2**62), "truncated"),
+        (at(40, "<Q", 2**62), "its streams are to unpack to"),
+        (lambda data: data.__setitem__(slice(-20, None), bytes(20)), "damaged"),
+        (lambda data: data.extend(b"more"), "are promised"),
+        (lambda data: data.__delitem__(slice(20, None)), "truncated: 20 bytes"),
+    ],
+)
+def test_an_spz_of_version_4_that_is_none(edit: Callable[[bytearray], object], said: str, tmp_path: Path) -> None:
+    pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
+    assert said in refusal(spz4(edit), tmp_path / "x.spz").what
+
+
+def sog(edit: Callable[[dict[str, bytes], dict[str, Any]], object]) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(written("sog"))) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    meta = json.loads(members.pop("meta.json"))
+    edit(members, meta)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in {"meta.json": json.dumps(meta).encode(), **members}.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def webp(width: int, height: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(np.zeros((height, width, 4), np.uint8)).save(buffer, "WEBP", lossless=True)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda members, meta: meta.update(version=1), "SOG version 1"),
+        (lambda members, meta: meta.pop("version"), "SOG version 1"),
+        (lambda members, meta: meta.update(count=0), "count: "),
+        (lambda members, meta: meta.update(count=10**9), "count: "),
+        (lambda members, meta: meta.update(count=10**8), "100,000,000 are needed"),
+        (lambda members, meta: meta.update(count=65), "65 are needed"),
+        (lambda members, meta: meta.pop("quats"), "quats: Field required"),
+        (lambda members, meta: meta["means"].update(mins=[0, 0]), "means.mins"),
+        (lambda members, meta: meta["scales"].update(codebook=[0.0] * 255), "scales.codebook"),
+        (lambda members, meta: meta["quats"].update(files=["../../etc/passwd"]), "quats.files"),
+        (lambda members, meta: meta["quats"].update(files=["absent.webp"]), "absent.webp"),
+        (lambda members, meta: meta["shN"].update(count=5), "a label of"),
+        (lambda members, meta: meta["shN"].update(bands=3), "shN_centroids.webp has"),
+        (lambda members, meta: meta["shN"].update(bands=4), "shN.bands"),
+        (lambda members, meta: members.update({"quats.webp": members["sh0.webp"]}), "are known"),
+        (lambda members, meta: members.update({"quats.webp": b"RIFF"}), "is no WebP image"),
+        (lambda members, meta: members.update({"quats.webp": webp(2100, 2100)}), "it claims quats.webp"),
+    ],
+)
+def test_a_sog_that_is_none(
+    edit: Callable[[dict[str, bytes], dict[str, Any]], object], said: str, tmp_path: Path
+) -> None:
+    assert said in refusal(sog(edit), tmp_path / "x.sog").what
+
+
+def test_a_zip_that_is_no_sog_is_refused(tmp_path: Path) -> None:
+    assert "not a readable SOG" in refusal(written("sog")[:-40], tmp_path / "x.sog").what
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("a.webp", b"x")
+    assert "without meta.json" in refusal(buffer.getvalue(), tmp_path / "x.sog").what
+
+
+def test_a_compressed_ply_with_impossible_claims_is_refused(tmp_path: Path) -> None:
+    whole = written("compressed.ply")
+    for old, new, said in (
+        (b"vertex 30", b"vertex 999999999", "truncated"),
+        (b"element sh 30", b"element sh 29", "bytes follow"),
+        (b"uint packed_scale", b"float packed_scale", "has no packed_scale"),
+        (b"float max_scale_z", b"float mux_scale_z", "has no max_scale_z"),
+        (b"float max_b", b"float mux_b", "some of the ranges"),
+        (b"f_rest_8", b"f_rest_9", "columns"),
+        (b"binary_little_endian", b"binary_big_endian", "binary_big_endian"),
+    ):
+        assert old in whole
+        assert said in refusal(whole.replace(old, new), tmp_path / "x.ply").what, new
+    few = whole.replace(b"element chunk 1", b"element chunk 0")
+    assert "0 chunks of 256 cannot hold 30" in refusal(few, tmp_path / "x.ply", lenient=True).what
+
+
+def test_a_splat_file_of_another_length_is_refused_or_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = tmp_path / "x.splat"
+    assert "no multiple of the 32" in refusal(written("splat") + b"abc", path).what
+    stored = read_stored(path, "splat", lenient=True)
+    assert len(stored) == 30
+    assert stored.notes == ["ignored 3 bytes behind the data"]
+    negative = bytearray(written("splat"))
+    struct.pack_into("<f", negative, 32 * 4 + 12, -1.0)
+    assert "the scales of Gaussian 4" in refusal(bytes(negative), path).what
+    infinite = bytearray(written("splat"))
+    struct.pack_into("<f", infinite, 0, float("inf"))
+    path.write_bytes(infinite)
+    assert read_stored(path, "splat").broken() == ["1 NaN or infinite values in means, the first at [0, 0]"]
+
+
+def test_a_ksplat_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "x.ksplat").write_bytes(b"\0\1" + bytes(5000))
+    with pytest.raises(ModelFileError, match="splat-transform"):
+        file_kind(tmp_path / "x.ksplat")
+
+
+def test_what_does_not_fit_a_format_is_told() -> None:
+    gaussians = scene(30, 1)
+    gaussians.means[3] = 3000.0
+    gaussians.log_scales[2, 1] = -12.0
+    gaussians.shN[5, 0, 0] = 2.0
+    gaussians.sh0[6, 1] = -9.0
+    known = {known.name: known for known in FORMATS}
+    spz_writer, ply_writer = known["spz"].write, known["compressed.ply"].write
+    assert spz_writer is not None
+    assert ply_writer is not None
+    notes = "\n".join(spz_writer(gaussians, Told()).notes)
+    for said in ("1 log-scales", "1 SH coefficients", "1 colours", "steps of 0.000488281"):
+        assert said in notes
+    gaussians.shN[5, 0, 0] = 5.0
+    assert "1 SH coefficients beyond 4" in ply_writer(gaussians, Told()).notes[0]
+    gaussians.means[3] = 1e9
+    with pytest.raises(UsageError, match="beyond the 8,388,607 units"):
+        spz_writer(gaussians, Told())
+
+
+def test_a_checksum_is_kept(tmp_path: Path) -> None:
+    """One flipped bit anywhere in the compressed data of an SPZ is noticed."""
+    whole = written("spz")
+    for place in range(12, len(whole), 97):
+        flipped = bytearray(whole)
+        flipped[place] ^= 1
+        (tmp_path / "x.spz").write_bytes(flipped)
+        with pytest.raises((ModelFileError, VersionError)):
+            read_stored(tmp_path / "x.spz", "spz")
+    assert zlib.crc32(gzip.decompress(whole)) == struct.unpack_from("<I", whole, len(whole) - 8)[0]
