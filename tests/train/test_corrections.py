@@ -14,11 +14,12 @@ from scipy.spatial.transform import Rotation
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.save import save_checkpoint
-from splatcli.config import Config
+from splatcli.config import Config, build_config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.call import Backend
 from splatcli.raster import DeferredEngine, NativeEngine, render
+from splatcli.raster.bilateral import identity_grid, variation_gradient
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stepping import StepEngine
 from splatcli.scene.camera import Camera
@@ -65,6 +66,19 @@ def photographed(cameras: list[Camera], gains: NDArray[np.float64] | None = None
         image = image if gains is None else image * gains[i]
         photos.append((image.clip(0.0, 1.0) * 255.0).round().astype(np.uint8))
     return photos
+
+
+def shaded(photos: list[NDArray[np.uint8]], seed: int = 3) -> list[NDArray[np.uint8]]:
+    """Training photos with a slope of brightness across them, each in a direction and with a tint of its own."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[-1.0 : 1.0 : SIZE * 1j, -1.0 : 1.0 : SIZE * 1j]
+    result = list(photos)
+    for i in TRAIN:
+        angle = random.uniform(0.0, 2.0 * np.pi)
+        tint = 0.45 + 0.1 * random.uniform(-1.0, 1.0, 3)
+        gain = 1.0 + (np.cos(angle) * x + np.sin(angle) * y)[..., None] / np.sqrt(2.0) * tint
+        result[i] = (photos[i] * gain).clip(0.0, 255.0).round().astype(np.uint8)
+    return result
 
 
 def scene_of(cameras: list[Camera], photos: list[NDArray[np.uint8]]) -> Scene:
@@ -181,7 +195,25 @@ def test_exposure_repairs_photos_of_other_brightness_and_tint() -> None:
     assert np.corrcoef(grey, gains[TRAIN].sum(axis=1))[0, 1] > 0.9
 
 
+@NEEDS_COMPILER
+def test_a_bilateral_grid_repairs_what_varies_over_a_photo_and_an_exposure_does_not() -> None:
+    """With a model that is right: without a grid it takes on what is wrong with the photos."""
+    cameras = around(VIEWS, SIZE)
+    scene = scene_of(cameras, shaded(photographed(cameras)))
+    _, loss, psnr = trained(scene, 400, truth())
+    _, _, exposed = trained(scene, 400, truth(), exposure=True)
+    gridded, gridded_loss, gridded_psnr = trained(scene, 400, truth(), bilateral_grid=True, bilateral_grid_lr=5e-3)
+    assert gridded_psnr > max(psnr, exposed) + 2.5
+    assert gridded_loss < 0.5 * loss
+    assert gridded.state.corrections.bilateral_grid is not None
+    # The probe sees training views through their grids.
+    shown = gridded.scorer.probe(gridded.state)
+    assert isinstance(shown, Probed)
+    assert shown.psnr > psnr
+
+
 BOTH = {"pose_opt": True, "exposure": True}
+GRIDDED = {"pose_opt": True, "bilateral_grid": True}
 
 
 def tables(state: object) -> dict[str, torch.Tensor]:
@@ -189,14 +221,15 @@ def tables(state: object) -> dict[str, torch.Tensor]:
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize("views", [BOTH, GRIDDED], ids=["exposure", "grid"])
 @pytest.mark.parametrize("kind", ["native", "reference", "simt"])
-def test_a_resumed_run_has_the_same_bits(kind: str, tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tmp_path: Path) -> None:
     def engine() -> StepEngine:
         if kind == "simt":
             return DeferredEngine(Backend.simt(), room=1)
         return ReferenceEngine() if kind == "reference" else NativeEngine(float32("portable"))
 
-    scene, config = made_scene(), short_config(14, views=BOTH)
+    scene, config = made_scene(), short_config(14, views=views)
     with RunDir.create(tmp_path / "whole") as run_dir:
         whole = Trainer.start(config, scene, run_dir=run_dir, engine=engine(), renderer=plain_renderer)
         list(whole.run())
@@ -211,7 +244,9 @@ def test_a_resumed_run_has_the_same_bits(kind: str, tmp_path: Path) -> None:
     assert len(got) == 8
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
-    assert int(expected["pose.steps"].sum()) == int(expected["exposure.steps"].sum()) == 14
+    (colours,) = expected.keys() & {"exposure", "bilateral_grid"}
+    assert int(expected["pose.steps"].sum()) == int(expected[f"{colours}.steps"].sum()) == 14
+    assert bool((expected[colours] != expected[colours].roll(1, 0)).any())
     assert bool((expected["pose"] != 0).any())
     for name, tensor in whole.state.gaussians.items():
         assert torch.equal(tensor, getattr(second.state.gaussians, name)), name
@@ -267,7 +302,7 @@ def test_a_run_without_corrections_stores_none_and_cannot_begin_them_later() -> 
         short_config(), made_scene(), run_dir=MemoryRun(), engine=PlainEngine(), renderer=plain_renderer  # type: ignore[arg-type]
     )  # fmt: skip
     assert trainer.state.to_checkpoint().views == {}
-    for assignment in ("views.pose_opt=true", "views.exposure=true"):
+    for assignment in ("views.pose_opt=true", "views.exposure=true", "views.bilateral_grid=true"):
         with pytest.raises(UsageError, match="fixed when a run is made"):
             changed_config(trainer.state.config, assignments=[assignment])
 
@@ -311,3 +346,15 @@ def test_tables_need_a_row_for_each_training_view_and_must_be_there_to_resume(tm
     checkpoint.views = {name: tensor for name, tensor in whole.items() if name.startswith("pose")}
     with pytest.raises(ModelFileError, match=r"views\.exposure is trained by its settings and missing"):
         Trainer.resume(checkpoint, made_scene(), run_dir=MemoryRun(), engine=PlainEngine(), renderer=plain_renderer)  # type: ignore[arg-type]
+
+
+def test_exposure_and_grid_exclude_each_other() -> None:
+    with pytest.raises(UsageError, match="exclude each other"):
+        build_config({"views.exposure": True, "views.bilateral_grid": True})
+
+
+def test_a_grid_s_variation_has_the_gradient_of_autograd() -> None:
+    grid = torch.rand(12, 8, 16, 16, dtype=torch.float64, requires_grad=True)
+    torch.autograd.backward(sum((grid.diff(dim=axis) ** 2).mean() for axis in (1, 2, 3)))
+    torch.testing.assert_close(variation_gradient(grid.detach()), grid.grad)
+    assert not variation_gradient(identity_grid(8, 16, 16)).any()
