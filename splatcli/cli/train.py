@@ -90,6 +90,9 @@ def train(
     exposure: Annotated[
         bool, typer.Option("--exposure", help="Learn each training photo's exposure and white balance.")
     ] = False,
+    depth_loss: Annotated[
+        bool, typer.Option("--depth-loss", help="Hold depths to the points that each photo is known to see.")
+    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
     ] = False,
@@ -143,6 +146,7 @@ def train(
         "train.seed": seed,
         "train.background": background,
         "train.antialiased": antialiased or None,
+        "data.depths": "auto" if depth_loss else None,
         "views.pose_opt": pose_opt or None,
         "views.exposure": exposure or None,
     }

@@ -39,6 +39,10 @@ _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
 _PHOTO_PIXEL = 3 + 1
 #: And of the image as a view exposes it, where exposures are trained.
 _EXPOSED_PIXEL = 3 * _FLOAT
+#: And depth with its gradient and that of alpha, where depths are known; and what is known of a pixel, with what is
+#: made of it in passing.
+_DEPTH_PIXEL = 3 * _FLOAT
+_KNOWN_PIXEL = 8 + 8 * _FLOAT
 
 #: And in a render: image, alpha, depth.
 _RENDER_PIXEL = (3 + 1 + 1) * _FLOAT
@@ -76,7 +80,10 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done: one view of so many Gaussians. exposed: with an exposure that is trained."""
+    """What is to be done: one view of so many Gaussians.
+
+    exposed: with an exposure that is trained. depths: with depths that are known.
+    """
 
     gaussians: int
     sh_degree: int
@@ -84,6 +91,7 @@ class Work:
     height: int
     pairs: PairCount
     exposed: bool = False
+    depths: bool = False
 
 
 def parameter_bytes(sh_degree: int) -> int:
@@ -101,14 +109,14 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
     frame = _frame_bytes(backend, work)
-    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed else 0)
+    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed else 0) + (_DEPTH_PIXEL if work.depths else 0)
     images = pixels * image + backend.call("loss_bytes", size)
     pairs = _pair_bytes(backend, work, roomy(work.pairs.boxes), with_rows=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return Footprint(
         state=state_bytes(work.gaussians, work.sh_degree),
         frame=int(slack * frame),
-        pixels=int(slack * images) + pixels * _PHOTO_PIXEL,
+        pixels=int(slack * images) + pixels * (_PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0)),
         pairs=int(slack * pairs),
         lost=_lost(backend, frame + images + pairs),
     )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.depth import depth_loss_reference
 from splatcli.raster.reference import blend_reference, loss_reference
 from splatcli.raster.reference_pressure import push_means_reference, regularise
 from splatcli.raster.reference_projection import ALPHA_MIN, Splats, project_visible
@@ -51,12 +52,14 @@ class ReferenceEngine(ImmediateEngine):
             index, splats = project_visible(
                 leaves, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
-            image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background)
+            image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background)
             if exposure is not None:
                 image = image @ exposure[:, :3].T + exposure[:, 3]
             if inputs.hidden is not None:
                 image = image.masked_fill(inputs.hidden[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
+            if inputs.depth is not None:
+                loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
             groups = [getattr(leaves, name) for name in GROUPS]
             trained = [tensor for tensor in (pose, exposure) if tensor is not None]
             found = torch.autograd.grad(

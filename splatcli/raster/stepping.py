@@ -10,6 +10,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.depth import DepthTarget
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.camera import Camera
 
@@ -60,6 +61,7 @@ class StepInputs:
     hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
     pressure: what moves Gaussians beside the image; the loss told is without it.
     correction: what of the view itself is trained along; None: nothing.
+    depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
     """
 
     camera: Camera
@@ -73,6 +75,7 @@ class StepInputs:
     hidden: Tensor | None = None
     pressure: Pressure = Pressure()
     correction: Correction | None = None
+    depth: DepthTarget | None = None
 
 
 class StepEngine(Protocol):

@@ -13,6 +13,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
+from splatcli.scene.depths import check_depths
 from splatcli.scene.scene import Scene
 from splatcli.train.changes import apply_config
 from splatcli.train.corrections import Corrections
@@ -40,6 +41,8 @@ def new_state(
             where=scene.root,
             remedy="add photos from other places; one place shows no depth",
         )
+    if config.depth_lambda > 0.0:
+        check_depths(scene)
     seed = config.train.seed
     gaussians, notes = first_gaussians(config, scene, given)
     if planned:
@@ -88,6 +91,8 @@ def resumed_state(
     ResourceError where the memory cannot suffice.
     """
     check_same_scene(checkpoint, scene, allowed)
+    if checkpoint.config.depth_lambda > 0.0:
+        check_depths(scene)
     notes = list(scene.notes)
     if planned:
         notes += _plan_again(checkpoint, scene, torch.device(device), config)

@@ -69,7 +69,7 @@ class Trainer:
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
-        self.targets = Targets(scene, state.gaussians.device, limit=state.config.memory.budget)
+        self.targets = self._targets(state.config.memory.budget)
         self._clock = clock
         self.keeper = Keeper(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
@@ -238,6 +238,7 @@ class Trainer:
             hidden=target.hidden,
             pressure=self.strategy.pressure(step, lrs["means"]),
             correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
+            depth=target.depth,
         )
         self._untold.append((step, given.name, len(state.gaussians), degree))
         told += self._told(self.engine.submit(state.gaussians, state.adam, inputs))
@@ -301,6 +302,10 @@ class Trainer:
         self._capped_told = True
         return [Capped(step, count, cap)]
 
+    def _targets(self, limit: int | None) -> Targets:
+        state = self.state
+        return Targets(self.scene, state.gaussians.device, limit=limit, depth_lambda=state.config.depth_lambda)
+
     def _training_background(self) -> Tensor:
         name = self.state.config.train.background
         if name == "random":
@@ -328,7 +333,7 @@ class Trainer:
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
             self.engine = engine_for(plan.device, self._budget)
-        self.targets = Targets(self.scene, plan.device, limit=limit)
+        self.targets = self._targets(limit)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)
         self.keeper.saved = None  # the state that ends the run may have this step, and is another
