@@ -200,6 +200,8 @@ class TrainConfig(_Section):
     ssim_lambda: float = Field(0.2, ge=0, le=1)
     background: Literal["black", "white", "random"] = "black"
     antialiased: bool = False
+    #: Gaussians no finer than the training views could show (Mip-Splatting's 3D filter); ``antialiased`` is its 2D one.
+    filter_3d: bool = False
     #: Weight of the depth term, which ``data.depths`` turns on; in median depths of each photo, docs/math.md 7.4.
     depth_lambda: float = Field(0.1, ge=0)
     #: Steps between evaluations on the held-out views beside the last one; 0 evaluates at the end only.

@@ -84,6 +84,9 @@ def train(
     antialiased: Annotated[
         bool, typer.Option("--antialiased", help="Keep the brightness of Gaussians smaller than a pixel.")
     ] = False,
+    filter_3d: Annotated[
+        bool, typer.Option("--filter-3d", help="Gaussians no finer than the photos show, for close-ups and zooms.")
+    ] = False,
     pose_opt: Annotated[
         bool, typer.Option("--pose-opt", help="Refine the poses of the training cameras along the way.")
     ] = False,
@@ -146,6 +149,7 @@ def train(
         "train.seed": seed,
         "train.background": background,
         "train.antialiased": antialiased or None,
+        "train.filter_3d": filter_3d or None,
         "data.depths": "auto" if depth_loss else None,
         "views.pose_opt": pose_opt or None,
         "views.exposure": exposure or None,

@@ -71,6 +71,8 @@ class _Stages:
         """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
         frame, camera, known = self.frame, inputs.camera, inputs.depth
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known is not None)
+        if inputs.smoothing is not None:
+            view.smoothing = self.backend.pointer(inputs.smoothing, len(gaussians))
         update = self._update(adam, number, inputs)
         arrays = frame.project(view, gaussians, update)
         frame.bin(view, arrays, room=room)

@@ -11,6 +11,7 @@ from splatcli.raster.depth import depth_loss_reference
 from splatcli.raster.reference import blend_reference, loss_reference
 from splatcli.raster.reference_pressure import push_means_reference, regularise
 from splatcli.raster.reference_projection import ALPHA_MIN, Splats, project_visible
+from splatcli.raster.smoothing import smoothed
 from splatcli.raster.stepping import ImmediateEngine, StepInputs
 from splatcli.scene.camera import Camera
 
@@ -49,8 +50,9 @@ class ReferenceEngine(ImmediateEngine):
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
             pose = viewmat.requires_grad_(True) if correction is not None and correction.pose else None
             exposure = None if exposure is None else exposure.detach().requires_grad_(True)
+            shown = leaves if inputs.smoothing is None else smoothed(leaves, inputs.smoothing)
             index, splats = project_visible(
-                leaves, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
+                shown, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
             image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background)
             if exposure is not None:

@@ -61,6 +61,7 @@ class StepInputs:
     hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
     pressure: what moves Gaussians beside the image; the loss told is without it.
     correction: what of the view itself is trained along; None: nothing.
+    smoothing: [N] sizes of the Gaussians' 3D filter, see raster/smoothing.py; None: there is none.
     depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
     """
 
@@ -76,6 +77,7 @@ class StepInputs:
     pressure: Pressure = Pressure()
     correction: Correction | None = None
     depth: DepthTarget | None = None
+    smoothing: Tensor | None = None
 
 
 class StepEngine(Protocol):

@@ -65,6 +65,8 @@ def new_state(
         ),
         corrections=Corrections.new(config.views, len(scene.train)),
     )
+    if config.train.filter_3d:
+        state.refilter()
     return state, [*scene.notes, *notes]
 
 
