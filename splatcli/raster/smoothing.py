@@ -37,7 +37,9 @@ def filter_sizes(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
     means: [N, 3]. The best view of a Gaussian is the one with most pixels to a world unit there. What no view sees
     gets the largest size that any other has; 0 where none sees anything.
     """
-    rates = torch.cat([_best_rates(rows, cameras) for rows in torch.split(means.float(), _ROWS)] or [means.new_zeros(0)])
+    rates = torch.cat(
+        [_best_rates(rows, cameras) for rows in torch.split(means.float(), _ROWS)] or [means.new_zeros(0)]
+    )
     sizes = math.sqrt(VARIANCE) / rates
     seen = rates > 0.0
     coarsest = torch.where(seen, sizes, 0.0).max() if len(sizes) else sizes.new_zeros(())

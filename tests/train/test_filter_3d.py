@@ -25,7 +25,15 @@ from splatcli.train.strategies import apply_edit
 from splatcli.train.strategies.edit import Edit
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.test_engines_behind import BehindEngine
-from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_adam, random_gaussians, short_config
+from tests.train.worlds import (
+    MemoryRun,
+    PlainEngine,
+    made_scene,
+    plain_renderer,
+    random_adam,
+    random_gaussians,
+    short_config,
+)
 
 
 def config(steps: int = 40, **train: object) -> Config:

@@ -78,7 +78,6 @@ def scores(antialiased: bool, filter_3d: bool) -> dict[float, float]:
         camera = CAMERAS[0].resized(int(SIZE * factor), int(SIZE * factor))
         shown = render(trainer.state.settled(), camera, antialiased=antialiased, backend=float32("portable")).image
         found[factor] = psnr(shown.clamp(0.0, 1.0), torch.from_numpy(picture(camera)).float())
-    print(antialiased, filter_3d, {factor: round(value, 2) for factor, value in found.items()})
     return found
 
 
