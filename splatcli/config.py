@@ -12,13 +12,11 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from splatcli.errors import UsageError
+from splatcli.recipes import REFERENCE_ITERATIONS, preset_recipe, strategy_recipe
 from splatcli.sizes import parse_size
-
-#: The run length that the field's schedules are written for.
-REFERENCE_ITERATIONS = 30_000
 
 #: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
 _UNREADABLE = (ValueError, RecursionError)
@@ -53,6 +51,8 @@ class DataConfig(_Section):
     test_every: int = Field(8, ge=0)
     #: Folder of masks inside the scene, "none", or "alpha" (transparency hides); None takes the layout's own.
     masks: str | None = None
+    #: What masks hide takes no part in anything ("ignore"), or is empty: the background shows there ("transparent").
+    mask_mode: Literal["ignore", "transparent"] = "ignore"
     #: What is known of depths: "auto" takes the scene's own (the points that each photo sees); None reads none.
     depths: Literal["auto"] | None = None
     #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
@@ -99,23 +99,31 @@ class OptimConfig(_Section):
     logit_opacities_lr: float = Field(2.5e-2, gt=0)
     sh0_lr: float = Field(2.5e-3, gt=0)
     shN_lr: float = Field(1.25e-4, gt=0)
+    #: What quats_lr, log_scales_lr, logit_opacities_lr and sh0_lr are multiplied with in the end; log-linear over
+    #: ``schedule.lr_steps``, as that of the means. shN_lr stays: coefficients out of view catch up with one rate.
+    final_factor: float = Field(1.0, gt=0)
     beta1: float = Field(0.9, ge=0, lt=1)
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-15, gt=0)
 
     @classmethod
     def scaled(cls, iterations: int) -> OptimConfig:
-        """Up to twice the learning rates of geometry for a shorter run; the recipe's own from 30,000 steps on.
+        """Higher learning rates for a shorter run, which fall towards its end; the recipe's own from 30,000 steps on.
 
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
-        their way (benchmarks/README.md has what it brings).
+        their way. What is four times as fast in the beginning must become slow again to be exact in the end
+        (benchmarks/README.md has what it brings).
         """
-        factor = min(2.0, max(1.0, REFERENCE_ITERATIONS / iterations) ** 0.3)
-        recipe = cls()
+        shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / iterations))
+        first, recipe = shorter**0.6, cls()
+        geometry = first * shorter**0.3
         return cls(
-            means_lr=factor * recipe.means_lr,
-            log_scales_lr=factor * recipe.log_scales_lr,
-            quats_lr=factor * recipe.quats_lr,
+            means_lr=first * recipe.means_lr,
+            log_scales_lr=geometry * recipe.log_scales_lr,
+            quats_lr=geometry * recipe.quats_lr,
+            logit_opacities_lr=first * recipe.logit_opacities_lr,
+            sh0_lr=first * recipe.sh0_lr,
+            final_factor=shorter**-0.9,
         )
 
 
@@ -127,6 +135,9 @@ class Schedule(_Section):
     refine_every: int = Field(100, gt=0)
     reset_every: int = Field(3_000, gt=0)
     sh_degree_interval: int = Field(1_000, gt=0)
+    #: Images begin with their sides halved so many times, and double every ``resolution_schedule`` steps.
+    num_downscales: int = Field(0, ge=0, le=5)
+    resolution_schedule: int = Field(3_000, gt=0)
     #: Steps over which the means' learning rate falls to its final value; it stays there.
     lr_steps: int = Field(REFERENCE_ITERATIONS, gt=0)
 
@@ -148,6 +159,7 @@ class Schedule(_Section):
             refine_stop=scale(15_000),
             refine_every=min(100, max(1, scale(15_000) // 15)),
             sh_degree_interval=scale(1_000),
+            resolution_schedule=scale(3_000),
             lr_steps=max(1, iterations),
         )
 
@@ -155,10 +167,15 @@ class Schedule(_Section):
 class StrategyConfig(_Section):
     """Density control: where Gaussians are added and removed."""
 
-    #: "default": clone, split, prune and reset (ADC). "mcmc": relocate, and grow by a factor.
-    name: Literal["default", "mcmc"] = "default"
-    #: No more Gaussians than this; None sets no bound.
-    cap_max: int | None = Field(None, gt=0)
+    #: "default": clone, split, prune and reset (ADC). "absgrad": the same by magnitudes of the gradient (AbsGS).
+    #: "mcmc": relocate, and grow by a factor.
+    name: Literal["default", "absgrad", "mcmc"] = "default"
+    #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
+    #: (train/capacity.py).
+    cap_max: Annotated[
+        Annotated[int, Field(gt=0)] | Literal["auto"] | None,
+        BeforeValidator(lambda cap: None if cap == "none" else cap),
+    ] = None
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
     grow_grad2d: float = Field(2e-4, gt=0)
     #: Times the scene extent: smaller Gaussians are cloned, larger are split.
@@ -167,6 +184,8 @@ class StrategyConfig(_Section):
     prune_opacity: float = Field(0.005, ge=0, lt=1)
     #: Times the scene extent; applied after the first opacity reset.
     prune_scale3d: float = Field(0.1, gt=0)
+    #: default, absgrad: two Gaussians from one are together as opaque as it was.
+    revised_opacity: bool = False
     #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
     opacity_reg: float = Field(0.0, ge=0)
     scale_reg: float = Field(0.0, ge=0)
@@ -174,22 +193,6 @@ class StrategyConfig(_Section):
     grow_factor: float = Field(1.05, ge=1)
     #: mcmc: times the learning rate of the means is how far noise pushes them.
     noise_lr: float = Field(5e5, ge=0)
-
-
-def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
-    """Dotted key -> value of what a strategy wants otherwise than the settings' own defaults, for a run so long."""
-    if name != "mcmc":
-        return {}
-    scale = min(1.0, iterations / REFERENCE_ITERATIONS)
-    return {
-        "model.init_opacity": 0.5,
-        "model.init_scale": 0.1,
-        "optim.logit_opacities_lr": 5e-2,
-        "schedule.refine_stop": max(1, round(25_000 * scale)),
-        "strategy.cap_max": 1_000_000,
-        "strategy.opacity_reg": 0.01,
-        "strategy.scale_reg": 0.01,
-    }
 
 
 class TrainConfig(_Section):
@@ -222,11 +225,23 @@ class ViewsConfig(_Section):
     exposure: bool = False
     exposure_lr: float = Field(1e-2, gt=0)
     exposure_lr_final: float = Field(1e-3, gt=0)
+    #: A grid of affine maps for each training view, by place and brightness (raster/bilateral.py); not with exposure.
+    bilateral_grid: bool = False
+    bilateral_grid_lr: float = Field(2e-3, gt=0)
+    bilateral_grid_lr_final: float = Field(2e-5, gt=0)
+    #: Weight of a grid's total variation beside the loss.
+    bilateral_grid_tv: float = Field(10.0, ge=0)
+
+    @model_validator(mode="after")
+    def _one_map_of_colours(self) -> ViewsConfig:
+        if self.exposure and self.bilateral_grid:
+            raise ValueError("exposure and bilateral_grid exclude each other: a grid is an exposure for each place")
+        return self
 
     @property
     def trained(self) -> bool:
         """Whether anything of a view is."""
-        return self.pose_opt or self.exposure
+        return self.pose_opt or self.exposure or self.bilateral_grid
 
 
 class SaveConfig(_Section):
@@ -287,8 +302,8 @@ class Config(_Section):
         return 0.0 if self.data.depths is None else self.train.depth_lambda
 
     def most_gaussians(self) -> int | None:
-        """The least of the caps that there are."""
-        return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if cap is not None), default=None)
+        """The least of the caps that there are in numbers."""
+        return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if isinstance(cap, int)), default=None)
 
 
 def build_config(
@@ -296,16 +311,18 @@ def build_config(
     *,
     file: Path | None = None,
     assignments: list[str] | None = None,
+    preset: str | None = None,
 ) -> Config:
     """The settings of a new run.
 
+    preset: a name in recipes.PRESETS, whose settings everything given wins over.
     flags: dotted key -> value; a value of None means that the flag was not given.
     file: a TOML file with the sections above.
     assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
     Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
-    values = read_settings(flags, file=file, assignments=assignments)
+    values = preset_recipe(preset) | read_settings(flags, file=file, assignments=assignments)
     try:
         config = Config.model_validate(_nest(values))
         recipe = {

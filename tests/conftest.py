@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,6 +16,11 @@ import torch
 from tests.running import Done
 
 REQUIRE_GPU = "SPLATCLI_REQUIRE_GPU"
+
+# A shell starts what it puts into the background with SIGINT ignored, and every child inherits that: then a program
+# that is sent a Ctrl-C never hears of it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 6
+#define SPLAT_ABI_VERSION 7
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -83,7 +83,7 @@ typedef struct SplatGaussians {
 /* What the stages hand to each other for one view. M = n rounded up to SPLAT_CHUNK; T = tiles of the image. */
 typedef struct SplatFrame {
   uint32_t struct_size;
-  int32_t reserved;
+  int32_t with_abs;        /* splat_blend_vjp also sums magnitudes of dL/dmean2d, and splat_project_vjp takes those */
   /* splat_project */
   void* records;           /* real [M, SPLAT_RECORD]; 64-byte aligned */
   int32_t* ids;            /* [M] index of the Gaussian */
@@ -152,7 +152,7 @@ typedef struct SplatProjectGrad {
   const SplatAdam* adam;           /* or applied at once, never materialised; SH above sh_degree is left alone */
   void* pose_partials;             /* real [M / SPLAT_CHUNK, SPLAT_POSE] workspace, with v_viewmat */
   void* v_viewmat;                 /* real [4, 4], last row 0 */
-  void* grad2d;                    /* real [n], += |(W/2, H/2) dL/dmean2d| */
+  void* grad2d;                    /* real [n], += |(W/2, H/2) dL/dmean2d|; with frame->with_abs of the pixels' shares' magnitudes */
   void* count;                     /* real [n], += 1 where visible */
 } SplatProjectGrad;
 

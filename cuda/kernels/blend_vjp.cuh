@@ -11,7 +11,6 @@ namespace gpu {
 constexpr int kRowQuads = kRowSize / 4;
 constexpr int kSumsStride = 4 * kQuads;  // floats of a warp's sums of a pair: whole float4s
 static_assert(kRowUsed <= kSumsStride, "a warp's sums hold a row");
-static_assert(kRowDepth == kRowUsed - 1, "without depth the row ends one field earlier");
 
 // ---- a pixel -------------------------------------------------------------------------------------------------------
 
@@ -99,7 +98,7 @@ SPLAT_DEVICE int field_of_lane() {
 }
 
 // A quarter of a row from the warps' sums. touched[w] says which pairs of the batch warp w has sums of.
-template <bool Depth, int Warps, int Batch>
+template <int Fields, int Warps, int Batch>
 SPLAT_DEVICE float4 row_quad(const float* sums, const uint32_t* touched, int pair, int quad) {
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (quad >= kQuads) return total;
@@ -107,28 +106,28 @@ SPLAT_DEVICE float4 row_quad(const float* sums, const uint32_t* touched, int pai
   for (int w = 0; w < Warps; ++w) {
     if ((touched[w * (Batch / kWarp) + pair / kWarp] >> (pair % kWarp) & 1u) == 0) continue;
     const float* from = sums + (w * Batch + pair) * kSumsStride + 4 * quad;
+    const int fields = quad < kQuads - 1 ? 4 : Fields - 4 * (kQuads - 1);
     total.x += from[0];
-    if (quad == kRowUsed / 4 && !Depth) continue;  // the quarter that begins with blue
-    total.y += from[1];
-    if (quad == kRowUsed / 4) continue;
+    if (fields > 1) total.y += from[1];
+    if (fields <= 2) continue;
     total.z += from[2];
     total.w += from[3];
   }
   return total;
 }
-static_assert(kRowBlue == 8 && kRowDepth == 9, "row_quad knows what the third quarter holds");
+static_assert(kRowBlue == 8 && kRowUsed == 12 && kQuads == 3, "the third quarter holds blue and what not all rows have");
 
 SPLAT_DEVICE float4* row_of(float* rows, uint32_t row) {
   return reinterpret_cast<float4*>(rows + int64_t(row) * kRowSize);
 }
 
 // The rows of the batch's pairs, whole, four threads a row.
-template <bool Depth, int Warps, int Batch>
+template <int Fields, int Warps, int Batch>
 SPLAT_DEVICE void write_rows(float* rows, const uint32_t* pair_rows, const float* sums, const uint32_t* touched,
                              int32_t count) {
   for (int32_t i = int32_t(threadIdx.x); i < count * kRowQuads; i += int32_t(blockDim.x)) {
     const int pair = i / kRowQuads, quad = i % kRowQuads;
-    row_of(rows, pair_rows[pair])[quad] = row_quad<Depth, Warps, Batch>(sums, touched, pair, quad);
+    row_of(rows, pair_rows[pair])[quad] = row_quad<Fields, Warps, Batch>(sums, touched, pair, quad);
   }
 }
 // Zeros in the rows of pairs that nothing looked at.
@@ -148,10 +147,10 @@ SPLAT_DEVICE void write_background(const float* mine, float* background_partials
 
 // ---- simple kernel -------------------------------------------------------------------------------------------------
 
-template <bool Depth>
+template <bool Depth, bool Abs>
 __global__ void __launch_bounds__(kSimpleThreads)
     blend_vjp_simple(BlendLists lists, BlendImages out, BlendImages v_out, float* rows, float* background_partials) {
-  constexpr int kBatch = kWarp, kWarps = kSimpleThreads / kWarp, kSums = Depth ? kRowUsed : kRowDepth;
+  constexpr int kBatch = kWarp, kWarps = kSimpleThreads / kWarp, kSums = row_fields(Depth, Abs);
   SPLAT_SHARED(float4, staged, kBatch * kQuads);
   SPLAT_SHARED(float, sums, kWarps * kBatch * kSumsStride);
   SPLAT_SHARED(uint32_t, touched, kWarps);
@@ -182,6 +181,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
       const float vx = share.v * dx, vy = share.v * dy;
       float row[kRowUsed] = {share.v, vx, vy, vx * dx, vx * dy, vy * dy};
       pixel.add_colour(share.weight, row);
+      if (Abs) abs_slopes(splat.rec, vx, vy, row[kRowAbsX], row[kRowAbsY]);
 #pragma unroll
       for (int f = 0; f < kSums; ++f) {
         const float sum = warp_sum(row[f]);
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
     }
     if (lane_id() == 0) touched[warp_id()] = hits.any;
     __syncthreads();
-    write_rows<Depth, kWarps, kBatch>(rows, lists.pair_rows + begin + base, sums, touched, count);
+    write_rows<kSums, kWarps, kBatch>(rows, lists.pair_rows + begin + base, sums, touched, count);
   }
   clear_rows(rows, lists.pair_rows + begin + stop, pairs - stop);
 }
@@ -230,9 +230,9 @@ struct FastShared {
 };
 
 // A lane's two pixels.
-template <bool Depth>
+template <bool Depth, bool Abs>
 struct PixelPair {
-  static constexpr int kSums = Depth ? kRowUsed : kRowDepth;
+  static constexpr int kSums = row_fields(Depth, Abs);
   float x, y;  // centre of the upper one
   BackwardPixel<Depth> upper, lower;
 
@@ -255,6 +255,12 @@ struct PixelPair {
     float row[kRowUsed] = {v, vx, vy, vx * dx, vy * dx, a_vy * upper_dy + b_vy * lower_dy};
     upper.add_colour(a.weight, row);
     lower.add_colour(b.weight, row);
+    if (Abs) {
+      float x, y;
+      abs_slopes(splat.rec, a.v * dx, a_vy, row[kRowAbsX], row[kRowAbsY]);
+      abs_slopes(splat.rec, b.v * dx, b_vy, x, y);
+      row[kRowAbsX] += x, row[kRowAbsY] += y;
+    }
     transpose_reduce<kSums>(row);
     if (field >= 0) sums[field] = row[0];
     return true;
@@ -262,10 +268,10 @@ struct PixelPair {
 };
 
 // Rows of a tile's pairs [first, end); first is a multiple of kFastBatch.
-template <bool Depth>
+template <bool Depth, bool Abs>
 SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t first, int32_t end, int32_t slot,
-                                 PixelPair<Depth>& pixels, const FastShared& shared, float* rows) {
-  const int field = field_of_lane<PixelPair<Depth>::kSums>();
+                                 PixelPair<Depth, Abs>& pixels, const FastShared& shared, float* rows) {
+  const int field = field_of_lane<PixelPair<Depth, Abs>::kSums>();
   // A part before this one, if any, ended with all its pairs read, and its sums are not written to before the barrier.
   Stager<kFastBatch> stager(lists, begin, end, shared.staged, shared.masks);
   int buffer = 0;
@@ -293,11 +299,12 @@ SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t
     }
     if (base < first) continue;
     __syncthreads();
-    write_rows<Depth, kFastWarps, kFastBatch>(rows, lists.pair_rows + begin + base, shared.sums, shared.touched, count);
+    write_rows<PixelPair<Depth, Abs>::kSums, kFastWarps, kFastBatch>(rows, lists.pair_rows + begin + base, shared.sums,
+                                                                     shared.touched, count);
   }
 }
 
-template <bool Depth>
+template <bool Depth, bool Abs>
 SPLAT_DEVICE void blend_vjp_tile(const BlendLists& lists, int32_t tile, bool cut, int part, const BlendImages& out,
                                  const BlendImages& v_out, const FastShared& shared, float* rows,
                                  float* background_partials) {
@@ -308,17 +315,17 @@ SPLAT_DEVICE void blend_vjp_tile(const BlendLists& lists, int32_t tile, bool cut
   const int32_t end = (part + 1) * length < stop ? (part + 1) * length : stop;
   const ThreadPixels at = fast_pixels(lists, tile);
   float v_background[3] = {0.0f, 0.0f, 0.0f};
-  PixelPair<Depth> pixels = {float(at.x) + 0.5f, float(at.y) + 0.5f, {}, {}};
+  PixelPair<Depth, Abs> pixels = {float(at.x) + 0.5f, float(at.y) + 0.5f, {}, {}};
   pixels.upper.read(lists, out, v_out, at.x, at.y, v_background);
   pixels.lower.read(lists, out, v_out, at.x, at.y + 1, v_background);
   if (part == 0) {
     if (background_partials != nullptr) write_background(v_background, background_partials, tile);
     clear_rows(rows, lists.pair_rows + begin + stop, pairs - stop);
   }
-  blend_vjp_part<Depth>(lists, begin, part * length, end, at.slot, pixels, shared, rows);
+  blend_vjp_part<Depth, Abs>(lists, begin, part * length, end, at.slot, pixels, shared, rows);
 }
 
-template <bool Depth>
+template <bool Depth, bool Abs>
 __global__ void __launch_bounds__(kFastThreads, kFastBlocks)
     blend_vjp_fast(BlendLists lists, int32_t tiles, BlendImages out, BlendImages v_out, float* rows,
                    float* background_partials) {
@@ -332,7 +339,7 @@ __global__ void __launch_bounds__(kFastThreads, kFastBlocks)
   const int32_t end = lists.first_tile + tiles;
   if (block >= 0) {
     const int32_t tile = lists.first_tile + block;
-    blend_vjp_tile<Depth>(lists, tile, is_long(lists, end, tile), 0, out, v_out, shared, rows, background_partials);
+    blend_vjp_tile<Depth, Abs>(lists, tile, is_long(lists, end, tile), 0, out, v_out, shared, rows, background_partials);
     return;
   }
   // A scout's tiles lie far apart, for long ones lie together. Every warp looks at the same tiles.
@@ -340,7 +347,7 @@ __global__ void __launch_bounds__(kFastThreads, kFastBlocks)
   const int32_t tile = first + lane_id() * scouts;
   uint32_t wanted = __ballot_sync(kFullWarp, tile < end && is_long(lists, end, tile));
   for (; wanted != 0; wanted &= wanted - 1)
-    blend_vjp_tile<Depth>(lists, first + first_hit(wanted) * scouts, true, part, out, v_out, shared, rows, nullptr);
+    blend_vjp_tile<Depth, Abs>(lists, first + first_hit(wanted) * scouts, true, part, out, v_out, shared, rows, nullptr);
 }
 
 // The tiles' shares of the background's gradient, summed by one block.

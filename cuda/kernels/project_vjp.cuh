@@ -30,6 +30,7 @@ struct ProjectVjpJob {
   float* gradients[kGroups];  // null where they are not wanted
   float* pose_partials;       // null without a pose gradient
   float *grad2d, *count;      // null without statistics
+  bool with_abs;              // they are of magnitudes
 };
 
 // Where the gradients of a chunk lie in shared memory, group by group as in SplatGaussians.
@@ -44,10 +45,10 @@ SPLAT_DEVICE void sum_rows(const float* rows, int64_t first, uint32_t count, flo
   for (uint32_t k = 0; k < count; ++k) {
     const float4* row = reinterpret_cast<const float4*>(rows + (first + k) * kRowSize);
     const float4 a = row[0], b = row[1];
-    const float2 c = *reinterpret_cast<const float2*>(row + 2);
+    const float4 c = row[2];
     sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
     sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
-    sum[8] += c.x, sum[9] += c.y;
+    sum[8] += c.x, sum[9] += c.y, sum[10] += c.z, sum[11] += c.w;
   }
 }
 
@@ -225,6 +226,9 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     shapes[shape_offset(3) + local] = v_logit;
 #pragma unroll
     for (int k = 0; k < ShRest<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
+    if (job.with_abs) {
+      for (int k = 0; k < 2; ++k) v_mean2d[k] = row[kRowAbsX + k] * float(1.0 / kLog2E);
+    }
     add_statistics(job, i, v_mean2d);
   }
   __syncthreads();  // parameters have been read by all before any is changed

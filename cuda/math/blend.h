@@ -15,12 +15,15 @@ enum RecordField : int {
 };
 
 // Sums over pixels that lead back to the record: one row a (Gaussian, tile) pair.
-// v = alpha dL/dalpha, dx and dy point from the mean to the pixel.
+// v = alpha dL/dalpha, dx and dy point from the mean to the pixel. The last two are sums of magnitudes, for density
+// control alone: no gradient is made of them.
 enum RowField : int {
-  kRowV, kRowVx, kRowVy, kRowVxx, kRowVxy, kRowVyy, kRowRed, kRowGreen, kRowBlue, kRowDepth,
+  kRowV, kRowVx, kRowVy, kRowVxx, kRowVxy, kRowVyy, kRowRed, kRowGreen, kRowBlue, kRowDepth, kRowAbsX, kRowAbsY,
   kRowUsed,
   kRowSize = 16,
 };
+// How many of them are summed.
+SPLAT_HD constexpr int row_fields(bool depth, bool abs) { return abs ? kRowUsed : depth ? kRowAbsX : kRowDepth; }
 
 // 6.1  log2 of the unclamped alpha at the offset (dx, dy).
 template <class T, class S>
@@ -45,6 +48,14 @@ SPLAT_HD void row_vjp(const T* row, T a, T b, T c, T* v_mean2d, T& v_a, T& v_b, 
   v_b = -row[kRowVxy];
   v_c = T(-0.5) * row[kRowVyy];
   v_log_opacity = row[kRowV];
+}
+
+// 6.3  A pixel's share of |dL/dmean2d|, from v dx and v dy and the conic as a record has it: divided by kLog2E it is in pixels.
+template <class T, class S>
+SPLAT_HD void abs_slopes(const S* rec, T vx, T vy, T& x, T& y) {
+  const T b = T(rec[kRecB]);
+  x = abs_(T(2) * T(rec[kRecA]) * vx + b * vy);
+  y = abs_(b * vx + T(2) * T(rec[kRecC]) * vy);
 }
 
 }  // namespace splat

@@ -62,10 +62,13 @@ SMOOTHING = "filter_3d"
 KNOWN_FEATURES = (SMOOTHING,)
 
 #: What may be trained of the training views, and the shape of a view's row (train/corrections.py): the motion of a
-#: camera, and an affine map of colours. Each has its Adam beside it, see VIEW_PARTS.
-VIEW_TABLES: dict[str, tuple[int, ...]] = {"pose": (6,), "exposure": (3, 4)}
+#: camera, and an affine map of colours, or a grid of them. Each has its Adam beside it, see VIEW_PARTS.
+VIEW_TABLES: dict[str, tuple[int, ...]] = {"pose": (6,), "exposure": (3, 4), "bilateral_grid": (12, 8, 16, 16)}
 
-#: Stored with each table; "steps" is int64 [T], the others are float64 as the table itself.
+#: The dtype of a table: double precision, but for the large one.
+VIEW_DTYPES = {"pose": torch.float64, "exposure": torch.float64, "bilateral_grid": torch.float32}
+
+#: Stored with each table; "steps" is int64 [T], the others have the dtype of the table itself.
 VIEW_PARTS = ("", ".exp_avg", ".exp_avg_sq", ".steps")
 
 VIEW_PREFIX = "views."
@@ -220,7 +223,8 @@ def space_of(name: str) -> tuple[str, str]:
     if name.startswith(VIEW_PREFIX):
         table, _, part = name.removeprefix(VIEW_PREFIX).partition(".")
         units = {"pose": "radians, scene units"}.get(table, "1") if not part else "1"
-        return (part or {"pose": "camera_motion", "exposure": "colour_map"}.get(table, "statistic"), units)
+        spaces = {"pose": "camera_motion", "exposure": "colour_map", "bilateral_grid": "colour_map"}
+        return (part or spaces.get(table, "statistic"), units)
     return ("generator_state" if name.startswith("rng.") else "statistic", "1")
 
 
@@ -290,7 +294,7 @@ def _view_problems(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> lis
     rows = len(stem) if stem is not None and stem.dim() else -1
     is_steps = name.endswith(".steps")
     shape = (rows,) if is_steps else (rows, *VIEW_TABLES[table])
-    dtype = torch.int64 if is_steps else torch.float64
+    dtype = torch.int64 if is_steps else VIEW_DTYPES[table]
     if tensor.dtype == dtype and tuple(tensor.shape) == shape:
         return []
     expected = f"{str(dtype).removeprefix('torch.')} {list(shape)}"

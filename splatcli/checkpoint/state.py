@@ -46,7 +46,7 @@ class Checkpoint:
     rng: states of torch generators, uint8 [S], by name.
     sampler: the counters from which the order of the views follows.
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
-    views: what is trained of the training views, float64 [T, ...] with a row for each (VIEW_TABLES of the schema).
+    views: what is trained of the training views, [T, ...] with a row for each (VIEW_TABLES of the schema).
     smoothing: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
     """
 

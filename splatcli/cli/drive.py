@@ -60,7 +60,7 @@ def start_training(
 
     with Requests() as requests:
         given = _initial_model(config, reading, out)
-        scene = read_scene(Path(config.data.scene), config.data, background=photo_background(config))
+        scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
         deadline = math.inf
@@ -84,7 +84,10 @@ def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: 
     from splatcli.train.loop import Trainer
 
     if not is_own_checkpoint(path):
-        what = "a PLY (no optimizer state)" if file_kind(path) == "ply" else "not a checkpoint of splat"
+        from splatcli.formats.registry import CHECKPOINT, title_of
+
+        kind = file_kind(path)
+        what = "not a checkpoint of splat" if kind == CHECKPOINT else f"{title_of(kind)} (no optimizer state)"
         raise ModelFileError(
             f"this is {what}: it may hold Gaussians, but no training run that could be gone on with",
             where=path,
@@ -102,7 +105,7 @@ def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: 
                 where=root,
                 remedy="--data DIR says where it is now",
             )
-        scene = read_scene(root, config.data, background=photo_background(config))
+        scene = read_scene(root, config.data, background=training_background(config))
         run = run_folder(path)
         requests.heed_stops()
         with RunDir.open(run) if run else RunDir.create(default_folder(scene.root)) as run_dir:
@@ -117,8 +120,13 @@ def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: 
 
 
 def photo_background(config: Config) -> tuple[int, int, int]:
-    """R, G, B of what shows through transparent photos: white for a white run, else black."""
+    """R, G, B of what shows through transparent photos when they are scored: white for a white run, else black."""
     return (255, 255, 255) if config.train.background == "white" else (0, 0, 0)
+
+
+def training_background(config: Config) -> tuple[int, int, int] | None:
+    """The same when they are trained on; None where each step has a colour of its own."""
+    return None if config.train.background == "random" else photo_background(config)
 
 
 def default_folder(scene: Path) -> Path:
@@ -180,10 +188,10 @@ def _fit(
             where="--max-time",
             remedy=f"give more than {math.ceil(limit - left)} s",
         )
-    steps, count = pace.plan(PLANNED * left, len(gaussians), config.strategy.cap_max)
+    steps, count = pace.plan(PLANNED * left, len(gaussians), config.most_gaussians())
     out.note(f"in {limit:.0f} s there is time for {steps:,} steps and {count:,} Gaussians")
     values: dict[str, Any] = {"train.iterations": steps}
-    if config.strategy.cap_max is None:
+    if not isinstance(config.strategy.cap_max, int):
         values["strategy.cap_max"] = count
     return ends, values
 

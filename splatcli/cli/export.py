@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-import io
+from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from splatcli.cli import options
 from splatcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from splatcli.cli.model import Model
+    from splatcli.cli.output import Output
+    from splatcli.formats.registry import Format
+    from splatcli.formats.selection import Crop
+
+
+class Frame(Enum):
+    """What ``--frame`` may say."""
+
+    INPUT = "input"
+    NORMALISED = "normalised"
 
 
 def export(
@@ -20,65 +33,164 @@ def export(
             "-o",
             "--output",
             metavar="FILE",
-            help="x.ply for the Gaussians, x.json for the cameras, - for the PLY on stdout.  [required]",
+            help="The file to write; the end of its name chooses the format: .ply, .compressed.ply, .splat, .spz, "
+            ".sog, .glb, .usdz or .html (a page with a viewer), or .json for the cameras. - writes to stdout, a PLY "
+            "unless --format says otherwise.  [required]",
             show_default=False,
         ),
     ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="The format, whatever the file is called: ply, compressed.ply, splat, spz, spz4 (version 4, smaller, "
+            "read by fewer), sog, glb, usdz, html or json.",
+            show_default=False,
+        ),
+    ] = None,
+    sh_degree: Annotated[
+        int | None,
+        typer.Option(
+            "--sh-degree",
+            metavar="D",
+            min=0,
+            max=4,
+            help="Leave out harmonics above D.  [default: what the format holds]",
+        ),
+    ] = None,
+    min_opacity: Annotated[
+        float | None,
+        typer.Option("--min-opacity", metavar="A", min=0.0, max=1.0, help="Leave out Gaussians of less opacity."),
+    ] = None,
+    crop: Annotated[
+        str | None,
+        typer.Option(
+            "--crop",
+            metavar="REGION",
+            help="Only Gaussians whose centre lies in box:X0,Y0,Z0,X1,Y1,Z1 or sphere:X,Y,Z,RADIUS, in the coordinates "
+            "of a PLY.",
+        ),
+    ] = None,
+    frame: Annotated[
+        Frame,
+        typer.Option(
+            "--frame",
+            metavar="FRAME",
+            help="Of a scene far from its origin (UTM): normalised leaves it where it was trained, input puts it back, "
+            "as far as float32 can tell such positions.  [default: normalised]",
+            show_default=False,
+        ),
+    ] = Frame.NORMALISED,
     param_space: options.ParamSpace = None,
     lenient: options.Lenient = False,
     drop_nonfinite: options.DropNonfinite = False,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Write a model as a PLY that other viewers and editors read, or its cameras as JSON.
+    """Write a model as a file that other viewers and editors read, or its cameras as JSON.
 
-    Prints the path of the file. The PLY has the layout of the original 3DGS program; coordinates are the input's own,
-    but for a scene far from its origin (UTM), where a note says what to add to them.
+    Prints the path of the file. The format follows the name: a PLY is exact and read everywhere, a .sog or .spz is a
+    fraction of it for the web, an .html opens in any browser, a .glb or .usdz goes into 3D tools (docs/formats.md
+    compares them). Coordinates are the
+    input's own, but for a scene far from its origin (UTM), where a note says what to add to them, and for formats
+    whose standard has y up. What a format cannot hold is told.
 
     \b
     Examples:
       splat export output/scene -o scene.ply
+      splat export output/scene -o scene.sog --crop sphere:0,0,0,5 --min-opacity 0.02
+      splat export scene.ply -o scene.spz --sh-degree 1
+      splat export download.spz -o scene.ply
+      splat export output/scene -o scene.html
       splat export output/scene -o cameras.json
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
     if output is None:
         raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
-    to_stdout = str(output) == "-"
-    kind = "ply" if to_stdout else output.suffix.lower().removeprefix(".")
-    if kind not in ("ply", "json"):
-        raise UsageError(f"cannot tell a format from {output.name!r}", where="-o", remedy="name it x.ply or x.json")
 
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.output import speaking
-    from splatcli.formats.ply import write_ply
-    from splatcli.views.cameras import cameras_json
+    from splatcli.formats.registry import format_for
+    from splatcli.formats.selection import Crop
     from splatcli.views.pictures import write_bytes
 
+    to_stdout = str(output) == "-"
+    name = "ply" if to_stdout and format is None else format
+    cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json"
+    chosen = None if cameras_only else format_for(output, name)
+    region = None if crop is None else Crop.parse(crop)
     with speaking(json=json, quiet=quiet) as out:
         reading = options.reading(param_space, lenient, drop_nonfinite)
         loaded = load_model(find_model(model), reading=reading, say=out.note)
-        offset = loaded.checkpoint.dataset.offset if loaded.checkpoint else (0.0, 0.0, 0.0)
-        comments = []
-        if any(offset):
-            remark = f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"
-            comments = [f"splatcli: {remark}"]
-            out.note(f"note: the scene lies far from its origin and was moved: {remark}")
-        if kind == "json":
-            if loaded.checkpoint is None:
-                raise UsageError(
-                    f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
-                )
-            payload = cameras_json(loaded.checkpoint.refined_cameras(), offset).encode()
+        if chosen is None:
+            payload, count = _cameras(loaded, out), len(loaded.gaussians)
         else:
-            buffer = io.BytesIO()
-            write_ply(loaded.gaussians, buffer, comments)
-            payload = buffer.getvalue()
-            if loaded.checkpoint is not None and loaded.checkpoint.config.train.antialiased:
-                out.note("note: trained antialiased; viewers that cannot compensate opacity show it too thick")
+            payload, count = _splats(loaded, chosen, sh_degree, min_opacity, region, frame, out)
         if to_stdout:
             out.data(payload)
         else:
             write_bytes(output, payload)
-            out.result({"path": output, "bytes": len(payload), "num_gaussians": len(loaded.gaussians)}, [output])
+            out.result({"path": output, "bytes": len(payload), "num_gaussians": count}, [output])
     return 0
+
+
+def _cameras(loaded: Model, out: Output) -> bytes:
+    """The cameras of a checkpoint as JSON. Raises UsageError where there are none."""
+    from splatcli.views.cameras import cameras_json
+
+    if loaded.checkpoint is None:
+        raise UsageError(
+            f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
+        )
+    offset = loaded.checkpoint.dataset.offset
+    if any(offset):
+        out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
+    return cameras_json(loaded.checkpoint.refined_cameras(), offset).encode()
+
+
+def _splats(
+    loaded: Model,
+    chosen: Format,
+    sh_degree: int | None,
+    min_opacity: float | None,
+    crop: Crop | None,
+    frame: Frame,
+    out: Output,
+) -> tuple[bytes, int]:
+    """(content of the file, Gaussians in it)."""
+    from splatcli.formats.selection import moved, select
+    from splatcli.formats.units import Told
+
+    checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
+    offset = checkpoint.dataset.offset if checkpoint else (0.0, 0.0, 0.0)
+    comments = []
+    if any(offset) and frame is Frame.INPUT:
+        gaussians, error = moved(gaussians, offset)
+        out.note(f"note: in the input's own frame float32 tells positions to {error:.2g} units only")
+    elif any(offset):
+        comments = [f"splatcli: {_remark(offset)}"]
+        out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
+    degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
+    if sh_degree is None and gaussians.sh_degree > degree:
+        out.note(f"note: SH degree {gaussians.sh_degree} -> {degree}, the most that {chosen.title} holds")
+    gaussians, notes = select(gaussians, crop=crop, min_opacity=min_opacity, sh_degree=degree)
+    if not len(gaussians) and chosen.name != "ply":
+        raise UsageError(
+            "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
+        )
+    told = Told(
+        comments,
+        antialiased=checkpoint is not None and checkpoint.config.train.antialiased,
+        camera=checkpoint.refined_cameras()[0] if checkpoint is not None and checkpoint.cameras else None,
+    )
+    assert chosen.write is not None, "format_for() gives formats that are written"
+    encoded = chosen.write(gaussians, told)
+    for note in [*notes, *encoded.notes]:
+        out.note(f"note: {note}")
+    return encoded.payload, len(gaussians)
+
+
+def _remark(offset: tuple[float, ...]) -> str:
+    return f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"

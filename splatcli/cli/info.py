@@ -19,13 +19,14 @@ def info(
         Path | None,
         typer.Argument(
             metavar="[PATH]",
-            help="Checkpoint, PLY, run folder or scene, also of other programs. Without it: the path that comes "
-            "through a pipe, else the newest run under output/.",
+            help="Checkpoint, file of splats (.ply, .spz, .sog, ...), run folder or scene, also of other programs. "
+            "Without it: the path that comes through a pipe, else the newest run under output/.",
             show_default=False,
         ),
     ] = None,
     images: options.Images = None,
     masks: options.Masks = None,
+    mask_mode: options.MaskMode = None,
     max_pixels: options.MaxPixels = None,
     strict: options.Strict = False,
     skip_bad_images: options.SkipBadImages = False,
@@ -44,8 +45,8 @@ def info(
     """Tell what a file or folder is and what is in it.
 
     A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
-    Of a PLY or a checkpoint of another program it also tells whether the parameters are raw or activated already, on
-    what grounds, and whether the other commands take the file.
+    Of a file of splats or a checkpoint of another program it also tells whether the parameters are raw or activated
+    already, on what grounds, and whether the other commands take the file.
 
     \b
     Examples:
@@ -67,6 +68,7 @@ def info(
                 model=colmap_model,
                 images=images,
                 masks=masks,
+                mask_mode=mask_mode,
                 max_pixels=max_pixels,
                 strict=strict,
                 skip_bad_images=skip_bad_images,
@@ -143,7 +145,7 @@ def _foreign_facts(path: Path, reading: Reading) -> dict[str, Any]:
     broken = stored.broken()
     finite = stored.without_broken() if broken else stored
     facts = {
-        "kind": "ply" if stored.origin == "PLY" else "foreign checkpoint",
+        "kind": kind if (kind := file_kind(path)) != "checkpoint" else "foreign checkpoint",
         "format": stored.origin,
         **_table_facts(path, finite.tables.means, stored.sh_degree),
         "num_gaussians": len(stored),
@@ -186,9 +188,11 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
     from splatcli.config import build_config
+    from splatcli.scene.coverage import coverage_notes, hidden_share
     from splatcli.scene.read import read_scene
 
     scene = read_scene(path, build_config(flags).data)
+    share = (hidden_share(scene.images) or (None,))[0]
     return {
         "kind": "scene",
         "path": path,
@@ -201,7 +205,8 @@ def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
         "extent": scene.extent,
         **({"offset": scene.offset.tolist()} if scene.offset.any() else {}),
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
-        "notes": scene.notes,
+        **({"hidden": share} if share is not None else {}),
+        "notes": [*scene.notes, *coverage_notes(scene.images)],
     }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.errors import ModelFileError, UsageError
+from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import CameraSource, Reading, Stored
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Where runs go when nobody says otherwise.
 OUTPUT = Path("output")
 
-_HINT = "name a checkpoint, a PLY or a run folder"
+_HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Model:
 
 
 def find_model(given: Path | None) -> Path:
-    """The file of the model to work on: a checkpoint or a PLY; it exists.
+    """The file of the model to work on: a checkpoint or a file of splats; it exists.
 
     given: what the command line names; a run folder stands for its newest checkpoint.
     Raises UsageError when there is no such thing.
@@ -69,7 +69,7 @@ def load_model(
     cameras: CameraSource | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Model:
-    """Read a checkpoint, a PLY or a checkpoint of another program, told apart by their bytes, not by their names.
+    """Read a checkpoint, a file of splats or a checkpoint of another program, told apart by their content.
 
     reading: how files of other programs are to be taken.
     cameras: those that are going to be used, for messages. say: hears what the user should know of the file.
@@ -98,11 +98,15 @@ def load_model(
 
 
 def open_stored(path: Path, *, lenient: bool = False) -> Stored:
-    """What a PLY or a checkpoint of another program holds, its space not judged yet. Raises ModelFileError."""
-    from splatcli.checkpoint.foreign.read import read_foreign
-    from splatcli.formats.ply import read_stored_ply
+    """What a file of splats or a checkpoint of another program holds, its space not judged yet.
 
-    return read_stored_ply(path, lenient=lenient) if file_kind(path) == "ply" else read_foreign(path)
+    Raises ModelFileError.
+    """
+    from splatcli.checkpoint.foreign.read import read_foreign
+    from splatcli.formats.registry import CHECKPOINT, file_kind, read_stored
+
+    kind = file_kind(path)
+    return read_foreign(path) if kind == CHECKPOINT else read_stored(path, kind, lenient=lenient)
 
 
 def is_own_checkpoint(path: Path) -> bool:
@@ -113,19 +117,10 @@ def is_own_checkpoint(path: Path) -> bool:
 
 
 def file_kind(path: Path) -> str:
-    """``checkpoint`` (anyone's) or ``ply``, from the first bytes. Raises ModelFileError for anything else."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(16)
-    except OSError as error:
-        raise ModelFileError(f"cannot read: {error.strerror}", where=path) from None
-    if head.startswith((b"PK", b"\x80")):  # a zip, or the bare pickle of old, whose reader tells why it is refused
-        return "checkpoint"
-    if head.startswith(b"ply"):
-        return "ply"
-    if not head:
-        raise ModelFileError("the file is empty (0 bytes)", where=path)
-    raise ModelFileError(f"this is neither a checkpoint nor a PLY: it starts with {head!r}", where=path, remedy=_HINT)
+    """``checkpoint`` (anyone's) or the name of a format, told by content. Raises ModelFileError for anything else."""
+    from splatcli.formats.registry import file_kind
+
+    return file_kind(path)
 
 
 def _piped_path() -> Path | None:
@@ -166,7 +161,8 @@ def _newest_in(folder: Path) -> Path:
     from splatcli.checkpoint.foreign.locate import newest_foreign
     from splatcli.checkpoint.rundir import find_latest
 
-    found = find_latest(folder) or newest_foreign(folder)
+    unbundled = folder / "meta.json"  # of a SOG; nothing that holds a run has one
+    found = find_latest(folder) or newest_foreign(folder) or (unbundled if unbundled.is_file() else None)
     if found is None:
         raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
     return found

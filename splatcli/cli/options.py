@@ -21,8 +21,8 @@ Model = Annotated[
     Path | None,
     typer.Argument(
         metavar="[MODEL]",
-        help="Checkpoint, PLY or run folder, also of other programs. Without it: the path that comes through a pipe, "
-        "else the newest run under output/.",
+        help="Checkpoint, file of splats (.ply, .spz, .sog, ...) or run folder, also of other programs. Without it: "
+        "the path that comes through a pipe, else the newest run under output/.",
         show_default=False,
     ),
 ]
@@ -76,6 +76,16 @@ Masks = Annotated[
     ),
 ]
 
+MaskMode = Annotated[
+    str | None,
+    typer.Option(
+        "--mask-mode",
+        metavar="MODE",
+        help="What masks hide: ignore takes no part in anything; transparent is empty, and shows the background.  "
+        "[default: ignore]",
+    ),
+]
+
 MaxPixels = Annotated[
     int | None,
     typer.Option(
@@ -113,6 +123,7 @@ def data_flags(
     model: str | None,
     images: str | None,
     masks: str | None,
+    mask_mode: str | None,
     max_pixels: int | None,
     strict: bool,
     skip_bad_images: bool,
@@ -127,6 +138,7 @@ def data_flags(
         "data.model": model,
         "data.images": images,
         "data.masks": masks,
+        "data.mask_mode": mask_mode,
         "data.max_pixels": max_pixels,
         "data.strict": strict or None,
         "data.skip_bad_images": skip_bad_images or None,
@@ -156,7 +168,7 @@ ParamSpace = Annotated[
     ),
 ]
 
-Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a PLY.")]
+Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a file of splats.")]
 
 DropNonfinite = Annotated[
     bool,
@@ -178,6 +190,18 @@ def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite
     for flag, value in named.items():
         if value and not given:
             raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")
+
+
+def cap(text: str | None) -> int | str | None:
+    """What ``--cap-max`` says: a number, "auto" or "none". Raises UsageError."""
+    if text in (None, "auto", "none"):
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is no number of Gaussians", where="--cap-max", remedy="e.g. 500000, auto or none"
+        ) from None
 
 
 def time_limit(text: str) -> float:

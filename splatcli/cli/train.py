@@ -39,6 +39,7 @@ def train(
     ] = None,
     images: options.Images = None,
     masks: options.Masks = None,
+    mask_mode: options.MaskMode = None,
     max_pixels: options.MaxPixels = None,
     strict: options.Strict = False,
     skip_bad_images: options.SkipBadImages = False,
@@ -51,12 +52,21 @@ def train(
     strategy: Annotated[
         str | None,
         typer.Option(
-            "--strategy", metavar="NAME", help="How Gaussians are added: default or mcmc.  [default: default]"
+            "--strategy", metavar="NAME", help="How Gaussians are added: default, absgrad or mcmc.  [default: default]"
         ),
     ] = None,
     cap_max: Annotated[
-        int | None, typer.Option("--cap-max", metavar="N", help="Never more Gaussians than this.  [default: no limit]")
+        str | None,
+        typer.Option(
+            "--cap-max",
+            "--max-gaussians",
+            metavar="N|auto|none",
+            help="Never more Gaussians than this; auto: as many as the photos can tell apart.  [default: auto]",
+        ),
     ] = None,
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")
+    ] = "default",
     vram_budget: options.VramBudget = None,
     sh_degree: Annotated[
         int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
@@ -93,6 +103,12 @@ def train(
     exposure: Annotated[
         bool, typer.Option("--exposure", help="Learn each training photo's exposure and white balance.")
     ] = False,
+    bilateral_grid: Annotated[
+        bool,
+        typer.Option(
+            "--bilateral-grid", help="The same for each place and brightness of a photo: vignettes, local tone mapping."
+        ),
+    ] = False,
     depth_loss: Annotated[
         bool, typer.Option("--depth-loss", help="Hold depths to the points that each photo is known to see.")
     ] = False,
@@ -122,6 +138,11 @@ def train(
 
     if white_background and random_background:
         raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
+    if exposure and bilateral_grid:
+        raise UsageError(
+            "--exposure and --bilateral-grid exclude each other",
+            remedy="give one; a grid is an exposure for each place of a photo",
+        )
     background = "white" if white_background else "random" if random_background else None
     flags: dict[str, Any] = {
         "data.scene": str(scene.absolute()),
@@ -130,6 +151,7 @@ def train(
             model=colmap_model,
             images=images,
             masks=masks,
+            mask_mode=mask_mode,
             max_pixels=max_pixels,
             strict=strict,
             skip_bad_images=skip_bad_images,
@@ -143,7 +165,7 @@ def train(
         "model.sh_degree": sh_degree,
         "model.init": init,
         "strategy.name": strategy,
-        "strategy.cap_max": cap_max,
+        "strategy.cap_max": options.cap(cap_max),
         "memory.budget": vram_budget,
         "train.iterations": iterations,
         "train.seed": seed,
@@ -153,11 +175,12 @@ def train(
         "data.depths": "auto" if depth_loss else None,
         "views.pose_opt": pose_opt or None,
         "views.exposure": exposure or None,
+        "views.bilateral_grid": bilateral_grid or None,
     }
     with speaking(json=json, quiet=quiet) as out:
         from splatcli.config import build_config
 
-        settings = build_config(flags, file=config, assignments=assignments)
+        settings = build_config(flags, file=config, assignments=assignments, preset=preset)
         limit = None if max_time is None else options.time_limit(max_time)
         if limit is not None and iterations is not None:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
@@ -171,6 +194,8 @@ def train(
             stop_at=stop_at,
             device=resolve_device(device),
             limit=limit,
-            remake=lambda values: build_config({**flags, **values}, file=config, assignments=assignments),
+            remake=lambda values: build_config(
+                {**flags, **values}, file=config, assignments=assignments, preset=preset
+            ),
             out=out,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,9 +16,9 @@ from torch import Tensor
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.foreign.stored import Reading, Stored, to_gaussians
 from splatcli.checkpoint.foreign.tensors import Tables
-from splatcli.checkpoint.schema import nonfinite
-from splatcli.errors import DivergedError, ModelFileError, OutputError
+from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
+from splatcli.formats.units import Encoded, Told, check_finite
 from splatcli.gaussians import SH_REST, Gaussians
 
 #: Stands after ``element vertex``, where the fixed-form readers of the field skip it. It is what makes a scene in
@@ -35,6 +36,16 @@ _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 Rows = NDArray[np.float32]
 
 
+def encode_ply(gaussians: Gaussians, told: Told) -> Encoded:
+    """The Gaussians as a binary PLY in INRIA's layout; see write_ply()."""
+    buffer = io.BytesIO()
+    # The comment as Brush spells it, which viewers read.
+    mode = ["SplatRenderMode: mip"] if told.antialiased else []
+    write_ply(gaussians, buffer, [*told.comments, *mode])
+    note = "trained antialiased; viewers that cannot compensate opacity show it too thick"
+    return Encoded(buffer.getvalue(), [note] if told.antialiased else [])
+
+
 def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
     """Write the Gaussians as a binary little-endian PLY; ``file`` may be a pipe. comments: lines for the header.
 
@@ -44,9 +55,7 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
     """
     if gaussians.means.dtype != torch.float32:
         raise ValueError(f"the parameters are {gaussians.means.dtype}, not float32")
-    for name, tensor in gaussians.items():
-        if (found := nonfinite(tensor)) is not None:
-            raise DivergedError(f"{name} has {found[0]} NaN or infinite values, the first at {list(found[1])}")
+    check_finite(gaussians)
     count, rest = len(gaussians), gaussians.shN.shape[1]
     names = [*_MEANS, *_NORMALS, *_SH0, *_rest_names(3 * rest), *_OPACITY, *_SCALES, *_QUATS]
     table = np.zeros((count, len(names)), dtype="<f4")
@@ -149,12 +158,6 @@ def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
     vertex = elements.get("vertex")
     if vertex is None:
         raise ModelFileError(f"no vertex element, only {sorted(elements)}", where=path)
-    if "packed_position" in vertex.properties:
-        raise ModelFileError(
-            "this is a PlayCanvas compressed PLY; a plain one is expected",
-            where=path,
-            remedy="convert it first, e.g. with splat-transform in.compressed.ply out.ply",
-        )
     if vertex.has_list:
         raise ModelFileError("vertices with lists are not splats", where=path)
     return vertex

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -75,7 +75,7 @@ class GaussianArrays(_Sized):
 class Frame(_Sized):
     _fields_ = [
         ("struct_size", c.c_uint32),
-        ("reserved", c.c_int32),
+        ("with_abs", c.c_int32),
         ("records", c.c_void_p),
         ("ids", c.c_void_p),
         ("chunk_counts", c.c_void_p),

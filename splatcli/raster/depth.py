@@ -28,6 +28,16 @@ class DepthTarget:
     def nbytes(self) -> int:
         return self.pixels.nbytes + self.inverse.nbytes
 
+    def reduced(self, size: tuple[int, int], smaller: tuple[int, int]) -> DepthTarget:
+        """The same of an image reduced from ``size`` to ``smaller``, each (height, width): in a pixel, the nearest."""
+        y, x = self.pixels // size[1] * smaller[0] // size[0], self.pixels % size[1] * smaller[1] // size[1]
+        order = torch.argsort(self.inverse, descending=True, stable=True)
+        pixels = (y * smaller[1] + x)[order]
+        pixels, places = torch.sort(pixels, stable=True)
+        first = torch.ones_like(pixels, dtype=torch.bool)
+        first[1:] = pixels[1:] != pixels[:-1]
+        return DepthTarget(pixels[first], self.inverse[order[places[first]]], self.weight)
+
 
 def depth_loss(alpha: Tensor, depth: Tensor, target: DepthTarget, v_alpha: Tensor, v_depth: Tensor) -> Tensor:
     """The depth term of the loss, a scalar tensor in double precision; fills its gradients.

@@ -19,7 +19,7 @@ from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
 from splatcli.raster.allowance import PairBudget, roomy
 from splatcli.raster.depth import depth_loss
-from splatcli.raster.exposure import expose, expose_vjp
+from splatcli.raster.exposure import recolour, recolour_vjp
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena
 from splatcli.raster.reference_engine import ReferenceEngine
@@ -37,8 +37,8 @@ from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
 
-#: Numbers of the gradient of a view's correction: 16 of the pose, then 12 of the exposure.
-_POSE, _SLOPES = 16, 28
+#: Numbers of the gradient of a view's correction: those of the pose, then those of exposure or grid.
+_POSE = 16
 
 
 class _Stages:
@@ -53,8 +53,8 @@ class _Stages:
         self.arena = Arena(backend.device)
         self._gaps: Tensor | None = None
         self._gaps_of = (0.0, 0.0)
-        #: [28] gradient of the last step's correction, as Correction.learn takes it.
-        self.slopes = torch.zeros(_SLOPES, dtype=backend.dtype, device=backend.device)
+        #: Gradient of the last step's correction, see _slopes_of().
+        self.slopes = torch.zeros(0, dtype=backend.dtype, device=backend.device)
         #: The depth term of the last step's loss, where there is one.
         self.depth_term = torch.zeros((), dtype=torch.float64, device=backend.device)
 
@@ -80,8 +80,9 @@ class _Stages:
         depth = None if known is None else self._plane("depth", camera)
         frame.blend(view, inputs.background, image, alpha, depth)
         correction = inputs.correction
-        exposure = None if correction is None else correction.exposure
-        shown = image if exposure is None else expose(image, exposure, self._pixels("shown", camera))
+        colours = None if correction is None else correction.colours
+        shown = image if colours is None else recolour(image, colours, self._pixels("shown", camera))
+        self._make_slopes(correction)
         hidden = None if inputs.hidden is None else inputs.hidden[..., None]
         if hidden is not None:
             # Black in both images, and without a gradient: whatever is drawn there, the loss cannot tell.
@@ -89,17 +90,18 @@ class _Stages:
         loss = self.loss(shown, inputs.target, v_image, inputs.ssim_lambda, means)
         if hidden is not None:
             v_image.masked_fill_(hidden, 0.0)
-        if exposure is not None:
+        if colours is not None:
             # The image that was shown is done with; its memory takes the gradient of what is below the exposure.
-            expose_vjp(image, exposure, v_image, shown, self.slopes[_POSE:].view(3, 4))
+            recolour_vjp(image, colours, v_image, shown, self.slopes[_POSE:].view(colours.shape))
             v_image = shown
+        stats = inputs.stats
+        frame.native.with_abs = inputs.absgrad and stats is not None
         v_alpha = v_depth = None
         if known is not None and depth is not None:
             v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
             self.depth_term.copy_(depth_loss(alpha, depth, known, v_alpha, v_depth))
         out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
         frame.blend_vjp(view, inputs.background, out, v_out)
-        stats = inputs.stats
         frame.project_vjp(
             view,
             arrays,
@@ -151,6 +153,12 @@ class _Stages:
             counters=self.frame.native.counters,
         )
         self.backend.call("noise", self.backend.arrays(gaussians), job)
+
+    def _make_slopes(self, correction: Correction | None) -> None:
+        """Room for the gradient of a correction; a run has one size of them."""
+        size = _slopes_of(correction)
+        if len(self.slopes) != size and size:
+            self.slopes = self.slopes.new_zeros(size)
 
     def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
         """Image, its gradient, and alpha, in memory that the next step uses again."""
@@ -226,7 +234,7 @@ class _Pending:
     inputs: StepInputs
     means: Tensor  # [2] float64 on the host: l1, ssim
     counters: Tensor  # [COUNTERS] int64 on the host
-    slopes: Tensor  # [28] on the host, where the step has a correction
+    slopes: Tensor  # on the host, see _slopes_of()
     depth_term: Tensor  # [] float64 on the host, where the step knows depths
     done: torch.cuda.Event | None  # None where calls are done on return
 
@@ -251,7 +259,7 @@ class DeferredEngine:
         slots = self.BEHIND + 1
         self._host_means = torch.zeros(slots, 2, dtype=torch.float64, pin_memory=pinned)
         self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
-        self._host_slopes = torch.zeros(slots, _SLOPES, dtype=backend.dtype, pin_memory=pinned)
+        self._host_slopes = torch.zeros(slots, 0, dtype=backend.dtype)
         self._host_depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._submitted = 0
@@ -267,6 +275,10 @@ class DeferredEngine:
         on_gpu = self._stages.backend.device.type == "cuda"
         event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
         adam.step += 1
+        size = _slopes_of(inputs.correction)
+        if size != self._host_slopes.shape[1]:  # steps on their way keep what they have
+            like = self._host_slopes
+            self._host_slopes = torch.zeros(len(like), size, dtype=like.dtype, pin_memory=self._host_means.is_pinned())
         arrivals = (self._host_means[slot], self._host_counters[slot])
         more = (self._host_slopes[slot], self._host_depth_terms[slot])
         step = _Pending(gaussians, adam, adam.step, inputs, *arrivals, *more, event)
@@ -321,12 +333,20 @@ class DeferredEngine:
             step.done.record(torch.cuda.current_stream(stages.backend.device))
 
 
+def _slopes_of(correction: Correction | None) -> int:
+    """How many numbers the gradient of a correction has: 16 of the pose, and those of exposure or grid."""
+    if correction is None:
+        return 0
+    return _POSE + (0 if correction.colours is None else correction.colours.numel())
+
+
 def _teach(correction: Correction | None, slopes: Tensor) -> None:
-    """Tells the gradient of a step's correction; slopes [28] on the host."""
+    """Tells the gradient of a step's correction; slopes on the host."""
     if correction is None:
         return
-    v_pose, v_exposure = slopes[:_POSE].view(4, 4), slopes[_POSE:].view(3, 4)
-    correction.learn(v_pose if correction.pose else None, None if correction.exposure is None else v_exposure)
+    colours = correction.colours
+    v_colours = None if colours is None else slopes[_POSE:].view(colours.shape)
+    correction.learn(slopes[:_POSE].view(4, 4) if correction.pose else None, v_colours)
 
 
 def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:

@@ -1,9 +1,21 @@
-"""Exposure: an affine map of a view's colours between the rendered image and the loss, and its gradient."""
+"""Exposure: a map of a view's colours between the rendered image and the loss, and its gradient; one map, or a grid."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from splatcli.raster.bilateral import slice_grid, slice_grid_vjp
+
+
+def recolour(image: Tensor, colours: Tensor, out: Tensor) -> Tensor:
+    """``out`` [H, W, 3], filled with the colours of image after an exposure [3, 4] or a grid [12, L, Y, X]."""
+    return (expose if colours.dim() == 2 else slice_grid)(image, colours, out)
+
+
+def recolour_vjp(image: Tensor, colours: Tensor, v_shown: Tensor, v_image: Tensor, v_colours: Tensor) -> None:
+    """Fills v_image [H, W, 3] and v_colours, shaped as colours, from the gradient of recolour(), v_shown [H, W, 3]."""
+    (expose_vjp if colours.dim() == 2 else slice_grid_vjp)(image, colours, v_shown, v_image, v_colours)
 
 
 def expose(image: Tensor, exposure: Tensor, out: Tensor) -> Tensor:

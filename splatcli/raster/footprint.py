@@ -16,6 +16,7 @@ from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster.allowance import LIST_BYTES, roomy
 from splatcli.raster.bands import MOST_PAIRS
+from splatcli.raster.bilateral import AT_A_TIME, BAND_BYTES
 from splatcli.raster.prediction import PairCount
 from splatcli.raster.view import lines_of
 
@@ -43,6 +44,9 @@ _EXPOSED_PIXEL = 3 * _FLOAT
 #: made of it in passing.
 _DEPTH_PIXEL = 3 * _FLOAT
 _KNOWN_PIXEL = 8 + 8 * _FLOAT
+
+#: And of each line where grids are: the maps at both ends of its pieces, and their gradient, copied once each.
+_GRID_LINE = 4 * _FLOAT * 12 * 8 * 2 * 15
 
 #: And in a render: image, alpha, depth.
 _RENDER_PIXEL = (3 + 1 + 1) * _FLOAT
@@ -82,7 +86,7 @@ class Footprint:
 class Work:
     """What is to be done: one view of so many Gaussians.
 
-    exposed: with an exposure that is trained. depths: with depths that are known.
+    exposed, gridded: with a trained exposure, or grid. depths: with depths that are known.
     """
 
     gaussians: int
@@ -91,6 +95,7 @@ class Work:
     height: int
     pairs: PairCount
     exposed: bool = False
+    gridded: bool = False
     depths: bool = False
 
 
@@ -109,8 +114,12 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
     frame = _frame_bytes(backend, work)
-    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed else 0) + (_DEPTH_PIXEL if work.depths else 0)
+    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded else 0)
+    image += _DEPTH_PIXEL if work.depths else 0
     images = pixels * image + backend.call("loss_bytes", size)
+    if work.gridded:
+        at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
+        images += work.height * _GRID_LINE + at_a_time * BAND_BYTES
     pairs = _pair_bytes(backend, work, roomy(work.pairs.boxes), with_rows=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return Footprint(

@@ -5,6 +5,8 @@ Tests hold the kernels against it; a machine with no compiler renders small work
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -36,7 +38,7 @@ TRANSMITTANCE_MIN = 1e-4
 BLOCK = 32
 SLAB = 1024
 #: Columns of a splat in the packed table that the blend reads.
-_WIDTHS = {"means2d": 2, "cov2d": 3, "conics": 3, "opacities": 1, "colors": 3, "depths": 1}
+_WIDTHS = {"means2d": 2, "cov2d": 3, "conics": 3, "opacities": 1, "colors": 3, "depths": 1, "magnitudes": 2}
 
 SSIM_TAPS = 11
 SSIM_SIGMA = 1.5
@@ -76,17 +78,20 @@ def render_reference(
 
 
 def blend_reference(
-    splats: Splats, width: int, height: int, background: Tensor | None = None
+    splats: Splats, width: int, height: int, background: Tensor | None = None, magnitudes: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The second half of ``render_reference``: what splats, ordered by their Gaussians' indices, look like.
 
     Apart from it, so that the gradient by the projected means can be asked for.
+    magnitudes: [V, 2] zeros. What autograd calls their gradient is the sum over the pixels of |dL/d means2d|, each
+        pixel's share by itself (docs/math.md 6.3).
     """
     background = splats.means2d.new_zeros(3) if background is None else background.to(splats.means2d)
     if background.shape != (3,):
         raise ValueError(f"background has shape {tuple(background.shape)}, not (3,)")
     # One gather orders everything by depth. Indices ascend before, and the sort is stable: ties go by index.
-    table = _pack(splats).index_select(0, splats.depths.detach().argsort(stable=True))
+    magnitudes = torch.zeros_like(splats.means2d) if magnitudes is None else magnitudes
+    table = _pack(splats, magnitudes).index_select(0, splats.depths.detach().argsort(stable=True))
     boxes = _support_boxes(table.detach())
     strips = []
     for top in range(0, height, BLOCK):
@@ -107,9 +112,22 @@ def blend_reference(
     return color, alpha.squeeze(2), depth.squeeze(2)
 
 
-def _pack(splats: Splats) -> Tensor:
-    """[V, 13] columns by _WIDTHS, so that a block gathers its rows, and scatters their gradient, once."""
-    return torch.cat([getattr(splats, name).reshape(-1, width) for name, width in _WIDTHS.items()], 1)
+def _pack(splats: Splats, magnitudes: Tensor) -> Tensor:
+    """[V, 15] columns by _WIDTHS, so that a block gathers its rows, and scatters their gradient, once."""
+    columns = {**{name: getattr(splats, name) for name in _WIDTHS if name != "magnitudes"}, "magnitudes": magnitudes}
+    return torch.cat([columns[name].reshape(-1, width) for name, width in _WIDTHS.items()], 1)
+
+
+class _Magnitudes(torch.autograd.Function):
+    """Offsets [K, P] as they are; the second argument's [K] "gradient" is the sum of |gradient| over the pixels."""
+
+    @staticmethod
+    def forward(ctx: Any, offsets: Tensor, magnitudes: Tensor) -> Tensor:
+        return offsets.clone()
+
+    @staticmethod
+    def backward(ctx: Any, v_offsets: Tensor) -> tuple[Tensor, Tensor]:
+        return v_offsets, v_offsets.abs().sum(1)
 
 
 def _support_boxes(table: Tensor) -> Tensor:
@@ -117,7 +135,7 @@ def _support_boxes(table: Tensor) -> Tensor:
 
     A little larger than that: a box chooses who is looked at, and the test at each pixel who is blended.
     """
-    means2d, cov2d, _, opacities, _, _ = torch.split(table, list(_WIDTHS.values()), 1)
+    means2d, cov2d, _, opacities, _, _, _ = torch.split(table, list(_WIDTHS.values()), 1)
     reach = 2.0 * (opacities / ALPHA_MIN).log().clamp(min=0.0)
     half = (reach * cov2d[:, ::2]).sqrt() * 1.001 + 0.01
     return torch.cat([means2d - half, means2d + half], 1)
@@ -144,9 +162,12 @@ def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) 
         if not bool(running.any()):
             break
         rows = table.index_select(0, touching[start : start + SLAB])
-        means2d, cov2d, conics, opacities, colors, depths = torch.split(rows, list(_WIDTHS.values()), 1)
+        means2d, cov2d, conics, opacities, colors, depths, magnitudes = torch.split(rows, list(_WIDTHS.values()), 1)
         # q by completing the square, a sum of two squares: rounding cannot make it negative.
-        dx, dy = means2d[:, 0, None] - pixels[0], means2d[:, 1, None] - pixels[1]
+        dx, dy = (
+            _Magnitudes.apply(means2d[:, k, None] - pixels[k], magnitudes[:, k])  # type: ignore[no-untyped-call]
+            for k in range(2)
+        )
         slope = cov2d[:, 1, None] / cov2d[:, 0, None]
         q = 0.5 * (dx.square() / cov2d[:, 0, None] + conics[:, 2, None] * (dy - slope * dx).square())
         alphas = (opacities * torch.exp(-q)).clamp(max=ALPHA_MAX)

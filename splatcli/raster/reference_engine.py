@@ -41,36 +41,55 @@ class ReferenceEngine(ImmediateEngine):
     ) -> tuple[float, Gaussians, Tensor, Splats, Tensor, tuple[Tensor | None, Tensor | None]]:
         """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, the rest).
 
-        The rest is what the step's correction learns from.
+        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. The rest is what the step's correction
+        learns from.
         """
         camera, correction = inputs.camera, inputs.correction
         viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
-        exposure = None if correction is None or correction.exposure is None else correction.exposure.to(viewmat)
+        colours = None if correction is None or correction.colours is None else correction.colours.to(viewmat)
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
             pose = viewmat.requires_grad_(True) if correction is not None and correction.pose else None
-            exposure = None if exposure is None else exposure.detach().requires_grad_(True)
             shown = leaves if inputs.smoothing is None else smoothed(leaves, inputs.smoothing)
+            colours = None if colours is None else colours.detach().requires_grad_(True)
             index, splats = project_visible(
                 shown, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
-            image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background)
-            if exposure is not None:
-                image = image @ exposure[:, :3].T + exposure[:, 3]
+            magnitudes = torch.zeros_like(splats.means2d, requires_grad=True)
+            image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
+            if colours is not None:
+                image = recolour_reference(image, colours)
             if inputs.hidden is not None:
                 image = image.masked_fill(inputs.hidden[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
             groups = [getattr(leaves, name) for name in GROUPS]
-            trained = [tensor for tensor in (pose, exposure) if tensor is not None]
+            trained = [tensor for tensor in (pose, colours) if tensor is not None]
             found = torch.autograd.grad(
-                loss, [*groups, splats.means2d, *trained], allow_unused=True, materialize_grads=True
+                loss,
+                [*groups, magnitudes if inputs.absgrad else splats.means2d, *trained],
+                allow_unused=True,
+                materialize_grads=True,
             )
         by_group, v_means2d, rest = found[: len(groups)], found[len(groups)], iter(found[len(groups) + 1 :])
-        slopes = (None if pose is None else next(rest).cpu(), None if exposure is None else next(rest).cpu())
+        slopes = (None if pose is None else next(rest).cpu(), None if colours is None else next(rest).cpu())
         grads = Gaussians(**dict(zip(GROUPS, by_group, strict=True)))
         return float(loss.detach()), grads, index, splats, v_means2d, slopes
+
+
+def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
+    """[H, W, 3] the colours of image after an exposure [3, 4] or a bilateral grid [12, L, Y, X]."""
+    if colours.dim() == 2:
+        return image @ colours[:, :3].T + colours[:, 3]
+    height, width, _ = image.shape
+    y, x = (torch.linspace(-1.0, 1.0, n, dtype=image.dtype, device=image.device) for n in (height, width))
+    luma = (image @ image.new_tensor([0.299, 0.587, 0.114])).clamp(0.0, 1.0)
+    place = torch.stack([x.expand(height, width), y[:, None].expand(height, width), 2.0 * luma - 1.0], dim=2)
+    maps = torch.nn.functional.grid_sample(
+        colours[None], place[None, None], mode="bilinear", padding_mode="border", align_corners=True
+    )[0, :, 0].view(3, 4, height, width)
+    return torch.einsum("ijhw,hwj->hwi", maps[:, :3], image) + maps[:, 3].permute(1, 2, 0)
 
 
 @torch.no_grad()

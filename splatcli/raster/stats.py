@@ -12,7 +12,7 @@ from torch import Tensor
 class GrowthStats:
     """Sums over the views since the last refinement.
 
-    grad2d  [N] float32  sum of ||(W/2, H/2) * dL/d mean2d||, mean2d in pixels
+    grad2d  [N] float32  sum of ||(W/2, H/2) * dL/d mean2d||, mean2d in pixels; with absgrad of the pixels' magnitudes
     count   [N] float32  views in which the Gaussian was visible: its support reached a block of pixels
     """
 

@@ -38,16 +38,24 @@ class Pressure:
 class Correction:
     """What of the view itself is trained along, by whoever asks for the step.
 
-    learn: hears the gradients (v_viewmat [4, 4] of the camera's matrix, v_exposure [3, 4]), each None where it is not
-        asked for, on the CPU; once for the step, when its loss is known, in the order of the steps. The tensors are
-        the engine's: what is to stay must be copied. A view must not be handed in again before its learn was called.
+    learn: hears the gradients (v_viewmat [4, 4] of the camera's matrix, and of exposure or grid, shaped as that), each
+        None where it is not asked for, on the CPU; once for the step, when its loss is known, in the order of the
+        steps. The tensors are the engine's: what is to stay must be copied. A view must not be handed in again before
+        its learn was called.
     pose: whether the gradient of the pose is asked for.
     exposure: [3, 4], on the Gaussians' device: colours become A c + b before the loss. None leaves them as they are.
+    grid: [12, L, Y, X], likewise, a map that varies over the image (raster/bilateral.py); not with an exposure.
     """
 
     learn: Callable[[Tensor | None, Tensor | None], None]
     pose: bool = False
     exposure: Tensor | None = None
+    grid: Tensor | None = None
+
+    @property
+    def colours(self) -> Tensor | None:
+        """Exposure or grid, whichever there is."""
+        return self.exposure if self.grid is None else self.grid
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,6 +68,7 @@ class StepInputs:
     stats: is added to, unless None.
     hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
     pressure: what moves Gaussians beside the image; the loss told is without it.
+    absgrad: the statistics take each pixel's share of the gradient by its magnitude (AbsGS), docs/math.md 6.3.
     correction: what of the view itself is trained along; None: nothing.
     smoothing: [N] sizes of the Gaussians' 3D filter, see raster/smoothing.py; None: there is none.
     depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
@@ -75,6 +84,7 @@ class StepInputs:
     stats: GrowthStats | None
     hidden: Tensor | None = None
     pressure: Pressure = Pressure()
+    absgrad: bool = False
     correction: Correction | None = None
     depth: DepthTarget | None = None
     smoothing: Tensor | None = None

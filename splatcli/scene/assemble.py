@@ -13,9 +13,10 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.frame import extent_of, moved, offset_for, on_one_line
 from splatcli.scene.images import ImageStore
 from splatcli.scene.locate import find_photos, photos_below
-from splatcli.scene.masks import ALPHA, find_masks
+from splatcli.scene.masks import find_masks, hides_alpha
 from splatcli.scene.memory import cache_bytes
 from splatcli.scene.photos import check_resolution, decodable, fit_photos
+from splatcli.scene.pixels import Rgb
 from splatcli.scene.points import PointCloud, settle_points
 from splatcli.scene.problems import Problems
 from splatcli.scene.scene import Scene
@@ -26,8 +27,8 @@ from splatcli.scene.split import split_views
 MIN_VIEWS = 3
 
 
-def assemble(source: SceneSource, data: DataConfig, background: tuple[int, int, int], problems: Problems) -> Scene:
-    """The Scene of a described source.
+def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, problems: Problems) -> Scene:
+    """The Scene of a described source. background: as in read_scene().
 
     Raises SceneError for photos and cameras that do not fit together, with all that ``problems`` holds already.
     """
@@ -45,7 +46,13 @@ def assemble(source: SceneSource, data: DataConfig, background: tuple[int, int, 
             points = settle_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
     masks = find_masks(source, views, found, data, int(data.resolution or 1) if divided else None, notes, problems)
     sources = fit_photos([moved(view, offset) for view in views], found.paths, masks, data, divided, notes, problems)
-    store = ImageStore(sources, background, cache_bytes(data.cache_bytes), alpha_hides=data.masks == ALPHA)
+    store = ImageStore(
+        sources,
+        background,
+        cache_bytes(data.cache_bytes),
+        alpha_hides=hides_alpha(data),
+        masks_cut=data.mask_mode == "transparent",
+    )
     if data.strict or data.skip_bad_images:
         store = decodable(store, data, notes, problems)
     cameras = [item.camera for item in store.sources]

@@ -20,8 +20,9 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import DECODE_BYTES, decode
-from splatcli.scene.masks import read_hidden, reduce_hidden, resample_hidden
+from splatcli.scene.masks import read_hidden, read_opacity, reduce_hidden, resample_hidden
 from splatcli.scene.memory import max_pixels
+from splatcli.scene.pixels import Rgb, composite
 from splatcli.scene.undistort import lens_key, resample, sampling_grid
 
 _log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ REDUCE = Image.Resampling.LANCZOS
 AHEAD = 4
 
 #: Alpha below this hides a pixel where transparency is the mask.
-_OPAQUE = 128
+OPAQUE = 128
+
+_BLACK: Rgb = (0, 0, 0)
 
 #: Photos hidden altogether that are told by name.
 _TOLD = 5
@@ -70,14 +73,17 @@ class Photo:
 
     pixels: [H, W, 3] uint8, C-contiguous; hidden ones are black.
     hidden: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
+    alpha: [H, W] uint8, 255 where nothing shows through; pixels are over black then, and the background is to be added
+        (train/targets.py). None where pixels are the picture as it is.
     """
 
     pixels: NDArray[np.uint8]
     hidden: NDArray[np.bool_] | None = None
+    alpha: NDArray[np.uint8] | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.pixels.nbytes + (0 if self.hidden is None else self.hidden.nbytes)
+        return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in (self.hidden, self.alpha))
 
 
 class ByteCache:
@@ -114,22 +120,25 @@ class ByteCache:
 class ImageStore:
     """The photos of a scene, by the index of their camera. Thread-safe.
 
-    background: R G B, under transparent photos.
+    background: R G B, under what is transparent; None keeps its alpha, for who has a new background each time.
     budget: bytes of decoded photos that may stay in memory.
     alpha_hides: what is transparent in a photo is hidden, instead of showing the background.
+    masks_cut: what a mask hides is transparent, instead of hidden.
     """
 
     def __init__(
         self,
         sources: list[ImageSource],
-        background: tuple[int, int, int],
+        background: Rgb | None,
         budget: int,
         *,
         alpha_hides: bool = False,
+        masks_cut: bool = False,
     ) -> None:
         self.sources = sources
         self.background = background
         self.alpha_hides = alpha_hides
+        self.masks_cut = masks_cut
         self._photos = ByteCache(budget)
         self._grids = ByteCache(GRID_BYTES)
         self._workers: ThreadPoolExecutor | None = None
@@ -143,7 +152,18 @@ class ImageStore:
     @property
     def masked(self) -> bool:
         """Whether pixels may be hidden."""
-        return self.alpha_hides or any(source.mask is not None for source in self.sources)
+        return self.alpha_hides or (self.has_masks and not self.masks_cut)
+
+    @property
+    def has_masks(self) -> bool:
+        """Whether there are files of masks."""
+        return any(source.mask is not None for source in self.sources)
+
+    def of(self, sources: list[ImageSource]) -> ImageStore:
+        """A store of other photos that is otherwise alike."""
+        return ImageStore(
+            sources, self.background, self._photos.budget, alpha_hides=self.alpha_hides, masks_cut=self.masks_cut
+        )
 
     def limit(self, nbytes: int) -> None:
         """No more than so many bytes of photos are kept from now on."""
@@ -152,7 +172,7 @@ class ImageStore:
     def most_bytes(self, kept: int | None = None) -> int:
         """What photos take at most: those that are kept, in ``kept`` bytes if that is less, and those being decoded."""
         sizes = [source.camera.width * source.camera.height for source in self.sources]
-        photos = sum(3 * size + (size if self.masked else 0) for size in sizes)
+        photos = (3 + self.masked + (self.background is None)) * sum(sizes)
         budget = self._photos.budget if kept is None else min(kept, self._photos.budget)
         stored = max((source.stored[0] * source.stored[1] for source in self.sources), default=0)
         return min(photos, budget) + self._parallel() * stored * DECODE_BYTES
@@ -213,25 +233,34 @@ class ImageStore:
 
     def _decode(self, i: int) -> Photo:
         source = self.sources[i]
-        decoded = decode(source.path, None if self.alpha_hides else self.background, source.orientation, source.stored)
-        rgb, hidden = decoded.rgb, None
-        if self.alpha_hides and decoded.alpha is not None:
-            hidden = decoded.alpha < _OPAQUE
+        below = _BLACK if self.background is None else self.background
+        decoded = decode(source.path, None if self.alpha_hides else below, source.orientation, source.stored)
+        rgb, alpha, hidden = decoded.rgb, decoded.alpha, None
+        if self.alpha_hides and alpha is not None:
+            hidden, alpha = alpha < OPAQUE, None
+        elif source.mask is not None and self.masks_cut:
+            opacity = read_opacity(source.mask, source.mask_orientation, source.stored)
+            rgb = composite(rgb, opacity, below)
+            alpha = opacity if alpha is None else composite(alpha[..., None], opacity, _BLACK[:1])[..., 0]
         elif source.mask is not None:
             hidden = read_hidden(source.mask, source.mask_orientation)
+        if self.background is not None:
+            alpha = None  # it has done its work
         if source.reduced != source.stored:
             rgb = np.array(Image.fromarray(rgb).resize(source.reduced, REDUCE))
+            alpha = None if alpha is None else np.array(Image.fromarray(alpha).resize(source.reduced, REDUCE))
         if hidden is not None:
             hidden = reduce_hidden(hidden, source.reduced)
         if source.lens is not None:
             grid = self._grid(source.lens, source.camera)
             rgb = resample(rgb, grid)
             hidden = None if hidden is None else resample_hidden(hidden, grid)
+            alpha = None if alpha is None else resample(alpha[..., None], grid)[..., 0]
         rgb = np.ascontiguousarray(rgb)
         if hidden is not None:
             rgb[hidden] = 0
             self._tell_if_all(hidden, i)
-        return Photo(rgb, hidden)
+        return Photo(rgb, hidden, None if alpha is None else np.ascontiguousarray(alpha))
 
     def _tell_if_all(self, hidden: NDArray[np.bool_], i: int) -> None:
         if not hidden.all():

@@ -1,6 +1,7 @@
 """Masks: which pixels of a photo count. Found beside the photos or named by the scene, checked, and read.
 
 A mask is an image of its photo's size; what is black or transparent in it is hidden, as in COLMAP and nerfstudio.
+Hidden pixels take no part in anything, or are empty (``data.mask_mode``).
 """
 
 from __future__ import annotations
@@ -97,6 +98,17 @@ def check_mask(mask: Path, photo: Path, stored: tuple[int, int], orientation: in
 def read_hidden(mask: Path, orientation: int) -> NDArray[np.bool_]:
     """[H, W] the pixels that a mask hides. Raises SceneError when it is damaged."""
     return ~decode_nonzero(mask, orientation)
+
+
+def read_opacity(mask: Path, orientation: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """[H, W] of a photo's width and height: 255 where its mask hides nothing, 0 where all. Raises SceneError."""
+    visible = Image.fromarray((~read_hidden(mask, orientation)).astype(np.uint8) * np.uint8(255))
+    return np.array(visible if visible.size == size else visible.resize(size, Image.Resampling.BOX))
+
+
+def hides_alpha(data: DataConfig) -> bool:
+    """Whether transparency is a mask, rather than a part of the picture."""
+    return data.masks == ALPHA and data.mask_mode == "ignore"
 
 
 def reduce_hidden(hidden: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:

@@ -15,8 +15,8 @@ from splatcli.scene.decode import Header, read_header
 from splatcli.scene.duplicates import identical_files
 from splatcli.scene.images import ImageSource, ImageStore
 from splatcli.scene.locate import DIVISORS
-from splatcli.scene.masks import ALPHA, check_mask
-from splatcli.scene.memory import cache_bytes, max_pixels
+from splatcli.scene.masks import check_mask, hides_alpha
+from splatcli.scene.memory import max_pixels
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
@@ -59,6 +59,7 @@ class PhotoFitter:
     max_pixels: photos with more are refused.
     skip_bad: photos that cannot be read are left out, and told.
     alpha_hides: transparency is the mask.
+    masks_cut: what masks hide is transparent.
     usable: whether each lens, as described, passed its check.
     pinholes: what each lens, at the photo's size, is trained as; None for one that cannot be undone.
     """
@@ -68,6 +69,7 @@ class PhotoFitter:
     max_pixels: int
     skip_bad: bool = False
     alpha_hides: bool = False
+    masks_cut: bool = False
     usable: dict[LensKey, bool] = field(default_factory=dict)
     pinholes: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -119,7 +121,7 @@ class PhotoFitter:
                 max(1, round(stored[1] * size[1] / camera.height)),
             )
         self.counts["reduced"] += reduced != stored
-        self.counts["masked"] += mask is not None
+        self.counts["cut" if self.masks_cut else "masked"] += mask is not None
         self._count(header, orientation)
         return ImageSource(
             path=path,
@@ -179,6 +181,7 @@ class PhotoFitter:
             "alpha": "{} photos have transparency and are composited on the background (--masks alpha hides it)",
             "hiding": "{} photos have transparency; what is transparent takes no part in training and scores",
             "masked": "{} photos have masks; what they hide takes no part in training and scores",
+            "cut": "{} photos have masks; what they hide is empty, and shows the background in training and scores",
             "several": "{} files hold several pictures, of which the first is used",
             "narrow": "{} photos are narrower than the resolution asked for and keep their size",
         }
@@ -211,7 +214,8 @@ def fit_photos(
         divided=divided,
         max_pixels=max_pixels(data.max_pixels),
         skip_bad=data.skip_bad_images,
-        alpha_hides=data.masks == ALPHA,
+        alpha_hides=hides_alpha(data),
+        masks_cut=data.mask_mode == "transparent",
     )
     sources = []
     for view in views:
@@ -242,7 +246,7 @@ def decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: P
         problems.settle()
     notes.append(_bad_note(list(damaged.values())))
     kept = [item for i, item in enumerate(store.sources) if i not in damaged]
-    return ImageStore(kept, store.background, cache_bytes(data.cache_bytes), alpha_hides=store.alpha_hides)
+    return store.of(kept)
 
 
 def _bad_note(bad: list[SceneError]) -> str:

@@ -38,11 +38,11 @@ def from_bytes(image: Image.Image, background: Rgb | None, colours: Colours) -> 
         image = image.convert("RGBA")
     alpha = np.array(image.getchannel("A"))
     rgb = np.array(colours.to_rgb(image.convert(image.mode[:-1])))
-    return Decoded(rgb if background is None else _composite(rgb, alpha, background), alpha)
+    return Decoded(rgb if background is None else composite(rgb, alpha, background), alpha)
 
 
-def _composite(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8], background: Rgb) -> NDArray[np.uint8]:
-    """Straight alpha over a colour, rounded to nearest; every product fits 16 bits. Works in place."""
+def composite(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8], background: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Straight alpha [H, W] over a colour [C], in place in rgb [H, W, C], rounded to nearest; products fit 16 bits."""
     ground = np.array(background, dtype=np.uint16)
     for top in range(0, len(rgb), _ROWS):
         rows = slice(top, top + _ROWS)
@@ -74,7 +74,7 @@ def from_deep(values: NDArray[np.uint16] | NDArray[np.float32], background: Rgb 
     if colours.transform is not None:
         rgb = np.array(colours.to_rgb(Image.fromarray(rgb)))
         if alpha is not None and background is not None:
-            rgb = _composite(rgb, alpha, background)
+            rgb = composite(rgb, alpha, background)
     return Decoded(rgb, alpha)
 
 

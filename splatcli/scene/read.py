@@ -12,6 +12,7 @@ from splatcli.scene.agree import disagreement
 from splatcli.scene.assemble import assemble
 from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
 from splatcli.scene.photos import check_resolution
+from splatcli.scene.pixels import Rgb
 from splatcli.scene.problems import Problems
 from splatcli.scene.scene import Scene
 from splatcli.scene.source import Kind, SceneSource
@@ -26,11 +27,11 @@ _READERS: dict[Kind, Callable[[Path, DataConfig, Problems], SceneSource]] = {
 }
 
 
-def read_scene(path: Path, data: DataConfig, *, background: tuple[int, int, int] = (0, 0, 0)) -> Scene:
+def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 0)) -> Scene:
     """The scene in a folder: COLMAP, Blender, or nerfstudio / instant-ngp.
 
     path: the scene's folder.
-    background: R G B, 0 to 255, under transparent photos.
+    background: R G B, 0 to 255, under what is transparent; None for one that is new each step, see ImageStore.
     Only headers of the photos are read. Cameras come at the training resolution and undistorted.
     COLMAP wins where a transforms file tells the same views, since it brings points; a note says so.
     Raises SceneError for anything missing, damaged or contradictory, all of it at once where one fault does not hide

@@ -13,8 +13,10 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
+from splatcli.scene.coverage import coverage_notes
 from splatcli.scene.depths import check_depths
 from splatcli.scene.scene import Scene
+from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
 from splatcli.train.corrections import Corrections
 from splatcli.train.forecast import plan_memory
@@ -45,6 +47,7 @@ def new_state(
         check_depths(scene)
     seed = config.train.seed
     gaussians, notes = first_gaussians(config, scene, given)
+    notes += settle_cap(config, scene, len(gaussians))
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
         notes += plan_memory(config, scene, gaussians, torch.device(device), own=own)
@@ -67,7 +70,7 @@ def new_state(
     )
     if config.train.filter_3d:
         state.refilter()
-    return state, [*scene.notes, *notes]
+    return state, [*scene.notes, *coverage_notes(scene.images), *notes]
 
 
 def first_gaussians(config: Config, scene: Scene, given: Gaussians | None) -> tuple[Gaussians, list[str]]:
@@ -96,6 +99,8 @@ def resumed_state(
     if checkpoint.config.depth_lambda > 0.0:
         check_depths(scene)
     notes = list(scene.notes)
+    if config is not None:
+        notes += settle_cap(config, scene, len(checkpoint.gaussians))
     if planned:
         notes += _plan_again(checkpoint, scene, torch.device(device), config)
     state = TrainState.from_checkpoint(checkpoint, device)

@@ -16,7 +16,8 @@ from splatcli.train.state import TrainState
 _HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes")
 
 #: They were used up before the first step.
-_FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name", "views.pose_opt", "views.exposure")
+_FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid")
+_FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
 #: What the moments of SH coefficients that are behind are made up for with (AdamState.rest_steps).
 _CATCHING_UP = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
@@ -45,7 +46,9 @@ def changed_config(
     told = {key: f"{key} was {_shown(before[key])}, is {_shown(after[key])}" for key in different}
     if "train.iterations" in told:
         told["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
-    fixed = [key for key in different if key.startswith(_FIXED) and not key.startswith(_HARMLESS)]
+    fixed = [
+        key for key in different if key in _FIXED_VIEWS or (key.startswith(_FIXED) and not key.startswith(_HARMLESS))
+    ]
     if fixed:
         raise UsageError(
             "these settings are fixed when a run is made: " + "; ".join(told[key] for key in fixed),

@@ -1,8 +1,8 @@
-"""Corrections: what of each training view is trained along with the Gaussians, its pose and its exposure.
+"""Corrections: what of each training view is trained along with the Gaussians, its pose and its colours.
 
-They are some numbers a view, kept on the CPU in double precision: a GPU gets the values with a step and gives back
-gradients, which are learnt from when the step's loss is known. So nothing waits, and a step that an engine had to do
-twice is learnt from once.
+They are some numbers a view, or thousands in a bilateral grid, kept on the CPU: a GPU gets the values with a step and
+gives back gradients, which are learnt from when the step's loss is known. So nothing waits, and a step that an engine
+had to do twice is learnt from once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.schema import VIEW_TABLES
+from splatcli.checkpoint.schema import VIEW_DTYPES, VIEW_TABLES
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, ViewsConfig
+from splatcli.raster.bilateral import identity_grid, variation_gradient
+from splatcli.raster.exposure import recolour
 from splatcli.raster.stepping import Correction
 from splatcli.scene.camera import Camera
 from splatcli.scene.pose import delta_gradient, moved
@@ -29,7 +31,7 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-15
 class ViewTable:
     """A row of numbers for each training view, and an Adam for each row: only steps on its view count for it.
 
-    values, exp_avg, exp_avg_sq: [T, ...] float64. steps: [T] int64, updates of each row.
+    values, exp_avg, exp_avg_sq: [T, ...] of the dtype in VIEW_DTYPES. steps: [T] int64, updates of each row.
     """
 
     values: Tensor
@@ -71,30 +73,38 @@ class Corrections:
     """The tables of a run; None is what its settings do not train.
 
     pose: [T, 6] motions of the cameras, see scene/pose.py. exposure: [T, 3, 4], see raster/exposure.py.
+    bilateral_grid: [T, 12, L, Y, X], see raster/bilateral.py; not with an exposure.
     """
 
     pose: ViewTable | None = None
     exposure: ViewTable | None = None
+    bilateral_grid: ViewTable | None = None
 
     @classmethod
     def new(cls, config: ViewsConfig, count: int) -> Corrections:
         """Those of ``count`` training views that change nothing yet."""
-        pose = torch.zeros(count, *VIEW_TABLES["pose"], dtype=torch.float64)
-        exposure = torch.eye(*VIEW_TABLES["exposure"], dtype=torch.float64).repeat(count, 1, 1)
-        return cls(
-            ViewTable.starting_from(pose) if config.pose_opt else None,
-            ViewTable.starting_from(exposure) if config.exposure else None,
-        )
+        first = {
+            "pose": torch.zeros(VIEW_TABLES["pose"]),
+            "exposure": torch.eye(*VIEW_TABLES["exposure"]),
+            "bilateral_grid": identity_grid(*VIEW_TABLES["bilateral_grid"][1:]),
+        }
+        wanted = {"pose": config.pose_opt, "exposure": config.exposure, "bilateral_grid": config.bilateral_grid}
+
+        def table(name: str) -> ViewTable:
+            row = first[name].to(VIEW_DTYPES[name])
+            return ViewTable.starting_from(row.repeat(count, *[1] * row.dim()))
+
+        return cls(**{name: table(name) for name in VIEW_TABLES if wanted[name]})
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Corrections:
         """Those that were stored, sharing no tensor with ``checkpoint``."""
         views = checkpoint.views
-        return cls(*(ViewTable.loaded(name, views) if name in views else None for name in ("pose", "exposure")))
+        return cls(**{name: ViewTable.loaded(name, views) for name in VIEW_TABLES if name in views})
 
     def stored(self) -> dict[str, Tensor]:
         """The tensors of all tables by their names in a checkpoint, shared with them."""
-        tables = (("pose", self.pose), ("exposure", self.exposure))
+        tables = ((name, getattr(self, name)) for name in VIEW_TABLES)
         return {key: tensor for name, table in tables if table is not None for key, tensor in table.stored(name)}
 
     def camera(self, row: int, given: Camera) -> Camera:
@@ -103,10 +113,11 @@ class Corrections:
 
     def shown(self, row: int, image: Tensor) -> Tensor:
         """What training view ``row`` makes of a rendered image [H, W, 3]."""
-        if self.exposure is None:
+        table = self._colours()
+        if table is None:
             return image
-        exposure = to_device(self.exposure.values[row].to(image.dtype), image.device)
-        return image @ exposure[:, :3].T + exposure[:, 3]
+        colours = to_device(table.values[row].to(image.dtype), image.device)
+        return recolour(image.contiguous(), colours, torch.empty_like(image))
 
     def of(
         self, row: int, given: Camera, config: Config, extent: float, step: int, device: torch.device
@@ -115,19 +126,24 @@ class Corrections:
 
         extent: of the scene, world units. device: the Gaussians'.
         """
-        if self.pose is None and self.exposure is None:
+        table = self._colours()
+        if self.pose is None and table is None:
             return None
 
-        def learn(v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
+        def learn(v_viewmat: Tensor | None, v_colours: Tensor | None) -> None:
             if v_viewmat is not None:
                 self._learn_pose(row, given, v_viewmat, config, extent, step)
-            if v_exposure is not None:
-                self._learn_exposure(row, v_exposure, config, step)
+            if v_colours is not None:
+                self._learn_colours(row, v_colours, config, step)
 
-        exposure = None
-        if self.exposure is not None:
-            exposure = to_device(self.exposure.values[row].float(), device)
-        return Correction(learn, self.pose is not None, exposure)
+        # A grid is copied, for it is learnt from while its step may still be on its way.
+        colours = None if table is None else to_device(table.values[row].to(torch.float32, copy=True), device)
+        as_grid = self.bilateral_grid is not None
+        return Correction(learn, self.pose is not None, None if as_grid else colours, colours if as_grid else None)
+
+    def _colours(self) -> ViewTable | None:
+        """The table of what is done to colours; there is at most one."""
+        return self.exposure if self.bilateral_grid is None else self.bilateral_grid
 
     def _learn_pose(self, row: int, given: Camera, v_viewmat: Tensor, config: Config, extent: float, step: int) -> None:
         assert self.pose is not None
@@ -138,11 +154,15 @@ class Corrections:
         lr = torch.tensor([rate] * 3 + [rate * extent] * 3, dtype=torch.float64)
         self.pose.learn(row, grad + views.pose_reg * delta, lr)
 
-    def _learn_exposure(self, row: int, v_exposure: Tensor, config: Config, step: int) -> None:
-        assert self.exposure is not None
+    def _learn_colours(self, row: int, v_colours: Tensor, config: Config, step: int) -> None:
         views = config.views
-        rate = _rate(views.exposure_lr, views.exposure_lr_final, config, step)
-        self.exposure.learn(row, v_exposure.double(), rate)
+        if self.bilateral_grid is not None:
+            rate = _rate(views.bilateral_grid_lr, views.bilateral_grid_lr_final, config, step)
+            smooth = views.bilateral_grid_tv * variation_gradient(self.bilateral_grid.values[row])
+            self.bilateral_grid.learn(row, v_colours.float() + smooth, rate)
+        if self.exposure is not None:
+            rate = _rate(views.exposure_lr, views.exposure_lr_final, config, step)
+            self.exposure.learn(row, v_colours.double(), rate)
 
 
 def _rate(first: float, last: float, config: Config, step: int) -> float:

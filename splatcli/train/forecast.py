@@ -166,6 +166,7 @@ def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torc
             largest.height,
             pairs,
             exposed=config.views.exposure,
+            gridded=config.views.bilateral_grid,
             depths=config.depth_lambda > 0.0,
         ),
         camera=camera,

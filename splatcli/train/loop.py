@@ -29,7 +29,7 @@ from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, 
 from splatcli.train.failures import is_survivable
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
-from splatcli.train.lr import active_sh_degree, learning_rates
+from splatcli.train.lr import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_count, check_loss, judge_refinement
 from splatcli.train.recovery import Recovery
 from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, renderer_within
@@ -223,24 +223,30 @@ class Trainer:
         row = state.sampler.peek()
         view = state.train[row]
         given, target = self.scene.cameras[view], self.targets.load(view)
+        divisor = image_divisor(config.schedule, step)
+        if divisor > 1:
+            given = given.resized(max(1, given.width // divisor), max(1, given.height // divisor))
+            target = target.reduced(given.width, given.height)
         state.sampler.next()
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
         lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
+        background = self._training_background()
         told: list[Stepped] = []
         if config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
             told = self._told(self.engine.drain())  # what the step before has taught of this view comes first
         inputs = StepInputs(
             state.corrections.camera(row, given),
-            target.pixels,
+            target.over(background),
             lrs=lrs,
             sh_degree=degree,
-            background=self._training_background(),
+            background=background,
             ssim_lambda=config.train.ssim_lambda,
             antialiased=config.train.antialiased,
             stats=state.stats if self.strategy.observes(step) else None,
             hidden=target.hidden,
             pressure=self.strategy.pressure(step, lrs["means"]),
+            absgrad=self.strategy.absgrad,
             correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
             depth=target.depth,
             smoothing=state.smoothing,

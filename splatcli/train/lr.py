@@ -1,4 +1,4 @@
-"""What changes with the step number alone: learning rates and the active SH degree."""
+"""What changes with the step number alone: learning rates, the active SH degree and the size of the images."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ def learning_rates(optim: OptimConfig, schedule: Schedule, extent: float, step: 
     """The learning rate of each parameter group at step number ``step``, counted from 1.
 
     That of the means is multiplied with the scene extent (world units) and falls log-linearly to its final value at
-    step ``schedule.lr_steps``, where it stays; the others are constant.
+    step ``schedule.lr_steps``, where it stays; so do the others, by ``optim.final_factor``, but for that of shN.
     """
-    means = log_linear(optim.means_lr, optim.means_lr_final, step / schedule.lr_steps)
+    done = step / schedule.lr_steps
+    means = log_linear(optim.means_lr, optim.means_lr_final, done)
+    factor = log_linear(1.0, optim.final_factor, done)
     return {
         "means": means * extent,
-        "quats": optim.quats_lr,
-        "log_scales": optim.log_scales_lr,
-        "logit_opacities": optim.logit_opacities_lr,
-        "sh0": optim.sh0_lr,
+        "quats": factor * optim.quats_lr,
+        "log_scales": factor * optim.log_scales_lr,
+        "logit_opacities": factor * optim.logit_opacities_lr,
+        "sh0": factor * optim.sh0_lr,
         "shN": optim.shN_lr,
     }
 
@@ -35,3 +37,8 @@ def learning_rates(optim: OptimConfig, schedule: Schedule, extent: float, step: 
 def active_sh_degree(schedule: Schedule, max_degree: int, step: int) -> int:
     """The SH degree in use at step number ``step``: one more every ``sh_degree_interval`` steps."""
     return min(max_degree, step // schedule.sh_degree_interval)
+
+
+def image_divisor(schedule: Schedule, step: int) -> int:
+    """By what the sides of the training images are divided at step number ``step``: coarse first, whole in the end."""
+    return 1 << max(0, schedule.num_downscales - (step - 1) // schedule.resolution_schedule)

@@ -101,13 +101,17 @@ def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
 
 
 def load_photo(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
-    """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it."""
+    """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it.
+
+    Over black where the background is new each step, as it is scored.
+    """
     photo = scene.images.photo(index)
-    pixels = _tensor(photo.pixels).to(device)
-    return pixels, None if photo.hidden is None else _tensor(photo.hidden).to(device)
+    pixels = tensor_of(photo.pixels).to(device)
+    return pixels, None if photo.hidden is None else tensor_of(photo.hidden).to(device)
 
 
-def _tensor(array: NDArray[Any]) -> Tensor:
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """``array`` as a tensor, sharing its memory where torch allows it."""
     # The cache may hand out read-only arrays, which torch cannot wrap.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
@@ -123,10 +127,16 @@ def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, 
         "views": len(indices),
         "quantisation": "renders are rounded to 8 bits",
         "background": evaluation_background(config),
-        "masks": "hidden pixels do not count" if scene.images.masked else "none",
+        "masks": _masks(scene),
         "psnr": "mean of the views' values; peak 1",
         "ssim": {"taps": 11, "sigma": 1.5, "padding": "zeros, same size", "channels": "RGB mean"},
     }
+
+
+def _masks(scene: Scene) -> str:
+    if scene.images.masked:
+        return "hidden pixels do not count"
+    return "hidden pixels show the background in photos" if scene.images.has_masks else "none"
 
 
 def _split(config: Config, scene: Scene) -> str:

@@ -191,7 +191,8 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     if checkpoint.config.train.filter_3d and checkpoint.smoothing is None:
         yield "the sizes of its 3D filter are missing"
     views = checkpoint.config.views
-    for name, wanted in (("pose", views.pose_opt), ("exposure", views.exposure)):
+    wishes = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}
+    for name, wanted in wishes.items():
         if wanted and name not in checkpoint.views:
             yield f"views.{name} is trained by its settings and missing"
     cameras = len(checkpoint.cameras)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.raster.depth import DepthTarget
 from splatcli.scene.depths import known_depths
 from splatcli.scene.scene import Scene
-from splatcli.train.metrics import load_photo
+from splatcli.train.metrics import tensor_of
 
 #: Of a budget, or of what is free on a GPU when training starts, this part may hold photos.
 SHARE_OF_MEMORY = 0.25
@@ -20,19 +21,52 @@ SHARE_OF_MEMORY = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A photo: pixels [H, W, 3] uint8, black where hidden; hidden [H, W] bool, or None where all of it counts.
+    """A photo on the device that trains; as scene.images.Photo, in tensors.
 
     depth: what is known of its depths; None where none is asked for.
     """
 
     pixels: Tensor
     hidden: Tensor | None
+    alpha: Tensor | None = None
     depth: DepthTarget | None = None
 
     @property
     def nbytes(self) -> int:
-        parts = (self.pixels, self.hidden, self.depth)
-        return sum(part.nbytes for part in parts if part is not None)
+        more = (self.hidden, self.alpha, self.depth)
+        return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in more)
+
+    def over(self, background: Tensor) -> Tensor:
+        """[H, W, 3] uint8: the picture with a colour [3], 0 to 1, where nothing is; ``pixels`` if all of it is opaque.
+
+        Pixels and alpha are 8-bit and the sum is rounded to nearest, so that a channel is off by less than one level
+        of 255. Hidden pixels stay black.
+        """
+        if self.alpha is None:
+            return self.pixels
+        empty = (255 - self.alpha).float()
+        if self.hidden is not None:
+            empty.masked_fill_(self.hidden, 0.0)
+        shown = torch.empty_like(self.pixels)
+        for channel in range(3):  # one at a time: a third of the memory, and contiguous
+            mixed = torch.addcmul(self.pixels[..., channel].float(), empty, background[channel])
+            shown[..., channel] = mixed.round_().clamp_(max=255.0)
+        return shown
+
+    def reduced(self, width: int, height: int) -> Target:
+        """The photo at a smaller size: each pixel the mean of those it covers, hidden where one of them is."""
+        size = (height, width)
+
+        def mean(planes: Tensor) -> Tensor:
+            return torch.nn.functional.adaptive_avg_pool2d(planes.float(), size).round().to(torch.uint8)
+
+        pixels = mean(self.pixels.permute(2, 0, 1)).permute(1, 2, 0).contiguous()
+        alpha = None if self.alpha is None else mean(self.alpha[None])[0]
+        depth = None if self.depth is None else self.depth.reduced((self.pixels.shape[0], self.pixels.shape[1]), size)
+        if self.hidden is None:
+            return Target(pixels, None, alpha, depth)
+        hidden = torch.nn.functional.adaptive_max_pool2d(self.hidden[None].float(), size)[0] > 0.0
+        return Target(pixels.masked_fill_(hidden[..., None], 0), hidden, alpha, depth)
 
 
 class Targets:
@@ -59,22 +93,21 @@ class Targets:
         kept = self._kept.get(view)
         if kept is not None:
             return kept
-        pixels, hidden = load_photo(self.scene, view, "cpu")
-        target = Target(
-            to_device(pixels, self.device),
-            None if hidden is None else to_device(hidden, self.device),
-            self._depth(view, hidden) if self.depth_lambda > 0.0 else None,
-        )
+        photo = self.scene.images.photo(view)
+        parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.hidden, photo.alpha))
+        target = Target(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
+        if self.depth_lambda > 0.0:
+            target = replace(target, depth=self._depth(view, photo.hidden))
         if self.device.type == "cuda" and target.nbytes <= self._room:
             self._room -= target.nbytes
             self._kept[view] = target
         return target
 
-    def _depth(self, view: int, hidden: Tensor | None) -> DepthTarget:
+    def _depth(self, view: int, hidden: NDArray[np.bool_] | None) -> DepthTarget:
         """Depths of the pixels that count; what is known of none has no weight."""
         known = known_depths(self.scene, view)
         if hidden is not None:
-            known = known.without(hidden.numpy())
+            known = known.without(hidden)
         median = float(np.median(known.depths)) if len(known.depths) else 0.0
         inverse = torch.from_numpy((1.0 / known.depths).astype(np.float32))
         pixels = torch.from_numpy(known.pixels)
@@ -92,8 +125,9 @@ def photo_room(scene: Scene, device: torch.device, limit: int | None) -> int:
     if device.type == "cpu":
         return scene.images.most_bytes(None if limit is None else int(SHARE_OF_MEMORY * limit))
     room = int(SHARE_OF_MEMORY * (torch.cuda.mem_get_info(device)[0] if limit is None else limit))
-    # Three bytes a pixel, and a mask.
-    return min(room, sum(4 * camera.width * camera.height for camera in scene.cameras))
+    # Three bytes a pixel, and a mask; and alpha where it is kept.
+    pixel = 4 + (scene.images.background is None)
+    return min(room, sum(pixel * camera.width * camera.height for camera in scene.cameras))
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -248,7 +248,7 @@ ROWS = [
         "not a PLY",
         "a.ply",
         content("a.ply", b"solid cube\n"),
-        "neither a checkpoint nor a PLY: it starts with b'solid cube",
+        "neither a checkpoint nor a file of splats: it starts with b'solid cube",
     ),
     Row(45, "empty", "a.ply", content("a.ply", b""), "the file is empty (0 bytes)"),
     Row(

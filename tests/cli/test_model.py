@@ -87,7 +87,10 @@ def test_content_tells_the_kind(tmp_path: Path) -> None:
     for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"\x80\x02", "checkpoint"), (b"ply\nformat", "ply")):
         path.write_bytes(content)
         assert file_kind(path) == kind
-    for content, said in ((b"", "empty"), (b"junk", "neither a checkpoint nor a PLY: it starts with b'junk'")):
+    for content, said in (
+        (b"", "empty"),
+        (b"junk", "neither a checkpoint nor a file of splats: it starts with b'junk'"),
+    ):
         path.write_bytes(content)
         with pytest.raises(ModelFileError, match=said):
             file_kind(path)

@@ -22,7 +22,8 @@ from tests.raster.scenes import front_camera, random_gaussians, random_scene
 pytestmark = NEEDS_COMPILER
 #: SplatCall.threads that asks for each variant.
 VARIANTS = {"simple": 1, "fast": 0}
-FIELDS = 10
+#: Sums of a row: nine, depth, and two of magnitudes.
+FIELDS, DEPTH, MAGNITUDES = 12, 9, slice(10, 12)
 
 
 def crowded() -> tuple[Gaussians, Camera]:
@@ -142,7 +143,7 @@ class Bins:
 class Blender:
     """Both directions of one backend over given bins, with outputs of its own that start as NaN."""
 
-    def __init__(self, bins: Bins, backend: Backend, *, overflow: bool = False) -> None:
+    def __init__(self, bins: Bins, backend: Backend, *, overflow: bool = False, magnitudes: bool = True) -> None:
         self.bins, self.backend = bins, backend
         native = abi.Frame()
         ctypes.memmove(ctypes.byref(native), ctypes.byref(bins.frame.native), ctypes.sizeof(native))
@@ -156,6 +157,7 @@ class Blender:
         self.background = torch.tensor([0.3, 0.6, 0.1], dtype=backend.dtype)
         native.records, native.rows = address(self.records), address(self.rows)
         native.counters, native.tile_ends = address(self.counters), address(self.tile_ends)
+        native.with_abs = magnitudes
         self.native = native
 
     def blend(self) -> Images:
@@ -245,27 +247,35 @@ def test_scenes_reach_what_they_are_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("alpha", "depth", "background"),
-    [(True, True, True), (False, True, False), (True, False, True), (False, False, False)],
-    ids=["all", "depth", "alpha", "colour"],
+    ("alpha", "depth", "background", "magnitudes"),
+    [
+        (True, True, True, True),
+        (False, True, False, False),
+        (True, False, True, False),
+        (False, False, False, False),
+        (False, False, False, True),
+    ],
+    ids=["all", "depth", "alpha", "colour", "magnitudes"],
 )
 @pytest.mark.parametrize("scene", ["odd", "narrow"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_rows_match_the_cpu(variant: str, scene: str, alpha: bool, depth: bool, background: bool) -> None:
-    check_rows(variant, scene, alpha=alpha, depth=depth, background=background)
+def test_rows_match_the_cpu(
+    variant: str, scene: str, alpha: bool, depth: bool, background: bool, magnitudes: bool
+) -> None:
+    check_rows(variant, scene, alpha=alpha, depth=depth, background=background, magnitudes=magnitudes)
 
 
 @pytest.mark.parametrize("scene", ["crowded", "opaque", "corner", "clamped", "long", "nothing"])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_match_the_cpu_where_tiles_are_unusual(variant: str, scene: str) -> None:
-    check_rows(variant, scene, alpha=True, depth=True, background=True)
+    check_rows(variant, scene, alpha=True, depth=True, background=True, magnitudes=True)
 
 
-def check_rows(variant: str, scene: str, *, alpha: bool, depth: bool, background: bool) -> None:
+def check_rows(variant: str, scene: str, *, alpha: bool, depth: bool, background: bool, magnitudes: bool) -> None:
     bins = Bins.of(*SCENES[scene](), with_depth=True)
     v_out = Images.gradients(9, bins.view, alpha=alpha, depth=depth)
-    cpu, gpu = Blender(bins, portable()), Blender(bins, simt(variant))
-    exact = Blender(bins, Backend.cpu(torch.float64))
+    backends = (portable(), simt(variant), Backend.cpu(torch.float64))
+    cpu, gpu, exact = (Blender(bins, backend, magnitudes=magnitudes) for backend in backends)
     out = cpu.blend()
     gpu.blend()
     exact.tile_ends.copy_(cpu.tile_ends)
@@ -276,7 +286,8 @@ def check_rows(variant: str, scene: str, *, alpha: bool, depth: bool, background
     assert_rows(got, truth, 1e-4)
     assert torch.equal(got == 0, expected == 0), "the same pairs contribute"
     if not depth:
-        assert bool((got[:, -1] == 0).all())
+        assert bool((got[:, DEPTH] == 0).all())
+    assert bool((got[:, MAGNITUDES] != 0).any()) == (magnitudes and bins.pairs > 0)
     if background:
         torch.testing.assert_close(gpu.v_background, cpu.v_background, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(gpu.partials, cpu.partials, rtol=1e-5, atol=1e-5)

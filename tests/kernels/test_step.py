@@ -32,10 +32,10 @@ class Run:
         self.adam = AdamState.zeros_like(self.gaussians)
         self.stats = GrowthStats.zeros(len(gaussians))
 
-    def inputs(self, camera: Camera, seed: int) -> StepInputs:
+    def inputs(self, camera: Camera, seed: int, absgrad: bool = False) -> StepInputs:
         photo = (random_image(seed, camera.width, camera.height) * 255).round().to(torch.uint8)
         background = torch.tensor([0.1, 0.2, 0.3])
-        return StepInputs(camera, photo, LRS, 2, background, 0.2, False, self.stats)
+        return StepInputs(camera, photo, LRS, 2, background, 0.2, False, self.stats, absgrad=absgrad)
 
     def tensors(self) -> dict[str, Tensor]:
         moments = {"m": self.adam.exp_avg, "v": self.adam.exp_avg_sq}
@@ -48,11 +48,11 @@ class Run:
         }
 
 
-def train(engine: Any, run: Run, steps: int = 3) -> list[float]:
+def train(engine: Any, run: Run, steps: int = 3, absgrad: bool = False) -> list[float]:
     cameras = [random_camera(seed, 37, 29) for seed in range(3)]
     losses: list[float] = []
     for k in range(steps):
-        losses += engine.submit(run.gaussians, run.adam, run.inputs(cameras[k % 3], k))
+        losses += engine.submit(run.gaussians, run.adam, run.inputs(cameras[k % 3], k, absgrad))
     return losses + engine.drain()
 
 
@@ -61,10 +61,11 @@ def gaussians() -> Gaussians:
     return random_scene(5, 80, sh_degree=2)[0]
 
 
-def test_training_follows_the_cpu_twin(gaussians: Gaussians) -> None:
+@pytest.mark.parametrize("absgrad", [False, True])
+def test_training_follows_the_cpu_twin(gaussians: Gaussians, absgrad: bool) -> None:
     ours, twin = Run(gaussians), Run(gaussians)
-    losses = train(DeferredEngine(Backend.simt()), ours)
-    expected = train(NativeEngine(Backend.cpu(isa="portable")), twin)
+    losses = train(DeferredEngine(Backend.simt()), ours, absgrad=absgrad)
+    expected = train(NativeEngine(Backend.cpu(isa="portable")), twin, absgrad=absgrad)
     assert len(losses) == 3
     assert losses == pytest.approx(expected, rel=1e-5)
     assert ours.adam.step == twin.adam.step == 3

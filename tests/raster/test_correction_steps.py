@@ -14,7 +14,8 @@ from splatcli.gaussians import GROUPS
 from splatcli.native.call import Backend
 from splatcli.raster import DeferredEngine, NativeEngine, StepInputs
 from splatcli.raster.adam import AdamState
-from splatcli.raster.exposure import expose, expose_vjp
+from splatcli.raster.bilateral import identity_grid
+from splatcli.raster.exposure import recolour, recolour_vjp
 from splatcli.raster.reference import loss_reference, render_reference
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stepping import Correction, StepEngine
@@ -26,6 +27,9 @@ F64 = torch.float64
 WIDTH, HEIGHT = 37, 29
 LRS = dict.fromkeys(GROUPS, 1e-3)
 EXPOSURE = torch.tensor([[1.1, 0.05, -0.1, 0.0213], [0.03, 0.8, 0.1, -0.0517], [-0.02, 0.04, 1.3, 0.1031]], dtype=F64)
+GRID = identity_grid(8, 16, 16).double() + 0.1 * torch.randn(
+    12, 8, 16, 16, dtype=F64, generator=torch.Generator().manual_seed(6)
+)
 ENGINES = ["reference", "float64", "float32", "simt"]
 
 
@@ -44,11 +48,33 @@ def hidden_corner() -> Tensor:
     return hidden
 
 
+def sampled(image: Tensor, grid: Tensor) -> Tensor:
+    """[H, W, 3] after a bilateral grid, from the words of docs/math.md 8.5: all maps by what they count for a pixel."""
+    height, width, _ = image.shape
+    luma = (0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2]).clamp(0.0, 1.0)
+
+    def near(at: Tensor, count: int) -> Tensor:
+        return (1.0 - (at[..., None] - torch.arange(count)).abs()).clamp(min=0.0)
+
+    up, across = (torch.arange(n, dtype=F64) / (n - 1) for n in (height, width))
+    maps = torch.einsum(
+        "kzyx,hwz,hy,wx->hwk", grid, near(7.0 * luma, 8), near(15.0 * up, 16), near(15.0 * across, 16)
+    ).view(height, width, 3, 4)
+    return torch.einsum("hwij,hwj->hwi", maps[..., :3], image) + maps[..., 3]
+
+
 class Steps:
     """Some steps of an engine, and what was learnt from them."""
 
     def __init__(
-        self, kind: str, *, count: int = 1, room: int = 0, hidden: bool = True, corrected: bool = True
+        self,
+        kind: str,
+        *,
+        count: int = 1,
+        room: int = 0,
+        hidden: bool = True,
+        corrected: bool = True,
+        gridded: bool = False,
     ) -> None:
         self.engine, dtype = make_engine(kind, room)
         self.gaussians = random_gaussians(1, 90, sh_degree=2, dtype=F64).map(lambda t: t.to(dtype)).detach_clone()
@@ -65,7 +91,8 @@ class Steps:
             inputs = StepInputs(camera, target, LRS, 2, background, 0.2, False, None, mask)
             if corrected:
                 learn = self._learner(step)
-                inputs = replace(inputs, correction=Correction(learn, pose=True, exposure=EXPOSURE.to(dtype)))
+                colours = {"grid": GRID.to(dtype)} if gridded else {"exposure": EXPOSURE.to(dtype)}
+                inputs = replace(inputs, correction=Correction(learn, pose=True, **colours))
             self.losses += self.engine.submit(self.gaussians, self.adam, inputs)
         self.losses += self.engine.drain()
 
@@ -78,17 +105,20 @@ class Steps:
         return learn
 
 
+@pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
 @pytest.mark.parametrize("hidden", [False, True])
 @pytest.mark.parametrize("kind", ENGINES)
-def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(kind: str, hidden: bool) -> None:
-    got = Steps(kind, hidden=hidden)
+def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(kind: str, hidden: bool, gridded: bool) -> None:
+    got = Steps(kind, hidden=hidden, gridded=gridded)
     parameters = leaves(random_gaussians(1, 90, sh_degree=2, dtype=F64))
     camera = random_camera(30, WIDTH, HEIGHT)
     pose = torch.from_numpy(camera.viewmat.copy()).requires_grad_()
-    exposure = EXPOSURE.clone().requires_grad_()
+    exposure = (GRID if gridded else EXPOSURE).clone().requires_grad_()
     background = torch.tensor([0.2, 0.4, 0.6], dtype=F64)
     image = render_reference(parameters, camera, sh_degree=2, background=background, viewmat=pose)[0]
-    image = torch.einsum("ij,hwj->hwi", exposure[:, :3], image) + exposure[:, 3]
+    image = (
+        sampled(image, exposure) if gridded else torch.einsum("ij,hwj->hwi", exposure[:, :3], image) + exposure[:, 3]
+    )
     target = (random_image(50, WIDTH, HEIGHT) * 255).round().to(F64) / 255.0
     if hidden:
         image, target = (t.masked_fill(hidden_corner()[..., None], 0.0) for t in (image, target))
@@ -106,8 +136,9 @@ def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(kind: str, hid
         assert_close(ours.double(), theirs, rtol=0, atol=(1e-9 if exact else 1e-3) * scale)
 
 
-def test_a_step_that_is_done_again_for_more_room_is_learnt_from_once() -> None:
-    free, tight = Steps("simt", count=5), Steps("simt", count=5, room=1)
+@pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
+def test_a_step_that_is_done_again_for_more_room_is_learnt_from_once(gridded: bool) -> None:
+    free, tight = Steps("simt", count=5, gridded=gridded), Steps("simt", count=5, room=1, gridded=gridded)
     assert [step for step, _, _ in tight.heard] == [0, 1, 2, 3, 4]
     assert tight.losses == free.losses
     for (_, *ours), (_, *theirs) in zip(tight.heard, free.heard, strict=True):
@@ -133,16 +164,20 @@ def test_gradients_of_the_view_change_no_bit_of_the_gaussians() -> None:
     assert all(torch.equal(getattr(gaussians, name), getattr(plain.gaussians, name)) for name in GROUPS)
 
 
+@pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_exposure_has_the_same_bits_for_any_number_of_threads_and_under_autocast(dtype: torch.dtype | None) -> None:
+def test_colours_have_the_same_bits_for_any_number_of_threads_and_under_autocast(
+    dtype: torch.dtype | None, gridded: bool
+) -> None:
+    colours = (GRID if gridded else EXPOSURE).float()
     random = np.random.default_rng(2)
     image, v_shown = (torch.from_numpy(random.random((411, 533, 3), np.float32)) for _ in range(2))
 
     def results() -> list[Tensor]:
-        v_image, v_exposure = torch.empty_like(image), torch.empty(3, 4)
-        shown = expose(image, EXPOSURE.float(), torch.empty_like(image))
-        expose_vjp(image, EXPOSURE.float(), v_shown, v_image, v_exposure)
-        return [shown, v_image, v_exposure]
+        v_image, v_colours = torch.empty_like(image), torch.empty_like(colours)
+        shown = recolour(image, colours, torch.empty_like(image))
+        recolour_vjp(image, colours, v_shown, v_image, v_colours)
+        return [shown, v_image, v_colours]
 
     threads = torch.get_num_threads()
     try:

@@ -136,3 +136,19 @@ def test_where_nothing_is_drawn_the_term_counts_and_has_no_gradient() -> None:
     assert not v_alpha[::7].any()
     assert not v_depth[::7].any()
     assert bool((v_depth[1::7] != 0).all())
+
+
+def test_a_reduced_image_knows_the_nearest_of_the_depths_in_each_pixel() -> None:
+    width, height, small = 37, 29, (7, 9)
+    generator = torch.Generator().manual_seed(6)
+    pixels = torch.randperm(width * height, generator=generator)[:300].sort().values
+    target = DepthTarget(pixels, torch.rand(300, generator=generator) + 0.1, 0.4)
+    expected: dict[int, float] = {}
+    for pixel, inverse in zip(pixels.tolist(), target.inverse.tolist(), strict=True):
+        y, x = pixel // width * small[0] // height, pixel % width * small[1] // width
+        place = y * small[1] + x
+        expected[place] = max(inverse, expected.get(place, 0.0))
+    found = target.reduced((height, width), small)
+    assert found.pixels.tolist() == sorted(expected)
+    assert found.inverse.tolist() == [expected[place] for place in sorted(expected)]
+    assert found.weight == 0.4

@@ -120,8 +120,8 @@ def test_float32_steps_follow_float64(isa: str) -> None:
         assert float(apart.flatten().quantile(0.99)) < 1e-2, name
 
 
-@pytest.mark.parametrize("antialiased", [False, True])
-def test_growth_stats_are_those_of_the_reference_engine(antialiased: bool) -> None:
+@pytest.mark.parametrize(("antialiased", "absgrad"), [(False, False), (True, False), (False, True), (True, True)])
+def test_growth_stats_are_those_of_the_reference_engine(antialiased: bool, absgrad: bool) -> None:
     gaussians, _ = random_scene(3, 300, sh_degree=1)
     gaussians = gaussians.map(Tensor.double)
     stats = [GrowthStats(torch.zeros(300, dtype=F64), torch.zeros(300, dtype=F64)) for _ in range(2)]
@@ -133,7 +133,12 @@ def test_growth_stats_are_those_of_the_reference_engine(antialiased: bool) -> No
             engine.step(
                 gaussians.detach_clone(),
                 AdamState.zeros_like(gaussians),
-                StepInputs(camera, target, **settings(F64, sh_degree=1, antialiased=antialiased, stats=own)),
+                StepInputs(
+                    camera,
+                    target,
+                    **settings(F64, sh_degree=1, antialiased=antialiased, stats=own),
+                    absgrad=absgrad,
+                ),
             )
         visible = stats[0].count - before
         assert set(visible.tolist()) == {0.0, 1.0}, "one view counts once"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,8 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.reference import project_reference, render_reference
-from splatcli.raster.reference_projection import BLUR, rotation_matrices, sh_basis
+from splatcli.raster.reference import blend_reference, project_reference, render_reference
+from splatcli.raster.reference_projection import BLUR, project_visible, rotation_matrices, sh_basis
 from splatcli.scene.camera import Camera
 from tests.raster.scenes import leaves, random_scene
 
@@ -213,3 +215,21 @@ def test_projection_adjoint_as_written(antialiased: bool) -> None:
     assert viewmat.grad is not None
     assert_close(viewmat.grad[:3, :3], v_rotation)
     assert_close(viewmat.grad[:3, 3], v_translation)
+
+
+def test_magnitudes_are_each_pixels_share_by_itself() -> None:
+    gaussians, camera = random_scene(29, 6, dtype=F64)
+    camera = camera.resized(9, 7)
+    _, splats = project_visible(gaussians, camera)
+    means2d = splats.means2d.detach().requires_grad_()
+    splats = dataclasses.replace(splats, means2d=means2d)
+    magnitudes = torch.zeros_like(means2d, requires_grad=True)
+    image, _, _ = blend_reference(splats, camera.width, camera.height, None, magnitudes)
+    weights = torch.randn(image.shape, generator=torch.Generator().manual_seed(3), dtype=F64)
+    pixels = (image * weights).sum(2).flatten()
+    expected = torch.zeros_like(means2d)
+    for pixel in pixels:
+        expected += torch.autograd.grad(pixel, means2d, retain_graph=True)[0].abs()
+    (got,) = torch.autograd.grad(pixels.sum(), magnitudes)
+    assert expected.abs().max() > 0.1
+    assert_close(got, expected, rtol=1e-10, atol=1e-14)

@@ -28,6 +28,7 @@ from tests.torture import (
     fuzz_checkpoint,
     fuzz_config,
     fuzz_foreign,
+    fuzz_formats,
     fuzz_ply,
     fuzz_scenes,
     harness,
@@ -46,13 +47,14 @@ Figures = Callable[[int, int], dict[str, Figure]]
     ("figures", "count", "sound", "refused"),
     [
         (fuzz_ply.figures, 400, 30, 150),
+        (fuzz_formats.figures, 300, 60, 120),
         (fuzz_checkpoint.figures, 200, 4, 100),
         (fuzz_foreign.figures, 120, 15, 50),
         (fuzz_scenes.figures, 80, 2, 30),
         (fuzz_config.figures, 400, 10, 200),
         (bit_flips.figures, 200, 6, 100),
     ],
-    ids=["ply", "checkpoint", "foreign", "scenes", "config", "bits"],
+    ids=["ply", "formats", "checkpoint", "foreign", "scenes", "config", "bits"],
 )
 def test_malformed_input_is_refused_or_sound(figures: Figures, count: int, sound: int, refused: int) -> None:
     for name, figure in figures(count, 1).items():

@@ -423,6 +423,8 @@ def test_a_checkpoint_without_learning_state_cannot_be_resumed() -> None:
 class Doubling:
     """A strategy that copies every Gaussian after step 5."""
 
+    absgrad = False
+
     def observes(self, step: int) -> bool:
         return False
 

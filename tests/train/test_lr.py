@@ -36,6 +36,20 @@ def test_the_rates_of_the_other_groups_are_constant() -> None:
     assert first == {"quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 2.5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
 
 
+def test_a_shorter_run_is_fast_first_and_slow_in_the_end() -> None:
+    short = OptimConfig.scaled(3_000)
+    rates = [learning_rates(short, Schedule(lr_steps=3_000), 1.0, step) for step in (1, 1_500, 3_000)]
+    usual = learning_rates(OPTIM, SCHEDULE, 1.0, 1)
+    for name in ("quats", "log_scales", "logit_opacities", "sh0"):
+        first, middle, last = (rate[name] for rate in rates)
+        assert first > 3.9 * usual[name], name
+        assert last == pytest.approx(first * 10**-0.9, rel=1e-2), name
+        assert middle == pytest.approx(math.sqrt(first * last), rel=1e-2), name
+    assert {rate["shN"] for rate in rates} == {usual["shN"]}, "coefficients out of view catch up with one rate"
+    assert OptimConfig.scaled(30_000) == OptimConfig.scaled(60_000) == OptimConfig()
+    assert OptimConfig.scaled(300) == short, "no further than a tenth of the recipe's length"
+
+
 def test_the_end_of_the_line_is_exact() -> None:
     assert log_linear(0.3, 0.007, 1.0) == 0.007
     assert log_linear(0.3, 0.007, 1.5) == 0.007

@@ -34,7 +34,8 @@ F64 = torch.float64
 
 
 def strategy(iterations: int = 30_000, **config: Any) -> McmcStrategy:
-    return McmcStrategy(StrategyConfig.model_validate({"name": "mcmc", **config}), SCHEDULE, iterations, seed=5)
+    settings = StrategyConfig.model_validate({"name": "mcmc", **config})
+    return McmcStrategy(settings, SCHEDULE, iterations, seed=5, cap=config.get("cap_max"))
 
 
 def world(*opacities: float) -> Gaussians:

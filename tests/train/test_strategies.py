@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig
+from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
-from splatcli.train.strategies import DefaultStrategy, Edit, apply_edit
+from splatcli.train.strategies import DefaultStrategy, Edit, apply_edit, make_strategy
+from splatcli.train.strategies.default import half_as_opaque
 from tests.train.worlds import random_adam, random_gaussians
 
 EXTENT = 2.0
@@ -25,7 +26,7 @@ SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, rese
 
 
 def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: Any) -> DefaultStrategy:
-    return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT)
+    return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT, config.get("cap_max"))
 
 
 def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, GrowthStats]:
@@ -284,3 +285,32 @@ def test_other_steps_change_nothing() -> None:
     gaussians, stats = world((STEEP, SMALL, 0.5))
     for step in (1, 500, 599, 601, 15_000, 15_100, 18_000, 30_000):
         assert strategy().edit(step, gaussians, stats, torch.Generator()) is None
+
+
+def test_revised_opacity_lets_two_look_like_the_one_they_come_from() -> None:
+    rows = [(STEEP, SMALL, 0.75), (STEEP, LARGE, 0.96), (FLAT, SMALL, 0.5)]
+    _, plain = refine(rows)
+    assert "logit_opacities" not in plain.values
+    _, edit = refine(rows, revised_opacity=True)
+    opacities = edit.values["logit_opacities"].sigmoid()
+    # 1 - sqrt(1 - o): 0.5 for 0.75, 0.8 for 0.96; who does not grow keeps its own.
+    assert_close(opacities[edit.source == 0], torch.tensor([0.5, 0.5]))
+    assert_close(opacities[edit.source == 1], torch.tensor([0.8, 0.8]))
+    assert_close(opacities[edit.source == 2], torch.tensor([0.5]))
+
+
+def test_half_as_opaque_holds_for_the_faintest_and_the_most_opaque() -> None:
+    logits = torch.tensor([-60.0, -8.0, 0.0, 8.0, 60.0], dtype=torch.float64)
+    opacity = logits.sigmoid()
+    each = half_as_opaque(logits).sigmoid()
+    together = 2.0 * each - each.square()  # of the faintest, 1 - o rounds to 1
+    assert_close(together, opacity, rtol=1e-12, atol=0)
+
+
+def test_absgrad_asks_for_magnitudes_and_its_own_threshold() -> None:
+    assert not strategy().absgrad
+    assert strategy(name="absgrad").absgrad
+    config = build_config({"strategy.name": "absgrad"})
+    assert config.strategy.grow_grad2d == 8e-4
+    assert make_strategy(config, EXTENT).absgrad
+    assert build_config({"strategy.name": "absgrad", "strategy.grow_grad2d": 6e-4}).strategy.grow_grad2d == 6e-4

@@ -19,7 +19,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import ImmediateEngine, StepInputs
 from splatcli.scene.camera import Camera
-from splatcli.scene.images import Photo
+from splatcli.scene.images import ImageSource, Photo
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 
@@ -81,7 +81,9 @@ class MadeImages:
     pixels: list[NDArray[np.uint8]]
     loaded: list[int] = field(default_factory=list)
 
-    masked = False
+    masked = has_masks = alpha_hides = False
+    sources: list[ImageSource] = field(default_factory=list, repr=False)
+    background = (0, 0, 0)
 
     def load(self, i: int) -> NDArray[np.uint8]:
         return self.photo(i).pixels
@@ -165,7 +167,7 @@ class PlainEngine(ImmediateEngine):
         correction = inputs.correction
         if correction is not None:
             pose = torch.from_numpy(inputs.camera.viewmat) * push if correction.pose else None
-            correction.learn(pose, None if correction.exposure is None else correction.exposure.cos() * push)
+            correction.learn(pose, None if correction.colours is None else correction.colours.cos() * push)
         return float(sum(getattr(grads, name).abs().sum() for name in GROUPS))
 
 

@@ -181,7 +181,8 @@ struct TileBlender {
 
 // Front to back again, with the same arithmetic, so that nothing but the images is kept from the forward pass.
 // Pairs are the outer loop here, blocks the inner one: a pair's sums stay in registers and are reduced once.
-template <class Real, bool Depth>
+// Abs: sums for density control too.
+template <class Real, bool Depth, bool Abs>
 struct TileBlenderVjp {
   using F = Lanes<Real, kLanes>;
   const SplatView& view;
@@ -253,9 +254,15 @@ struct TileBlenderVjp {
       sums[kRowGreen] += w * g_green;
       sums[kRowBlue] += w * g_blue;
       if constexpr (Depth) sums[kRowDepth] += w * F::load(buffers.depth + at);
+      if constexpr (Abs) {
+        F abs_x, abs_y;
+        abs_slopes(rec, vx, vy, abs_x, abs_y);
+        sums[kRowAbsX] += abs_x;
+        sums[kRowAbsY] += abs_y;
+      }
       if (!any(live)) alive &= ~(1u << block);
     }
-    sum_each<Depth ? kRowUsed : kRowDepth>(sums, row);
+    sum_each<row_fields(Depth, Abs)>(sums, row);
   }
 
   // Gradients of the images, lane by lane, and what they make of everything that was blended.
@@ -331,10 +338,13 @@ void Stages<Real>::blend_vjp(const SplatCall& call, const SplatView& view, const
                              void* background_partials, void* v_background) {
   const Real* bg = static_cast<const Real*>(background);
   Real* partials = static_cast<Real*>(background_partials);
-  if (v_out.depth != nullptr) {
-    for_tiles(call, view, TileBlenderVjp<Real, true>{view, frame, bg, out, v_out, partials});
+  const auto run = [&](auto depth, auto abs) {
+    for_tiles(call, view, TileBlenderVjp<Real, depth(), abs()>{view, frame, bg, out, v_out, partials});
+  };
+  if (frame.with_abs) {
+    v_out.depth != nullptr ? run(std::true_type(), std::true_type()) : run(std::false_type(), std::true_type());
   } else {
-    for_tiles(call, view, TileBlenderVjp<Real, false>{view, frame, bg, out, v_out, partials});
+    v_out.depth != nullptr ? run(std::true_type(), std::false_type()) : run(std::false_type(), std::false_type());
   }
   if (v_background == nullptr) return;
   const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);

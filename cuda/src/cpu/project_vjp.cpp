@@ -93,6 +93,9 @@ struct ChunkProjectorVjp {
     colours(raw.mean, row, base, lane_ids, live, grads, v_mean, v_pose);
     store_rows<3>(v_mean, live, lane_ids, grads[0]);
     if (pose != nullptr) add_pose(v_view, live, *pose);
+    if (frame.with_abs) {
+      for (int k = 0; k < 2; ++k) v_mean2d[k] = row[kRowAbsX + k] * F(Real(1.0 / kLog2E));
+    }
     statistics(v_mean2d, live, base, lane_ids);
   }
 

@@ -39,7 +39,7 @@ void launch_blend(const SplatCall& call, const SplatView& view, const SplatFrame
   }
 }
 
-template <bool Depth>
+template <bool Depth, bool Abs>
 void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const SplatImages& out,
                       const SplatImages& v_out, float* partials) {
   const cudaStream_t stream = stream_of(call);
@@ -49,10 +49,10 @@ void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatF
   if (tiles_of(view) > INT32_MAX) throw std::runtime_error("the image has more than 2^31 - 1 tiles");
   const int32_t tiles = int32_t(band_tiles(view));
   if (wants_simple(call)) {
-    SPLAT_LAUNCH((blend_vjp_simple<Depth>), tiles, kSimpleThreads, stream, lists, images, gradients, rows, partials);
+    SPLAT_LAUNCH((blend_vjp_simple<Depth, Abs>), tiles, kSimpleThreads, stream, lists, images, gradients, rows, partials);
   } else {
-    SPLAT_LAUNCH((blend_vjp_fast<Depth>), fast_vjp_blocks(tiles), kFastThreads, stream, lists, tiles, images, gradients,
-                 rows, partials);
+    SPLAT_LAUNCH((blend_vjp_fast<Depth, Abs>), fast_vjp_blocks(tiles), kFastThreads, stream, lists, tiles, images,
+                 gradients, rows, partials);
   }
 }
 
@@ -72,10 +72,13 @@ void blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame
 void blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void*,
                const SplatImages& out, const SplatImages& v_out, void* background_partials, void* v_background) {
   float* partials = static_cast<float*>(background_partials);
-  if (v_out.depth != nullptr) {
-    launch_blend_vjp<true>(call, view, frame, out, v_out, partials);
+  const auto launch = [&](auto depth, auto abs) {
+    launch_blend_vjp<depth(), abs()>(call, view, frame, out, v_out, partials);
+  };
+  if (frame.with_abs) {
+    v_out.depth != nullptr ? launch(std::true_type(), std::true_type()) : launch(std::false_type(), std::true_type());
   } else {
-    launch_blend_vjp<false>(call, view, frame, out, v_out, partials);
+    v_out.depth != nullptr ? launch(std::true_type(), std::false_type()) : launch(std::false_type(), std::false_type());
   }
   if (v_background == nullptr) return;
   SPLAT_LAUNCH(sum_background, 1, kBackgroundThreads, stream_of(call), frame.counters, partials, tiles_of(view),

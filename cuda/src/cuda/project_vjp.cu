@@ -35,6 +35,7 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
   job.pose_partials = static_cast<float*>(grad.pose_partials);
   job.grad2d = static_cast<float*>(grad.grad2d);
   job.count = static_cast<float*>(grad.count);
+  job.with_abs = frame.with_abs != 0;
   return job;
 }
 

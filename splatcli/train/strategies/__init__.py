@@ -13,10 +13,9 @@ __all__ = ["DefaultStrategy", "Edit", "McmcStrategy", "Strategy", "apply_edit", 
 
 def make_strategy(config: Config, extent: float) -> Strategy:
     """The strategy that ``config.strategy.name`` names, for a scene of ``extent`` world units."""
-    settings = config.strategy.model_copy(update={"cap_max": config.most_gaussians()})
-    iterations = config.train.iterations
+    settings, iterations, cap = config.strategy, config.train.iterations, config.most_gaussians()
     match config.strategy.name:
-        case "default":
-            return DefaultStrategy(settings, config.schedule, iterations, extent)
+        case "default" | "absgrad":
+            return DefaultStrategy(settings, config.schedule, iterations, extent, cap)
         case "mcmc":
-            return McmcStrategy(settings, config.schedule, iterations, config.train.seed)
+            return McmcStrategy(settings, config.schedule, iterations, config.train.seed, cap)

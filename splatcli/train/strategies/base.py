@@ -15,6 +15,10 @@ from splatcli.train.strategies.edit import Edit
 class Strategy(Protocol):
     """Decides from statistics and the step number; keeps no state of its own, so that a checkpoint misses none."""
 
+    @property
+    def absgrad(self) -> bool:
+        """Whether the statistics take the pixels' gradients by their magnitudes (docs/math.md 6.3)."""
+
     def observes(self, step: int) -> bool:
         """Whether the step about to be done, counted from 1, should add to the statistics."""
 

@@ -3,7 +3,9 @@
 After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean wants to move, then
 prune faint and, later, huge ones. Now and then all opacities fall to 0.01, so that only useful Gaussians recover.
 Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
-scales of the few Gaussians that split.
+scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
+magnitudes (AbsGS, Ye et al., 2024); with ``revised_opacity`` two Gaussians from one are together as opaque as it was
+(Rota Bulo et al., 2024), where each would otherwise keep its opacity and the image grow brighter.
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ class DefaultStrategy:
     iterations: the run's length: its last step neither refines nor resets, and a reset needs a whole
         ``reset_every`` before the end, so that no run stops in the dip that follows a reset.
     extent: world units.
+    cap: never more Gaussians than this.
     """
 
-    def __init__(self, config: StrategyConfig, schedule: Schedule, iterations: int, extent: float) -> None:
+    def __init__(
+        self, config: StrategyConfig, schedule: Schedule, iterations: int, extent: float, cap: int | None = None
+    ) -> None:
         self.config = config
+        self.cap = cap
         self.schedule = schedule
         self.iterations = iterations
         self.extent = extent
+
+    @property
+    def absgrad(self) -> bool:
+        return self.config.name == "absgrad"
 
     def observes(self, step: int) -> bool:
         return step < min(self.schedule.refine_stop, self.iterations)
@@ -86,7 +96,7 @@ class DefaultStrategy:
         kept = solid & fits
         becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
         grow = (grad > self.config.grow_grad2d) & (becomes > 0)
-        if self.config.cap_max is not None:
+        if self.cap is not None:
             grow = self._within_cap(grow, grad, becomes - kept.long(), self._room(step, int(kept.sum())))
 
         split = (grow & large).nonzero().squeeze(1)
@@ -100,10 +110,14 @@ class DefaultStrategy:
             children = slice(len(stay) + len(clone), None)
             means[children] += _offsets(gaussians, source[children], generator)
             log_scales[children] -= math.log(SPLIT_SHRINK)
+        values = {"means": means, "log_scales": log_scales}
+        if self.config.revised_opacity:
+            logits = gaussians.logit_opacities
+            values["logit_opacities"] = torch.where(grow, half_as_opaque(logits), logits)[source]
         return Edit(
             source,
             fresh,
-            {"means": means, "log_scales": log_scales},
+            values,
             opacity_ceiling=ceiling,
             cloned=len(clone),
             split=len(split),
@@ -113,11 +127,11 @@ class DefaultStrategy:
     def _room(self, step: int, count: int) -> int:
         """How many rows may be added after ``step`` to the ``count`` that stay.
 
-        The way to ``cap_max`` is spread over the whole refine window, fast first: with r refinements left, 2 / (r + 1)
+        The way to the cap is spread over the whole refine window, fast first: with r refinements left, 2 / (r + 1)
         of the gap is filled, which follows cap - (cap - start) (1 - t)^2 over the window. Taking the steepest
         candidates little by little spends the cap better than filling it with the first ones that qualify.
         """
-        gap = self.config.cap_max - count if self.config.cap_max is not None else 0
+        gap = self.cap - count if self.cap is not None else 0
         last = min(self.schedule.refine_stop, self.iterations) - 1
         left = last // self.schedule.refine_every - (step - 1) // self.schedule.refine_every
         return math.ceil(gap * min(1.0, 2.0 / (left + 1))) if gap > 0 else gap
@@ -137,6 +151,13 @@ class DefaultStrategy:
 def logit(probability: float) -> float:
     """log(p / (1 - p)); minus infinity at 0."""
     return math.log(probability / (1.0 - probability)) if probability > 0 else -math.inf
+
+
+def half_as_opaque(logits: Tensor) -> Tensor:
+    """Logits of 1 - sqrt(1 - o): of each of two Gaussians in one place that are together as opaque as one."""
+    # log(1 - o) = -softplus(x), so 1 - o' = exp(-softplus(x) / 2).
+    half = 0.5 * torch.nn.functional.softplus(logits)
+    return torch.log(torch.expm1(half))
 
 
 def _offsets(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -32,13 +32,21 @@ class McmcStrategy:
 
     iterations: the run's length; its last step does not refine.
     seed: of the noise.
+    cap: never more Gaussians than this.
     """
 
-    def __init__(self, config: StrategyConfig, schedule: Schedule, iterations: int, seed: int) -> None:
+    def __init__(
+        self, config: StrategyConfig, schedule: Schedule, iterations: int, seed: int, cap: int | None = None
+    ) -> None:
         self.config = config
+        self.cap = cap
         self.schedule = schedule
         self.iterations = iterations
         self.seed = seed
+
+    @property
+    def absgrad(self) -> bool:
+        return False
 
     def observes(self, step: int) -> bool:
         return False
@@ -84,8 +92,8 @@ class McmcStrategy:
         """Appends copies, ``grow_factor`` times as many rows in all but at most the cap; how many."""
         count = len(rows.source)
         target = int(self.config.grow_factor * count)
-        if self.config.cap_max is not None:
-            target = min(target, self.config.cap_max)
+        if self.cap is not None:
+            target = min(target, self.cap)
         chosen = draw(rows.weights(), max(0, target - count), generator)
         if len(chosen) == 0:
             return 0

@@ -1,0 +1,209 @@
+"""PlayCanvas' compressed PLY: chunks of 256 Gaussians with their ranges, 16 bytes a Gaussian, SH as bytes.
+
+Elements: ``chunk`` with the least and the greatest position, log-scale and colour of its Gaussians; ``vertex`` with
+four packed words (11 + 10 + 11 bits of position, of scale; two bits and three times ten of rotation; R G B opacity);
+``sh`` with the other harmonics, channel-major as in a plain PLY.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.errors import ModelFileError
+from splatcli.formats.morton import morton_order
+from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
+from splatcli.formats.rotations import largest_and_rest, with_largest
+from splatcli.formats.units import (
+    Columns,
+    Doubles,
+    Encoded,
+    Told,
+    colours_of,
+    columns_of,
+    logits_of,
+    opacities_of,
+    quantised,
+    sh0_of,
+    stored_of,
+    unit_quats,
+)
+from splatcli.gaussians import SH_REST, Gaussians
+
+CHUNK = 256
+#: Bits of three components in a word, the first highest.
+_WORD = (11, 10, 11)
+_LOG_SCALES = (-20.0, 20.0)
+#: SH bytes cover -4...4.
+_SH_RANGE = 8.0
+_ROTATION_SCALE = math.sqrt(2.0) / 2
+
+_MEANS = [f"{end}_{axis}" for end in ("min", "max") for axis in "xyz"]
+_SCALES = [f"{end}_scale_{axis}" for end in ("min", "max") for axis in "xyz"]
+_COLOURS = [f"{end}_{channel}" for end in ("min", "max") for channel in "rgb"]
+_PACKED = ["packed_position", "packed_rotation", "packed_scale", "packed_color"]
+
+
+def encode_compressed_ply(gaussians: Gaussians, told: Told) -> Encoded:
+    """The Gaussians in Morton order. Raises DivergedError when a value is not finite."""
+    columns = columns_of(gaussians)
+    order = morton_order(columns.means)
+    columns = Columns(*(column[order] for column in columns))
+    log_scales = np.clip(columns.log_scales, *_LOG_SCALES)
+    means, mean_range = _to_unit(columns.means)
+    scales, scale_range = _to_unit(log_scales)
+    colours, colour_range = _to_unit(colours_of(columns.sh0).astype(np.float32))
+    vertices = np.zeros((len(gaussians), 4), "<u4")
+    vertices[:, 0] = _pack(means)
+    vertices[:, 1] = _pack_rotations(unit_quats(columns.quats))
+    vertices[:, 2] = _pack(scales)
+    rgba = np.column_stack(
+        [quantised(colours * 255.0, 255), quantised(opacities_of(columns.logit_opacities) * 255, 255)]
+    )
+    vertices[:, 3] = rgba @ (1 << np.array([24, 16, 8, 0]))
+    chunks = np.concatenate([mean_range, scale_range, colour_range], axis=1).astype("<f4")
+    rest = 3 * columns.shN.shape[1]
+    harmonics = columns.shN.transpose(0, 2, 1).reshape(len(gaussians), rest).astype(np.float64)
+    bytes_ = np.clip(np.floor((harmonics / _SH_RANGE + 0.5) * 256.0), 0, 255).astype(np.uint8)
+    beyond = int((np.abs(harmonics) > _SH_RANGE / 2).sum())
+    notes = (
+        [f"clamped {beyond:,} SH coefficients beyond {_SH_RANGE / 2:g}, the range of a compressed PLY"]
+        if beyond
+        else []
+    )
+    head = _head(len(chunks), len(gaussians), rest, told)
+    return Encoded(head.encode() + chunks.tobytes() + vertices.tobytes() + bytes_.tobytes(), notes)
+
+
+def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> Stored:
+    """What a compressed PLY holds. Raises ModelFileError: damaged, or not laid out as its kind is."""
+    header = read_ply_header(path, lenient=lenient)
+    chunk, vertex, sh = _elements(header, path)
+    count = vertex.count
+    ranges = _rows(header, chunk, path)
+    if count > CHUNK * chunk.count:
+        raise ModelFileError(f"{chunk.count:,} chunks of {CHUNK} cannot hold {count:,} Gaussians", where=path)
+    if "min_r" not in chunk.properties:  # before version 2 colours were not scaled to the chunk
+        colours = np.tile(np.array([0.0, 0, 0, 1, 1, 1]), (chunk.count, 1))
+    else:
+        colours = _columns(ranges, _COLOURS)
+    words = _rows(header, vertex, path)
+    rgba = np.stack([words["packed_color"] >> shift & 255 for shift in (24, 16, 8, 0)], axis=1) / 255.0
+    harmonics = np.zeros((count, 0, 3))
+    if sh is not None:
+        table = _columns(_rows(header, sh, path), [f"f_rest_{i}" for i in range(len(sh.properties))])
+        # Both ends stand for themselves, so that a clamped value does not become a half step less.
+        units = np.where(table == 0, 0.0, np.where(table == 255, 1.0, (table + 0.5) / 256.0))
+        harmonics = ((units - 0.5) * _SH_RANGE).reshape(count, 3, -1).transpose(0, 2, 1)
+    notes = [f"ignored {header.trailing} bytes behind the data"] if header.trailing else []
+    return stored_of(
+        "compressed PLY",
+        means=_from_unit(_unpack(words["packed_position"]), _columns(ranges, _MEANS)),
+        quats=_unpack_rotations(words["packed_rotation"]),
+        log_scales=_from_unit(_unpack(words["packed_scale"]), _columns(ranges, _SCALES)),
+        logit_opacities=logits_of(rgba[:, 3], 1 / 255),
+        sh0=sh0_of(_from_unit(rgba[:, :3], colours)),
+        shN=harmonics,
+        notes=notes,
+    )
+
+
+def _head(chunks: int, count: int, rest: int, told: Told) -> str:
+    lines = ["ply", "format binary_little_endian 1.0"]
+    lines += [f"comment {comment}" for comment in told.comments]
+    lines += ["comment SplatRenderMode: mip"] if told.antialiased else []
+    lines += [f"element chunk {chunks}", *(f"property float {name}" for name in [*_MEANS, *_SCALES, *_COLOURS])]
+    lines += [f"element vertex {count}", *(f"property uint {name}" for name in _PACKED)]
+    if rest:
+        lines += [f"element sh {count}", *(f"property uchar f_rest_{i}" for i in range(rest))]
+    return "\n".join([*lines, "end_header", ""])
+
+
+def _elements(header: PlyHeader, path: Path) -> tuple[PlyElement, PlyElement, PlyElement | None]:
+    """chunk, vertex and sh, once everything needed is there."""
+    if header.format != "binary_little_endian":
+        raise ModelFileError(f"a compressed PLY of the format {header.format}", where=path)
+    found = {element.name: element for element in header.elements}
+    for name, wanted, kind in (("chunk", [*_MEANS, *_SCALES], "f4"), ("vertex", _PACKED, "u4")):
+        element = found.get(name)
+        if element is None:
+            raise ModelFileError(f"a compressed PLY without the element {name}", where=path)
+        if missing := [column for column in wanted if element.properties.get(column) != kind]:
+            raise ModelFileError(f"element {name} has no {', '.join(missing)} of type {kind}", where=path)
+        if any(other != kind for other in element.properties.values()) or element.has_list:
+            raise ModelFileError(f"element {name} has columns of several types", where=path)
+    colours = [name in found["chunk"].properties for name in _COLOURS]
+    if any(colours) != all(colours):
+        raise ModelFileError("element chunk has some of the ranges of colours, and not all", where=path)
+    sh = found.get("sh")
+    if sh is not None:
+        expected = {f"f_rest_{i}": "u1" for i in range(len(sh.properties))}
+        if sh.properties != expected or len(expected) not in [3 * size for size in SH_REST] or sh.has_list:
+            raise ModelFileError(
+                f"element sh has {len(sh.properties)} columns; 9, 24 or 45 of type u1 are known", where=path
+            )
+        if sh.count != found["vertex"].count:
+            raise ModelFileError(f"{sh.count:,} rows of sh for {found['vertex'].count:,} Gaussians", where=path)
+    return found["chunk"], found["vertex"], sh
+
+
+def _rows(header: PlyHeader, element: PlyElement, path: Path) -> NDArray[Any]:
+    """The rows of an element; the header's claims fit the file."""
+    before = header.before(element.name)
+    if any(other.has_list for other in before):
+        raise ModelFileError("elements with lists stand before the data", where=path)
+    offset = header.size + sum(other.count * other.stride for other in before)
+    dtype = np.dtype([(name, "<" + kind) for name, kind in element.properties.items()])
+    return np.fromfile(path, dtype, count=element.count, offset=offset)
+
+
+def _columns(rows: NDArray[Any], names: list[str]) -> Doubles:
+    """[N, len(names)]."""
+    if not names:
+        return np.zeros((len(rows), 0))
+    with np.errstate(invalid="ignore"):  # some NaN of a damaged file
+        return np.stack([rows[name].astype(np.float64) for name in names], axis=1)
+
+
+def _to_unit(values: NDArray[np.floating]) -> tuple[Doubles, Doubles]:
+    """([N, 3] in 0...1 of the range of their chunk, [chunks, 6] the least and the greatest)."""
+    starts = np.arange(0, len(values), CHUNK)
+    low = np.minimum.reduceat(values, starts, axis=0).astype(np.float64)
+    high = np.maximum.reduceat(values, starts, axis=0).astype(np.float64)
+    chunk = np.arange(len(values)) // CHUNK
+    extent = np.where(high > low, high - low, 1.0)
+    return (values - low[chunk]) / extent[chunk], np.concatenate([low, high], axis=1)
+
+
+def _from_unit(units: Doubles, ranges: Doubles) -> Doubles:
+    """The inverse. units: [N, 3]; ranges: [chunks, 6]."""
+    rows = ranges[np.arange(len(units)) // CHUNK]
+    with np.errstate(over="ignore", invalid="ignore"):
+        values: Doubles = rows[:, :3] + units * (rows[:, 3:] - rows[:, :3])
+    return values
+
+
+def _pack(units: Doubles) -> NDArray[np.int64]:
+    x, y, z = (quantised(units[:, i] * (2**bits - 1), 2**bits - 1) for i, bits in enumerate(_WORD))
+    return x << 21 | y << 11 | z
+
+
+def _unpack(words: NDArray[np.uint32]) -> Doubles:
+    parts = (words >> 21, words >> 11 & 1023, words & 2047)
+    return np.stack([part / (2.0**bits - 1) for part, bits in zip(parts, _WORD, strict=True)], axis=1)
+
+
+def _pack_rotations(quats: Doubles) -> NDArray[np.int64]:
+    place, rest = largest_and_rest(quats)
+    parts = quantised((rest * _ROTATION_SCALE + 0.5) * 1023.0, 1023)
+    return place << 30 | parts[:, 0] << 20 | parts[:, 1] << 10 | parts[:, 2]
+
+
+def _unpack_rotations(words: NDArray[np.uint32]) -> Doubles:
+    parts = np.stack([words >> shift & 1023 for shift in (20, 10, 0)], axis=1)
+    return with_largest(words >> 30, (parts / 1023.0 - 0.5) / _ROTATION_SCALE)

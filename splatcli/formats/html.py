@@ -1,0 +1,105 @@
+"""One page with a scene and a viewer in it, which opens from a disk, without a server and without the internet.
+
+The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page. It is written and not read.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.formats.sog import encode_sog
+from splatcli.formats.units import Encoded, Told
+from splatcli.gaussians import Gaussians
+from splatcli.scene.camera import Camera
+
+#: The places in the viewer's page that are filled in, each there once: its settings, its style, its script.
+_SETTINGS = '<script type="application/json" id="sse-bootstrap">\n            null\n        </script>'
+_STYLE = '<link rel="stylesheet" href="./index.css" />'
+_SCRIPT = "import { createViewer } from './index.js';"
+_TITLE = "<title>SuperSplat Viewer</title>"
+_SOURCE_MAP = "//# sourceMappingURL=index.js.map"
+
+#: Degrees of a viewer's angle of view where no camera tells one, and what the viewer takes.
+_FIELD_OF_VIEW = 60.0
+_LEAST_FIELD, _LARGEST_FIELD = 10.0, 120.0
+#: Stray Gaussians far from all others are not what a first view is for.
+_MOST = (0.02, 0.98)
+#: From a PLY to the viewer's world: half a turn about z.
+_TO_VIEWER = np.array([-1.0, -1.0, 1.0])
+
+
+def encode_html(gaussians: Gaussians, told: Told) -> Encoded:
+    """The page. Raises as encode_sog() does."""
+    scene = encode_sog(gaussians, told)
+    settings = {
+        "contentUrl": "data:application/octet-stream;base64," + base64.b64encode(scene.payload).decode(),
+        "contentFilename": "scene.sog",
+        "settings": _settings(_first_view(gaussians, told.camera)),
+    }
+    text = json.dumps(settings, allow_nan=False).replace("<", "\\u003c")
+    page = _asset("index.html")
+    for place, content in (
+        (_TITLE, "<title>Gaussian splats</title>"),
+        (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
+        (_SETTINGS, f'<script type="application/json" id="sse-bootstrap">{text}</script>'),
+        (_SCRIPT, _asset("index.js").replace(_SOURCE_MAP, "")),
+    ):
+        before, found, after = page.partition(place)
+        if not found:
+            raise AssertionError(f"the viewer's page has no {place!r}; it and this module belong together")
+        page = before + content + after
+    return Encoded(page.encode(), scene.notes)
+
+
+def _asset(name: str) -> str:
+    return (files("splatcli.formats") / "viewer" / name).read_text(encoding="utf-8")
+
+
+def _settings(view: dict[str, Any]) -> dict[str, Any]:
+    """What the viewer calls an experience: nothing but the Gaussians on black."""
+    return {
+        "version": 2,
+        "tonemapping": "none",
+        "highPrecisionRendering": False,
+        "background": {"color": [0, 0, 0]},
+        "postEffectSettings": {
+            "sharpness": {"enabled": False, "amount": 0},
+            "bloom": {"enabled": False, "intensity": 1, "blurLevel": 2},
+            "grading": {"enabled": False, "brightness": 0, "contrast": 1, "saturation": 1, "tint": [1, 1, 1]},
+            "vignette": {"enabled": False, "intensity": 0.5, "inner": 0.3, "outer": 0.75, "curvature": 1},
+            "fringing": {"enabled": False, "intensity": 0.5},
+        },
+        "animTracks": [],
+        "cameras": [{"initial": view}],
+        "annotations": [],
+        "startMode": "default",
+    }
+
+
+def _first_view(gaussians: Gaussians, camera: Camera | None) -> dict[str, Any]:
+    """Where the viewer stands, what it looks at, and how wide: as ``camera``, else in front of the whole scene."""
+    means = gaussians.means.detach().cpu().double().numpy()
+    if camera is None:
+        low, high = np.quantile(means, _MOST, axis=0)
+        middle, reach = (low + high) / 2, float(np.linalg.norm(high - low)) / 2 or 1.0
+        distance = reach / math.tan(math.radians(_FIELD_OF_VIEW) / 2)
+        # A little from above: in a PLY y points down, and z away.
+        position = middle + distance * np.array([0.0, -0.3, -1.0])
+        return _pose(position, middle, _FIELD_OF_VIEW)
+    forward = camera.viewmat[2, :3]
+    depths = (means - camera.center) @ forward
+    ahead = depths[depths > 0]
+    target = camera.center + forward * (float(np.median(ahead)) if len(ahead) else 1.0)
+    field = math.degrees(2 * math.atan(camera.height / (2 * camera.fy)))
+    return _pose(camera.center, target, min(max(field, _LEAST_FIELD), _LARGEST_FIELD))
+
+
+def _pose(position: NDArray[np.float64], target: NDArray[np.float64], field: float) -> dict[str, Any]:
+    return {"position": (position * _TO_VIEWER).tolist(), "target": (target * _TO_VIEWER).tolist(), "fov": field}

@@ -1,0 +1,50 @@
+"""Recipes: what settings follow from a preset, from a strategy and from the length of a run.
+
+Each gives dotted keys and values, as a settings file would; what a user gives wins over all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from splatcli.errors import UsageError
+
+#: The run length that the field's schedules are written for.
+REFERENCE_ITERATIONS = 30_000
+
+#: ``--preset``: docs/quality.md has what each brings.
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {"strategy.cap_max": "auto", "train.iterations": 7_000},
+    "default": {"strategy.cap_max": "auto"},
+    "quality": {"strategy.cap_max": "auto", "train.antialiased": True},
+}
+
+
+def preset_recipe(name: str | None) -> dict[str, Any]:
+    """What a preset sets; nothing for None. Raises UsageError for a name that there is not."""
+    if name is None:
+        return {}
+    try:
+        return dict(PRESETS[name])
+    except KeyError:
+        raise UsageError(
+            f"there is no preset {name!r}", where="--preset", remedy="one of " + ", ".join(PRESETS)
+        ) from None
+
+
+def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
+    """What a strategy wants otherwise than the settings' own defaults, in a run so long."""
+    if name == "absgrad":
+        return {"strategy.grow_grad2d": 8e-4}
+    if name != "mcmc":
+        return {}
+    scale = min(1.0, iterations / REFERENCE_ITERATIONS)
+    return {
+        "model.init_opacity": 0.5,
+        "model.init_scale": 0.1,
+        "optim.logit_opacities_lr": 5e-2,
+        "schedule.refine_stop": max(1, round(25_000 * scale)),
+        "strategy.cap_max": 1_000_000,
+        "strategy.opacity_reg": 0.01,
+        "strategy.scale_reg": 0.01,
+    }

@@ -1,0 +1,125 @@
+"""Every format out and in again through the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from splatcli.formats.registry import FORMATS
+from tests.cli.tiny import QUICK
+from tests.running import Done
+
+Splat = Callable[..., Done]
+
+#: What is both written and read without a package beside ours.
+BOTH = [known for known in FORMATS if known.write and known.read]
+#: Decibels between a render of the run and one of the file: what bytes for colours leave, and SPZ's coarser harmonics.
+#: A .splat has no harmonics, and is compared with the model without them.
+LEAST = {"ply": 90.0, "compressed.ply": 45.0, "splat": 40.0, "spz": 34.0, "sog": 38.0, "glb": 90.0}
+
+
+@pytest.fixture(scope="module")
+def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from splatcli.cli.boundary import run
+
+    path = tmp_path_factory.mktemp("cameras") / "cameras.json"
+    assert run(["export", str(finished_run), "-o", str(path), "-q"]) == 0
+    whole = json.loads(path.read_text())
+    path.write_text(json.dumps({"cameras": whole["cameras"][:2]}))
+    return path
+
+
+def pictures(splat: Splat, model: Path, cameras: Path, folder: Path) -> np.ndarray:
+    done = splat("render", model, "--views", cameras, "-o", folder, "-q")
+    assert done.code == 0, done.err
+    return np.stack([imageio.imread(line).astype(float) for line in done.lines])
+
+
+@pytest.mark.parametrize("known", BOTH, ids=lambda known: known.name)
+def test_a_format_is_exported_told_and_rendered(
+    known: object, splat: Splat, finished_run: Path, cameras: Path, tmp_path: Path
+) -> None:
+    from splatcli.formats.registry import Format
+
+    assert isinstance(known, Format)
+    path = tmp_path / f"x{known.suffix}"
+    done = splat("export", finished_run, "-o", path)
+    assert (done.code, done.lines) == (0, [str(path)]), done.err
+    info = splat("info", path, "--json").objects[-1]
+    assert (info["kind"], info["usable"], info["space"]) == (known.name, True, "raw")
+    assert info["sh_degree"] == min(1, known.sh_degree)
+    plain = tmp_path / "plain.ply"
+    assert splat("export", finished_run, "-o", plain, "--sh-degree", known.sh_degree).code == 0
+    expected = pictures(splat, plain, cameras, tmp_path / "a")
+    found = pictures(splat, path, cameras, tmp_path / "b")
+    error = float(((expected - found) ** 2).mean())
+    decibels = 10 * np.log10(255**2 / max(error, 1e-9))
+    assert decibels >= LEAST[known.name], decibels
+    assert expected.std() > 10
+
+
+@pytest.mark.parametrize("suffix", [".spz", ".sog"])
+def test_training_starts_from_a_compressed_file(
+    suffix: str, splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / f"x{suffix}"
+    assert splat("export", finished_run, "-o", path, "-q").code == 0
+    done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", "2", "-q", *QUICK, "--init", path)
+    assert done.code == 0, done.err
+
+
+def test_an_unknown_name_lists_those_that_are_known(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    done = splat("export", finished_run, "-o", tmp_path / "x.obj")
+    assert done.code == 2
+    for known in FORMATS:
+        assert known.suffix in done.err
+    done = splat("export", finished_run, "-o", tmp_path / "x.ply", "--format", "obj")
+    assert done.code == 2
+    assert "compressed.ply, splat, spz, spz4" in done.err
+
+
+def test_the_longer_ending_wins_and_format_wins_over_both(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    splat("export", finished_run, "-o", tmp_path / "a.compressed.ply")
+    splat("export", finished_run, "-o", tmp_path / "b.PLY")
+    splat("export", finished_run, "-o", tmp_path / "c.ply", "--format", "spz")
+    assert b"packed_position" in (tmp_path / "a.compressed.ply").read_bytes()
+    assert b"f_dc_0" in (tmp_path / "b.PLY").read_bytes()
+    assert (tmp_path / "c.ply").read_bytes().startswith(b"\x1f\x8b")
+    assert splat("info", tmp_path / "c.ply", "--json").objects[-1]["kind"] == "spz"  # told by content
+
+
+def test_what_is_left_out_is_told(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    bounds = splat("info", finished_run, "--json").objects[-1]
+    whole = bounds["num_gaussians"]
+    region = "sphere:0,0,0,0.8"
+    done = splat("export", finished_run, "-o", tmp_path / "x.splat", "--crop", region, "--json")
+    kept = done.objects[-1]["num_gaussians"]
+    assert 0 < kept < whole
+    assert f"note: kept {kept:,} of {whole:,} Gaussians" in done.err
+    assert "SH degree 1 -> 0" in done.err
+    assert splat("info", tmp_path / "x.splat", "--json").objects[-1]["num_gaussians"] == kept
+    nothing = splat("export", finished_run, "-o", tmp_path / "y.ply", "--crop", "sphere:99,99,99,1")
+    assert nothing.code == 2
+    assert "none of the" in nothing.err
+    assert not (tmp_path / "y.ply").exists()
+
+
+def test_a_page_is_written_and_not_read(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    done = splat("export", finished_run, "-o", tmp_path / "x.html")
+    assert (done.code, done.lines) == (0, [str(tmp_path / "x.html")])
+    refused = splat("info", tmp_path / "x.html")
+    assert refused.code == 5
+    assert "written here and not read" in refused.err
+
+
+def test_a_failed_write_leaves_the_old_file(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.spz"
+    path.write_bytes(b"old")
+    assert splat("export", finished_run, "-o", path, "--crop", "sphere:99,99,99,1").code == 2
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.spz"]

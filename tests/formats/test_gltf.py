@@ -1,0 +1,140 @@
+"""GLB: what KHR_gaussian_splatting asks for is there, and what it does not allow is refused."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from splatcli.errors import ModelFileError
+from splatcli.formats.gltf import encode_gltf
+from splatcli.formats.gltf_read import read_stored_gltf
+from splatcli.formats.units import Told
+from tests.formats.made import scene
+
+PREFIX = "KHR_gaussian_splatting:"
+
+
+def parts_of(content: bytes) -> tuple[dict[str, Any], bytes]:
+    (length,) = struct.unpack_from("<I", content, 12)
+    return json.loads(content[20 : 20 + length]), content[28 + length :]
+
+
+def glb(document: dict[str, Any], binary: bytes) -> bytes:
+    text = json.dumps(document).encode()
+    text += b" " * (-len(text) % 4)
+    head = struct.pack("<4sII", b"glTF", 2, 28 + len(text) + len(binary))
+    return head + struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
+
+
+@pytest.fixture
+def good() -> bytes:
+    return encode_gltf(scene(20, 2), Told(comments=["add 1 2 3"])).payload
+
+
+def test_the_layout_is_the_extensions(good: bytes) -> None:
+    document, binary = parts_of(good)
+    assert document["extensionsUsed"] == ["KHR_gaussian_splatting"]
+    (primitive,) = document["meshes"][0]["primitives"]
+    assert primitive["mode"] == 0
+    told = primitive["extensions"]["KHR_gaussian_splatting"]
+    assert (told["kernel"], told["colorSpace"]) == ("ellipse", "srgb_rec709_display")
+    bands = [f"{PREFIX}SH_DEGREE_{d}_COEF_{n}" for d in range(3) for n in range(2 * d + 1)]
+    assert set(primitive["attributes"]) == {
+        *("POSITION", "COLOR_0", f"{PREFIX}ROTATION", f"{PREFIX}SCALE", f"{PREFIX}OPACITY", *bands)
+    }
+
+    def table(name: str) -> np.ndarray:
+        accessor = document["accessors"][primitive["attributes"][name]]
+        view = document["bufferViews"][accessor["bufferView"]]
+        return np.frombuffer(binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]], "<f4")
+
+    np.testing.assert_allclose(np.linalg.norm(table(f"{PREFIX}ROTATION").reshape(-1, 4), axis=1), 1, atol=1e-6)
+    assert (table(f"{PREFIX}SCALE") > 0).all()
+    assert ((table(f"{PREFIX}OPACITY") >= 0) & (table(f"{PREFIX}OPACITY") <= 1)).all()
+    position = document["accessors"][primitive["attributes"]["POSITION"]]
+    means = scene(20, 2).means.numpy() * [-1, -1, 1]
+    np.testing.assert_allclose(position["min"], means.min(axis=0))
+    np.testing.assert_allclose(position["max"], means.max(axis=0))
+    assert len(good) % 4 == 0
+    assert all(view["byteOffset"] % 4 == 0 for view in document["bufferViews"])
+
+
+def test_pygltflib_reads_it(good: bytes, tmp_path: Path) -> None:
+    pygltflib = pytest.importorskip("pygltflib", reason="pygltflib is not installed")
+    (tmp_path / "a.glb").write_bytes(good)
+    found = pygltflib.GLTF2().load(str(tmp_path / "a.glb"))
+    accessor = found.accessors[found.meshes[0].primitives[0].attributes.POSITION]
+    assert accessor.count == 20
+    found.save(str(tmp_path / "b.glb"))
+    a, b = (read_stored_gltf(tmp_path / name) for name in ("a.glb", "b.glb"))
+    for x, y in zip(a.tables, b.tables, strict=True):
+        assert x.numpy().tobytes() == y.numpy().tobytes()
+
+
+def accessor_of(document: dict[str, Any], name: str) -> dict[str, Any]:
+    return document["accessors"][document["meshes"][0]["primitives"][0]["attributes"][name]]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda d: accessor_of(d, "POSITION").update(count=10**9), "do not lie inside"),
+        (lambda d: accessor_of(d, "POSITION").update(count=19), "POSITION has 19"),
+        (lambda d: accessor_of(d, "POSITION").update(byteOffset=8), "do not lie inside"),
+        (lambda d: accessor_of(d, "POSITION").update(bufferView=99), "view 99 of"),
+        (lambda d: accessor_of(d, "POSITION").update(componentType=5125), "normalised integers"),
+        (lambda d: accessor_of(d, "POSITION").update(type="VEC4"), "VEC4"),
+        (lambda d: accessor_of(d, "POSITION").update(sparse={}), "sparse"),
+        (lambda d: d["bufferViews"][0].update(byteOffset=-4), "byteOffset"),
+        (lambda d: d["bufferViews"][0].update(byteLength=10**6), "do not lie inside"),
+        (lambda d: d["meshes"][0]["primitives"][0].update(mode=4), "mode 4"),
+        (lambda d: d["meshes"][0]["primitives"][0].update(extensions={}), "0 sets of Gaussians"),
+        (lambda d: d["meshes"].append(d["meshes"][0]), "2 sets of Gaussians"),
+        (lambda d: d["meshes"][0]["primitives"][0]["attributes"].pop(f"{PREFIX}SCALE"), "have no KHR"),
+        (lambda d: d["meshes"][0]["primitives"][0]["attributes"].pop(f"{PREFIX}SH_DEGREE_2_COEF_3"), "DEGREE_2_COEF_3"),
+        (lambda d: d["nodes"][0].update(rotation=[0, 0, 1, 0]), "has a rotation"),
+        (lambda d: d.update(accessors=3), "accessors"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    good: bytes, edit: Callable[[dict[str, Any]], object], said: str, tmp_path: Path
+) -> None:
+    document, binary = parts_of(good)
+    edit(document)
+    (tmp_path / "a.glb").write_bytes(glb(document, binary))
+    with pytest.raises(ModelFileError, match=said):
+        read_stored_gltf(tmp_path / "a.glb")
+
+
+def test_normalised_integers_are_read(tmp_path: Path) -> None:
+    """Opacities in bytes and rotations in 16 bits are lawful, also interleaved with something else."""
+    document, binary = parts_of(encode_gltf(scene(20, 0), Told()).payload)
+    plain = tmp_path / "plain.glb"
+    plain.write_bytes(glb(document, binary))
+    expected = read_stored_gltf(plain).tables
+    primitive = document["meshes"][0]["primitives"][0]["attributes"]
+    view = document["bufferViews"][primitive[f"{PREFIX}ROTATION"]]
+    rotation = np.frombuffer(binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]], "<f4").reshape(20, 4)
+    rows = np.zeros(20, [("rotation", "<i2", 4), ("opacity", "u1"), ("pad", "u1", 3)])
+    rows["rotation"] = np.round(rotation * 32767)
+    rows["opacity"] = np.round(expected.opacities.double().sigmoid().numpy() * 255)
+    document["bufferViews"].append(
+        {"buffer": 0, "byteOffset": len(binary), "byteLength": rows.nbytes, "byteStride": rows.itemsize}
+    )
+    packed = {"bufferView": len(document["bufferViews"]) - 1, "count": 20, "normalized": True}
+    document["accessors"] += [
+        {**packed, "componentType": 5122, "type": "VEC4"},
+        {**packed, "componentType": 5121, "type": "SCALAR", "byteOffset": 8},
+    ]
+    primitive[f"{PREFIX}ROTATION"] = len(document["accessors"]) - 2
+    primitive[f"{PREFIX}OPACITY"] = len(document["accessors"]) - 1
+    (tmp_path / "a.glb").write_bytes(glb(document, binary + rows.tobytes()))
+    found = read_stored_gltf(tmp_path / "a.glb").tables
+    assert (found.quats / found.quats.norm(dim=1, keepdim=True) - expected.quats).abs().max() < 1e-4
+    assert (found.opacities.sigmoid() - expected.opacities.sigmoid()).abs().max() <= 0.5 / 255 + 1e-6

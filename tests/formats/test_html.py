@@ -1,0 +1,106 @@
+"""The page: whole, with nothing to fetch, and its viewer as its authors published it.
+
+With @sparticuz/chromium and puppeteer-core in the folder that SPLATCLI_NODE_MODULES names, it is looked at, too.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import json
+import os
+import re
+import subprocess
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from splatcli.formats import html
+from splatcli.formats.html import encode_html
+from splatcli.formats.units import Told
+from splatcli.scene.camera import Camera
+from tests.formats.made import scene
+from tests.formats.test_third_party import MODULES, node
+
+VIEWER = Path(html.__file__).parent / "viewer"
+
+
+def bootstrap(page: str) -> dict[str, Any]:
+    found = re.search(r'id="sse-bootstrap">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    settings: dict[str, Any] = json.loads(found[1])
+    return settings
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return encode_html(scene(200, 1), Told()).payload.decode()
+
+
+def test_the_page_holds_the_scene_the_style_and_the_script(page: str) -> None:
+    settings = bootstrap(page)
+    kind, _, content = settings["contentUrl"].partition(",")
+    assert kind == "data:application/octet-stream;base64"
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(content))) as archive:
+        assert json.loads(archive.read("meta.json"))["count"] == 200
+    assert "./index" not in page
+    assert "sourceMappingURL" not in page
+    assert page.count("</script>") == page.count("<script") == 3
+
+
+def test_the_page_loads_nothing_from_anywhere(page: str) -> None:
+    head = page.partition("const TRACEID_GPU_TIMINGS")[0]  # the script's own texts name places, and fetch none
+    assert not re.findall(r"""(?:src|href)=["']?(?!data:)[^"'> ]+""", head.replace('href=""', ""))
+
+
+def test_the_viewer_is_the_published_one() -> None:
+    sums = dict(re.findall(r"^\| `([\w.]+)` \| `(\w{64})` \|$", (VIEWER / "README.md").read_text(), re.MULTILINE))
+    assert set(sums) == {"index.html", "index.css", "index.js"}
+    for name, expected in sums.items():
+        assert hashlib.sha256((VIEWER / name).read_bytes()).hexdigest() == expected, name
+    assert "MIT License" in (VIEWER / "LICENSE").read_text()
+
+
+def test_the_first_view_is_that_of_a_camera() -> None:
+    viewmat = np.eye(4)
+    viewmat[:3, 3] = [0.5, -1.0, 4.0]  # the camera stands at (-0.5, 1, -4) and looks along z
+    camera = Camera(name="a", width=200, height=100, fx=100.0, fy=50.0, cx=100.0, cy=50.0, viewmat=viewmat)
+    view = bootstrap(encode_html(scene(50, 0), Told(camera=camera)).payload.decode())["settings"]["cameras"][0][
+        "initial"
+    ]
+    assert view["position"] == pytest.approx([0.5, -1.0, -4.0])
+    assert view["target"][:2] == pytest.approx([0.5, -1.0])
+    assert view["target"][2] == pytest.approx(0.0, abs=0.5)
+    assert view["fov"] == pytest.approx(90.0)
+
+
+def test_a_viewer_of_another_shape_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(html, "_STYLE", "<link nowhere>")
+    with pytest.raises(AssertionError, match="belong together"):
+        encode_html(scene(3, 0), Told())
+
+
+@pytest.mark.slow
+def test_a_browser_without_a_network_shows_the_scene(tmp_path: Path) -> None:
+    if not (MODULES / "@sparticuz/chromium").exists():
+        pytest.skip("no headless Chromium (SPLATCLI_NODE_MODULES)")
+    path, picture = tmp_path / "a.html", tmp_path / "a.png"
+    gaussians = scene(500, 1)
+    gaussians.log_scales += 1.5
+    gaussians.sh0[:, 0] = 1.5  # red
+    gaussians.sh0[:, 1:] = -1.5
+    path.write_bytes(encode_html(gaussians, Told()).payload)
+    command = [node(), str(Path(__file__).with_name("screenshot.mjs")), str(MODULES.resolve()), str(path), str(picture)]
+    environment = {**os.environ, "LANG": "en_US.UTF-8"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"requests": [], "errors": []}
+    pixels = imageio.imread(picture)[..., :3].astype(float)
+    middle = pixels[120:240, 160:320].mean(axis=(0, 1))
+    assert middle[0] > 80
+    assert middle[0] > 3 * max(middle[1], middle[2])

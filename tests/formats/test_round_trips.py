@@ -1,0 +1,137 @@
+"""Each format gives back what it was given, within stated bounds that follow from how it stores it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.formats.registry import FORMATS, file_kind, read_stored
+from splatcli.formats.selection import select
+from splatcli.formats.units import Told
+from splatcli.gaussians import Gaussians
+from tests.formats.made import by_position, errors, scene
+
+COUNTS = (1, 2, 255, 256, 257, 1500)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The largest error that a format may make in each attribute of scene(), with the reason; see errors()."""
+
+    means: float = 0.0
+    quats: float = 0.0
+    log_scales: float = 0.0
+    opacities: float = 0.0
+    sh0: float = 0.0
+    shN: float = 0.0
+
+
+def degrees(step: float) -> float:
+    """The largest rotation error when three components of a unit quaternion are rounded to ``step``.
+
+    Worst are four components of a half, rounded the same way: the largest then misses by the sum of the others' errors.
+    """
+    return math.degrees(2 * math.sqrt(3 + 9) * step / 2) + 1e-3
+
+
+SPZ = Bound(
+    means=0.5 / 4096 + 1e-6,
+    quats=degrees(1 / 511 / math.sqrt(2)),
+    log_scales=0.5 / 16 + 1e-6,
+    opacities=0.5 / 255 + 1e-6,
+    sh0=0.5 / 255 / 0.15 + 1e-6,
+    shN=8.5 / 128 + 1e-6,
+)
+
+#: A colour byte is 1/255, half of it is rounding; sh0 = colour / 0.282. scene() keeps most colours inside 0...1; those
+#: outside are clamped by formats that hold displayed colours, so they are compared where they are not.
+BOUNDS = {
+    "ply": Bound(quats=1e-5, opacities=0.0),
+    # Four components in steps of 1/128, each off by half of that.
+    "splat": Bound(
+        quats=math.degrees(2 * 2 * 0.5 / 128) + 1e-3,
+        log_scales=2e-6,
+        opacities=0.5 / 255 + 1e-6,
+        sh0=0.5 / 255 / 0.282 + 1e-6,
+    ),
+    # 24-bit fixed point of 1/4096; 10 bits of each of three components; 1/16 nat; bytes; SH in steps of 1/8.
+    "spz": SPZ,
+    "spz4": SPZ,
+    # Floats of activated values: logarithms lose the last bits, and opacities near 1 some more.
+    "glb": Bound(quats=1e-4, log_scales=2e-6, opacities=1e-6),
+    # 16 bits of a logarithmic range; bytes of three components; codebooks of 256 for values and harmonics, the latter
+    # of a palette, for which noise is the worst that there is.
+    "sog": Bound(
+        means=6e-5,
+        quats=degrees(math.sqrt(2) / 255),
+        log_scales=0.03,
+        opacities=0.5 / 255 + 1e-6,
+        sh0=0.03,
+        shN=0.5,
+    ),
+    # 10 bits at least of each chunk's range; the chunks of so few Gaussians are as large as the scene.
+    "compressed.ply": Bound(
+        means=0.5 / 1023 * 4.5,
+        quats=degrees(math.sqrt(2) / 1023),
+        log_scales=0.5 / 1023 * 6,
+        opacities=0.5 / 255 + 1e-6,
+        sh0=0.5 / 255 * 3.6,
+        shN=0.5 * 8 / 256 + 1e-6,
+    ),
+}
+
+
+def round_trip(gaussians: Gaussians, name: str, path: Path) -> Gaussians:
+    known = next(known for known in FORMATS if known.name == name)
+    assert known.write is not None
+    if name == "spz4":
+        pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
+    encoded = known.write(gaussians, Told())
+    path.write_bytes(encoded.payload)
+    kind = file_kind(path)
+    return to_gaussians(read_stored(path, kind), Reading(), path)[0]
+
+
+def displayable(gaussians: Gaussians) -> Gaussians:
+    """With constant colours inside 0...1, as formats for viewers hold them."""
+    gaussians.sh0.clamp_(-1.77, 1.77)
+    return gaussians
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_round_trip_stays_within_the_bounds(name: str, count: int, tmp_path: Path) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    before, _ = select(displayable(scene(count)), sh_degree=min(3, known.sh_degree))
+    after = by_position(round_trip(before, name, tmp_path / f"x{known.suffix or '.' + name}"), before)
+    assert after.sh_degree == before.sh_degree
+    found = errors(before, after)
+    for attribute, error in found.items():
+        assert error <= getattr(BOUNDS[name], attribute), (attribute, found)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("degree", range(4))
+def test_every_degree_that_a_format_holds_comes_back(name: str, degree: int, tmp_path: Path) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    before, _ = select(displayable(scene(70, degree)), sh_degree=min(degree, known.sh_degree))
+    after = by_position(round_trip(before, name, tmp_path / f"x{known.suffix or '.' + name}"), before)
+    assert after.shN.shape == before.shN.shape
+    assert errors(before, after)["shN"] <= BOUNDS[name].shN
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_a_second_round_trip_changes_nothing_more(name: str, tmp_path: Path) -> None:
+    known = next(known for known in FORMATS if known.name == name)
+    first, _ = select(displayable(scene(300)), sh_degree=min(3, known.sh_degree))
+    path = tmp_path / f"x{known.suffix or '.' + name}"
+    once = round_trip(first, name, path)
+    twice = by_position(round_trip(once, name, path), once)
+    bound = BOUNDS[name]
+    for attribute, error in errors(once, twice).items():
+        # What was rounded once lies on the grid; but a quaternion is brought to length 1 first, which leaves it.
+        assert error <= (1.0 if attribute == "quats" else 0.1) * getattr(bound, attribute) + 1e-5, attribute

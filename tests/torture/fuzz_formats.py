@@ -1,0 +1,161 @@
+"""Malformed files of every format but PLY, which has a harness of its own: faults in bytes, in headers, in documents.
+
+A blind fault in a compressed file is caught by its checksum; so containers are opened, spoiled, and closed again.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import random
+import struct
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.checkpoint.space import Space
+from splatcli.formats.registry import CHECKPOINT, FORMATS, file_kind, read_stored
+from splatcli.formats.units import Told
+from splatcli.gaussians import SH_REST, Gaussians
+from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.mutate import INTEGERS, dumps, spoil_bytes, spoil_json, spoil_text
+
+Spoil = Callable[[random.Random, bytes], bytes]
+
+
+def figures(count: int, seed: int) -> dict[str, Figure]:
+    start = time.monotonic()
+    with workplace() as folder:
+        tally = run_cases(case_of(seed, folder), count)
+    what = (
+        "a malformed compressed PLY, .splat, .spz, .sog or .glb is read; it must be refused with a message, or "
+        "what is read be sound"
+    )
+    return {"fuzz_formats": tally.figure(what, time.monotonic() - start)}
+
+
+def case_of(seed: int, folder: Path) -> Case:
+    sound = {name: [write(name, count, degree) for count, degree in _SIZES] for name in _FAULTS}
+
+    def case(index: int) -> str:
+        rng = rng_of(seed, index)
+        name = rng.choice(list(_FAULTS))
+        whole = rng.choice(sound[name])
+        spoil = rng.choice(_FAULTS[name])
+        path = folder / f"fuzz.{name}"
+        path.write_bytes(spoil(rng, whole))
+        return "refused" if refused(lambda: _read(path, rng.random() < 0.2)) else "read"
+
+    return case
+
+
+#: (Gaussians, SH degree) of the sound files.
+_SIZES = ((1, 0), (5, 1), (300, 2), (40, 3))
+
+
+def write(name: str, count: int, degree: int) -> bytes:
+    """A sound file of a format."""
+    known = next(known for known in FORMATS if known.name == name)
+    rng = torch.Generator().manual_seed(count)
+    rest = SH_REST[min(degree, known.sh_degree)]
+    tables = {"means": 3, "quats": 4, "log_scales": 3, "sh0": 3}
+    values = {group: torch.randn(count, width, generator=rng) for group, width in tables.items()}
+    gaussians = Gaussians(
+        **values,
+        logit_opacities=torch.randn(count, generator=rng),
+        shN=0.2 * torch.randn(count, rest, 3, generator=rng),
+    )
+    assert known.write is not None
+    return known.write(gaussians, Told()).payload
+
+
+def _read(path: Path, lenient: bool) -> None:
+    kind = file_kind(path)
+    if kind == CHECKPOINT:  # the mark of the format was hit; its readers have harnesses of their own
+        return
+    stored = read_stored(path, kind, lenient=lenient)
+    # Raw: whether the numbers look activated is not the question here.
+    model, _ = to_gaussians(stored, Reading(Space.RAW), path)
+    count = len(model)
+    assert model.shN.shape[1] in SH_REST
+    for name, tensor in model.items():
+        assert len(tensor) == count, name
+        assert tensor.dtype == torch.float32, name
+        assert tensor.isfinite().all(), name
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+def _header_of(size: int) -> Spoil:
+    """Faults in the first ``size`` bytes only, which are all claims."""
+
+    def spoil(rng: random.Random, data: bytes) -> bytes:
+        return spoil_bytes(rng, data[:size], 2)[:size].ljust(size, b"\0") + data[size:]
+
+    return spoil
+
+
+def _text_header(rng: random.Random, data: bytes) -> bytes:
+    head, end, body = data.partition(b"end_header\n")
+    if rng.random() < 0.5:
+        lines = [
+            f"{line.rpartition(' ')[0]} {rng.choice(INTEGERS)}" if line.startswith("element") else line
+            for line in head.decode().split("\n")
+        ]
+        return "\n".join(lines).encode() + end + body
+    return spoil_text(rng, head.decode(), 2).encode("utf-8", "surrogatepass") + end + body
+
+
+def _inside_gzip(spoil: Spoil) -> Spoil:
+    return lambda rng, data: gzip.compress(spoil(rng, gzip.decompress(data)), mtime=0)
+
+
+def _inside_zip(rng: random.Random, data: bytes) -> bytes:
+    """Its document or one of its images."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    name = rng.choice(sorted(members))
+    if name == "meta.json" or rng.random() < 0.5:
+        members["meta.json"] = dumps(spoil_json(rng, json.loads(members["meta.json"])))
+    elif rng.random() < 0.3:
+        members[name] = members[rng.choice(sorted(members))]
+    else:
+        members[name] = spoil_bytes(rng, members[name])
+    if rng.random() < 0.1:
+        del members[rng.choice(sorted(members))]
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", rng.choice([zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])) as archive:
+        for member, content in members.items():
+            archive.writestr(member, content)
+    return buffer.getvalue()
+
+
+def _inside_glb(rng: random.Random, data: bytes) -> bytes:
+    """Its JSON part, or the numbers."""
+    (length,) = struct.unpack_from("<I", data, 12)
+    text, binary = data[20 : 20 + length], data[28 + length :]
+    if rng.random() < 0.7:
+        text = dumps(spoil_json(rng, json.loads(text)))
+        text += b" " * (-len(text) % 4)
+    else:
+        binary = spoil_bytes(rng, binary)
+    parts = struct.pack("<I4s", len(text), b"JSON") + text + struct.pack("<I4s", len(binary), b"BIN\0") + binary
+    return struct.pack("<4sII", b"glTF", 2, 12 + len(parts)) + parts
+
+
+_FAULTS: dict[str, list[Spoil]] = {
+    "splat": [spoil_bytes],
+    "spz": [spoil_bytes, _inside_gzip(_header_of(16)), _inside_gzip(spoil_bytes)],
+    "compressed.ply": [spoil_bytes, _text_header],
+    "sog": [spoil_bytes, _inside_zip, _inside_zip],
+    "glb": [spoil_bytes, _header_of(20), _inside_glb, _inside_glb],
+}
+
+if __name__ == "__main__":
+    main(figures, 100_000)
