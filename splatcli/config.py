@@ -53,6 +53,8 @@ class DataConfig(_Section):
     masks: str | None = None
     #: What masks hide takes no part in anything ("ignore"), or is empty: the background shows there ("transparent").
     mask_mode: Literal["ignore", "transparent"] = "ignore"
+    #: What is known of depths: "auto" takes the scene's own (the points that each photo sees); None reads none.
+    depths: Literal["auto"] | None = None
     #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
     cache_bytes: int | None = Field(None, gt=0)
     #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
@@ -201,6 +203,10 @@ class TrainConfig(_Section):
     ssim_lambda: float = Field(0.2, ge=0, le=1)
     background: Literal["black", "white", "random"] = "black"
     antialiased: bool = False
+    #: Gaussians no finer than the training views could show (Mip-Splatting's 3D filter); ``antialiased`` is its 2D one.
+    filter_3d: bool = False
+    #: Weight of the depth term, which ``data.depths`` turns on; in median depths of each photo, docs/math.md 7.4.
+    depth_lambda: float = Field(0.1, ge=0)
     #: Steps between evaluations on the held-out views beside the last one; 0 evaluates at the end only.
     eval_every: int = Field(0, ge=0)
 
@@ -289,6 +295,11 @@ class Config(_Section):
     save: SaveConfig = Field(default_factory=SaveConfig)
     guard: GuardConfig = Field(default_factory=GuardConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
+
+    @property
+    def depth_lambda(self) -> float:
+        """Weight of the depth term; 0 where no depths are asked for."""
+        return 0.0 if self.data.depths is None else self.train.depth_lambda
 
     def most_gaussians(self) -> int | None:
         """The least of the caps that there are in numbers."""

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 6
+#define SPLAT_ABI_VERSION 7
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -64,6 +64,7 @@ typedef struct SplatView {
   double viewmat[16];    /* world to camera, row major */
   double fx, fy, cx, cy; /* pixels */
   double z_near, z_far;  /* world units */
+  const void* smoothing; /* real [n] deviation of the 3D filter of each Gaussian, world units; NULL: none */
 } SplatView;
 
 /* Raw parameters, or anything of the same shape (gradients, moments). */

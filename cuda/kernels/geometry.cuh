@@ -13,6 +13,7 @@ struct RawArrays {
   const float *means, *quats, *log_scales, *logit_opacities, *sh0, *shN;
   int64_t n;
   int sh_rest;
+  const float* smoothing;  // null without a 3D filter
 };
 
 SPLAT_DEVICE void load_mean(const RawArrays& g, int64_t i, float* mean) {
@@ -24,6 +25,7 @@ SPLAT_DEVICE void load_shape(const RawArrays& g, int64_t i, RawGeometry<float>& 
   for (int k = 0; k < 4; ++k) raw.quat[k] = g.quats[4 * i + k];
   for (int k = 0; k < 3; ++k) raw.log_scale[k] = g.log_scales[3 * i + k];
   raw.logit = g.logit_opacities[i];
+  if (g.smoothing != nullptr) raw.smoothing = g.smoothing[i];
 }
 
 // 1/2 + sum of coefficients times basis, for each channel, before the clamp.

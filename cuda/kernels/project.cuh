@@ -33,7 +33,7 @@ SPLAT_DEVICE int64_t project_one(const ProjectJob& job, int64_t i, RawGeometry<f
   // Every test is written so that NaN fails it.
   if (!(pc[2] > view.z_near && pc[2] < view.z_far)) return 0;
   load_shape(job.gaussians, i, raw);
-  const ProjectedGeometry<float> g = project_geometry(view, raw, job.antialiased);
+  const ProjectedGeometry<float> g = project_geometry(view, raw, job.antialiased, job.gaussians.smoothing != nullptr);
   const float tau = g.log2_opacity - float(kMinLog2Alpha);
   const float half_x = support_half_width(tau, g.cov.a), half_y = support_half_width(tau, g.cov.c);
   const bool alive = tau >= 0.0f && g.quat_norm2 >= float(kMinQuatNorm2) && g.cov.det >= 1e-6f &&

@@ -78,13 +78,14 @@ template <bool POSE>
 SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float>& raw, const float* row,
                                float* v_mean, float* v_quat, float* v_log_scale, float& v_logit, float* v_mean2d,
                                ViewGrad<float>* pose) {
-  const ProjectedGeometry<float> g = project_geometry(job.view, raw, job.antialiased);
+  const bool smoothed = job.gaussians.smoothing != nullptr;
+  const ProjectedGeometry<float> g = project_geometry(job.view, raw, job.antialiased, smoothed);
   float v_qa, v_qb, v_qc, v_log_opacity;
   row_vjp(row, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
   float v_a = 0, v_b = 0, v_c = 0;
   conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
 
-  // log(opacity * compensation): the two share the gradient of the logarithm.
+  // log(opacity * compensation): its factors share the gradient of the logarithm, that of the 3D filter too.
   float v_compensation = 0;
   activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_logit);
   if (job.antialiased) v_compensation = v_log_opacity / g.cov.compensation;
@@ -96,6 +97,7 @@ SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float
   covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
   quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
   for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
+  if (smoothed) smoothing_vjp(raw, v_log_opacity, v_log_scale);
 
   float v_pc[3] = {0, 0, row[kRowDepth]};
   ViewGrad<float>* const v_view = POSE ? pose : nullptr;

@@ -13,6 +13,7 @@ from splatcli.checkpoint.schema import (
     FORMAT_VERSION,
     MOMENT_PREFIXES,
     REST_STEPS,
+    SMOOTHING,
     STORED_NAMES,
     VIEW_PREFIX,
     CameraSpec,
@@ -46,6 +47,8 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
                 named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
     if checkpoint.rest_steps is not None:
         named[REST_STEPS] = checkpoint.rest_steps
+    if checkpoint.smoothing is not None:
+        named[SMOOTHING] = checkpoint.smoothing
     named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
     named.update({VIEW_PREFIX + key: tensor for key, tensor in checkpoint.views.items()})
     named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
@@ -85,7 +88,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
         format=FORMAT,
         format_version=list(FORMAT_VERSION),
         min_reader=list(FORMAT_VERSION),
-        requires=[],
+        requires=[SMOOTHING] if SMOOTHING in tensors else [],
         writer=writer_info(),
         sh_basis="real, INRIA signs",
         tensors=specs,
@@ -143,6 +146,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         train=list(manifest.train_views),
         test=list(manifest.test_views),
         views=_views(manifest, tensors, where),
+        smoothing=_smoothing(tensors, where),
         dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
     )
 
@@ -179,6 +183,13 @@ def _rest_steps(manifest: Manifest, tensors: dict[str, Tensor], where: object) -
             where=where,
         )
     return steps
+
+
+def _smoothing(tensors: dict[str, Tensor], where: object) -> Tensor | None:
+    sizes = tensors.get(SMOOTHING)
+    if sizes is not None and bool((sizes < 0.0).any()):
+        raise ModelFileError(f"{SMOOTHING} holds sizes below zero, the least is {float(sizes.min()):g}", where=where)
+    return sizes
 
 
 def _views(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:

@@ -70,6 +70,7 @@ def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
     per_row = sum(tensor[:1].nbytes for _, tensor in checkpoint.gaussians.items())
     rows = 3 * per_row if checkpoint.moments is not None else per_row
     rows += 0 if checkpoint.rest_steps is None else checkpoint.rest_steps[:1].nbytes
+    rows += 0 if checkpoint.smoothing is None else checkpoint.smoothing[:1].nbytes
     rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
     fixed = sum(state.nbytes for states in (checkpoint.rng, checkpoint.views) for state in states.values())
     cameras = sum(_CAMERA_JSON + len(camera.name.encode()) for camera in checkpoint.cameras)

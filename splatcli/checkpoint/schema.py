@@ -54,6 +54,13 @@ MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
 #: all stand at the optimiser's step.
 REST_STEPS = "adam.rest_steps"
 
+#: [N] float32, sizes of the 3D filter (raster/smoothing.py): the picture is another without them, so that a file with
+#: them requires a reader that knows them.
+SMOOTHING = "filter_3d"
+
+#: Entries of ``requires`` that this version understands.
+KNOWN_FEATURES = (SMOOTHING,)
+
 #: What may be trained of the training views, and the shape of a view's row (train/corrections.py): the motion of a
 #: camera, and an affine map of colours, or a grid of them. Each has its Adam beside it, see VIEW_PARTS.
 VIEW_TABLES: dict[str, tuple[int, ...]] = {"pose": (6,), "exposure": (3, 4), "bilateral_grid": (12, 8, 16, 16)}
@@ -137,7 +144,7 @@ class Manifest(_Part):
     format: Literal["splatcli-checkpoint"]
     format_version: list[int] = Field(min_length=2, max_length=2)
     min_reader: list[int] = Field(min_length=2, max_length=2)
-    #: Features without which the file cannot be understood; this version knows none.
+    #: Features without which the file cannot be understood; this version has KNOWN_FEATURES.
     requires: list[str]
     writer: dict[str, str]
     sh_basis: Literal["real, INRIA signs"]
@@ -196,9 +203,10 @@ def _check_version(data: dict[str, Any], where: object) -> None:
             where=where,
             remedy="pip install --upgrade splatcli" if tuple(version) > FORMAT_VERSION else f"use {maker}",
         )
-    if requires:
+    unknown = [name for name in requires if name not in KNOWN_FEATURES] if isinstance(requires, list) else requires
+    if unknown:
         raise VersionError(
-            f"made by {maker}; it needs {requires!r}, which splatcli {__version__} does not know",
+            f"made by {maker}; it needs {unknown!r}, which splatcli {__version__} does not know",
             where=where,
             remedy="pip install --upgrade splatcli",
         )
@@ -210,6 +218,8 @@ def space_of(name: str) -> tuple[str, str]:
         return PARAMETER_SPACES[name]
     if name.startswith(MOMENT_PREFIXES):
         return ("gradient" if name.startswith(MOMENT_PREFIXES[0]) else "gradient_squared", "1")
+    if name == SMOOTHING:
+        return ("world", "scene units")
     if name.startswith(VIEW_PREFIX):
         table, _, part = name.removeprefix(VIEW_PREFIX).partition(".")
         units = {"pose": "radians, scene units"}.get(table, "1") if not part else "1"
@@ -231,7 +241,7 @@ def name_problems(names: list[str]) -> list[str]:
     for stored in tables.values():
         if present & stored:
             problems += [f"{name} is missing" for name in sorted(stored - present)]
-    for name in sorted(present.difference(parameters, moments, {REST_STEPS}, *tables.values())):
+    for name in sorted(present.difference(parameters, moments, {REST_STEPS, SMOOTHING}, *tables.values())):
         if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
             problems.append(
                 f"{name} names an activated tensor; checkpoints hold raw parameters only "
@@ -266,6 +276,8 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
                 problems.append(f"{name} has shape {list(tensor.shape)}, not {list(shapes[base])}")
         elif name == REST_STEPS and (tensor.dtype != torch.int32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not int32 [{count}]")
+        elif name == SMOOTHING and (tensor.dtype != torch.float32 or tuple(tensor.shape) != (count,)):
+            problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not float32 [{count}]")
         elif name.startswith(VIEW_PREFIX):
             problems += _view_problems(name, tensor, tensors)
         elif name.startswith("rng.") and (tensor.dtype != torch.uint8 or tensor.dim() != 1):

@@ -47,6 +47,7 @@ class Checkpoint:
     sampler: the counters from which the order of the views follows.
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: what is trained of the training views, [T, ...] with a row for each (VIEW_TABLES of the schema).
+    smoothing: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
     """
 
     step: int
@@ -64,6 +65,7 @@ class Checkpoint:
     test: list[int]
     dataset: DatasetInfo
     views: dict[str, Tensor] = field(default_factory=dict)
+    smoothing: Tensor | None = None
 
     def refined_cameras(self) -> list[Camera]:
         """The cameras, those of training views where their trained motion has brought them."""

@@ -94,6 +94,9 @@ def train(
     antialiased: Annotated[
         bool, typer.Option("--antialiased", help="Keep the brightness of Gaussians smaller than a pixel.")
     ] = False,
+    filter_3d: Annotated[
+        bool, typer.Option("--filter-3d", help="Gaussians no finer than the photos show, for close-ups and zooms.")
+    ] = False,
     pose_opt: Annotated[
         bool, typer.Option("--pose-opt", help="Refine the poses of the training cameras along the way.")
     ] = False,
@@ -105,6 +108,9 @@ def train(
         typer.Option(
             "--bilateral-grid", help="The same for each place and brightness of a photo: vignettes, local tone mapping."
         ),
+    ] = False,
+    depth_loss: Annotated[
+        bool, typer.Option("--depth-loss", help="Hold depths to the points that each photo is known to see.")
     ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
@@ -165,6 +171,8 @@ def train(
         "train.seed": seed,
         "train.background": background,
         "train.antialiased": antialiased or None,
+        "train.filter_3d": filter_3d or None,
+        "data.depths": "auto" if depth_loss else None,
         "views.pose_opt": pose_opt or None,
         "views.exposure": exposure or None,
         "views.bilateral_grid": bilateral_grid or None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -54,6 +54,7 @@ class View(_Sized):
         ("cy", c.c_double),
         ("z_near", c.c_double),
         ("z_far", c.c_double),
+        ("smoothing", c.c_void_p),
     ]
 
 

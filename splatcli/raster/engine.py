@@ -18,6 +18,7 @@ from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend, address
 from splatcli.raster.adam import AdamState, gap_table
 from splatcli.raster.allowance import PairBudget, roomy
+from splatcli.raster.depth import depth_loss
 from splatcli.raster.exposure import recolour, recolour_vjp
 from splatcli.raster.frame import Frame
 from splatcli.raster.memory import Arena
@@ -54,6 +55,8 @@ class _Stages:
         self._gaps_of = (0.0, 0.0)
         #: Gradient of the last step's correction, see _slopes_of().
         self.slopes = torch.zeros(0, dtype=backend.dtype, device=backend.device)
+        #: The depth term of the last step's loss, where there is one.
+        self.depth_term = torch.zeros((), dtype=torch.float64, device=backend.device)
 
     def run(
         self,
@@ -66,13 +69,16 @@ class _Stages:
         means: Tensor | None = None,
     ) -> abi.Loss:
         """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
-        frame, camera = self.frame, inputs.camera
-        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=False)
+        frame, camera, known = self.frame, inputs.camera, inputs.depth
+        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known is not None)
+        if inputs.smoothing is not None:
+            view.smoothing = self.backend.pointer(inputs.smoothing, len(gaussians))
         update = self._update(adam, number, inputs)
         arrays = frame.project(view, gaussians, update)
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
-        frame.blend(view, inputs.background, image, alpha, None)
+        depth = None if known is None else self._plane("depth", camera)
+        frame.blend(view, inputs.background, image, alpha, depth)
         correction = inputs.correction
         colours = None if correction is None else correction.colours
         shown = image if colours is None else recolour(image, colours, self._pixels("shown", camera))
@@ -90,9 +96,12 @@ class _Stages:
             v_image = shown
         stats = inputs.stats
         frame.native.with_abs = inputs.absgrad and stats is not None
-        frame.blend_vjp(
-            view, inputs.background, frame.images(view, image, alpha, None), frame.images(view, v_image, None, None)
-        )
+        v_alpha = v_depth = None
+        if known is not None and depth is not None:
+            v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
+            self.depth_term.copy_(depth_loss(alpha, depth, known, v_alpha, v_depth))
+        out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
+        frame.blend_vjp(view, inputs.background, out, v_out)
         frame.project_vjp(
             view,
             arrays,
@@ -153,8 +162,11 @@ class _Stages:
 
     def _images(self, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
         """Image, its gradient, and alpha, in memory that the next step uses again."""
-        alpha = self._pixels("alpha", camera, 1).squeeze(2)
-        return self._pixels("image", camera), self._pixels("v_image", camera), alpha
+        return self._pixels("image", camera), self._pixels("v_image", camera), self._plane("alpha", camera)
+
+    def _plane(self, name: str, camera: Camera) -> Tensor:
+        """[H, W], kept from step to step."""
+        return self._pixels(name, camera, 1).squeeze(2)
 
     def _pixels(self, name: str, camera: Camera, channels: int = 3) -> Tensor:
         """[H, W, channels], kept from step to step."""
@@ -200,7 +212,8 @@ class NativeEngine(ImmediateEngine):
         adam.step += 1
         self.pairs = self.frame.native.pair_bound
         _teach(inputs.correction, self._stages.slopes)
-        return _mix(inputs.ssim_lambda, job.l1, job.ssim)
+        depth = 0.0 if inputs.depth is None else float(self._stages.depth_term)
+        return _mix(inputs.ssim_lambda, job.l1, job.ssim) + depth
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
         """(1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.
@@ -222,6 +235,7 @@ class _Pending:
     means: Tensor  # [2] float64 on the host: l1, ssim
     counters: Tensor  # [COUNTERS] int64 on the host
     slopes: Tensor  # on the host, see _slopes_of()
+    depth_term: Tensor  # [] float64 on the host, where the step knows depths
     done: torch.cuda.Event | None  # None where calls are done on return
 
 
@@ -246,6 +260,7 @@ class DeferredEngine:
         self._host_means = torch.zeros(slots, 2, dtype=torch.float64, pin_memory=pinned)
         self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
         self._host_slopes = torch.zeros(slots, 0, dtype=backend.dtype)
+        self._host_depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._submitted = 0
         self.pairs = 0
@@ -264,8 +279,9 @@ class DeferredEngine:
         if size != self._host_slopes.shape[1]:  # steps on their way keep what they have
             like = self._host_slopes
             self._host_slopes = torch.zeros(len(like), size, dtype=like.dtype, pin_memory=self._host_means.is_pinned())
-        arrivals = (self._host_means[slot], self._host_counters[slot], self._host_slopes[slot])
-        step = _Pending(gaussians, adam, adam.step, inputs, *arrivals, event)
+        arrivals = (self._host_means[slot], self._host_counters[slot])
+        more = (self._host_slopes[slot], self._host_depth_terms[slot])
+        step = _Pending(gaussians, adam, adam.step, inputs, *arrivals, *more, event)
         self._submitted += 1
         self._pending.append(step)
         self._enqueue(step)
@@ -289,7 +305,8 @@ class DeferredEngine:
             self._pending.popleft()
             self.pairs = pairs
             _teach(first.inputs.correction, first.slopes)
-            losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()))
+            depth = 0.0 if first.inputs.depth is None else float(first.depth_term)
+            losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()) + depth)
         return losses
 
     def _again(self) -> None:
@@ -310,6 +327,8 @@ class DeferredEngine:
         step.counters.copy_(self.frame.counters, non_blocking=True)
         if step.inputs.correction is not None:
             step.slopes.copy_(stages.slopes, non_blocking=True)
+        if step.inputs.depth is not None:
+            step.depth_term.copy_(stages.depth_term, non_blocking=True)
         if step.done is not None:
             step.done.record(torch.cuda.current_stream(stages.backend.device))
 

@@ -40,6 +40,10 @@ _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
 _PHOTO_PIXEL = 3 + 1
 #: And of the image as a view exposes it, where exposures are trained.
 _EXPOSED_PIXEL = 3 * _FLOAT
+#: And depth with its gradient and that of alpha, where depths are known; and what is known of a pixel, with what is
+#: made of it in passing.
+_DEPTH_PIXEL = 3 * _FLOAT
+_KNOWN_PIXEL = 8 + 8 * _FLOAT
 
 #: And of each line where grids are: the maps at both ends of its pieces, and their gradient, copied once each.
 _GRID_LINE = 4 * _FLOAT * 12 * 8 * 2 * 15
@@ -80,7 +84,10 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done: one view of so many Gaussians. exposed, gridded: with a trained exposure, or grid."""
+    """What is to be done: one view of so many Gaussians.
+
+    exposed, gridded: with a trained exposure, or grid. depths: with depths that are known.
+    """
 
     gaussians: int
     sh_degree: int
@@ -89,6 +96,7 @@ class Work:
     pairs: PairCount
     exposed: bool = False
     gridded: bool = False
+    depths: bool = False
 
 
 def parameter_bytes(sh_degree: int) -> int:
@@ -107,6 +115,7 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
     frame = _frame_bytes(backend, work)
     image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded else 0)
+    image += _DEPTH_PIXEL if work.depths else 0
     images = pixels * image + backend.call("loss_bytes", size)
     if work.gridded:
         at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
@@ -116,7 +125,7 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     return Footprint(
         state=state_bytes(work.gaussians, work.sh_degree),
         frame=int(slack * frame),
-        pixels=int(slack * images) + pixels * _PHOTO_PIXEL,
+        pixels=int(slack * images) + pixels * (_PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0)),
         pairs=int(slack * pairs),
         lost=_lost(backend, frame + images + pairs),
     )

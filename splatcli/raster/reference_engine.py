@@ -7,9 +7,11 @@ from torch import Tensor
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.depth import depth_loss_reference
 from splatcli.raster.reference import blend_reference, loss_reference
 from splatcli.raster.reference_pressure import push_means_reference, regularise
 from splatcli.raster.reference_projection import ALPHA_MIN, Splats, project_visible
+from splatcli.raster.smoothing import smoothed
 from splatcli.raster.stepping import ImmediateEngine, StepInputs
 from splatcli.scene.camera import Camera
 
@@ -48,17 +50,20 @@ class ReferenceEngine(ImmediateEngine):
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
             pose = viewmat.requires_grad_(True) if correction is not None and correction.pose else None
+            shown = leaves if inputs.smoothing is None else smoothed(leaves, inputs.smoothing)
             colours = None if colours is None else colours.detach().requires_grad_(True)
             index, splats = project_visible(
-                leaves, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
+                shown, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
             magnitudes = torch.zeros_like(splats.means2d, requires_grad=True)
-            image, _, _ = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
+            image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
             if colours is not None:
                 image = recolour_reference(image, colours)
             if inputs.hidden is not None:
                 image = image.masked_fill(inputs.hidden[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
+            if inputs.depth is not None:
+                loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
             groups = [getattr(leaves, name) for name in GROUPS]
             trained = [tensor for tensor in (pose, colours) if tensor is not None]
             found = torch.autograd.grad(

@@ -16,6 +16,7 @@ from splatcli.native.call import Backend
 from splatcli.raster.allowance import PairBudget
 from splatcli.raster.frame import Frame
 from splatcli.raster.reference import render_reference
+from splatcli.raster.smoothing import smoothed
 from splatcli.raster.view import view_of
 from splatcli.scene.camera import Camera
 
@@ -44,6 +45,7 @@ class _Job:
     camera: Camera
     sh_degree: int
     antialiased: bool
+    smoothing: Tensor | None
     has_viewmat: bool
     budget: PairBudget | None
     with_gradients: bool
@@ -57,6 +59,7 @@ def render(
     background: Tensor | None = None,
     viewmat: Tensor | None = None,
     antialiased: bool = False,
+    smoothing: Tensor | None = None,
     backend: Backend | None = None,
     budget: PairBudget | None = None,
 ) -> Render:
@@ -66,6 +69,7 @@ def render(
     background: [3], black by default.
     viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
     antialiased: scale opacities by the area that the 0.3 px^2 blur added.
+    smoothing: [N] sizes of a 3D filter (raster/smoothing.py), which get no gradient; smoothed() Gaussians need none.
     backend: where to run; by default the library of the parameters' device and dtype.
     budget: bytes for tile pairs; by default nine tenths of what is free. What does not fit at once is rendered in bands
         of lines of tiles, with the same bits.
@@ -84,10 +88,11 @@ def render(
         backend = backend or backend_for(gaussians.device, dtype)
     except NoCompilerError as error:
         _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
+        shown = gaussians if smoothing is None else smoothed(gaussians, smoothing)
         with torch.autocast(gaussians.device.type, enabled=False):
             return Render(
                 *render_reference(
-                    gaussians.map(lambda t: t.to(dtype)),
+                    shown.map(lambda t: t.to(dtype)),
                     camera,
                     sh_degree=sh_degree,
                     background=None if background is None else background.to(dtype),
@@ -107,7 +112,8 @@ def render(
     parameters = [prepare(tensor) for _, tensor in gaussians.items()]
     inputs = [*parameters, background, pose]
     with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    job = _Job(backend, camera, sh_degree, antialiased, viewmat is not None, budget, with_gradients)
+    sizes = None if smoothing is None else prepare(smoothing.detach())
+    job = _Job(backend, camera, sh_degree, antialiased, sizes, viewmat is not None, budget, with_gradients)
     # torch leaves Function.apply without types.
     image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
         job, prepare(background), prepare(pose), *parameters
@@ -142,6 +148,8 @@ class _Rasterize(torch.autograd.Function):
             # float64 poses come through exactly; a pose that is trained has its own dtype.
             viewmat=viewmat if job.has_viewmat else None,
         )
+        if job.smoothing is not None:
+            view.smoothing = job.backend.pointer(job.smoothing, len(gaussians))
         arrays = frame.project(view, gaussians)
         frame.bin(view, arrays, with_rows=job.with_gradients)
         size = (view.height, view.width)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.depth import DepthTarget
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.camera import Camera
 
@@ -69,6 +70,8 @@ class StepInputs:
     pressure: what moves Gaussians beside the image; the loss told is without it.
     absgrad: the statistics take each pixel's share of the gradient by its magnitude (AbsGS), docs/math.md 6.3.
     correction: what of the view itself is trained along; None: nothing.
+    smoothing: [N] sizes of the Gaussians' 3D filter, see raster/smoothing.py; None: there is none.
+    depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
     """
 
     camera: Camera
@@ -83,6 +86,8 @@ class StepInputs:
     pressure: Pressure = Pressure()
     absgrad: bool = False
     correction: Correction | None = None
+    depth: DepthTarget | None = None
+    smoothing: Tensor | None = None
 
 
 class StepEngine(Protocol):

@@ -60,7 +60,27 @@ def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, prob
     _check_places([cameras[i] for i in train], data.scene_extent, source.file, notes)
     if points is None:
         notes.append("the scene has no points: training starts from random ones")
-    return Scene(source.root, source.kind, cameras, store, points, train, test, notes, offset, data.scene_extent)
+    return Scene(
+        source.root,
+        source.kind,
+        cameras,
+        store,
+        points,
+        train,
+        test,
+        notes,
+        offset,
+        data.scene_extent,
+        _seen(points, views, cameras),
+    )
+
+
+def _seen(points: PointCloud | None, views: list[View], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:
+    """The points that each camera's photo sees, where tracks were read."""
+    if points is None or points.tracks is None:
+        return None
+    numbers = {view.name: -1 if view.number is None else view.number for view in views}
+    return points.tracks.by_photo([numbers[camera.name] for camera in cameras])
 
 
 def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:

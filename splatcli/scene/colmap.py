@@ -218,7 +218,7 @@ def _views(
             file = model.file("images")
             key, outside = placed(name, root, file, label, allow_outside=data.allow_outside)
             lens = _Fixed(model.file("cameras"), f"camera {image.camera_id}", cameras[image.camera_id])
-            views.append(View(key, lens, _pose(image, file, label), label, outside))
+            views.append(View(key, lens, _pose(image, file, label), label, outside, number=image_id))
     return views, len(reconstruction.images) - len(registered)
 
 
@@ -261,7 +261,7 @@ def _pose(image: pycolmap.Image, file: Path, label: str) -> NDArray[np.float64]:
 def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | None:
     path = model.file("points3D")
     if path.is_file():
-        return read_points(path, data.max_points)
+        return read_points(path, data.max_points, with_tracks=data.depths is not None)
     notes.append(f"{path.name} is missing")
     return None
 

@@ -20,15 +20,41 @@ _TYPE_SIZES |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uin
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Tracks:
+    """Which photos see which points, as O pairs in any order.
+
+    photos: [O] int64, the numbers that the file gives them. points: [O] int64, rows of the points.
+    """
+
+    photos: NDArray[np.int64]
+    points: NDArray[np.int64]
+
+    def moved(self, rows: NDArray[np.int64]) -> Tracks:
+        """The same where row ``i`` of the points has become ``rows[i]``, -1 for one that was left out."""
+        points = rows[self.points]
+        kept = points >= 0
+        return Tracks(self.photos[kept], points[kept])
+
+    def by_photo(self, photos: list[int]) -> list[NDArray[np.int64]]:
+        """The points that each of ``photos`` sees: ascending rows, each once."""
+        order = np.argsort(self.photos, kind="stable")
+        numbers, points = self.photos[order], self.points[order]
+        starts, ends = np.searchsorted(numbers, photos, "left"), np.searchsorted(numbers, photos, "right")
+        return [np.unique(points[start:end]) for start, end in zip(starts, ends, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PointCloud:
     """Points with colours, in the frame of the scene's cameras.
 
     xyz: [P, 3] float32, world units, all finite.
     rgb: [P, 3] uint8.
+    tracks: where they were read.
     """
 
     xyz: NDArray[np.float32]
     rgb: NDArray[np.uint8]
+    tracks: Tracks | None = None
 
     def __len__(self) -> int:
         return len(self.xyz)
@@ -42,12 +68,14 @@ class RawPoints:
     rgb: [P, 3] uint8.
     file: where they come from, for messages.
     total: how many the file has; more than P when only a part was wanted.
+    tracks: where they were asked for and are there.
     """
 
     xyz: NDArray[np.float64]
     rgb: NDArray[np.uint8]
     file: Path
     total: int
+    tracks: Tracks | None = None
 
 
 def stride(total: int, limit: int) -> int:
@@ -65,7 +93,7 @@ def settle_points(
     """
     if len(raw.xyz) < raw.total:
         notes.append(f"{len(raw.xyz):,} of {raw.total:,} points are taken, spread over the file (data.max_points)")
-    xyz, rgb = raw.xyz, raw.rgb
+    xyz, rgb, tracks = raw.xyz, raw.rgb, raw.tracks
     with np.errstate(over="ignore", invalid="ignore"):
         single = np.ascontiguousarray(xyz - offset, dtype=np.float32)
     good = np.isfinite(single).all(axis=1)
@@ -80,7 +108,8 @@ def settle_points(
             )
         notes.append(f"{len(bad):,} of {len(xyz):,} points were not finite and are left out")
         single, rgb = single[good], rgb[good]
-    return PointCloud(single, np.ascontiguousarray(rgb, dtype=np.uint8)) if len(single) else None
+        tracks = None if tracks is None else tracks.moved(np.where(good, np.cumsum(good) - 1, -1))
+    return PointCloud(single, np.ascontiguousarray(rgb, dtype=np.uint8), tracks) if len(single) else None
 
 
 def read_points_ply(path: Path, limit: int) -> RawPoints:

@@ -48,6 +48,7 @@ class View:
     label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
     outside: where the photo is, as the file says it, when that is outside the scene's folder; else None.
     mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
+    number: what the tracks of the scene's points call the view; None where there are none.
     """
 
     name: str
@@ -56,6 +57,7 @@ class View:
     label: str
     outside: str | None = None
     mask: str | None = None
+    number: int | None = None
 
     @property
     def center(self) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.coverage import coverage_notes
+from splatcli.scene.depths import check_depths
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
@@ -42,6 +43,8 @@ def new_state(
             where=scene.root,
             remedy="add photos from other places; one place shows no depth",
         )
+    if config.depth_lambda > 0.0:
+        check_depths(scene)
     seed = config.train.seed
     gaussians, notes = first_gaussians(config, scene, given)
     notes += settle_cap(config, scene, len(gaussians))
@@ -65,6 +68,8 @@ def new_state(
         ),
         corrections=Corrections.new(config.views, len(scene.train)),
     )
+    if config.train.filter_3d:
+        state.refilter()
     return state, [*scene.notes, *coverage_notes(scene.images), *notes]
 
 
@@ -91,6 +96,8 @@ def resumed_state(
     ResourceError where the memory cannot suffice.
     """
     check_same_scene(checkpoint, scene, allowed)
+    if checkpoint.config.depth_lambda > 0.0:
+        check_depths(scene)
     notes = list(scene.notes)
     if config is not None:
         notes += settle_cap(config, scene, len(checkpoint.gaussians))

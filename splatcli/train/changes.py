@@ -17,7 +17,7 @@ _HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes")
 
 #: They were used up before the first step.
 _FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid")
-_FIXED = ("model.", "data.", "train.seed", "strategy.name")
+_FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
 #: What the moments of SH coefficients that are behind are made up for with (AdamState.rest_steps).
 _CATCHING_UP = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}

@@ -167,6 +167,7 @@ def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torc
             pairs,
             exposed=config.views.exposure,
             gridded=config.views.bilateral_grid,
+            depths=config.depth_lambda > 0.0,
         ),
         camera=camera,
         grows=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),

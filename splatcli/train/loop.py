@@ -20,6 +20,7 @@ from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.engine import engine_for
 from splatcli.raster.memory import Budget
+from splatcli.raster.smoothing import filter_sizes, opacity_shares
 from splatcli.raster.stepping import StepEngine, StepInputs
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
@@ -38,6 +39,9 @@ from splatcli.train.targets import Targets, to_device
 
 #: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
 FULL = 0.99
+
+#: Steps between two measurements of the 3D filter (Mip-Splatting); each edit of the Gaussians makes one too.
+REFILTER_EVERY = 100
 
 
 class Trainer:
@@ -69,7 +73,7 @@ class Trainer:
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
-        self.targets = Targets(scene, state.gaussians.device, limit=state.config.memory.budget)
+        self.targets = self._targets(state.config.memory.budget)
         self._clock = clock
         self.keeper = Keeper(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
@@ -244,6 +248,8 @@ class Trainer:
             pressure=self.strategy.pressure(step, lrs["means"]),
             absgrad=self.strategy.absgrad,
             correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
+            depth=target.depth,
+            smoothing=state.smoothing,
         )
         self._untold.append((step, given.name, len(state.gaussians), degree))
         told += self._told(self.engine.submit(state.gaussians, state.adam, inputs))
@@ -253,6 +259,9 @@ class Trainer:
             edits = self._edit(step)
             # The step is told with the count that it leaves behind.
             told[-1] = dataclasses.replace(told[-1], num_gaussians=len(state.gaussians))
+        elif state.smoothing is not None and step % REFILTER_EVERY == 0:
+            told += self._told(self.engine.drain())
+            state.refilter()
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
             self.finite.look(step, state.gaussians, state.adam)
@@ -287,7 +296,10 @@ class Trainer:
         edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
         if edit is None:
             return []
-        state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats)
+        shares = None if state.smoothing is None else self._shares
+        state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats, shares)
+        if state.smoothing is not None:
+            state.refilter()
         check_count(step, len(state.gaussians))
         events: list[Event] = []
         if edit.clear_stats:
@@ -300,12 +312,20 @@ class Trainer:
             self.quality.reset(step)
         return events
 
+    def _shares(self, rows: Gaussians) -> Tensor:
+        """[M] what the 3D filter is going to leave of the opacities of ``rows``."""
+        return opacity_shares(rows, filter_sizes(rows.means, self.state.training_cameras()))
+
     def _capped(self, step: int) -> list[Event]:
         count, cap = len(self.state.gaussians), self.state.config.memory.cap
         if self._capped_told or cap is None or cap != self.state.config.most_gaussians() or count < FULL * cap:
             return []
         self._capped_told = True
         return [Capped(step, count, cap)]
+
+    def _targets(self, limit: int | None) -> Targets:
+        state = self.state
+        return Targets(self.scene, state.gaussians.device, limit=limit, depth_lambda=state.config.depth_lambda)
 
     def _training_background(self) -> Tensor:
         name = self.state.config.train.background
@@ -334,7 +354,7 @@ class Trainer:
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
             self.engine = engine_for(plan.device, self._budget)
-        self.targets = Targets(self.scene, plan.device, limit=limit)
+        self.targets = self._targets(limit)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)
         self.keeper.saved = None  # the state that ends the run may have this step, and is another

@@ -68,7 +68,7 @@ def measure_pace(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Pace:
     """Times steps with ``gaussians`` and with four times as many smaller ones, on their device; changes nothing."""
-    targets = Targets(scene, gaussians.device)
+    targets = Targets(scene, gaussians.device, depth_lambda=config.depth_lambda)
     views = [scene.train[round(k * (len(scene.train) - 1) / _TIMED)] for k in range(_TIMED)]
 
     def seconds(some: Gaussians) -> float:
@@ -88,6 +88,7 @@ def measure_pace(
                     config.train.antialiased,
                     stats,
                     target.hidden,
+                    depth=target.depth,
                 )
                 for view, target in ((view, targets.load(view)) for view in views)
             ]

@@ -14,6 +14,7 @@ from splatcli.config import Config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.smoothing import filter_sizes, smoothed
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.camera import Camera
 from splatcli.train.corrections import Corrections
@@ -36,6 +37,7 @@ class TrainState:
     generators: one for each of TRAINING_STREAMS, on the CPU.
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
     corrections: what is trained of the training views, a row for each of ``train``.
+    smoothing: [N] sizes of the 3D filter as they were measured last (REFILTER_EVERY); None without one.
     """
 
     config: Config
@@ -50,14 +52,24 @@ class TrainState:
     test: list[int]
     dataset: DatasetInfo
     corrections: Corrections = field(default_factory=Corrections)
+    smoothing: Tensor | None = None
 
     def sh_degree(self) -> int:
         """The SH degree that the last step used."""
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
     def settled(self) -> Gaussians:
-        """The Gaussians with SH coefficients as of this step, to render; the state stays as it is."""
-        return self.adam.settled(self.gaussians, self.config.optim.shN_lr)
+        """The Gaussians to render: SH coefficients as of this step, 3D filter in them; the state stays as it is."""
+        gaussians = self.adam.settled(self.gaussians, self.config.optim.shN_lr)
+        return gaussians if self.smoothing is None else smoothed(gaussians, self.smoothing)
+
+    def refilter(self) -> None:
+        """Measures the sizes of the 3D filter anew; no step may be on its way."""
+        self.smoothing = filter_sizes(self.gaussians.means, self.training_cameras())
+
+    def training_cameras(self) -> list[Camera]:
+        """Those of the training views, as far as they are refined."""
+        return [self.corrections.camera(row, self.cameras[view]) for row, view in enumerate(self.train)]
 
     def to_checkpoint(self) -> Checkpoint:
         """The state on the CPU. Tensors may be shared with the state: write it before the next step."""
@@ -82,6 +94,7 @@ class TrainState:
             test=self.test,
             dataset=self.dataset,
             views=self.corrections.stored(),
+            smoothing=None if self.smoothing is None else self.smoothing.cpu(),
         )
 
     @classmethod
@@ -113,6 +126,7 @@ class TrainState:
             test=list(checkpoint.test),
             dataset=checkpoint.dataset,
             corrections=Corrections.from_checkpoint(checkpoint),
+            smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing.to(device, copy=True),
         )
 
 
@@ -142,10 +156,11 @@ def _adam(checkpoint: Checkpoint, device: str | torch.device) -> AdamState:
 
 
 def settled(checkpoint: Checkpoint) -> Gaussians:
-    """The Gaussians of a checkpoint with SH coefficients as of its step, to render or to export."""
-    if checkpoint.moments is None or checkpoint.rest_steps is None:
-        return checkpoint.gaussians
-    return _adam(checkpoint, "cpu").settled(checkpoint.gaussians, checkpoint.config.optim.shN_lr)
+    """The Gaussians of a checkpoint with SH coefficients as of its step and its 3D filter, to render or to export."""
+    gaussians = checkpoint.gaussians
+    if checkpoint.moments is not None and checkpoint.rest_steps is not None:
+        gaussians = _adam(checkpoint, "cpu").settled(gaussians, checkpoint.config.optim.shN_lr)
+    return gaussians if checkpoint.smoothing is None else smoothed(gaussians, checkpoint.smoothing)
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device) -> Gaussians:
@@ -173,6 +188,8 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
         yield f"its place in the order of views, {checkpoint.sampler}, is none"
+    if checkpoint.config.train.filter_3d and checkpoint.smoothing is None:
+        yield "the sizes of its 3D filter are missing"
     views = checkpoint.config.views
     wishes = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}
     for name, wanted in wishes.items():

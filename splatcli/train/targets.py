@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.raster.depth import DepthTarget
+from splatcli.scene.depths import known_depths
 from splatcli.scene.scene import Scene
 from splatcli.train.metrics import tensor_of
 
@@ -17,15 +21,20 @@ SHARE_OF_MEMORY = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
-    """A photo on the device that trains; as scene.images.Photo, in tensors."""
+    """A photo on the device that trains; as scene.images.Photo, in tensors.
+
+    depth: what is known of its depths; None where none is asked for.
+    """
 
     pixels: Tensor
     hidden: Tensor | None
     alpha: Tensor | None = None
+    depth: DepthTarget | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in (self.hidden, self.alpha))
+        more = (self.hidden, self.alpha, self.depth)
+        return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in more)
 
     def over(self, background: Tensor) -> Tensor:
         """[H, W, 3] uint8: the picture with a colour [3], 0 to 1, where nothing is; ``pixels`` if all of it is opaque.
@@ -53,10 +62,11 @@ class Target:
 
         pixels = mean(self.pixels.permute(2, 0, 1)).permute(1, 2, 0).contiguous()
         alpha = None if self.alpha is None else mean(self.alpha[None])[0]
+        depth = None if self.depth is None else self.depth.reduced((self.pixels.shape[0], self.pixels.shape[1]), size)
         if self.hidden is None:
-            return Target(pixels, None, alpha)
+            return Target(pixels, None, alpha, depth)
         hidden = torch.nn.functional.adaptive_max_pool2d(self.hidden[None].float(), size)[0] > 0.0
-        return Target(pixels.masked_fill_(hidden[..., None], 0), hidden, alpha)
+        return Target(pixels.masked_fill_(hidden[..., None], 0), hidden, alpha, depth)
 
 
 class Targets:
@@ -65,10 +75,15 @@ class Targets:
     On a GPU they stay there once used, in a quarter of ``limit`` bytes (None: of what is free); the others are copied
     for each step. The first ones stay and are not replaced: a pass visits every photo once, so that throwing out the
     oldest would always throw out the next one needed.
+
+    depth_lambda: weight of the depth term of the loss; 0 asks for no depths.
     """
 
-    def __init__(self, scene: Scene, device: torch.device, *, limit: int | None = None) -> None:
+    def __init__(
+        self, scene: Scene, device: torch.device, *, limit: int | None = None, depth_lambda: float = 0.0
+    ) -> None:
         self.scene = scene
+        self.depth_lambda = depth_lambda
         self.device = device
         self._room = photo_room(scene, device, limit) if device.type == "cuda" else 0
         self._kept: dict[int, Target] = {}
@@ -81,10 +96,22 @@ class Targets:
         photo = self.scene.images.photo(view)
         parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.hidden, photo.alpha))
         target = Target(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
+        if self.depth_lambda > 0.0:
+            target = replace(target, depth=self._depth(view, photo.hidden))
         if self.device.type == "cuda" and target.nbytes <= self._room:
             self._room -= target.nbytes
             self._kept[view] = target
         return target
+
+    def _depth(self, view: int, hidden: NDArray[np.bool_] | None) -> DepthTarget:
+        """Depths of the pixels that count; what is known of none has no weight."""
+        known = known_depths(self.scene, view)
+        if hidden is not None:
+            known = known.without(hidden)
+        median = float(np.median(known.depths)) if len(known.depths) else 0.0
+        inverse = torch.from_numpy((1.0 / known.depths).astype(np.float32))
+        pixels = torch.from_numpy(known.pixels)
+        return DepthTarget(to_device(pixels, self.device), to_device(inverse, self.device), self.depth_lambda * median)
 
     def prefetch(self, views: Iterable[int]) -> None:
         """Starts decoding what will be loaded soon; what is loaded, and its bits, stay the same."""

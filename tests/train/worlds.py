@@ -240,6 +240,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         test=list(checkpoint.test),
         dataset=checkpoint.dataset,
         views={k: v.clone() for k, v in checkpoint.views.items()},
+        smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing.clone(),
     )
 
 

@@ -22,14 +22,18 @@ SPLAT_INLINE void load_rows(const Real* rows, const int32_t* lane_ids, Lanes<Rea
   for (int c = 0; c < C; ++c) out[c] = gather<Real, W>(rows + c, index);
 }
 
+// smoothing: SplatView's, where it is looked at.
 template <class Real>
 SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians& g, int64_t base,
-                                                            const int32_t* lane_ids) {
+                                                            const int32_t* lane_ids,
+                                                            const void* smoothing = nullptr) {
   RawGeometry<Lanes<Real, kLanes>> raw;
   load_rows<3>(static_cast<const Real*>(g.means) + 3 * base, lane_ids, raw.mean);
   load_rows<4>(static_cast<const Real*>(g.quats) + 4 * base, lane_ids, raw.quat);
   load_rows<3>(static_cast<const Real*>(g.log_scales) + 3 * base, lane_ids, raw.log_scale);
   load_rows<1>(static_cast<const Real*>(g.logit_opacities) + base, lane_ids, &raw.logit);
+  if (smoothing != nullptr)
+    load_rows<1>(static_cast<const Real*>(smoothing) + base, lane_ids, &raw.smoothing);
   return raw;
 }
 

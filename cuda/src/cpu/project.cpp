@@ -27,8 +27,9 @@ struct ChunkProjector {
   int64_t geometry(int64_t chunk, int first, int count, int& visible) const {
     int32_t lane_ids[kLanes];
     for (int k = 0; k < kLanes; ++k) lane_ids[k] = first + (k < count ? k : count - 1);
-    const RawGeometry<F> raw = load_geometry<Real>(gaussians, chunk * kChunk, lane_ids);
-    const ProjectedGeometry<F> g = project_geometry(pinhole, raw, view.antialiased != 0);
+    const RawGeometry<F> raw = load_geometry<Real>(gaussians, chunk * kChunk, lane_ids, view.smoothing);
+    const ProjectedGeometry<F> g =
+        project_geometry(pinhole, raw, view.antialiased != 0, view.smoothing != nullptr);
     const F tau = g.log2_opacity - F(kMinLog2Alpha);
     const F half_x = support_half_width(tau, g.cov.a), half_y = support_half_width(tau, g.cov.c);
 

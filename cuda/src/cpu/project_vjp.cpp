@@ -84,7 +84,7 @@ struct ChunkProjectorVjp {
     for (int k = 0; k < kLanes; ++k) index[k] = k * kRowSize;
     for (int f = 0; f < kRowUsed; ++f) row[f] = gather<Real, kLanes>(&sums[0][0] + f, index);
 
-    const RawGeometry<F> raw = load_geometry<Real>(gaussians, base, lane_ids);
+    const RawGeometry<F> raw = load_geometry<Real>(gaussians, base, lane_ids, view.smoothing);
     F v_mean[3] = {F(0), F(0), F(0)}, v_mean2d[2];
     ViewGrad<F> v_view;
     std::memset(&v_view, 0, sizeof v_view);
@@ -102,13 +102,14 @@ struct ChunkProjectorVjp {
   SPLAT_INLINE void geometry(const RawGeometry<F>& raw, const F* row, const int32_t* lane_ids,
                              const typename F::Mask& live, Real* const* grads, F* v_mean, F* v_mean2d,
                              ViewGrad<F>* v_pose) const {
-    const ProjectedGeometry<F> g = project_geometry(pinhole, raw, view.antialiased != 0);
+    const ProjectedGeometry<F> g =
+        project_geometry(pinhole, raw, view.antialiased != 0, view.smoothing != nullptr);
     F v_qa, v_qb, v_qc, v_log_opacity;
     row_vjp(row, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
     F v_a = F(0), v_b = F(0), v_c = F(0);
     conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
 
-    // log(opacity * compensation): the two share the gradient of the logarithm.
+    // log(opacity * compensation): its factors share the gradient of the logarithm, that of the 3D filter too.
     F v_logit = F(0), v_compensation = F(0);
     activate_opacity_vjp(g.opacity, v_log_opacity / g.opacity, v_logit);
     if (view.antialiased) v_compensation = v_log_opacity / g.cov.compensation;
@@ -122,6 +123,7 @@ struct ChunkProjectorVjp {
     F v_quat[4] = {F(0), F(0), F(0), F(0)}, v_log_scale[3] = {F(0), F(0), F(0)};
     quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
     for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
+    if (view.smoothing != nullptr) smoothing_vjp(raw, v_log_opacity, v_log_scale);
 
     F v_pc[3] = {F(0), F(0), row[kRowDepth]};
     affine_map_vjp(pinhole, g.pc, g.affine, v_row0, v_row1, v_pc, v_pose);

@@ -11,7 +11,8 @@ inline View<float> pinhole_of(const SplatView& v) {
   return make_view<float>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
 }
 
-inline RawArrays raw_arrays(const SplatGaussians& g) {
+// smoothing: SplatView's, where it is looked at.
+inline RawArrays raw_arrays(const SplatGaussians& g, const void* smoothing = nullptr) {
   RawArrays out;
   out.means = static_cast<const float*>(g.means);
   out.quats = static_cast<const float*>(g.quats);
@@ -21,6 +22,7 @@ inline RawArrays raw_arrays(const SplatGaussians& g) {
   out.shN = static_cast<const float*>(g.shN);
   out.n = g.n;
   out.sh_rest = g.sh_rest;
+  out.smoothing = static_cast<const float*>(smoothing);
   return out;
 }
 

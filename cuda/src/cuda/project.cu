@@ -14,7 +14,7 @@ void project(const SplatCall& call, const SplatView& view, const SplatGaussians&
              const SplatAdam* rest) {
   ProjectJob job;
   job.view = pinhole_of(view);
-  job.gaussians = raw_arrays(gaussians);
+  job.gaussians = raw_arrays(gaussians, view.smoothing);
   job.antialiased = view.antialiased != 0;
   job.tiles_x = tiles_across(view.width), job.tiles_y = tiles_across(view.height);
   job.records = static_cast<float*>(frame.records);

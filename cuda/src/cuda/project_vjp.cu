@@ -14,7 +14,7 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
                      const SplatProjectGrad& grad) {
   ProjectVjpJob job = {};
   job.view = pinhole_of(view);
-  job.gaussians = raw_arrays(gaussians);
+  job.gaussians = raw_arrays(gaussians, view.smoothing);
   job.antialiased = view.antialiased != 0;
   job.records = static_cast<const float*>(frame.records);
   job.ids = frame.ids;

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -50,9 +52,17 @@ class Edit:
 
 @torch.no_grad()
 def apply_edit(
-    edit: Edit, gaussians: Gaussians, adam: AdamState, stats: GrowthStats
+    edit: Edit,
+    gaussians: Gaussians,
+    adam: AdamState,
+    stats: GrowthStats,
+    shares: Callable[[Gaussians], Tensor] | None = None,
 ) -> tuple[Gaussians, AdamState, GrowthStats]:
-    """New Gaussians, moments and statistics after ``edit``; the arguments stay as they are."""
+    """New Gaussians, moments and statistics after ``edit``; the arguments stay as they are.
+
+    shares: what a 3D filter leaves of the opacities of Gaussians, [M]. The ceiling is for what is left: lowered to it
+    before the filter, thin Gaussians would be too faint to be drawn, and would never be seen again.
+    """
     unknown = set(edit.values) - set(GROUPS)
     if unknown:
         raise ValueError(f"an edit names unknown groups {sorted(unknown)}")
@@ -69,7 +79,7 @@ def apply_edit(
 
     first, second = moments(adam.exp_avg), moments(adam.exp_avg_sq)
     if edit.opacity_ceiling is not None:
-        rows.logit_opacities.clamp_(max=edit.opacity_ceiling)
+        rows.logit_opacities = _lowered(rows, edit.opacity_ceiling, shares)
         first.logit_opacities.zero_()
         second.logit_opacities.zero_()
 
@@ -79,6 +89,14 @@ def apply_edit(
         new_stats = GrowthStats(stats.grad2d[edit.source], stats.count[edit.source])
     new_adam = replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=adam.rest_steps[edit.source])
     return rows, new_adam, new_stats
+
+
+def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tensor] | None) -> Tensor:
+    """Logits [M] under a ceiling, itself a logit; with a filter none is lifted above 0.99 for it."""
+    if shares is None:
+        return rows.logit_opacities.clamp(max=ceiling)
+    opacities = (1.0 / (1.0 + math.exp(-ceiling)) / shares(rows)).clamp(max=0.99)
+    return torch.minimum(rows.logit_opacities, opacities.logit().to(rows.logit_opacities))
 
 
 def _as_column(mask: Tensor, like: Tensor) -> Tensor:

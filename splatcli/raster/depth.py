@@ -1,0 +1,78 @@
+"""DepthTarget: what is known of the depth of a view's pixels, what that adds to the loss, and its gradient."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Terms that are added up one after another, so that the sum has the same bits with any number of threads.
+_SPAN = 4096
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DepthTarget:
+    """Known depths of S pixels, on the Gaussians' device.
+
+    pixels: [S] int64, y * width + x, each at most once.
+    inverse: [S] float, 1 / depth, where depth is camera-space z in world units.
+    weight: times the mean of |1 / rendered - 1 / known| is added to the loss; world units.
+    """
+
+    pixels: Tensor
+    inverse: Tensor
+    weight: float
+
+    @property
+    def nbytes(self) -> int:
+        return self.pixels.nbytes + self.inverse.nbytes
+
+    def reduced(self, size: tuple[int, int], smaller: tuple[int, int]) -> DepthTarget:
+        """The same of an image reduced from ``size`` to ``smaller``, each (height, width): in a pixel, the nearest."""
+        y, x = self.pixels // size[1] * smaller[0] // size[0], self.pixels % size[1] * smaller[1] // size[1]
+        order = torch.argsort(self.inverse, descending=True, stable=True)
+        pixels = (y * smaller[1] + x)[order]
+        pixels, places = torch.sort(pixels, stable=True)
+        first = torch.ones_like(pixels, dtype=torch.bool)
+        first[1:] = pixels[1:] != pixels[:-1]
+        return DepthTarget(pixels[first], self.inverse[order[places[first]]], self.weight)
+
+
+def depth_loss(alpha: Tensor, depth: Tensor, target: DepthTarget, v_alpha: Tensor, v_depth: Tensor) -> Tensor:
+    """The depth term of the loss, a scalar tensor in double precision; fills its gradients.
+
+    alpha, v_alpha: [H, W]. depth, v_depth: [H, W], sum of blending weight times z, so that the rendered depth is
+    depth / alpha. A pixel in which nothing is drawn counts as infinitely far, and has no gradient.
+    """
+    v_alpha.zero_()
+    v_depth.zero_()
+    count = len(target.pixels)
+    if count == 0:
+        return torch.zeros((), dtype=torch.float64, device=alpha.device)
+    a, d = (plane.view(-1)[target.pixels] for plane in (alpha, depth))
+    drawn = d > 0.0
+    inverse = torch.where(drawn, a / d, 0.0)
+    error = inverse - target.inverse
+    slope = error.sign() * (target.weight / count)
+    by_alpha = torch.where(drawn, slope / d, 0.0)
+    # No two of the pixels are the same: nothing is added up here, in whatever order.
+    v_alpha.view(-1)[target.pixels] = by_alpha
+    v_depth.view(-1)[target.pixels] = -by_alpha * inverse
+    return _sum(error.abs()) * (target.weight / count)
+
+
+def depth_loss_reference(alpha: Tensor, depth: Tensor, target: DepthTarget) -> Tensor:
+    """The same by autograd, a scalar tensor of the images' dtype (docs/math.md 7.4)."""
+    if len(target.pixels) == 0:
+        return alpha.new_zeros(())
+    a, d = (plane.reshape(-1).index_select(0, target.pixels) for plane in (alpha, depth))
+    drawn = d > 0.0
+    inverse = torch.where(drawn, a / torch.where(drawn, d, 1.0), 0.0)
+    return target.weight * (inverse - target.inverse.to(inverse)).abs().mean()
+
+
+def _sum(terms: Tensor) -> Tensor:
+    spans = len(terms) // _SPAN
+    whole, rest = terms[: spans * _SPAN].view(spans, _SPAN), terms[spans * _SPAN :]
+    return whole.sum(dim=1, dtype=torch.float64).sum() + rest.sum(dtype=torch.float64)

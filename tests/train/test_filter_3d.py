@@ -1,0 +1,159 @@
+"""--filter-3d in a run: sizes follow the Gaussians, are stored and resumed in every bit, and are in what is shown."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.save import save_checkpoint
+from splatcli.config import Config
+from splatcli.errors import ModelFileError, SplatError, UsageError
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.raster import NativeEngine
+from splatcli.raster.smoothing import filter_sizes, smoothed
+from splatcli.raster.stats import GrowthStats
+from splatcli.train.changes import changed_config
+from splatcli.train.events import OpacityReset, Refined
+from splatcli.train.loop import REFILTER_EVERY, Trainer
+from splatcli.train.state import TrainState, settled
+from splatcli.train.strategies import apply_edit
+from splatcli.train.strategies.edit import Edit
+from tests.native.cases import NEEDS_COMPILER, float32
+from tests.train.test_engines_behind import BehindEngine
+from tests.train.worlds import (
+    MemoryRun,
+    PlainEngine,
+    made_scene,
+    plain_renderer,
+    random_adam,
+    random_gaussians,
+    short_config,
+)
+
+
+def config(steps: int = 40, **train: object) -> Config:
+    return short_config(steps, train={"filter_3d": True, **train})
+
+
+def new(config: Config, run: MemoryRun | None = None) -> Trainer:
+    return Trainer.start(
+        config, made_scene(), run_dir=run or MemoryRun(), engine=PlainEngine(), renderer=plain_renderer  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def sizes_now(state: TrainState) -> torch.Tensor:
+    return filter_sizes(state.gaussians.means, state.training_cameras())
+
+
+def test_sizes_are_those_of_the_gaussians_after_each_edit() -> None:
+    trainer = new(config())
+    assert trainer.state.smoothing is not None
+    assert torch.equal(trainer.state.smoothing, sizes_now(trainer.state))
+    edits = 0
+    for event in trainer.run():
+        state = trainer.state
+        assert state.smoothing is not None
+        assert len(state.smoothing) == len(state.gaussians)
+        if isinstance(event, Refined | OpacityReset):
+            edits += 1
+            assert torch.equal(state.smoothing, sizes_now(state))
+    assert edits > 5
+
+
+def test_without_edits_sizes_are_measured_every_hundred_steps_and_not_between() -> None:
+    quiet = {"refine_start": 1000, "refine_stop": 1000, "reset_every": 1000}
+    trainer = new(short_config(2 * REFILTER_EVERY, schedule=quiet, train={"filter_3d": True}))
+    before = trainer.state.smoothing
+    list(trainer.run(stop_at=REFILTER_EVERY - 1))
+    assert trainer.state.smoothing is before
+    list(trainer.run(stop_at=REFILTER_EVERY))
+    assert trainer.state.smoothing is not None
+    assert torch.equal(trainer.state.smoothing, sizes_now(trainer.state))
+    assert before is not None
+    assert not torch.equal(trainer.state.smoothing, before)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("behind", [False, True])
+def test_a_run_is_resumed_with_the_same_bits(behind: bool, tmp_path: Path) -> None:
+    """Stopped between two measurements, where the means are not those that the sizes were measured for."""
+    settings = config(40, antialiased=True)
+
+    def engine() -> BehindEngine | NativeEngine:
+        native = NativeEngine(float32("portable"))
+        return BehindEngine(native) if behind else native
+
+    whole = Trainer.start(settings, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
+    list(whole.run())
+    first = Trainer.start(settings, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
+    list(first.run(stop_at=23))
+    state = first.state
+    assert state.smoothing is not None
+    assert not torch.equal(state.smoothing, sizes_now(state))
+    save_checkpoint(tmp_path / "ckpt.pt", state.to_checkpoint())
+    stored = load_checkpoint(tmp_path / "ckpt.pt")
+    assert stored.smoothing is not None
+    assert torch.equal(stored.smoothing, state.smoothing)
+    second = Trainer.resume(stored, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
+    list(second.run())
+    for name in GROUPS:
+        assert torch.equal(getattr(second.state.gaussians, name), getattr(whole.state.gaussians, name)), name
+    assert torch.equal(second.state.smoothing, whole.state.smoothing)  # type: ignore[arg-type]
+
+
+def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
+    trainer = new(config())
+    list(trainer.run(stop_at=23))
+    state = trainer.state
+    checkpoint = state.to_checkpoint()
+    assert torch.equal(checkpoint.gaussians.log_scales, state.gaussians.log_scales)
+    assert state.smoothing is not None
+    wanted = smoothed(state.gaussians, state.smoothing)
+    for shown in (state.settled(), settled(checkpoint)):
+        for name in ("means", "log_scales", "logit_opacities"):
+            assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
+    assert bool((wanted.log_scales > state.gaussians.log_scales).all())
+
+
+def test_a_reset_leaves_thin_gaussians_as_visible_as_thick_ones() -> None:
+    gaussians = random_gaussians(9)
+    gaussians.logit_opacities[:] = torch.tensor([3.0] * 8 + [-6.0])
+    shares = torch.tensor([1.0, 0.9, 0.5, 0.3, 0.1, 0.02, 0.01, 1e-6, 0.5], dtype=torch.float64)
+    edit = Edit.same_rows(9, gaussians.device, opacity_ceiling=math.log(0.01 / 0.99))
+    after, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), GrowthStats.zeros(9), lambda rows: shares)
+    left = after.logit_opacities.double().sigmoid() * shares
+    assert_close(left[:6], torch.full((6,), 0.01, dtype=torch.float64), rtol=1e-5, atol=0)
+    raw = after.logit_opacities[6:8].sigmoid()
+    assert float(raw.max()) < 0.9526  # they were below what the ceiling allows them
+    assert float(after.logit_opacities[8]) == -6.0
+    plain, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), GrowthStats.zeros(9))
+    assert_close(plain.logit_opacities[:8].sigmoid(), torch.full((8,), 0.01), rtol=1e-5, atol=0)
+
+
+def test_a_checkpoint_without_its_sizes_is_not_resumed_and_bad_sizes_are_not_loaded(tmp_path: Path) -> None:
+    trainer = new(config())
+    checkpoint = trainer.state.to_checkpoint()
+    checkpoint.smoothing = None
+    with pytest.raises(ModelFileError, match="3D filter are missing"):
+        TrainState.from_checkpoint(checkpoint)
+    for bad, match in ((torch.full((20,), -1.0), "below zero"), (torch.ones(3), r"not float32 \[20\]")):
+        checkpoint.smoothing = bad
+        with pytest.raises(SplatError, match=match):
+            save_checkpoint(tmp_path / "bad.pt", checkpoint)  # which verifies what it wrote
+
+
+def test_the_filter_is_fixed_when_a_run_is_made() -> None:
+    with pytest.raises(UsageError, match="fixed when a run is made"):
+        changed_config(config(), assignments=["train.filter_3d=false"])
+
+
+def test_a_run_without_the_filter_has_no_sizes() -> None:
+    trainer = new(short_config())
+    assert trainer.state.smoothing is None
+    assert trainer.state.to_checkpoint().smoothing is None
+    assert isinstance(trainer.state.settled(), Gaussians)
