@@ -185,6 +185,21 @@ class Frame:
         torch.arange(padded, dtype=torch.int32, out=starts[:padded])
         self.native.rows, self.native.row_counts = sums, reached
 
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """(indices [V] of the visible Gaussians, the slots [V] of their records), int64; waits for a device."""
+        slots = self._padded()
+        counts = self.arena.take("chunk_counts", 0, torch.int64)[: 2 * (slots // abi.CHUNK) : 2]
+        taken = torch.arange(abi.CHUNK, device=counts.device) < counts[:, None]
+        rows = taken.flatten().nonzero().squeeze(1)
+        return self.arena.take("ids", 0, torch.int32)[rows].long(), rows
+
+    def summed_rows(self) -> Tensor:
+        """[slots, ROW] what blend_vjp left for each Gaussian's record, summed over its tiles."""
+        slots = self._padded()
+        if len(self.bands) <= 1:
+            self.backend.call("sum_rows", self._arrays, self.native, *self._begin_sums())
+        return self.arena.take("row_sums", 0, self.backend.dtype)[: slots * abi.ROW].view(slots, abi.ROW)
+
     def project_vjp(
         self,
         view: abi.View,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from splatcli.raster.allowance import PairBudget
 from splatcli.raster.frame import Frame
 from splatcli.raster.reference import render_reference
 from splatcli.raster.smoothing import smoothed
-from splatcli.raster.view import view_of
+from splatcli.raster.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,32 @@ class Render:
     depth: Tensor
 
 
+@dataclass(slots=True, eq=False)
+class Projected:
+    """Where the Gaussians of a render lie in the image, and what pulls at them there; for those who ask.
+
+    means2d  [N, 2]  pixels, 0 where a Gaussian is not seen. A leaf: backward() leaves dL/d means2d in its ``grad``
+    absgrad  [N, 2]  added to by backward(): the pixels' shares of that gradient by their magnitudes, docs/math.md 6.3
+    depths   [N]     camera z, world units
+    conics   [N, 3]  inverse 2D covariance: xx, xy, yy, per square pixel
+    radii    [N, 2]  int32, half the sides of the box in which a Gaussian reaches 1/255, pixels; 0 where not seen
+    """
+
+    means2d: Tensor
+    absgrad: Tensor
+    depths: Tensor
+    conics: Tensor
+    radii: Tensor
+
+    @classmethod
+    def empty(cls, n: int, device: torch.device, dtype: torch.dtype, *, with_gradient: bool) -> Projected:
+        """Nothing seen yet, of ``n`` Gaussians."""
+        zeros = torch.zeros(n, 2, device=device, dtype=dtype)
+        conics = torch.zeros(n, 3, device=device, dtype=dtype)
+        radii = torch.zeros(n, 2, device=device, dtype=torch.int32)
+        return cls(zeros.clone().requires_grad_(with_gradient), zeros, conics[:, 0].clone(), conics, radii)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class _Job:
     """What a render is made with, beside the tensors that have gradients."""
@@ -49,6 +76,8 @@ class _Job:
     has_viewmat: bool
     budget: PairBudget | None
     with_gradients: bool
+    z_range: tuple[float, float]
+    projected: Projected | None
 
 
 def render(
@@ -62,6 +91,8 @@ def render(
     smoothing: Tensor | None = None,
     backend: Backend | None = None,
     budget: PairBudget | None = None,
+    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    projected: Projected | None = None,
 ) -> Render:
     """Renders one view, differentiably in all parameters, the background and the pose.
 
@@ -73,6 +104,8 @@ def render(
     backend: where to run; by default the library of the parameters' device and dtype.
     budget: bytes for tile pairs; by default nine tenths of what is free. What does not fit at once is rendered in bands
         of lines of tiles, with the same bits.
+    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+    projected: filled with the image plane's side of it; native libraries only.
 
     Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
     dtype; float64 is computed in float64. Results are the same bits for any number of threads.
@@ -110,13 +143,15 @@ def render(
     if pose.shape != (4, 4):
         raise ValueError(f"viewmat has shape {tuple(pose.shape)}, not (4, 4)")
     parameters = [prepare(tensor) for _, tensor in gaussians.items()]
-    inputs = [*parameters, background, pose]
+    means2d = None if projected is None else projected.means2d
+    inputs = [*parameters, background, pose, *([] if means2d is None else [means2d])]
     with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
     sizes = None if smoothing is None else prepare(smoothing.detach())
-    job = _Job(backend, camera, sh_degree, antialiased, sizes, viewmat is not None, budget, with_gradients)
+    has_pose = viewmat is not None
+    job = _Job(backend, camera, sh_degree, antialiased, sizes, has_pose, budget, with_gradients, z_range, projected)
     # torch leaves Function.apply without types.
     image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
-        job, prepare(background), prepare(pose), *parameters
+        job, prepare(background), prepare(pose), means2d, *parameters
     )
     return Render(image, alpha, depth)
 
@@ -137,7 +172,9 @@ class _Rasterize(torch.autograd.Function):
     """The native stages as one node of the graph. No torch arithmetic happens inside, so autocast finds nothing."""
 
     @staticmethod
-    def forward(ctx: Any, job: _Job, background: Tensor, viewmat: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, job: _Job, background: Tensor, viewmat: Tensor, means2d: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
         gaussians = Gaussians(*parameters)
         frame = Frame(job.backend, job.budget, slack=0.0)
         view = view_of(
@@ -147,6 +184,7 @@ class _Rasterize(torch.autograd.Function):
             with_depth=True,
             # float64 poses come through exactly; a pose that is trained has its own dtype.
             viewmat=viewmat if job.has_viewmat else None,
+            z_range=job.z_range,
         )
         if job.smoothing is not None:
             view.smoothing = job.backend.pointer(job.smoothing, len(gaussians))
@@ -157,6 +195,9 @@ class _Rasterize(torch.autograd.Function):
         alpha = background.new_empty(size)
         depth = background.new_empty(size)
         frame.blend(view, background, image, alpha, depth)
+        if job.projected is not None:
+            _tell_projected(frame, view, job.projected)
+            frame.native.with_abs = True
         ctx.job, ctx.frame, ctx.view = job, frame, view
         ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
         return image, alpha, depth
@@ -182,6 +223,10 @@ class _Rasterize(torch.autograd.Function):
             frame.images(view, v_image, v_alpha, v_depth),
             v_background,
         )
+        v_means2d = None
+        if ctx.job.projected is not None:
+            v_means2d = _means2d_vjp(frame, ctx.job.projected)
+            frame.native.with_abs = False
         frame.project_vjp(
             view,
             frame.backend.arrays(gaussians),
@@ -191,4 +236,27 @@ class _Rasterize(torch.autograd.Function):
         if v_viewmat is not None:
             v_viewmat = v_viewmat.to(viewmat.device)
         by_group = [getattr(gradients, name) for name in GROUPS]
-        return None, v_background, v_viewmat, *by_group
+        return None, v_background, v_viewmat, v_means2d, *by_group
+
+
+def _tell_projected(frame: Frame, view: abi.View, out: Projected) -> None:
+    """Unpacks the records of a view."""
+    ids, rows = frame.seen()
+    records = frame.arena.take("records", 0, frame.backend.dtype).view(-1, abi.RECORD)[rows]
+    with torch.no_grad():
+        out.means2d[ids] = records[:, :2]
+        out.conics[ids] = records[:, 2:5] * records.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
+        out.depths[ids] = records[:, 9]
+        out.radii[ids] = records[:, 10:12].ceil().int()
+
+
+def _means2d_vjp(frame: Frame, out: Projected) -> Tensor:
+    """[N, 2] dL/d means2d from the sums of the gradient rows; docs/math.md 6.2 and 6.3."""
+    ids, rows = frame.seen()
+    sums = frame.summed_rows()[rows]
+    a, b, c = out.conics[ids].unbind(dim=1)
+    vx, vy = sums[:, 1], sums[:, 2]
+    gradient = torch.zeros_like(out.means2d)
+    gradient[ids] = torch.stack([a * vx + b * vy, b * vx + c * vy], dim=1)
+    out.absgrad[ids] += sums[:, 10:12] * math.log(2.0)  # as grad, which adds up too
+    return gradient

@@ -14,9 +14,18 @@ Z_FAR = 1e10
 
 
 def view_of(
-    camera: Camera, *, sh_degree: int, antialiased: bool, with_depth: bool, viewmat: Tensor | None = None
+    camera: Camera,
+    *,
+    sh_degree: int,
+    antialiased: bool,
+    with_depth: bool,
+    viewmat: Tensor | None = None,
+    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
 ) -> abi.View:
-    """A camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose."""
+    """A camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose.
+
+    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+    """
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
     return abi.View(
         width=camera.width,
@@ -31,8 +40,8 @@ def view_of(
         fy=camera.fy,
         cx=camera.cx,
         cy=camera.cy,
-        z_near=Z_NEAR,
-        z_far=Z_FAR,
+        z_near=z_range[0],
+        z_far=z_range[1],
     )
 
 
