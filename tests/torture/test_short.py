@@ -47,7 +47,7 @@ Figures = Callable[[int, int], dict[str, Figure]]
     ("figures", "count", "sound", "refused"),
     [
         (fuzz_ply.figures, 400, 30, 150),
-        (fuzz_formats.figures, 300, 60, 120),
+        (fuzz_formats.figures, 300, 30, 120),
         (fuzz_checkpoint.figures, 200, 4, 100),
         (fuzz_foreign.figures, 120, 15, 50),
         (fuzz_scenes.figures, 80, 2, 30),
