@@ -20,12 +20,12 @@ from typing import Any
 
 from splatcli.bench.machine import describe_machine
 from splatcli.checkpoint.rundir import RunDir
-from splatcli.config import build_config
 from splatcli.native.call import Backend
 from splatcli.raster import NativeEngine
 from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stepping import StepEngine
 from splatcli.scene.read import read_scene
+from splatcli.settings import build_config
 from splatcli.train.events import Evaluated
 from splatcli.train.loop import Trainer
 

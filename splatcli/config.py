@@ -1,4 +1,4 @@
-"""Config: every setting of a run, validated; from defaults, a TOML file, flags and --set, in that order.
+"""Config: every setting of a run with its default and bounds; settings.py makes one from what a user gives.
 
 Values and names are the field's (INRIA, gsplat); where the two differ the choice is said beside the field.
 ``Schedule.scaled`` and ``OptimConfig.scaled`` fit the 30,000-step recipe to a shorter run once, when the run is made;
@@ -7,19 +7,12 @@ what comes out is stored with the run, in absolute steps, so that a resumed run 
 
 from __future__ import annotations
 
-import difflib
-import tomllib
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from splatcli.errors import UsageError
-from splatcli.recipes import REFERENCE_ITERATIONS, preset_recipe, strategy_recipe
+from splatcli.recipes import REFERENCE_ITERATIONS
 from splatcli.sizes import parse_size
-
-#: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
-_UNREADABLE = (ValueError, RecursionError)
 
 
 class _Section(BaseModel):
@@ -146,9 +139,9 @@ class Schedule(_Section):
         """The 30,000-step recipe squeezed into a shorter run (compare gsplat's ``steps_scaler``); never stretched.
 
         Two intervals do not shrink in proportion. ``refine_every`` stays as long as fifteen refinements fit into the
-        window: a decision needs statistics over enough views. ``reset_every`` stays, since recovering from a reset takes
-        as many steps as ever, and runs of less than half the recipe's length have none: they do not get back in time
-        what it costs (docs/quality.md).
+        window: a decision needs statistics over enough views. ``reset_every`` stays, since recovering from a reset
+        takes as many steps as ever; runs of less than half the recipe's length have none, since they do not get back
+        in time what it costs (docs/quality.md).
         """
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
@@ -306,137 +299,3 @@ class Config(_Section):
     def most_gaussians(self) -> int | None:
         """The least of the caps that there are in numbers."""
         return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if isinstance(cap, int)), default=None)
-
-
-def build_config(
-    flags: dict[str, Any] | None = None,
-    *,
-    file: Path | None = None,
-    assignments: list[str] | None = None,
-    preset: str | None = None,
-) -> Config:
-    """The settings of a new run.
-
-    preset: a name in recipes.PRESETS, whose settings everything given wins over.
-    flags: dotted key -> value; a value of None means that the flag was not given.
-    file: a TOML file with the sections above.
-    assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
-    Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
-    Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
-    """
-    values = preset_recipe(preset) | read_settings(flags, file=file, assignments=assignments)
-    try:
-        config = Config.model_validate(_nest(values))
-        recipe = {
-            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
-            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
-        }
-        strategy = strategy_recipe(config.strategy.name, config.train.iterations)
-        merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
-        config = Config.model_validate(_nest(merged))
-    except ValidationError as error:
-        raise _out_of_range(error, file) from None
-    return config
-
-
-def read_settings(
-    flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
-) -> dict[str, Any]:
-    """Dotted key -> value of all that is given, later sources winning; arguments as in ``build_config``.
-
-    Raises UsageError for unknown keys.
-    """
-    values: dict[str, Any] = {}
-    if file is not None:
-        values.update(_flatten(_read_toml(file)))
-    values.update({key: value for key, value in (flags or {}).items() if value is not None})
-    for text in assignments or []:
-        key, equals, raw = text.partition("=")
-        if not equals:
-            raise UsageError(f"--set wants key=value, got {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
-        values[key.strip()] = _parse_value(raw.strip())
-    known = set(_flatten(Config().model_dump()))
-    for key in values:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for the keys"
-            raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
-    return values
-
-
-def flat_settings(config: Config) -> dict[str, Any]:
-    """Dotted key -> value of every setting."""
-    return _flatten(config.model_dump())
-
-
-def with_settings(config: Config, values: dict[str, Any]) -> Config:
-    """``config`` with other values under dotted keys. Raises UsageError for those out of range."""
-    try:
-        return Config.model_validate(_nest({**flat_settings(config), **values}))
-    except ValidationError as error:
-        raise _out_of_range(error, None) from None
-
-
-def parse_config(data: dict[str, Any]) -> Config:
-    """Settings stored with a run, validated again. Raises pydantic.ValidationError."""
-    return Config.model_validate(data)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(
-            f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
-        ) from None
-    except _UNREADABLE as error:
-        raise UsageError(
-            f"not valid TOML: {error}",
-            where=path,
-            remedy="a section and a setting look like this: [optim] sh0_lr = 0.01",
-        ) from None
-
-
-def _parse_value(raw: str) -> Any:
-    try:
-        return tomllib.loads(f"value = {raw}")["value"]
-    except _UNREADABLE:
-        return raw
-
-
-def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def _nest(flat: dict[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *parents, leaf = key.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
-    return tree
-
-
-def _out_of_range(error: ValidationError, file: Path | None) -> UsageError:
-    """What pydantic found, for people."""
-    problems = [f"{'.'.join(map(str, e['loc']))} = {_brief(e['input'])}: {e['msg']}" for e in error.errors()]
-    return UsageError(
-        "settings out of range: " + "; ".join(problems), where=file, remedy="docs/settings.md has what each one takes"
-    )
-
-
-def _brief(value: object) -> str:
-    """A value that someone gave, in at most 100 letters."""
-    try:
-        text = repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
-    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -19,7 +19,7 @@ LAYERS = (
     ("views", "train", "formats", "doctor", "bench"),
     ("raster", "checkpoint"),
     ("native", "scene"),
-    ("gaussians", "config", "recipes", "errors", "sizes"),
+    ("gaussians", "settings", "config", "recipes", "errors", "sizes"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"torch", "numpy", "pydantic", "scipy", "pycolmap", "PIL", "imageio", "plyfile"}

@@ -187,9 +187,9 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 
 def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
-    from splatcli.config import build_config
     from splatcli.scene.coverage import coverage_notes, hidden_share
     from splatcli.scene.read import read_scene
+    from splatcli.settings import build_config
 
     scene = read_scene(path, build_config(flags).data)
     share = (hidden_share(scene.images) or (None,))[0]

@@ -178,7 +178,7 @@ def train(
         "views.bilateral_grid": bilateral_grid or None,
     }
     with speaking(json=json, quiet=quiet) as out:
-        from splatcli.config import build_config
+        from splatcli.settings import build_config
 
         settings = build_config(flags, file=config, assignments=assignments, preset=preset)
         limit = None if max_time is None else options.time_limit(max_time)

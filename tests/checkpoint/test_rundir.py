@@ -13,8 +13,9 @@ import pytest
 
 from splatcli.checkpoint.rundir import RunDir, find_latest, newest_run, run_of
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config, parse_config
+from splatcli.config import Config
 from splatcli.errors import LockedError, OutputError
+from splatcli.settings import parse_config
 
 CheckpointOf = Callable[..., Checkpoint]
 

@@ -7,12 +7,13 @@ import dataclasses
 import pytest
 import torch
 
-from splatcli.config import StrategyConfig, build_config
+from splatcli.config import StrategyConfig
 from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster import AdamState, StepInputs
 from splatcli.recipes import PRESETS
 from splatcli.scene.scene import Scene
+from splatcli.settings import build_config
 from splatcli.train.capacity import auto_cap
 from splatcli.train.loop import Trainer
 from splatcli.train.lr import image_divisor

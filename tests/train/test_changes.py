@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.config import Config, with_settings
+from splatcli.config import Config
 from splatcli.errors import UsageError
+from splatcli.settings import with_settings
 from splatcli.train.changes import apply_config, changed_config
 from splatcli.train.events import Stepped
 from splatcli.train.loop import Trainer

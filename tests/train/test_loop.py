@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config, with_settings
+from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import Pressure
 from splatcli.scene.scene import Scene
+from splatcli.settings import with_settings
 from splatcli.train import events
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.loop import Trainer

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig, build_config
+from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import Pressure
+from splatcli.settings import build_config
 from splatcli.train.events import Refined
 from splatcli.train.loop import Trainer
 from splatcli.train.strategies import Edit, McmcStrategy, apply_edit

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig, build_config
+from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
+from splatcli.settings import build_config
 from splatcli.train.strategies import DefaultStrategy, Edit, apply_edit, make_strategy
 from splatcli.train.strategies.default import half_as_opaque
 from tests.train.worlds import random_adam, random_gaussians
