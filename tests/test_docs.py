@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from splatcli.config import Config, _flatten
+from splatcli.config import Config
 from splatcli.errors import SplatError
+from splatcli.settings import flat_settings
 from tests.cli.tiny import QUICK, write_scene
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +48,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
     )
     told = {key: json.loads(value) if value else None for key, value in rows}
     # Through JSON, so that a tuple compares with a list.
-    assert told == json.loads(json.dumps(_flatten(Config().model_dump())))
+    assert told == json.loads(json.dumps(flat_settings(Config())))
 
 
 def test_links_between_documents_lead_somewhere() -> None:
