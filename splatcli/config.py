@@ -127,6 +127,8 @@ class Schedule(_Section):
     refine_stop: int = Field(15_000, ge=0)
     refine_every: int = Field(100, gt=0)
     reset_every: int = Field(3_000, gt=0)
+    #: From this step on, refinements remove huge Gaussians too.
+    prune_huge_start: int = Field(3_000, ge=0)
     sh_degree_interval: int = Field(1_000, gt=0)
     #: Images begin with their sides halved so many times, and double every ``resolution_schedule`` steps.
     num_downscales: int = Field(0, ge=0, le=5)
@@ -152,6 +154,7 @@ class Schedule(_Section):
             refine_start=scale(500),
             refine_stop=scale(15_000),
             refine_every=min(100, max(1, scale(15_000) // 15)),
+            prune_huge_start=scale(3_000),
             reset_every=3_000 if 2 * iterations >= REFERENCE_ITERATIONS else iterations,
             sh_degree_interval=scale(1_000),
             resolution_schedule=scale(3_000),

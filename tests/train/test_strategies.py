@@ -120,7 +120,7 @@ def test_faint_gaussians_are_pruned_also_when_they_would_grow() -> None:
     assert edit.source.tolist() == [1]
 
 
-def test_huge_gaussians_are_pruned_only_after_the_first_reset() -> None:
+def test_huge_gaussians_are_pruned_only_from_a_step_on() -> None:
     rows = [(FLAT, HUGE, 0.5), (FLAT, LARGE, 0.5)]
     assert refine(rows, step=3_000)[1].source.tolist() == [0, 1]
     assert refine(rows, step=3_100)[1].source.tolist() == [1]

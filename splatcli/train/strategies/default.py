@@ -88,7 +88,7 @@ class DefaultStrategy:
         large = largest > math.log(self.config.grow_scale3d * self.extent)
         # Comparisons are written so that a NaN is pruned: such a Gaussian is never drawn and never gets better.
         solid = gaussians.logit_opacities >= logit(self.config.prune_opacity)
-        huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.reset_every else math.inf
+        huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.prune_huge_start else math.inf
         fits = largest <= huge
         children_fit = largest - math.log(SPLIT_SHRINK) <= huge
 
