@@ -141,9 +141,8 @@ class Schedule(_Section):
         """The 30,000-step recipe squeezed into a shorter run (compare gsplat's ``steps_scaler``); never stretched.
 
         Two intervals do not shrink in proportion. ``refine_every`` stays as long as fifteen refinements fit into the
-        window: a decision needs statistics over enough views. ``reset_every`` stays, since recovering from a reset
-        takes as many steps as ever; runs of less than half the recipe's length have none, since they do not get back
-        in time what it costs (docs/quality.md).
+        window: a decision needs statistics over enough views. ``reset_every`` stays: recovering from a reset takes as
+        many steps as ever.
         """
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
@@ -155,7 +154,6 @@ class Schedule(_Section):
             refine_stop=scale(15_000),
             refine_every=min(100, max(1, scale(15_000) // 15)),
             prune_huge_start=scale(3_000),
-            reset_every=3_000 if 2 * iterations >= REFERENCE_ITERATIONS else iterations,
             sh_degree_interval=scale(1_000),
             resolution_schedule=scale(3_000),
             lr_steps=max(1, iterations),

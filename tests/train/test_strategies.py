@@ -72,7 +72,7 @@ def test_no_run_ends_in_the_dip_after_a_reset_or_right_after_a_refinement(iterat
     resets = [step for step in range(1, iterations + 1) if control.resets(step)]
     assert all(step + schedule.reset_every <= iterations for step in resets)
     assert not control.refines(iterations)
-    assert bool(resets) == (iterations >= 15_000 if scaled else iterations > 6_000)
+    assert bool(resets) == (iterations > 6_000)
 
 
 def test_a_steep_small_gaussian_is_cloned() -> None:
