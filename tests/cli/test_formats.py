@@ -10,6 +10,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+from splatcli.checkpoint.load import load_checkpoint
 from splatcli.formats.registry import FORMATS
 from tests.cli.tiny import QUICK
 from tests.running import Done
@@ -96,7 +97,8 @@ def test_the_longer_ending_wins_and_format_wins_over_both(splat: Splat, finished
 def test_what_is_left_out_is_told(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
     bounds = splat("info", finished_run, "--json").objects[-1]
     whole = bounds["num_gaussians"]
-    region = "sphere:0,0,0,0.8"
+    means = load_checkpoint(sorted((finished_run / "ckpts").glob("*.pt"))[-1]).gaussians.means
+    region = f"sphere:0,0,0,{float(means.norm(dim=1).median()):.6f}"
     done = splat("export", finished_run, "-o", tmp_path / "x.splat", "--crop", region, "--json")
     kept = done.objects[-1]["num_gaussians"]
     assert 0 < kept < whole
