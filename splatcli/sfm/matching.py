@@ -43,7 +43,8 @@ def match(
         )
         progress(start + len(part), len(pairs))
     with pycolmap.Database.open(database) as store:
-        return int(store.num_verified_image_pairs())
+        _, inliers = store.read_two_view_geometry_num_inliers()
+    return sum(count >= verification.min_num_inliers for count in inliers)
 
 
 def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:

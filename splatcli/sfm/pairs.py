@@ -46,19 +46,26 @@ def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int)
 
 
 def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> list[Pair]:
-    """Each photo with the ``neighbours`` that look most like it, as ascending pairs (i, j), i < j."""
+    """Each photo with the ``neighbours`` that look most like it, as ascending pairs (i, j), i < j.
+
+    Photos without features are like none.
+    """
     vectors = describe(descriptors, seed)
-    likeness = vectors @ vectors.T
+    (seeing,) = vectors.any(axis=1).nonzero()
+    likeness = vectors[seeing] @ vectors[seeing].T
     np.fill_diagonal(likeness, -np.inf)
-    nearest = np.argsort(-likeness, axis=1, kind="stable")[:, : min(neighbours, len(vectors) - 1)]
-    return sorted({(min(i, int(j)), max(i, int(j))) for i, row in enumerate(nearest) for j in row})
+    count = max(0, min(neighbours, len(seeing) - 1))
+    nearest = seeing[np.argsort(-likeness, axis=1, kind="stable")[:, :count]]
+    return sorted(
+        {(min(int(i), int(j)), max(int(i), int(j))) for i, row in zip(seeing, nearest, strict=True) for j in row}
+    )
 
 
 def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.float32]:
     """[N, words * 128] unit vectors, one a photo: VLAD over words that are learnt from these very photos.
 
     For each word the residuals of the descriptors nearest to it are summed, normalised by themselves, so that a
-    texture that repeats does not outweigh the rest. A photo without features is the zero vector, like no other.
+    texture that repeats does not outweigh the rest. A photo without features is the zero vector.
     """
     generator = np.random.default_rng(seed)
     everything = [_unit(rows) for rows in descriptors]

@@ -112,6 +112,4 @@ def orientation_of(header: Header) -> int:
 
     That one turns a photo only where its shape shows that the cameras belong to the turned one.
     """
-    quarter = header.orientation >= 5 and header.width != header.height
-    square = abs(header.width**2 - header.height**2) <= max(header.width, header.height)
-    return header.orientation if quarter and not square else 1
+    return header.orientation if header.orientation >= 5 and header.width != header.height else 1
