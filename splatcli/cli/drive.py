@@ -14,6 +14,7 @@ from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint,
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.signals import Requests, exit_code
+from splatcli.cli.solving import scene_of
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UsageError
 
 if TYPE_CHECKING:
@@ -59,6 +60,11 @@ def start_training(
     from splatcli.train.loop import Trainer
 
     with Requests() as requests:
+        named = Path(config.data.scene)
+        place = output or default_folder(named)
+        found = {"data.scene": str(scene_of(named, config.data, beside=place.parent, device=device, out=out))}
+        if found["data.scene"] != config.data.scene:
+            config = remake(found)
         given = _initial_model(config, reading, out)
         scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
@@ -66,9 +72,9 @@ def start_training(
         deadline = math.inf
         if limit is not None:
             deadline, values = _fit(config, scene, given, device, limit, out)
-            config = remake(values)
+            config = remake({**found, **values})
         requests.heed_stops()
-        with RunDir.create(output or default_folder(scene.root), overwrite=overwrite) as run_dir:
+        with RunDir.create(place, overwrite=overwrite) as run_dir:
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given
@@ -131,7 +137,7 @@ def training_background(config: Config) -> tuple[int, int, int] | None:
 
 def default_folder(scene: Path) -> Path:
     """output/<scene>, with the first free number behind it if a run is there already."""
-    path = OUTPUT / (scene.resolve().name or "scene")
+    path = OUTPUT / ((scene.stem if scene.is_file() else scene.resolve().name) or "scene")
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

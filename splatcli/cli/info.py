@@ -45,6 +45,7 @@ def info(
     """Tell what a file or folder is and what is in it.
 
     A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
+    Photos without cameras are counted, and what finds the cameras is told.
     Of a file of splats or a checkpoint of another program it also tells whether the parameters are raw or activated
     already, on what grounds, and whether the other commands take the file.
 
@@ -77,7 +78,7 @@ def info(
                 drop_bad_points=drop_bad_points,
                 scene_extent=scene_extent,
             )
-            facts = _scene_facts(path, flags)
+            facts = _photo_facts(path) if _has_no_cameras(path, flags) else _scene_facts(path, flags)
         else:
             found = find_model(path)
             reading = options.reading(param_space, lenient, drop_nonfinite)
@@ -96,6 +97,29 @@ def _is_run(folder: Path) -> bool:
     from splatcli.checkpoint.foreign.locate import newest_foreign
 
     return (folder / "ckpts").is_dir() or newest_foreign(folder) is not None
+
+
+def _has_no_cameras(path: Path, flags: dict[str, Any]) -> bool:
+    from splatcli.scene.read import has_photos_only
+
+    return not any(flags[f"data.{name}"] for name in ("format", "model", "images")) and has_photos_only(path)
+
+
+def _photo_facts(path: Path) -> dict[str, Any]:
+    """Of a folder of photos that no file describes cameras of."""
+    from splatcli.scene.memory import max_pixels
+    from splatcli.sfm.photos import find_footage, readable
+
+    footage = find_footage(path)
+    headers, bad = readable(footage, max_pixels(None))
+    return {
+        "kind": "photos",
+        "path": path,
+        "num_photos": len(footage.names),
+        "sizes": sorted({f"{header.width}x{header.height}" for header in headers.values()}),
+        "unreadable": sorted(bad),
+        "cameras": "none: splat sfm finds them, and splat train does so first",
+    }
 
 
 def _checkpoint_facts(model: Any) -> dict[str, Any]:

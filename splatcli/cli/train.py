@@ -12,7 +12,14 @@ from splatcli.errors import UsageError
 
 
 def train(
-    scene: Annotated[Path, typer.Argument(metavar="SCENE", help="Folder with a COLMAP, nerfstudio or Blender scene.")],
+    scene: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SCENE",
+            help="Folder with a COLMAP, nerfstudio or Blender scene; or photos without cameras, or a video, whose "
+            "cameras are found first.",
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Run folder.  [default: output/NAME, numbered]"),
@@ -121,11 +128,13 @@ def train(
     """Train Gaussians on the photos of a scene.
 
     Prints the path of the last checkpoint. Ctrl-C, SIGTERM and SIGHUP end at the next step, after a complete save;
-    SIGUSR1 saves, and training goes on.
+    SIGUSR1 saves, and training goes on. Photos without cameras are given to `splat sfm` first; what it finds is kept
+    beside the run as NAME-sfm, and used again.
 
     \b
     Examples:
       splat train scene/
+      splat train photos/
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ --max-time 60s
       splat train scene/ | splat render --views

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.scene.agree import disagreement
 from splatcli.scene.assemble import assemble
 from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
+from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.photos import check_resolution
 from splatcli.scene.pixels import Rgb
 from splatcli.scene.problems import Problems
@@ -20,6 +22,8 @@ from splatcli.scene.transforms import read_blender, read_nerfstudio
 
 #: The file that makes a folder a scene of this layout, the more telling first.
 FILES: dict[Kind, str] = {"blender": "transforms_train.json", "nerfstudio": "transforms.json"}
+#: Stems of files that describe cameras or are a part of what does.
+_CAMERA_FILES = frozenset((*(Path(name).stem for name in FILES.values()), "cameras", "images", "points3D", "database"))
 _COLMAP: tuple[Kind] = ("colmap",)
 _READERS: dict[Kind, Callable[[Path, DataConfig, Problems], SceneSource]] = {
     "blender": read_blender,
@@ -52,6 +56,18 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
         raise SceneError(
             f"cannot be read: {error.strerror}", where=error.filename or path, remedy="check its name and permissions"
         ) from None
+
+
+def has_photos_only(path: Path) -> bool:
+    """Whether a folder holds photos, and nothing in it or below looks like a part of a description of cameras."""
+    root = Path(path).absolute()
+    found = False
+    for _, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if "sparse" in folders or any(Path(name).stem in _CAMERA_FILES for name in files):
+            return False
+        found = found or any(name.lower().endswith(SUFFIXES) for name in files)
+    return found
 
 
 def _describe(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -104,5 +120,5 @@ def _nothing(wanted: Kind | None, root: Path, there: list[Kind]) -> SceneError:
         where=root,
         remedy=f"what is there is read with --format {there[0]}"
         if there
-        else "name the scene's folder, or compute cameras with COLMAP first",
+        else "name the scene's folder; of photos without cameras, splat sfm FOLDER finds them",
     )

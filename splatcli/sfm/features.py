@@ -1,0 +1,177 @@
+"""SIFT features of every photo, found by several processes, written into COLMAP's database."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from splatcli.errors import SplatError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.decode import Header, decode_rgb
+from splatcli.sfm.lens import LensKey, first_guess, focal_share, lens_key
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.photos import orientation_of
+
+#: prctl(2): the signal that a process gets when the one that made it ends.
+_PR_SET_PDEATHSIG = 1
+#: Descriptors of a photo that are enough to tell which others look like it.
+_SAMPLE = 1000
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Photo:
+    """A photo to look at. orientation: EXIF's, to be applied; width, height: in pixels, then."""
+
+    name: str
+    path: Path
+    orientation: int
+    width: int
+    height: int
+
+    @classmethod
+    def of(cls, name: str, folder: Path, header: Header) -> Photo:
+        orientation = orientation_of(header)
+        size = (header.width, header.height) if orientation < 5 else (header.height, header.width)
+        return cls(name, folder / name, orientation, *size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Features:
+    """What one photo shows.
+
+    xy: [N, 2] float32 pixels of the whole photo, the middle of the first is 0.5. descriptors: [N, 128] uint8.
+    colours: [N, 3] uint8 sRGB under the points. share: focal length over the longer side by EXIF, 0 if unknown.
+    problem: why the photo could not be decoded, else None.
+    """
+
+    xy: NDArray[np.float32]
+    descriptors: NDArray[np.uint8]
+    colours: NDArray[np.uint8]
+    share: float = 0.0
+    problem: SplatError | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stored:
+    """Of a photo that is in the database: its number there, a sample of its descriptors, and all its colours."""
+
+    photo: Photo
+    number: int
+    sample: NDArray[np.uint8]
+    colours: NDArray[np.uint8]
+
+
+def extract(
+    database: Path, photos: list[Photo], options: SfmOptions, *, threads: int, gpu: bool, progress: Progress
+) -> tuple[list[Stored], dict[str, SplatError]]:
+    """Finds features and writes them, with images and cameras, into the database, one photo after another.
+
+    Images are named by their place among ``photos``: pycolmap's lists know no names with spaces.
+    Returns what was stored, and the reasons of photos that could not be decoded.
+    """
+    stored: list[Stored] = []
+    bad: dict[str, SplatError] = {}
+    cameras: dict[LensKey, int] = {}
+    with (
+        _features(photos, options, threads, gpu) as found,
+        pycolmap.Database.open(database) as store,
+        pycolmap.DatabaseTransaction(store),
+    ):
+        for index, (photo, features) in enumerate(zip(photos, found, strict=True)):
+            if features.problem is not None:
+                bad[photo.name] = features.problem
+            else:
+                key = lens_key(photo.name, photo.width, photo.height, features.share, options.camera_per)
+                if key not in cameras:
+                    cameras[key] = _add_camera(store, options.camera_model, key)
+                number = _add_image(store, str(index), cameras[key], features)
+                stride = max(1, len(features.descriptors) // _SAMPLE)
+                stored.append(Stored(photo, number, features.descriptors[::stride].copy(), features.colours))
+            progress(index + 1, len(photos))
+    return stored, bad
+
+
+@contextmanager
+def _features(photos: list[Photo], options: SfmOptions, threads: int, gpu: bool) -> Iterator[Iterator[Features]]:
+    """The features of each photo, in order, as they are found."""
+    work = partial(_features_of, options=options, gpu=gpu)
+    processes = min(1 if gpu else threads, len(photos))
+    if processes == 1:
+        yield map(work, photos)
+        return
+    # pycolmap holds Python's lock while it looks for features, so that threads would take turns.
+    with multiprocessing.get_context("fork").Pool(processes, die_with_parent) as pool:
+        yield pool.imap(work, photos)
+
+
+def die_with_parent() -> None:
+    """This process ends when the one that made it does, however that ends; and leaves Ctrl-C to that one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+def _add_camera(store: pycolmap.Database, model: str, key: LensKey) -> int:
+    camera = first_guess(model, key)
+    camera.camera_id = number = int(store.write_camera(camera))
+    rig = pycolmap.Rig(rig_id=number)
+    rig.add_ref_sensor(camera.sensor_id)
+    store.write_rig(rig, use_rig_id=True)
+    return number
+
+
+def _add_image(store: pycolmap.Database, name: str, camera: int, features: Features) -> int:
+    number = int(store.write_image(pycolmap.Image(name=name, camera_id=camera)))
+    frame = pycolmap.Frame(rig_id=camera)
+    frame.add_data_id(store.read_image(number).data_id)
+    store.write_frame(frame)
+    store.write_keypoints(number, features.xy)
+    kind = pycolmap.FeatureExtractorType.SIFT
+    store.write_descriptors(number, pycolmap.FeatureDescriptors(type=kind, data=features.descriptors))
+    return number
+
+
+def _features_of(photo: Photo, options: SfmOptions, gpu: bool) -> Features:
+    try:
+        rgb = decode_rgb(photo.path, (0, 0, 0), photo.orientation)
+    except SplatError as error:
+        nothing = np.zeros((0, 0), dtype=np.uint8)
+        return Features(nothing.astype(np.float32), nothing, nothing, problem=error)
+    picture = Image.fromarray(rgb)
+    picture.thumbnail((options.max_image_size,) * 2, Image.Resampling.BOX)
+    keypoints, descriptors = _extractor(options.max_features, gpu).extract_from_uint8_array(
+        np.asarray(picture.convert("L"))
+    )
+    xy = np.array([(point.x, point.y) for point in keypoints], dtype=np.float32).reshape(-1, 2)
+    # Both sizes are whole numbers, so that the two scales differ a little.
+    xy *= np.array([photo.width / picture.width, photo.height / picture.height], dtype=np.float32)
+    column, row = np.minimum(xy.astype(np.int64), [photo.width - 1, photo.height - 1]).T
+    data = np.asarray(descriptors.data, dtype=np.uint8).reshape(-1, 128)
+    return Features(xy, data, rgb[row, column], focal_share(photo.path))
+
+
+_extractors: dict[int, pycolmap.FeatureExtractor] = {}
+
+
+def _extractor(max_features: int, gpu: bool) -> pycolmap.FeatureExtractor:
+    """The extractor of this process: a GPU's takes a second to set up."""
+    if os.getpid() not in _extractors:
+        options = pycolmap.FeatureExtractionOptions()
+        options.use_gpu = gpu
+        options.num_threads = 1
+        options.sift.max_num_features = max_features
+        _extractors.clear()
+        _extractors[os.getpid()] = pycolmap.FeatureExtractor.create(options)
+    return _extractors[os.getpid()]

@@ -1,0 +1,115 @@
+"""What structure from motion starts from: the photos below a folder, or a video; and how to know them again."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from splatcli.errors import SceneError, SplatError
+from splatcli.scene.decode import Header, read_header
+from splatcli.scene.locate import photos_below
+from splatcli.sfm.options import MIN_PHOTOS
+
+#: File name endings that are taken for videos.
+VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")
+#: Folders beside or among the photos that hold something else: masks, and copies reduced for training.
+_NOT_PHOTOS = frozenset(("masks", "images_2", "images_4", "images_8"))
+#: Bytes at each end of a file that go into the fingerprint.
+_SAMPLE = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Footage:
+    """What there is to work on.
+
+    path: absolute; a video's file, or the folder that names are relative to.
+    names: of the photos, forward slashes, in the order of their names; empty for a video.
+    """
+
+    path: Path
+    names: tuple[str, ...] = ()
+
+    @property
+    def is_video(self) -> bool:
+        return not self.names
+
+    @property
+    def files(self) -> list[Path]:
+        return [self.path / name for name in self.names] or [self.path]
+
+    def fingerprint(self) -> dict[str, str | int]:
+        """Count of files, and a SHA-256 over names, sizes, and the first and last 64 kB of each. Raises SceneError."""
+        digest = hashlib.sha256()
+        for file, name in zip(self.files, self.names or ("",), strict=True):
+            try:
+                with file.open("rb") as stream:
+                    size = file.stat().st_size
+                    digest.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
+                    digest.update(stream.read(_SAMPLE))
+                    stream.seek(max(0, size - _SAMPLE))
+                    digest.update(stream.read(_SAMPLE))
+            except OSError as error:
+                raise SceneError(
+                    f"cannot be read: {error.strerror}", where=file, remedy="check the file and its permissions"
+                ) from None
+        return {"count": len(self.files), "sha256": digest.hexdigest()}
+
+
+def is_video(path: Path) -> bool:
+    """Whether a path names a file that is taken for a video."""
+    return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
+
+
+def find_footage(path: Path) -> Footage:
+    """The photos below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError."""
+    path = Path(path).absolute()
+    if not path.exists():
+        raise SceneError("there is nothing here", where=path, remedy="name a folder of photos, or a video")
+    if path.is_file():
+        if is_video(path):
+            return Footage(path)
+        raise SceneError(
+            "is neither a folder of photos nor a video",
+            where=path,
+            remedy=f"name the folder of the photos; videos end in {', '.join(VIDEO_SUFFIXES)}",
+        )
+    for folder in (path / "images", path):
+        names = tuple(_photos(folder)) if folder.is_dir() else ()
+        if names:
+            break
+    if len(names) < MIN_PHOTOS:
+        have = f"there are only {len(names)} photos" if names else "there are no photos"
+        raise SceneError(
+            f"{have} here, at least {MIN_PHOTOS} are needed",
+            where=path,
+            remedy="take 20 or more photos from all around, each overlapping the next by two thirds or more",
+        )
+    return Footage(folder, names)
+
+
+def _photos(folder: Path) -> list[str]:
+    return [
+        name
+        for name in photos_below(folder)
+        if not any(part in _NOT_PHOTOS or part.startswith(".") for part in Path(name).parts)
+    ]
+
+
+def readable(footage: Footage, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
+    """Headers of the photos by name, and the reasons of those that cannot be read."""
+    headers, bad = {}, {}
+    for name in footage.names:
+        try:
+            headers[name] = read_header(footage.path / name, max_pixels)
+        except SceneError as error:
+            bad[name] = error
+    return headers, bad
+
+
+def orientation_of(header: Header) -> int:
+    """The EXIF orientation that photos are worked on in: the one that the reader of scenes will choose.
+
+    That one turns a photo only where its shape shows that the cameras belong to the turned one.
+    """
+    return header.orientation if header.orientation >= 5 and header.width != header.height else 1

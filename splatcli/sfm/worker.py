@@ -1,0 +1,220 @@
+"""The process that does the work: ``python -m splatcli.sfm.worker``, a request on stdin, JSON lines on stdout.
+
+It is a process of its own because C++ libraries abort, run out of memory and do not listen to Ctrl-C; whatever
+happens to it, the one that started it can say so. Lines are ``{"phase", "done", "total"}`` on the way, and at the end
+``{"facts"}`` or ``{"error"}``; stderr is pycolmap's log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+from splatcli.errors import OutputError, SceneError, SplatError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.memory import max_pixels
+from splatcli.sfm.features import Photo, die_with_parent, extract
+from splatcli.sfm.mapping import finish, solve
+from splatcli.sfm.matching import match
+from splatcli.sfm.options import MIN_PHOTOS, VIDEO_FRAMES, SfmOptions
+from splatcli.sfm.pairs import choose_pairs, how_to_match
+from splatcli.sfm.photos import Footage, readable
+from splatcli.sfm.report import model_facts, versions
+from splatcli.sfm.sharpness import sharpest, sharpness
+
+Tell = Callable[[str, int, int], None]
+
+_OVERLAP = "photos have to overlap by two thirds, be sharp, and show things with texture that stand still"
+
+
+class Job:
+    """One reconstruction, step by step."""
+
+    def __init__(
+        self, footage: Footage, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+    ) -> None:
+        """folder: exists and is empty; receives images/, sparse/0/ and, in work/, what is thrown away."""
+        self.footage = footage
+        self.options = options
+        self.folder = folder
+        self.threads = threads
+        self.gpu = gpu
+        self.seconds: dict[str, float] = {}
+        self.unreadable: dict[str, str] = {}
+        self._tell = tell
+        self._since = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """All steps; returns the facts of the report. Raises SplatError."""
+        pycolmap.set_random_seed(self.options.seed)
+        work = self.folder / "work"
+        work.mkdir()
+        (self.folder / "images").mkdir()
+        photos = self._photos()
+        database = work / "database.db"
+        workers = {"threads": self.threads, "gpu": self.gpu}
+        stored, bad = extract(database, photos, self.options, **workers, progress=self._phase("features"))
+        self._leave_out(bad)
+        names = [item.photo.name for item in stored]
+        self._check_count(names)
+        how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
+        pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
+        keys = [str(photos.index(item.photo)) for item in stored]
+        seed = self.options.seed
+        verified = match(database, keys, pairs, seed=seed, **workers, progress=self._phase("matching"))
+        if not verified:
+            raise SceneError(
+                f"no two of the {len(names)} photos show the same thing from different places",
+                where=self.footage.path,
+                remedy=_OVERLAP,
+            )
+        progress = self._phase("mapping")
+        models = solve(database, work / "models", seed=seed, threads=self.threads, total=len(names), progress=progress)
+        self._check_models(models, names)
+        model = models[0]
+        finish(
+            model,
+            {item.number: item.photo.name for item in stored},
+            {item.number: item.colours for item in stored},
+        )
+        self._write(model)
+        return {
+            **model_facts(model, names),
+            "other_models": [other.num_reg_images() for other in models[1:]],
+            "matching": how,
+            "pairs": len(pairs),
+            "verified_pairs": verified,
+            "unreadable": self.unreadable,
+            "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
+            "threads": self.threads,
+            "gpu": self.gpu,
+            "versions": versions(),
+        }
+
+    def _phase(self, name: str) -> Callable[[int, int], None]:
+        """Ends the phase before; returns what tells of the new one. Time is counted to the last word of a phase."""
+        self._since = time.monotonic()
+
+        def progress(done: int, total: int) -> None:
+            self.seconds[name] = time.monotonic() - self._since
+            self._tell(name, done, total)
+
+        return progress
+
+    def _photos(self) -> list[Photo]:
+        """The photos to work on, in name order; they lie in, or are linked from, images/ then."""
+        footage = self.footage
+        if footage.is_video:
+            from splatcli.sfm.video import write_frames
+
+            count = self.options.frames or VIDEO_FRAMES
+            names = write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
+            footage = Footage(self.folder / "images", tuple(names))
+            self._check_count(names)
+        headers, bad = readable(footage, max_pixels(None))
+        self._leave_out(bad)
+        photos = [Photo.of(name, footage.path, header) for name, header in headers.items()]
+        if self.options.frames is not None and self.options.frames < len(photos):
+            photos = self._sharpest(photos, self.options.frames)
+        self._check_count([photo.name for photo in photos])
+        if not self.footage.is_video:
+            for photo in photos:
+                link(photo.path, self.folder / "images" / photo.name)
+        return photos
+
+    def _sharpest(self, photos: list[Photo], count: int) -> list[Photo]:
+        from splatcli.scene.decode import decode_rgb
+
+        progress = self._phase("frames")
+
+        def score(index: int, photo: Photo) -> float:
+            progress(index + 1, len(photos))
+            try:
+                return sharpness(decode_rgb(photo.path, (0, 0, 0)))
+            except SplatError:
+                return 0.0  # is told when features are looked for, if nothing better is near it
+
+        return list(sharpest(((p, score(i, p)) for i, p in enumerate(photos)), len(photos), count))
+
+    def _leave_out(self, bad: dict[str, SplatError]) -> None:
+        self.unreadable.update({name: problem.what for name, problem in bad.items()})
+
+    def _check_count(self, names: list[str]) -> None:
+        if len(names) >= MIN_PHOTOS:
+            return
+        kind = "frames" if self.footage.is_video else "photos"
+        first = next(iter(self.unreadable.items()), None)
+        others = "" if first is None else f"; {len(self.unreadable)} cannot be read, {first[0]}: {first[1]}"
+        raise SceneError(
+            f"{len(names)} {kind} can be used, at least {MIN_PHOTOS} are needed{others}",
+            where=self.footage.path,
+            remedy="add photos that can be read" if kind == "photos" else "use a longer video",
+        )
+
+    def _check_models(self, models: list[pycolmap.Reconstruction], names: list[str]) -> None:
+        placed = models[0].num_reg_images() if models else 0
+        if placed >= MIN_PHOTOS:
+            return
+        raise SceneError(
+            f"only {placed} of {len(names)} photos could be placed, at least {MIN_PHOTOS} are needed"
+            if placed
+            else f"none of the {len(names)} photos could be placed: no pair of them shows enough depth to begin with",
+            where=self.footage.path,
+            remedy=f"{_OVERLAP}; step sideways between photos instead of turning on the spot",
+        )
+
+    def _write(self, model: pycolmap.Reconstruction) -> None:
+        sparse = self.folder / "sparse" / "0"
+        sparse.mkdir(parents=True)
+        model.write_binary(sparse)
+
+
+def link(photo: Path, place: Path) -> None:
+    """A second name for a photo, which takes no room and survives a move of either folder; else a symbolic link.
+
+    A second name is not possible on another file system, and on some systems for files of somebody else.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    real = photo.resolve()
+    try:
+        os.link(real, place)
+    except OSError:
+        place.symlink_to(real)
+
+
+def main() -> None:
+    """Reads the request, works, and tells."""
+    die_with_parent()
+    # What libraries print must not come between the lines: they get stderr.
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    footage = Footage(Path(request["path"]), tuple(request["names"]))
+
+    def tell(phase: str, done: int, total: int) -> None:
+        _say(lines, {"phase": phase, "done": done, "total": total})
+
+    try:
+        options = SfmOptions(**request["options"])
+        folder = Path(request["folder"])
+        job = Job(footage, options, folder, threads=request["threads"], gpu=request["gpu"], tell=tell)
+        _say(lines, {"facts": job.run()})
+    except SplatError as problem:
+        _say(lines, {"error": problem.as_dict()})
+    except OSError as error:
+        problem = OutputError(f"structure from motion cannot go on: {error.strerror or error}", where=error.filename)
+        _say(lines, {"error": problem.as_dict()})
+
+
+def _say(lines: TextIO, fact: dict[str, Any]) -> None:
+    lines.write(json.dumps(fact) + "\n")
+    lines.flush()
+
+
+if __name__ == "__main__":
+    main()

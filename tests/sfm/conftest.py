@@ -1,0 +1,59 @@
+"""Seven photos whose cameras only the tests know, and what structure from motion makes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.photos import find_footage
+from splatcli.sfm.run import Solved, solve_cameras
+from tests.sfm import corner
+
+NUM_PHOTOS = 7
+#: The photo that is stored turned by a quarter, as phones do, with EXIF saying so.
+TURNED = 3
+
+
+def name_of(index: int) -> str:
+    """With a space: COLMAP's own lists know no such names."""
+    return f"view {index:03d}.jpg"
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of photos; not to be changed."""
+    folder = tmp_path_factory.mktemp("walk") / "photos"
+    folder.mkdir()
+    for index in range(NUM_PHOTOS):
+        image = Image.fromarray(corner.photo(index))
+        exif = Image.Exif()
+        if index == TURNED:
+            image = image.transpose(Image.Transpose.ROTATE_90)
+            exif[0x0112] = 6  # to be turned clockwise
+        image.save(folder / name_of(index), quality=95, exif=exif)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def solved(photos: Path) -> Solved:
+    """The scene that was made of them, beside their folder; not to be changed."""
+    return solve(photos)
+
+
+def solve(photos: Path, options: SfmOptions | None = None, **changes) -> Solved:
+    wishes = {"place": None, "beside": photos.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
+    return solve_cameras(find_footage(photos), options or SfmOptions(), **{**wishes, **changes})
+
+
+def write_noise(folder: Path, count: int, *, size: tuple[int, int] = (96, 64)) -> Path:
+    """Photos that have nothing to do with one another."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        generator = np.random.default_rng(index)
+        rough = generator.integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
+        Image.fromarray(rough).resize(size, Image.Resampling.BICUBIC).save(folder / f"{index}.png")
+    return folder

@@ -1,0 +1,87 @@
+"""Photos without cameras on the command line: splat sfm, train and info."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from splatcli.cli.boundary import run
+from splatcli.scene.read import has_photos_only
+from splatcli.sfm.run import Solved
+from tests.cli.tiny import QUICK
+from tests.sfm.conftest import NUM_PHOTOS, write_noise
+
+
+def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: Solved, photos: Path, monkeypatch, capfd) -> None:
+    (photos.parent / "output").symlink_to(photos.parent)
+    monkeypatch.chdir(photos.parent)
+    assert run(["sfm", str(photos)]) == 0
+    said = capfd.readouterr()
+    assert Path(said.out.strip()).samefile(solved.folder)
+    assert "cameras found before are used" in said.err
+    assert run(["sfm", str(photos), "--json"]) == 0
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert (result["registered"], result["reused"]) == (NUM_PHOTOS, True)
+
+
+def test_train_takes_photos_without_cameras(solved: Solved, photos: Path, capfd) -> None:
+    place = photos.parent / "run"
+    words = ["train", str(photos), "-o", str(place), "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
+    assert run(words) == 0
+    said = capfd.readouterr()
+    assert "photos has no cameras: they are found first" in said.err
+    assert f"training on cpu: {NUM_PHOTOS} views" in said.err
+    assert json.loads((place / "config.json").read_text())["data"]["scene"] == str(solved.folder)
+
+
+def test_info_says_that_cameras_are_missing(photos: Path, capfd) -> None:
+    assert run(["info", str(photos), "--json"]) == 0
+    (facts,) = map(json.loads, capfd.readouterr().out.splitlines())
+    assert (facts["kind"], facts["num_photos"], facts["unreadable"]) == ("photos", NUM_PHOTOS, [])
+    assert facts["sizes"] == ["180x240", "240x180"]
+    assert "splat sfm" in facts["cameras"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["nowhere"], 3, "there is nothing here"),
+        (["few"], 3, "only 2 photos here"),
+        (["few", "--camera-model", "PINHOL"], 2, "--camera-model"),
+        (["few", "--frames", "1"], 2, "--frames"),
+        (["clip.mp4"], 4, "splatcli[video]"),
+    ],
+)
+def test_what_cannot_be_solved_ends_with_its_code(words, code, says, tmp_path, monkeypatch, capfd) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_noise(tmp_path / "few", 2)
+    (tmp_path / "clip.mp4").write_bytes(b"x")
+    if words == ["clip.mp4"] and any(map(__import__("importlib.util").util.find_spec, ("imageio_ffmpeg", "av"))):
+        pytest.skip("a package for videos is installed, and says something else")
+    assert run(["sfm", *words]) == code
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert says in said.err
+    assert "Traceback" not in said.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["clip.mp4", "few"]
+
+
+@pytest.mark.parametrize(
+    ("file", "only"),
+    [
+        ("notes.txt", True),
+        ("sparse/x", False),
+        ("deep/transforms.json", False),
+        ("transforms_train.json", False),
+        ("colmap/images.txt", False),
+        (".hidden/transforms.json", True),
+    ],
+)
+def test_photos_beside_a_trace_of_cameras_are_a_scene(file: str, only: bool, tmp_path: Path) -> None:
+    write_noise(tmp_path, 1)
+    assert has_photos_only(tmp_path)
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text("x")
+    assert has_photos_only(tmp_path) is only

@@ -1,0 +1,126 @@
+"""Photos that do not suffice and workers that crash: a message, the right class, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from splatcli.errors import ResourceError, SceneError
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.photos import find_footage
+from splatcli.sfm.process import crashed, sys
+from splatcli.sfm.worker import Job
+from tests.sfm import corner
+from tests.sfm.conftest import solve, write_noise
+
+
+def flat(folder: Path) -> None:
+    for index in range(3):
+        Image.new("RGB", (80, 60), (90 + index,) * 3).save(folder / f"{index}.png")
+
+
+def same_place(folder: Path) -> None:
+    """One photo three times, in different files: everything matches and nothing has depth."""
+    image = Image.fromarray(corner.photo(0))
+    for index in range(3):
+        image.save(folder / f"{index}.png", compress_level=index + 1)
+
+
+def one_good(folder: Path) -> None:
+    for index in range(2):
+        (folder / f"{index}.png").write_bytes(b"\x89PNG\r\n")
+    Image.fromarray(np.zeros((60, 80, 3), dtype=np.uint8)).save(folder / "2.png")
+
+
+@pytest.mark.parametrize(
+    ("harm", "says"),
+    [
+        pytest.param(lambda folder: None, "there are no photos", id="empty"),
+        pytest.param(lambda folder: write_noise(folder, 2), "only 2 photos here, at least 3", id="two photos"),
+        pytest.param(lambda folder: write_noise(folder / "masks", 5), "there are no photos", id="masks only"),
+        pytest.param(one_good, "1 photos can be used, at least 3 are needed; 2 cannot be read, 0.png", id="damaged"),
+        pytest.param(flat, "no two of the 3 photos show the same thing", id="no texture"),
+        pytest.param(lambda folder: write_noise(folder, 3), "no two of the 3 photos", id="nothing in common"),
+        pytest.param(same_place, "none of the 3 photos could be placed", id="no depth"),
+    ],
+)
+def test_photos_that_do_not_suffice(harm: Callable[[Path], object], says: str, tmp_path: Path) -> None:
+    photos, folder = tmp_path / "photos", tmp_path / "made"
+    photos.mkdir()
+    folder.mkdir()
+    harm(photos)
+    with pytest.raises(SceneError) as caught:
+        Job(find_footage(photos), SfmOptions(), folder, threads=1, gpu=False, tell=lambda *_: None).run()
+    assert says in str(caught.value)
+    assert caught.value.remedy
+    assert str(tmp_path) in str(caught.value.where)
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "says"),
+    [
+        (-9, "", "most likely because the machine ran out of memory"),
+        (-6, "F20260101 1:1:1 7 ba.cc:12] Check failed: a > b (1 vs. 2) \n*** stack ***\n", "by SIGABRT"),
+        (-6, "F20260101 1:1:1 7 ba.cc:12] Check failed: a > b (1 vs. 2) \n", "motion: Check failed: a > b (1 vs. 2)"),
+        (1, "Traceback\n  File x\nRuntimeError: odd\n", "with exit code 1 during structure from motion: RuntimeError"),
+        (-6, "terminate called\n  what():  x\nstd::bad_alloc\n", "ran out of memory"),
+        (-11, "", "by SIGSEGV during structure from motion"),
+    ],
+)
+def test_a_crash_is_told_with_its_reason(code: int, log: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_text(log)
+    problem = crashed(code, path)
+    assert isinstance(problem, ResourceError)
+    assert says in problem.what
+    assert "--max-image-size" in str(problem.remedy)
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch) -> Callable[[str], None]:
+    """Puts a shell script in the worker's place."""
+
+    def use(script: str) -> None:
+        program = tmp_path / "program"
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(program))
+
+    return use
+
+
+def test_an_abort_leaves_a_message_and_nothing_else(photos: Path, tmp_path: Path, worker) -> None:
+    worker("cat > /dev/null; kill -ABRT $$")
+    with pytest.raises(ResourceError, match="by SIGABRT"):
+        solve(photos, place=tmp_path / "deep" / "scene")
+    assert [path.name for path in tmp_path.iterdir()] == ["program"]
+
+
+def test_an_error_of_the_worker_keeps_its_kind_and_remedy(photos: Path, tmp_path: Path, worker) -> None:
+    worker("""cat > /dev/null; echo '{"error": {"error": "E003", "what": "w", "where": "x", "help": "h"}}'""")
+    with pytest.raises(SceneError) as caught:
+        solve(photos, place=tmp_path / "scene")
+    assert (caught.value.what, caught.value.where, caught.value.remedy) == ("w", "x", "h")
+
+
+def test_ctrl_c_ends_the_worker_and_leaves_nothing(photos: Path, tmp_path: Path, worker) -> None:
+    worker("""cat > /dev/null; echo '{"phase": "features", "done": '$$', "total": 9}'; exec sleep 60""")
+    heard: list[int] = []
+
+    def tell(phase: str, done: int, total: int) -> None:
+        heard.append(done)
+        raise KeyboardInterrupt
+
+    since = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        solve(photos, place=tmp_path / "scene", tell=tell)
+    assert time.monotonic() - since < 30, "the worker was waited for"
+    with pytest.raises(ProcessLookupError):
+        os.kill(heard[0], 0)
+    assert [path.name for path in tmp_path.iterdir()] == ["program"]

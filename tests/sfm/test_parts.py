@@ -1,0 +1,224 @@
+"""The parts by themselves: sharpness and choice of frames, pairs, lenses, orientation, options, report, video."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from splatcli.errors import ResourceError, SceneError, UsageError
+from splatcli.scene.decode import Header
+from splatcli.sfm import video
+from splatcli.sfm.lens import first_guess, focal_share, lens_key
+from splatcli.sfm.options import MODELS, SfmOptions
+from splatcli.sfm.pairs import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match
+from splatcli.sfm.photos import find_footage, orientation_of
+from splatcli.sfm.report import doubts, lines
+from splatcli.sfm.sharpness import sharpest, sharpness
+from tests.sfm import corner
+from tests.sfm.conftest import write_noise
+
+
+def test_blur_lowers_sharpness() -> None:
+    image = Image.fromarray(corner.photo(0))
+    scores = [sharpness(np.asarray(image.filter(ImageFilter.GaussianBlur(radius)))) for radius in (0, 1, 2, 4)]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] > 10 * scores[2]
+    assert sharpness(np.full((50, 70, 3), 77, dtype=np.uint8)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("scores", "total", "count", "kept"),
+    [
+        ([1, 5, 2, 3, 9, 4], 6, 3, [1, 3, 4]),
+        ([1, 1, 1, 1], 4, 2, [0, 2]),  # the first among equals
+        ([3, 1, 2], 3, 10, [0, 1, 2]),  # no more than there are
+        ([1, 2, 3, 4, 9], 4, 2, [1, 4]),  # more than were announced: the last stretch is longer
+        ([4, 5], 6, 3, [1]),  # fewer than were announced
+        ([], 6, 3, []),
+        ([0.0, 0.0], 2, 1, [0]),
+    ],
+)
+def test_the_sharpest_of_each_stretch_is_kept(scores, total: int, count: int, kept: list[int]) -> None:
+    assert list(sharpest(enumerate(scores), total, count)) == kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "count", "is_video", "how"),
+    [
+        ("auto", 20, False, "exhaustive"),
+        ("auto", EXHAUSTIVE_UP_TO + 1, False, "sequential"),
+        ("auto", 20, True, "sequential"),
+        ("retrieval", 20, True, "retrieval"),
+        ("exhaustive", 900, False, "exhaustive"),
+    ],
+)
+def test_matching_follows_the_number_of_photos(asked, count: int, is_video: bool, how: str) -> None:
+    assert how_to_match(asked, count, video=is_video) == how
+
+
+def looks(groups: int, each: int) -> list[np.ndarray]:
+    """Descriptors of photos of ``groups`` things, ``each`` times in a row, with noise."""
+    generator = np.random.default_rng(3)
+    things = generator.integers(0, 200, (groups, 60, 128))
+    noisy = [things[i // each] + generator.integers(0, 25, (60, 128)) for i in range(groups * each)]
+    return [rows.astype(np.uint8) for rows in noisy]
+
+
+def test_photos_of_the_same_thing_are_alike() -> None:
+    pairs = alike(looks(groups=5, each=4), neighbours=3, seed=1)
+    assert pairs == [(i, j) for i in range(20) for j in range(i + 1, 20) if i // 4 == j // 4]
+
+
+def test_sequential_pairs_hold_neighbours_and_a_path_that_comes_back() -> None:
+    seen = looks(groups=40, each=1)
+    seen += seen[:2]  # back where it began
+    pairs = choose_pairs("sequential", seen, seed=1)
+    assert {(i, i + step) for i in range(42 - OVERLAP) for step in range(1, OVERLAP + 1)} <= set(pairs)
+    assert {(0, 40), (1, 41)} <= set(pairs)
+    assert pairs == sorted(set(pairs))
+    assert all(i < j for i, j in pairs)
+    assert len(choose_pairs("exhaustive", seen, seed=1)) == 42 * 41 // 2
+
+
+def test_photos_without_features_are_no_harm() -> None:
+    nothing = np.zeros((0, 128), dtype=np.uint8)
+    assert alike([nothing, nothing, nothing], 2, seed=1) == []
+    assert alike([*looks(1, 2), nothing], 2, seed=1) == [(0, 1)]
+
+
+@pytest.mark.parametrize(("per", "num_lenses"), [("folder", 3), ("image", 5), ("all", 2)])
+def test_photos_share_a_lens_only_at_one_size(per, num_lenses: int) -> None:
+    photos = [("a/1.jpg", 40, 30), ("a/2.jpg", 40, 30), ("a/3.jpg", 30, 40), ("b/1.jpg", 40, 30), ("b/2.jpg", 40, 30)]
+    assert len({lens_key(*photo, 0.0, per) for photo in photos}) == num_lenses
+
+
+def test_the_focal_length_of_exif_is_where_the_solver_starts(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0xA405] = 26  # mm on 36 x 24 mm film
+    Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=exif)
+    Image.new("RGB", (40, 30)).save(tmp_path / "b.png")
+    assert focal_share(tmp_path / "a.jpg") == pytest.approx(26 / 36)
+    assert focal_share(tmp_path / "b.png") == 0.0
+    for model in MODELS:
+        known = first_guess(model, ("", 3600, 2400, 26 / 36))
+        assert known.mean_focal_length() == pytest.approx(2600)
+        assert known.has_prior_focal_length
+    assert not first_guess("OPENCV", ("", 3600, 2400, 0.0)).has_prior_focal_length
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "exif", "applied"),
+    [(40, 30, 1, 1), (40, 30, 6, 6), (40, 30, 8, 8), (40, 30, 3, 1), (40, 40, 6, 1), (4000, 4001, 6, 6)],
+)
+def test_photos_are_turned_where_the_scene_reader_will(width: int, height: int, exif: int, applied: int) -> None:
+    assert orientation_of(Header(width, height, "RGB", False, exif, "sRGB", False)) == applied
+
+
+def test_photos_are_found_in_images_without_copies_and_masks(tmp_path: Path) -> None:
+    for folder in ("images/left", "images/right", "images_2", "masks"):
+        write_noise(tmp_path / folder, 2)
+    assert find_footage(tmp_path).names == ("left/0.png", "left/1.png", "right/0.png", "right/1.png")
+    with pytest.raises(SceneError, match="neither a folder of photos nor a video"):
+        find_footage(tmp_path / "images" / "left" / "0.png")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"camera_model": "THIN"}, {"matching": "all"}, {"camera_per": "x"}, {"frames": 2}, {"seed": -1}],
+    ids=str,
+)
+def test_options_that_cannot_be_followed_are_refused(wrong) -> None:
+    with pytest.raises(UsageError) as caught:
+        SfmOptions(**wrong)
+    assert caught.value.remedy
+    assert str(caught.value.where).startswith("--")
+
+
+REPORT = {
+    "registered": 9,
+    "total": 10,
+    "unregistered": ["x.jpg"],
+    "unreadable": {"y.jpg": "is empty"},
+    "points": 1234,
+    "reprojection_error_px": 0.5,
+    "track_length": 4.25,
+    "cameras": [{"model": "OPENCV", "width": 40, "height": 30, "focal_px": [31.0, 32.0]}] * 7,
+    "matching": "exhaustive",
+    "pairs": 45,
+    "verified_pairs": 30,
+    "seconds": {"features": 2.4, "matching": 3.0},
+    "threads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, []),
+        ({"registered": 7}, ["only 7 of 10 photos"]),
+        ({"reprojection_error_px": 1.75}, ["1.75 pixels"]),
+        ({"reprojection_error_px": float("nan")}, ["nan pixels"]),
+        ({"registered": 5, "other_models": [4, 3]}, ["only 5 of 10", "such of 4, 3 photos"]),
+    ],
+)
+def test_the_report_doubts_what_is_doubtful(changes, says: list[str]) -> None:
+    found = doubts({**REPORT, **changes})
+    assert len(found) == len(says)
+    assert all(said in text for said, text in zip(says, found, strict=True))
+
+
+def test_the_report_tells_what_counts() -> None:
+    text = "\n".join(lines(REPORT))
+    for said in (
+        "9 of 10",
+        "0.500 pixels",
+        "1,234",
+        "4.2 photos",
+        "and 2 more cameras",
+        "30 of 45",
+        "5 s with 2 threads",
+    ):
+        assert said in text
+    assert text.count("focal length 31.0 and 32.0 pixels") == 5
+    assert "not placed          x.jpg" in text
+    assert "not readable        y.jpg" in text
+
+
+def test_without_a_package_for_videos_the_message_names_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(video.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ResourceError, match=r"splatcli\[video\]"):
+        video.write_frames(tmp_path / "a.mp4", tmp_path, 3, lambda *_: None)
+
+
+def test_frames_of_a_video_are_the_sharpest_and_numbered(tmp_path: Path, monkeypatch) -> None:
+    """Without a package for videos on the machine: imageio's reader of GIF stands in for it."""
+    sharp = Image.open(write_noise(tmp_path / "n", 1) / "0.png")
+    frames = [sharp.filter(ImageFilter.GaussianBlur(radius)).convert("L") for radius in (3, 0, 2, 3, 2, 0.5)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    monkeypatch.setattr(video, "_PLUGINS", {"PIL": "pillow"})
+    monkeypatch.setattr(video, "_num_frames", lambda meta, count: 6)
+    told: list[tuple[int, int]] = []
+    (tmp_path / "out").mkdir()
+    names = video.write_frames(tmp_path / "a.gif", tmp_path / "out", 2, lambda *words: told.append(words))
+    assert names == ["frame_000001.png", "frame_000005.png"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    assert told[-1] == (6, 6)
+    (tmp_path / "b.mp4").write_bytes(b"no video")
+    with pytest.raises(SceneError, match="cannot be read as a video"):
+        video.write_frames(tmp_path / "b.mp4", tmp_path / "out", 2, lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("meta", "frames"),
+    [
+        ({"nframes": 30}, 30),
+        ({"nframes": float("inf"), "duration": 2.0, "fps": 25.0}, 50),
+        ({"duration": 0.0, "fps": 25.0}, 7),
+        ({}, 7),
+    ],
+)
+def test_the_length_of_a_video_is_what_it_says(meta, frames: int) -> None:
+    assert video._num_frames(meta, 7) == frames

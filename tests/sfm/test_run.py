@@ -1,0 +1,162 @@
+"""Structure from motion end to end on photos whose cameras are known, and the folder that it makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from splatcli.config import DataConfig
+from splatcli.errors import OutputError
+from splatcli.scene.read import read_scene
+from splatcli.sfm import run
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.run import Solved
+from tests.sfm import corner
+from tests.sfm.conftest import NUM_PHOTOS, TURNED, name_of, solve
+
+
+def true_centers() -> NDArray[np.float64]:
+    """[N, 3] where the photos were taken."""
+    poses = [corner.pose(index) for index in range(NUM_PHOTOS)]
+    return np.stack([-pose[:3, :3].T @ pose[:3, 3] for pose in poses])
+
+
+def cameras_of(root: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.float64]]:
+    """Names, positions [N, 3] and rotations world to camera [N, 3, 3] of a scene's cameras."""
+    cameras = read_scene(root, DataConfig()).cameras
+    rotations = np.stack([camera.viewmat[:3, :3] for camera in cameras])
+    return [camera.name for camera in cameras], np.stack([camera.center for camera in cameras]), rotations
+
+
+def similarity(source: NDArray[np.float64], target: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+    """Scale and rotation that bring points [N, 3] onto others, least squares (Umeyama)."""
+    a, b = source - source.mean(0), target - target.mean(0)
+    left, singular, right = np.linalg.svd(b.T @ a)
+    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(left @ right))])
+    return float((singular * signs).sum() / (a**2).sum()), left @ np.diag(signs) @ right
+
+
+def test_all_photos_are_placed_where_they_were_taken(solved: Solved) -> None:
+    assert (solved.facts["registered"], solved.facts["unregistered"]) == (NUM_PHOTOS, [])
+    assert solved.facts["reprojection_error_px"] < 0.3
+    names, found, rotations = cameras_of(solved.folder)
+    assert names == [name_of(index) for index in range(NUM_PHOTOS)]
+    truth, true_rotations = true_centers(), np.stack([corner.pose(index)[:3, :3] for index in range(NUM_PHOTOS)])
+    scale, rotation = similarity(found, truth)
+    error = np.linalg.norm(scale * (found - found.mean(0)) @ rotation.T - (truth - truth.mean(0)), axis=1)
+    path = np.linalg.norm(truth - truth.mean(0), axis=1).max()
+    # Measured: 0.06 % and 0.05 degrees.
+    assert error.max() < 0.003 * path
+    turns = np.einsum("nij,nkj->nik", rotations @ rotation.T, true_rotations)
+    angles = np.degrees(np.arccos(np.clip((np.trace(turns, axis1=1, axis2=2) - 1) / 2, -1, 1)))
+    assert angles.max() < 0.25
+
+
+def test_the_lens_is_found(solved: Solved) -> None:
+    (camera,) = solved.facts["cameras"]
+    assert (camera["model"], camera["width"], camera["height"]) == ("SIMPLE_RADIAL", corner.WIDTH, corner.HEIGHT)
+    assert camera["focal_px"] == [pytest.approx(corner.FOCAL, rel=0.005)]
+
+
+def test_the_scene_can_be_moved_away_from_the_photos(solved: Solved, tmp_path: Path) -> None:
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(solved.folder, moved, copy_function=os.link)
+    scene = read_scene(moved, DataConfig())
+    assert len(scene.cameras) == NUM_PHOTOS
+    assert scene.points is not None
+    assert len(scene.points.xyz) == solved.facts["points"]
+    turned = scene.images.sources[TURNED]
+    assert (turned.orientation, turned.stored) == (6, (corner.WIDTH, corner.HEIGHT))
+    assert {source.orientation for source in scene.images.sources} == {1, 6}
+
+
+def test_points_have_the_colours_of_the_photos(solved: Solved) -> None:
+    points = read_scene(solved.folder, DataConfig()).points
+    assert points is not None
+    found, truth = cameras_of(solved.folder)[1], true_centers()
+    scale, rotation = similarity(found, truth)
+    placed = scale * (points.xyz - found.mean(0)) @ rotation.T + truth.mean(0)
+    assert np.median(np.abs(placed).min(axis=1)) < 0.01, "points lie on the walls"
+    expected = corner.colours_at(placed)
+    for channel in range(3):
+        # A pixel is the mean of several texels, and a point lies between pixels.
+        assert np.corrcoef(points.rgb[:, channel], expected[:, channel])[0, 1] > 0.7
+
+
+def test_the_same_photos_and_options_are_solved_once(solved: Solved, photos: Path, monkeypatch) -> None:
+    monkeypatch.setattr(run, "run_worker", lambda *_, **__: pytest.fail("was solved again"))
+    again = solve(photos)
+    assert (again.reused, again.folder) == (True, solved.folder)
+    assert again.facts == json.loads((solved.folder / run.REPORT).read_text())
+
+
+@pytest.fixture
+def fake(monkeypatch) -> list[Path]:
+    """A worker that makes an empty model at once; the folders it was given."""
+    given: list[Path] = []
+
+    def work(footage, options, folder, **_):
+        given.append(folder)
+        for place in ("work", "images", "sparse/0"):
+            (folder / place).mkdir(parents=True)
+        for kind in ("cameras", "images", "points3D"):
+            (folder / f"sparse/0/{kind}.bin").write_bytes(b"new")
+        return {"total": 0}
+
+    monkeypatch.setattr(run, "run_worker", work)
+    return given
+
+
+def test_other_options_get_a_place_of_their_own(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
+    places = [solve(photos, SfmOptions(seed=seed), beside=tmp_path).folder.name for seed in (1, 2, 1)]
+    assert places == ["photos-sfm", "photos-sfm-2", "photos-sfm"]
+    assert len(fake) == 2
+
+
+def test_changed_photos_are_solved_again(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
+    copy = Path(shutil.copytree(photos, tmp_path / "photos"))
+    assert not solve(copy).reused
+    assert solve(copy).reused
+    (copy / name_of(0)).write_bytes((copy / name_of(1)).read_bytes())
+    assert not solve(copy).reused
+
+
+def test_a_named_place_is_replaced_only_when_asked(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
+    place = tmp_path / "scene"
+    solve(photos, place=place)
+    mark = place / "sparse/0/cameras.bin"
+    mark.write_bytes(b"old")
+    with pytest.raises(OutputError, match="other photos, or made with other options"):
+        solve(photos, SfmOptions(seed=1), place=place)
+    assert mark.read_bytes() == b"old"
+    solve(photos, SfmOptions(seed=1), place=place, overwrite=True)
+    assert mark.read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["scene"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_is_not_ours_is_never_replaced(photos: Path, tmp_path: Path, fake: list[Path], overwrite: bool) -> None:
+    (tmp_path / "diary.txt").write_text("x")
+    with pytest.raises(OutputError, match="other content"):
+        solve(photos, place=tmp_path, overwrite=overwrite)
+    with pytest.raises(OutputError, match="lies in it"):
+        solve(photos, place=photos.parent, overwrite=overwrite)
+    with pytest.raises(OutputError, match="is a file"):
+        solve(photos, place=tmp_path / "diary.txt", overwrite=overwrite)
+    assert not fake
+
+
+def test_what_a_killed_process_left_goes_with_the_next_run(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
+    beyond_the_last_pid = 2**22 + 1
+    stale = tmp_path / f"photos-sfm.tmp.{beyond_the_last_pid}.0123abcd"
+    living = tmp_path / f"photos-sfm.tmp.{os.getppid()}.0123abcd"
+    for folder in (stale, living):
+        folder.mkdir()
+    solve(photos, beside=tmp_path)
+    assert (stale.exists(), living.exists()) == (False, True)
