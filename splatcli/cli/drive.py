@@ -62,9 +62,9 @@ def start_training(
     with Requests() as requests:
         named = Path(config.data.scene)
         place = output or default_folder(named)
-        found = {"data.scene": str(scene_of(named, config.data, beside=place.parent, device=device, out=out))}
-        if found["data.scene"] != config.data.scene:
-            config = remake(found)
+        found = scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out)
+        if found != named:
+            config = remake({"data.scene": str(found)})
         given = _initial_model(config, reading, out)
         scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
@@ -72,7 +72,7 @@ def start_training(
         deadline = math.inf
         if limit is not None:
             deadline, values = _fit(config, scene, given, device, limit, out)
-            config = remake({**found, **values})
+            config = remake({"data.scene": str(found), **values})
         requests.heed_stops()
         with RunDir.create(place, overwrite=overwrite) as run_dir:
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -85,7 +85,7 @@ def sfm(
     from splatcli.cli.output import speaking
     from splatcli.cli.solving import cameras_of
 
-    given = {
+    given: dict[str, Any] = {
         "camera_model": camera_model,
         "camera_per": camera_per,
         "matching": matching,

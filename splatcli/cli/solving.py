@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from splatcli.cli.model import OUTPUT
 from splatcli.cli.output import Output
+from splatcli.errors import OutputError
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -57,8 +58,11 @@ def cameras_of(
     return solved
 
 
-def scene_of(path: Path, data: DataConfig, *, beside: Path, device: str, out: Output) -> Path:
-    """The scene to train on: ``path`` itself, or for photos without cameras, or a video, the one made of them."""
+def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
+    """The scene to train on: ``path`` itself, or for photos without cameras, or a video, the one made of them.
+
+    run: the folder that the run is going to be in. Raises OutputError, before the work, when it will be refused.
+    """
     from splatcli.scene.read import has_photos_only
     from splatcli.sfm.options import SfmOptions
     from splatcli.sfm.photos import is_video
@@ -67,9 +71,15 @@ def scene_of(path: Path, data: DataConfig, *, beside: Path, device: str, out: Ou
         return path  # says what is there
     if not is_video(path) and not (path.is_dir() and has_photos_only(path)):
         return path
-    out.note(f"{path.name} has no cameras: they are found first, as splat sfm does")
+    if run.is_dir() and any(run.iterdir()) and not overwrite:
+        raise OutputError(
+            "the output folder exists and is not empty",
+            where=run,
+            remedy="--overwrite moves a run aside, or choose another -o",
+        )
+    out.note(f"{path.resolve().name} has no cameras: they are found first, as splat sfm does")
     gpu = "cpu" if device == "cpu" else "auto"
-    return cameras_of(path, SfmOptions(), beside=beside, device=gpu, out=out).folder
+    return cameras_of(path, SfmOptions(), beside=run.parent, device=gpu, out=out).folder
 
 
 def _shown(folder: Path) -> str:

@@ -51,7 +51,7 @@ def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> l
     Photos without features are like none.
     """
     vectors = describe(descriptors, seed)
-    (seeing,) = vectors.any(axis=1).nonzero()
+    seeing = np.flatnonzero(np.linalg.norm(vectors, axis=1))
     likeness = vectors[seeing] @ vectors[seeing].T
     np.fill_diagonal(likeness, -np.inf)
     count = max(0, min(neighbours, len(seeing) - 1))

@@ -98,7 +98,8 @@ def _photos(folder: Path) -> list[str]:
 
 def readable(footage: Footage, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
     """Headers of the photos by name, and the reasons of those that cannot be read."""
-    headers, bad = {}, {}
+    headers: dict[str, Header] = {}
+    bad: dict[str, SplatError] = {}
     for name in footage.names:
         try:
             headers[name] = read_header(footage.path / name, max_pixels)

@@ -57,8 +57,9 @@ class Job:
         (self.folder / "images").mkdir()
         photos = self._photos()
         database = work / "database.db"
-        workers = {"threads": self.threads, "gpu": self.gpu}
-        stored, bad = extract(database, photos, self.options, **workers, progress=self._phase("features"))
+        stored, bad = extract(
+            database, photos, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
+        )
         self._leave_out(bad)
         names = [item.photo.name for item in stored]
         self._check_count(names)
@@ -66,7 +67,15 @@ class Job:
         pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
         keys = [str(photos.index(item.photo)) for item in stored]
         seed = self.options.seed
-        verified = match(database, keys, pairs, seed=seed, **workers, progress=self._phase("matching"))
+        verified = match(
+            database,
+            keys,
+            pairs,
+            seed=seed,
+            threads=self.threads,
+            gpu=self.gpu,
+            progress=self._phase("matching"),
+        )
         if not verified:
             raise SceneError(
                 f"no two of the {len(names)} photos show the same thing from different places",
@@ -207,8 +216,8 @@ def main() -> None:
     except SplatError as problem:
         _say(lines, {"error": problem.as_dict()})
     except OSError as error:
-        problem = OutputError(f"structure from motion cannot go on: {error.strerror or error}", where=error.filename)
-        _say(lines, {"error": problem.as_dict()})
+        refused = OutputError(f"structure from motion cannot go on: {error.strerror or error}", where=error.filename)
+        _say(lines, {"error": refused.as_dict()})
 
 
 def _say(lines: TextIO, fact: dict[str, Any]) -> None:

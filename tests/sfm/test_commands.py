@@ -36,6 +36,13 @@ def test_train_takes_photos_without_cameras(solved: Solved, photos: Path, capfd)
     assert json.loads((place / "config.json").read_text())["data"]["scene"] == str(solved.folder)
 
 
+def test_train_refuses_a_taken_folder_before_it_looks_for_cameras(photos: Path, tmp_path: Path, capfd) -> None:
+    (tmp_path / "x").write_text("")
+    assert run(["train", str(photos), "-o", str(tmp_path)]) == 8
+    assert "exists and is not empty" in capfd.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
 def test_info_says_that_cameras_are_missing(photos: Path, capfd) -> None:
     assert run(["info", str(photos), "--json"]) == 0
     (facts,) = map(json.loads, capfd.readouterr().out.splitlines())
