@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, field_validator, model_validator
 
 from splatcli.recipes import REFERENCE_ITERATIONS
 from splatcli.sizes import parse_size
@@ -160,6 +160,19 @@ class Schedule(_Section):
         )
 
 
+def _cap(value: object) -> int | Literal["auto"] | None:
+    """A bound on the number of Gaussians; one kind of error for all of its forms."""
+    if value is None or value == "none":
+        return None
+    if value == "auto":
+        return "auto"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError('takes a number above 0, "auto" or "none"')
+    return value
+
+
 class StrategyConfig(_Section):
     """Density control: where Gaussians are added and removed."""
 
@@ -168,10 +181,7 @@ class StrategyConfig(_Section):
     name: Literal["default", "absgrad", "mcmc"] = "default"
     #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
     #: (train/capacity.py).
-    cap_max: Annotated[
-        Annotated[int, Field(gt=0)] | Literal["auto"] | None,
-        BeforeValidator(lambda cap: None if cap == "none" else cap),
-    ] = None
+    cap_max: Annotated[int | Literal["auto"] | None, PlainValidator(_cap)] = None
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
     grow_grad2d: float = Field(2e-4, gt=0)
     #: Times the scene extent: smaller Gaussians are cloned, larger are split.

@@ -69,7 +69,11 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
 
     if data.format or data.model or data.images:
         return path  # says what is there
-    if not is_video(path) and not (path.is_dir() and has_photos_only(path)):
+    try:
+        lacks_cameras = is_video(path) or (path.is_dir() and has_photos_only(path))
+    except OSError:
+        return path  # whoever reads the scene has the words for it
+    if not lacks_cameras:
         return path
     if run.is_dir() and any(run.iterdir()) and not overwrite:
         raise OutputError(
