@@ -661,7 +661,7 @@ def test_row(case: Case, expect: Expect) -> None:
 def test_the_good_scene_is_trained_without_a_word_of_doubt(expect: Expect) -> None:
     err = expect(Case(0, "nothing is wrong", nothing, code=0))
     notes = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert [note[:13] for note in notes] == ["note: memory:"], "what every run is told"
+    assert [note[:12] for note in notes] == ["note: growth", "note: memory"], "what every run is told"
     assert "warning" not in err
 
 
