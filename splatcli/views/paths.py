@@ -1,0 +1,285 @@
+"""Camera paths for videos: orbit, spiral, ellipse, and through given poses, from the geometry of the cameras alone.
+
+Poses are [F, 4, 4] float64 camera to world in the scene's frame, with OpenCV axes: x right, y down, z forward. All paths
+run at an even speed. Closed ones end one step before their beginning, so that a video of them loops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.interpolate import CubicHermiteSpline
+from scipy.spatial.transform import Rotation, Slerp
+
+from splatcli.errors import UsageError
+
+Doubles = NDArray[np.float64]
+
+#: Points that a curve is measured by: a chord of a 4096th of a turn is short of its arc by a part in ten million.
+_SAMPLES = 4096
+#: Mean of sin^2 of the angles between the axes and one direction, below which their nearest point is a matter of noise;
+#: that of axes within about 0.6 degrees.
+_LEAST_SPREAD = 1e-4
+#: The narrower half axis of an ellipse in parts of the wider one; cameras in a line would lead it through the focus.
+_LEAST_AXIS = 0.1
+#: Share of the cameras that an ellipse or spiral takes inside.
+_INSIDE = 90.0
+
+_FOCUS_REMEDY = "say where to look with --focus X,Y,Z, or fly along the cameras with --views interpolate"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rig:
+    """What paths are made from: the poses of the scene's cameras, and what they have in common.
+
+    poses [N, 4, 4]; up [3] unit; focus [3] what they look at, None where their axes are parallel.
+    """
+
+    poses: Doubles
+    up: Doubles
+    focus: Doubles | None
+
+    @classmethod
+    def of(cls, poses: Doubles, focus: Doubles | None = None) -> Rig:
+        """The rig of these poses, at least one. Raises UsageError when they have no common up."""
+        return cls(poses, mean_up(poses), focus_point(poses) if focus is None else np.asarray(focus, np.float64))
+
+    @property
+    def centers(self) -> Doubles:
+        return self.poses[:, :3, 3]
+
+    def looked_at(self) -> Doubles:
+        """[3] the focus. Raises UsageError when there is none."""
+        if self.focus is None:
+            raise UsageError(
+                "the cameras look in parallel directions, so that there is no point to fly around",
+                where="--views",
+                remedy=_FOCUS_REMEDY,
+            )
+        return self.focus
+
+
+def focus_point(poses: Doubles) -> Doubles | None:
+    """[3] the point nearest to all optical axes, in least squares; None when the axes are parallel.
+
+    With unit directions d and centres c it solves sum (I - d d^T) (p - c) = 0.
+    """
+    across = np.eye(3) - poses[:, :3, 2, None] * poses[:, None, :3, 2]
+    normal = across.mean(axis=0)
+    if np.linalg.eigvalsh(normal)[0] < _LEAST_SPREAD:
+        return None
+    return np.linalg.solve(normal, np.einsum("nij,nj->i", across, poses[:, :3, 3]) / len(poses))
+
+
+def mean_up(poses: Doubles) -> Doubles:
+    """[3] unit: the mean of where the cameras' upper edges are. Raises UsageError when they cancel out."""
+    up = -poses[:, :3, 1].mean(axis=0)
+    length = float(np.linalg.norm(up))
+    if not length > 1e-3:
+        raise UsageError(
+            "the cameras have no common up: their upper edges point all ways",
+            where="--views",
+            remedy="--views interpolate flies along the cameras as they are",
+        )
+    return up / length
+
+
+def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:
+    """[F, 4, 4] poses at ``centers`` [F, 3] whose axes go through ``target`` [3], upright. Raises UsageError.
+
+    Rows of a picture are level: x is perpendicular to ``up``.
+    """
+    forward = target - centers
+    right = np.cross(forward, up)
+    if not (np.linalg.norm(right, axis=1) > 1e-6 * np.linalg.norm(forward, axis=1)).all():
+        raise UsageError(
+            "the path leads straight above or below what it looks at", where="--views", remedy=_FOCUS_REMEDY
+        )
+    forward = forward / np.linalg.norm(forward, axis=1, keepdims=True)
+    right = right / np.linalg.norm(right, axis=1, keepdims=True)
+    poses = np.tile(np.eye(4), (len(centers), 1, 1))
+    poses[:, :3, :3] = np.stack([right, np.cross(forward, right), forward], axis=2)
+    poses[:, :3, 3] = centers
+    return poses
+
+
+def orbit(rig: Rig, frames: int) -> Doubles:
+    """A circle around the axis ``up`` through the focus, at the cameras' mean height and mean distance from that axis.
+
+    It begins where the first camera is, and turns left seen from above (right-handed about ``up``).
+    """
+    focus = rig.looked_at()
+    offsets = rig.centers - focus
+    heights = offsets @ rig.up
+    level = offsets - heights[:, None] * rig.up
+    distances = np.linalg.norm(level, axis=1)
+    radius = float(distances.mean())
+    if not radius > 1e-6 * float(np.linalg.norm(offsets, axis=1).mean()):
+        raise UsageError("the cameras are straight above what they look at", where="--views", remedy=_FOCUS_REMEDY)
+    first = level[int(np.argmax(distances > 1e-3 * radius))]
+    x = first / np.linalg.norm(first)
+    y = np.cross(rig.up, x)
+    angle = 2 * np.pi * np.arange(frames)[:, None] / frames
+    centers = focus + heights.mean() * rig.up + radius * (np.cos(angle) * x + np.sin(angle) * y)
+    return look_at(centers, focus, rig.up)
+
+
+def ellipse(rig: Rig, frames: int) -> Doubles:
+    """An ellipse around the focus, level at the cameras' median height, with nine tenths of them inside each half axis.
+
+    Its axes are the directions in which the cameras spread most and least.
+    """
+    focus = rig.looked_at()
+    offsets = rig.centers - focus
+    heights = offsets @ rig.up
+    level = offsets - heights[:, None] * rig.up
+    # Three singular vectors: two in the plane, and the normal, along which there is nothing.
+    x = np.linalg.svd(level - level.mean(axis=0))[2][0]
+    x = x - (x @ rig.up) * rig.up
+    x = x / np.linalg.norm(x) if np.linalg.norm(x) > 0.5 else _any_level(rig.up)
+    y = np.cross(rig.up, x)
+    axes = np.percentile(np.abs([level @ x, level @ y]), _INSIDE, axis=1)
+    axes = np.maximum(axes, _LEAST_AXIS * axes.max())
+    if not axes.max() > 1e-6 * float(np.linalg.norm(offsets, axis=1).mean()):
+        raise UsageError("the cameras are straight above what they look at", where="--views", remedy=_FOCUS_REMEDY)
+    start = np.arctan2((level[0] @ y) / axes[1], (level[0] @ x) / axes[0])
+    height = np.median(heights) * rig.up
+
+    def at(u: Doubles) -> Doubles:
+        angle = start + 2 * np.pi * u[:, None]
+        return focus + height + axes[0] * np.cos(angle) * x + axes[1] * np.sin(angle) * y
+
+    return look_at(at(_evenly(at, frames, closed=True)), focus, rig.up)
+
+
+def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
+    """The spiral of forward-facing scenes: twice around the mean camera, and once forth and back, as in LLFF.
+
+    Its half axes hold nine tenths of the cameras; all frames look at the point on the mean optical axis that is as far
+    away as the focus.
+    distance: how far that is when the cameras look in parallel directions.
+    """
+    forward = rig.poses[:, :3, 2].mean(axis=0)
+    if not np.linalg.norm(forward) > 0.5:
+        raise UsageError(
+            "the cameras look all ways; a spiral is for scenes that are seen from one side",
+            where="--views",
+            remedy="--views orbit or --views ellipse",
+        )
+    middle = rig.centers.mean(axis=0)
+    forward = forward / np.linalg.norm(forward)
+    mean = look_at(middle[None], middle + forward, rig.up)[0]
+    if distance is None or rig.focus is not None:
+        distance = float((rig.looked_at() - middle) @ forward)
+    if not distance > 0:
+        raise UsageError("what the cameras look at is behind them", where="--views", remedy=_FOCUS_REMEDY)
+    radii = np.percentile(np.abs((rig.centers - middle) @ mean[:3, :3]), _INSIDE, axis=0)
+    if not radii.max() > 1e-6 * distance:
+        raise UsageError("the cameras stand in one place", where="--views", remedy="--views orbit needs only one place")
+
+    def at(u: Doubles) -> Doubles:
+        angle = 4 * np.pi * u[:, None]
+        local = np.concatenate([np.cos(angle), -np.sin(angle), -np.sin(angle / 2)], axis=1) * radii
+        return middle + local @ mean[:3, :3].T
+
+    return look_at(at(_evenly(at, frames, closed=True)), middle + distance * forward, rig.up)
+
+
+def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles, Doubles]:
+    """([F, 4, 4], [F]): a path through ``poses`` in their order, and where between them each frame is, 0...N - 1 (N).
+
+    Centres follow a Catmull-Rom curve over the way travelled, which is smooth and the same in any frame of the world;
+    rotations turn evenly from pose to pose (slerp). Poses that repeat the one before count once.
+    loop: go on to the first pose again. Raises UsageError when fewer than two poses differ.
+    """
+    kept = _distinct(poses, loop)
+    if len(kept) < 2:
+        raise UsageError("a path wants two different cameras or more", where="--views", remedy="--views orbit")
+    keys = poses[kept]
+    ids = kept.astype(np.float64)
+    if loop:
+        # Three poses beyond each end, so that the curve is smooth where it closes.
+        order = np.arange(-3, len(keys) + 4)
+        laps, wrapped = np.divmod(order, len(keys))
+        keys, ids = keys[wrapped], ids[wrapped] + laps * len(poses)
+    way = np.concatenate([[0.0], np.cumsum(_ways(keys))])
+    begin, end = (way[3], way[-4]) if loop else (way[0], way[-1])
+    centers, turns = _catmull_rom(way, keys[:, :3, 3]), Slerp(way, Rotation.from_matrix(keys[:, :3, :3]))
+
+    def at(u: Doubles) -> Doubles:
+        return _posed(centers(begin + u * (end - begin)), turns(begin + u * (end - begin)))
+
+    samples = np.linspace(0.0, 1.0, max(_SAMPLES, 8 * len(keys)) + 1)
+    lengths = _ways(at(samples))
+    u = _spread(samples, lengths, frames, closed=loop)
+    return at(u), np.interp(begin + u * (end - begin), way, ids)
+
+
+def nearest_order(poses: Doubles) -> NDArray[np.int64]:
+    """[N] an order in which each pose is followed by the nearest that is left, from the first on."""
+    centers = poses[:, :3, 3]
+    left = np.ones(len(poses), dtype=np.bool_)
+    order = np.zeros(len(poses), dtype=np.int64)
+    for i in range(1, len(poses)):
+        left[order[i - 1]] = False
+        away = np.linalg.norm(centers - centers[order[i - 1]], axis=1)
+        order[i] = int(np.argmin(np.where(left, away, np.inf)))
+    return order
+
+
+def _ways(poses: Doubles) -> Doubles:
+    """[N - 1] how far it is from each pose to the next, with moving and turning weighed alike over the whole."""
+    moved = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1)
+    rotations = Rotation.from_matrix(poses[:, :3, :3])
+    turned = (rotations[:-1].inv() * rotations[1:]).magnitude()
+    scale = moved.sum() / turned.sum() if moved.sum() > 0 and turned.sum() > 0 else 1.0
+    return np.hypot(moved, scale * turned)
+
+
+def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
+    """Indices of the poses that differ from the one before; with a loop the last differs from the first as well."""
+    ways = _ways(poses) if len(poses) > 1 else np.zeros(0)
+    least = 1e-9 * ways.sum()
+    kept = np.concatenate([[0], 1 + np.flatnonzero(ways > least)])
+    if loop and len(kept) > 1 and _ways(poses[[kept[-1], 0]])[0] <= least:
+        kept = kept[:-1]
+    return kept
+
+
+def _catmull_rom(at: Doubles, points: Doubles) -> CubicHermiteSpline:
+    """The curve through ``points`` [N, 3] at the parameters ``at`` [N], N >= 2, that needs no even distances.
+
+    Its tangent at a point is that of the parabola through it and its neighbours; at the ends it is the chord.
+    """
+    steps = np.diff(at)[:, None]
+    slopes = np.diff(points, axis=0) / steps
+    inner = (steps[1:] * slopes[:-1] + steps[:-1] * slopes[1:]) / (steps[:-1] + steps[1:])
+    return CubicHermiteSpline(at, points, np.concatenate([slopes[:1], inner, slopes[-1:]]))
+
+
+def _posed(centers: Doubles, rotations: Rotation) -> Doubles:
+    poses = np.tile(np.eye(4), (len(centers), 1, 1))
+    poses[:, :3, :3] = rotations.as_matrix()
+    poses[:, :3, 3] = centers
+    return poses
+
+
+def _evenly(at: Callable[[Doubles], Doubles], frames: int, *, closed: bool) -> Doubles:
+    """[F] values of the parameter, 0...1, at which a curve of points is passed with an even speed."""
+    samples = np.linspace(0.0, 1.0, _SAMPLES + 1)
+    return _spread(samples, np.linalg.norm(np.diff(at(samples), axis=0), axis=1), frames, closed=closed)
+
+
+def _spread(samples: Doubles, lengths: Doubles, frames: int, *, closed: bool) -> Doubles:
+    """[F] parameters at equal distances, where ``lengths`` [M] lie between the ``samples`` [M + 1]."""
+    way = np.concatenate([[0.0], np.cumsum(lengths)])
+    return np.interp(np.linspace(0.0, way[-1], frames, endpoint=not closed), way, samples)
+
+
+def _any_level(up: Doubles) -> Doubles:
+    """[3] some unit vector perpendicular to ``up``."""
+    level = np.cross(up, np.eye(3)[int(np.argmin(np.abs(up)))])
+    return level / np.linalg.norm(level)
