@@ -5,9 +5,9 @@ Read are four layouts, told apart by their keys:
     {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat}]}      ours: Camera, field by field
     [{img_name, width, height, fx, fy, position, rotation}]            INRIA's cameras.json
     {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
-    {"camera_path": [{camera_to_world, fov}], render_width, render_height}               nerfstudio camera path
+    {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
 
-The last two hold camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys
+A camera path that has only "keyframes" is flown through between them (views/keyframes.py). The last two layouts hold camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys
 are ignored. All poses are taken to be in the frame of the model.
 """
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
+from splatcli.views.keyframes import frames_between
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -35,19 +37,43 @@ _MAX_SIDE = 65_536
 _REMEDY = "splat export RUN -o cameras.json writes such a file; docs/cli.md has the layouts that are read"
 
 
+_KEYFRAMES_REMEDY = "save the path again in nerfstudio's viewer, with its camera_path"
+
+#: Frames a second that make sense in a video; outside of it a file is mistaken.
+_FPS = (0.01, 1000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CameraFile:
+    """Cameras in the file's order, and how many of them make a second where the file says so."""
+
+    cameras: list[Camera]
+    fps: float | None = None
+
+
 def read_cameras(path: Path) -> list[Camera]:
     """The cameras of a JSON file in one of the layouts above, in the file's order.
 
     Raises SceneError, with the entry concerned, for anything that is not a camera.
     """
+    return read_camera_file(path).cameras
+
+
+def read_camera_file(path: Path) -> CameraFile:
+    """What a JSON file in one of the layouts above holds. Raises SceneError as ``read_cameras``."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SceneError(f"cannot read the cameras: {error.strerror}", where=path, remedy=_REMEDY) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, and of numbers with thousands of digits
         raise SceneError(f"not valid JSON: {error}", where=path, remedy=_REMEDY) from None
 
     shared = document if isinstance(document, dict) else {}
+    if not shared.get("camera_path") and isinstance(shared.get("keyframes"), list):
+        try:
+            shared = {**shared, "camera_path": frames_between(shared)}
+        except ValueError as error:
+            raise SceneError(str(error), where=path, remedy=_KEYFRAMES_REMEDY) from None
     for key, parse in (("cameras", _ours), ("frames", _transforms), ("camera_path", _camera_path)):
         if isinstance(shared.get(key), list):
             entries, parser, label = shared[key], parse, key
@@ -71,9 +97,9 @@ def read_cameras(path: Path) -> list[Camera]:
             cameras.append(parser(entry, shared, index))
         except KeyError as error:
             raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}", remedy=_REMEDY) from None
-        except ValueError as error:
+        except (ValueError, OverflowError) as error:
             raise SceneError(str(error), where=f"{path}: {label} {index}", remedy=_REMEDY) from None
-    return cameras
+    return CameraFile(cameras, _fps(shared, path) if label == "camera_path" else None)
 
 
 def cameras_json(cameras: list[Camera], offset: Sequence[float] = ()) -> str:
@@ -173,6 +199,20 @@ def _camera_path(entry: dict[str, Any], shared: dict[str, Any], index: int) -> C
         cy=height / 2,
         viewmat=_from_opengl(_matrix(entry, "camera_to_world")),
     )
+
+
+def _fps(shared: dict[str, Any], path: Path) -> float | None:
+    """Frames a second of a camera path that names them. Raises SceneError."""
+    value = shared.get("fps")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _FPS[0] <= value <= _FPS[1]:
+        raise SceneError(
+            f"fps is {value!r}, not a number from {_FPS[0]:g} to {_FPS[1]:g}",
+            where=path,
+            remedy="change it in the file",
+        )
+    return float(value)
 
 
 def _from_opengl(c2w: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Camera paths for videos: orbit, spiral, ellipse, and through given poses, from the geometry of the cameras alone.
 
-Poses are [F, 4, 4] float64 camera to world in the scene's frame, with OpenCV axes: x right, y down, z forward. All paths
-run at an even speed. Closed ones end one step before their beginning, so that a video of them loops.
+Poses are [F, 4, 4] float64 camera to world in the scene's frame, with OpenCV axes: x right, y down, z forward. All
+paths run at an even speed. Closed ones end one step before their beginning, so that a video of them loops.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def mean_up(poses: Doubles) -> Doubles:
             where="--views",
             remedy="--views interpolate flies along the cameras as they are",
         )
-    return up / length
+    return np.asarray(up / length)
 
 
 def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:
@@ -150,7 +150,7 @@ def ellipse(rig: Rig, frames: int) -> Doubles:
 
     def at(u: Doubles) -> Doubles:
         angle = start + 2 * np.pi * u[:, None]
-        return focus + height + axes[0] * np.cos(angle) * x + axes[1] * np.sin(angle) * y
+        return np.asarray(focus + height + axes[0] * np.cos(angle) * x + axes[1] * np.sin(angle) * y)
 
     return look_at(at(_evenly(at, frames, closed=True)), focus, rig.up)
 
@@ -183,7 +183,7 @@ def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
     def at(u: Doubles) -> Doubles:
         angle = 4 * np.pi * u[:, None]
         local = np.concatenate([np.cos(angle), -np.sin(angle), -np.sin(angle / 2)], axis=1) * radii
-        return middle + local @ mean[:3, :3].T
+        return np.asarray(middle + local @ mean[:3, :3].T)
 
     return look_at(at(_evenly(at, frames, closed=True)), middle + distance * forward, rig.up)
 
@@ -236,7 +236,7 @@ def _ways(poses: Doubles) -> Doubles:
     rotations = Rotation.from_matrix(poses[:, :3, :3])
     turned = (rotations[:-1].inv() * rotations[1:]).magnitude()
     scale = moved.sum() / turned.sum() if moved.sum() > 0 and turned.sum() > 0 else 1.0
-    return np.hypot(moved, scale * turned)
+    return np.asarray(np.hypot(moved, scale * turned))
 
 
 def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
@@ -282,4 +282,4 @@ def _spread(samples: Doubles, lengths: Doubles, frames: int, *, closed: bool) ->
 def _any_level(up: Doubles) -> Doubles:
     """[3] some unit vector perpendicular to ``up``."""
     level = np.cross(up, np.eye(3)[int(np.argmin(np.abs(up)))])
-    return level / np.linalg.norm(level)
+    return np.asarray(level / np.linalg.norm(level))

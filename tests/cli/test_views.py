@@ -136,6 +136,8 @@ def _ours(**changes: object) -> str:
     [
         ("", "not valid JSON"),
         ("{", "not valid JSON"),
+        ("1" * 5000, "not valid JSON"),
+        (_ours(fx=10**400), "int too large"),
         ("[" * 100_000, "not valid JSON"),
         ("{}", "no cameras"),
         ("3", "no cameras"),
