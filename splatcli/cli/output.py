@@ -42,16 +42,18 @@ class Output:
         if self.json:
             self._to_stdout(json.dumps(_plain({"event": name, **facts}), allow_nan=False) + "\n")
 
-    def data(self, payload: bytes) -> None:
-        """Bytes on stdout, for ``-o -``."""
+    def data(self, payload: bytes | memoryview) -> bool:
+        """Bytes on stdout, for ``-o -``; whether anyone is still there to read them."""
         stream: BinaryIO | None = getattr(sys.stdout, "buffer", None)
         if stream is None:
-            return
+            return False
         try:
             stream.write(payload)
             stream.flush()
         except BrokenPipeError:
             _detach(sys.stdout)
+            return False
+        return True
 
     def note(self, text: str) -> None:
         """Something worth knowing."""

@@ -1,8 +1,7 @@
-"""``splat render``: a model and cameras in, PNG files out."""
+"""``splat render``: a model and cameras in, pictures or a video out."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,14 +9,15 @@ import typer
 from typer.core import TyperCommand
 
 from splatcli.cli import options
-from splatcli.errors import SceneError, UsageError
+from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
-    from splatcli.cli.output import Output
     from splatcli.scene.scene import Scene
-    from splatcli.views.scoring import Photos
-    from splatcli.views.selection import Views
+    from splatcli.views.selection import Flight, Views
+
+#: Words of --views that are never the name of a model.
+_NAMES = ("test", "train", "all", "orbit", "ellipse", "spiral", "interpolate")
 
 
 class RenderCommand(TyperCommand):
@@ -36,8 +36,8 @@ def _complete_views(args: list[str]) -> list[str]:
             return full + args[position + 1 :]
         if arg == "--views":
             following = args[position + 1] if position + 1 < len(args) else "-"
-            is_model = not following.lower().endswith(".json") and Path(following).exists()
-            if following.startswith("-") or is_model:
+            is_views = following in _NAMES or following.lower().endswith(".json")
+            if following.startswith("-") or (not is_views and Path(following).exists()):
                 full.append("test")
     return full
 
@@ -49,7 +49,8 @@ def render(
         typer.Option(
             "--views",
             metavar="[VIEWS]",
-            help="test (also when nothing follows), train, all, or a .json with cameras.",
+            help="test (also when nothing follows), train, all; a path: orbit, ellipse, spiral, interpolate; or a "
+            ".json with cameras.",
             show_default=False,
         ),
     ] = "test",
@@ -58,9 +59,43 @@ def render(
         typer.Option(
             "-o",
             "--output",
-            metavar="DIR",
-            help="Folder for the PNG files; - writes the PNG of a single view to stdout.  "
+            metavar="PLACE",
+            help="Folder for the pictures; x.mp4 for a video; x.png or x.exr for a single view; - for stdout.  "
             "[default: renders/ in the run folder]",
+        ),
+    ] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="png, exr, mp4, or raw: RGB frames, 8 bits, for a pipe.  [default: as -o ends, else png; raw for "
+            "several views on stdout]",
+        ),
+    ] = None,
+    what: Annotated[
+        str | None,
+        typer.Option(
+            "--what",
+            metavar="KINDS",
+            help="rgb, depth, alpha, normals, photo, error: one or several with commas, each in a folder of its own, "
+            "in one EXR file, or side by side.  [default: rgb; rgb,alpha,depth as EXR]",
+        ),
+    ] = None,
+    side_by_side: Annotated[
+        bool,
+        typer.Option(
+            "--side-by-side",
+            help="One picture a view with all of --what from left to right, as videos have them.  [default: several "
+            "pictures; photo,rgb,error when --what is not given]",
+        ),
+    ] = False,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            "--size",
+            metavar="WxH",
+            help="Size of the pictures; the vertical field of view stays.  [default: that of the cameras]",
         ),
     ] = None,
     background: Annotated[
@@ -68,6 +103,61 @@ def render(
         typer.Option(
             "--background", metavar="COLOUR", help="black, white, #rrggbb or r,g,b.  [default: as trained, else black]"
         ),
+    ] = None,
+    depth_range: Annotated[
+        str | None,
+        typer.Option(
+            "--depth-range",
+            metavar="NEAR,FAR",
+            help="Depths that are red and violet, scene units.  [default: the 2nd and 98th percentile over the views]",
+        ),
+    ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(
+            "--frames",
+            metavar="N",
+            min=1,
+            max=108_000,
+            help="Length of a path.  [default: 120; interpolate: 10 from camera to camera, 120 at least]",
+        ),
+    ] = None,
+    fps: Annotated[
+        float | None,
+        typer.Option(
+            "--fps",
+            metavar="F",
+            min=0.01,
+            max=1000.0,
+            help="Frames a second of a video.  [default: as the camera file says, else 30]",
+        ),
+    ] = None,
+    loop: Annotated[bool, typer.Option("--loop", help="interpolate ends where it began; the other paths do.")] = False,
+    order: Annotated[
+        str | None,
+        typer.Option(
+            "--order",
+            metavar="ORDER",
+            help="interpolate goes from camera to camera by name, or to the nearest that is left.  [default: name]",
+        ),
+    ] = None,
+    focus: Annotated[
+        str | None,
+        typer.Option(
+            "--focus",
+            metavar="X,Y,Z",
+            help="What orbit, ellipse and spiral look at.  [default: the point nearest to all optical axes]",
+        ),
+    ] = None,
+    cameras: Annotated[
+        Path | None,
+        typer.Option(
+            "--cameras", metavar="JSON", help="Cameras that paths are made from, for a model that carries none."
+        ),
+    ] = None,
+    save_cameras: Annotated[
+        Path | None,
+        typer.Option("--save-cameras", metavar="JSON", help="Also write the cameras of the frames, for --views."),
     ] = None,
     data: options.Data = None,
     param_space: options.ParamSpace = None,
@@ -77,117 +167,117 @@ def render(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
-    """Render views of a model as PNG files.
+    """Render views of a model as pictures, or a flight through it as a video.
 
-    Prints their paths, one a line. A checkpoint carries its cameras; a PLY or a model of another program needs a
-    file of them, or the scene with --data. Where the photos are at hand, PSNR and SSIM are told on stderr.
+    Prints the paths of what it wrote, one a line. A checkpoint carries its cameras; a PLY or a model of another program
+    needs a file of them, or the scene with --data. Where the photos are at hand, PSNR and SSIM are told on stderr.
+    docs/cameras.md has the paths and camera files, and what each kind of picture shows.
 
     \b
     Examples:
       splat render --views
-      splat render output/scene --views all -o pictures
+      splat render output/scene --views all -o pictures --what rgb,depth,normals
+      splat render output/scene --views test -o compare --side-by-side
+      splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
+      splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
+      splat render output/scene --views camera_path.json -o film.mp4
+      splat render output/scene --views test --format exr --what rgb,alpha,depth
       splat render point_cloud.ply --views cameras.json --background white
+      splat render point_cloud.ply --views ellipse --cameras cameras.json -o ellipse.mp4
       splat render chkpnt30000.pth --data scene/ --views
+      splat render --views orbit --size 640x480 -o - | ffmpeg -f rawvideo -pix_fmt rgb24 -s 640x480 -i - orbit.webm
       splat train scene/ -q | splat render --views
     """
     from splatcli.cli.device import resolve_device
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.output import speaking
+    from splatcli.cli.shooting import Wishes, shoot
+    from splatcli.views.pictures import parse_background
+    from splatcli.views.studio import parse_kinds, parse_range, parse_size
 
     with speaking(json=json, quiet=quiet) as out:
+        wishes = Wishes(
+            output=output,
+            format=format,
+            kinds=parse_kinds(what) if what is not None else None,
+            side_by_side=side_by_side,
+            size=parse_size(size) if size is not None else None,
+            background=parse_background(background) if background is not None else None,
+            depth_range=parse_range(depth_range) if depth_range is not None else None,
+            fps=fps,
+            save_cameras=save_cameras,
+            data=data,
+        )
+        flight = _flight(views, frames, loop, order, focus)
+        if cameras is not None and views not in _NAMES[3:]:
+            raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {cameras}")
+        if json and str(output) == "-":
+            raise UsageError("--json and -o - both want stdout", where="-o", remedy="leave one out")
         wanted = resolve_device(device)
         path = find_model(model)
         reading = options.reading(param_space, lenient, drop_nonfinite)
         loaded = load_model(
-            path, wanted, reading=reading, cameras=lambda: _views_of(None, views, data)[0].cameras, say=out.note
+            path,
+            wanted,
+            reading=reading,
+            cameras=lambda: _views_of(None, views, data, cameras, flight)[0].cameras,
+            say=out.note,
         )
-        _render(loaded, views, output, background, data, out)
+        chosen, scene = _views_of(loaded, views, data, cameras, flight)
+        shoot(loaded, chosen, scene, wishes, out)
     return 0
 
 
-def _render(
-    model: Model, views: str, output: Path | None, background: str | None, data: Path | None, out: Output
-) -> None:
-    from splatcli.train.metrics import mean_scores
-    from splatcli.views.pictures import Look, parse_background, picture_paths, png_bytes, render_pixels, write_bytes
-    from splatcli.views.scoring import Photos
+def _flight(views: str, frames: int | None, loop: bool, order: str | None, focus: str | None) -> Flight:
+    """How a path is flown. Raises UsageError for what does not concern these views."""
+    from splatcli.views.selection import PATHS, Flight
+    from splatcli.views.studio import parse_numbers
 
-    checkpoint = model.checkpoint
-    chosen, scene = _views_of(model, views, data)
-    look = Look.trained(checkpoint) if checkpoint else Look()
-    if background is not None:
-        look = replace(look, background=parse_background(background))
-    if output is not None and str(output) == "-":
-        if len(chosen.cameras) != 1:
+    around = tuple(name for name in PATHS if name != "interpolate")
+    for flag, given, concerns in (
+        ("--frames", frames, PATHS),
+        ("--loop", loop, PATHS),
+        ("--order", order, ("interpolate",)),
+        ("--focus", focus, around),
+    ):
+        if given and views not in concerns:
             raise UsageError(
-                f"-o - wants one view, and --views {views} has {len(chosen.cameras)}",
-                where="-o",
-                remedy="name a folder with -o, or a file of one camera with --views",
+                f"it does not concern --views {views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
             )
-        out.data(png_bytes(render_pixels(model.gaussians, chosen.cameras[0], look)))
-        return
-
-    paths = picture_paths((camera.name for camera in chosen.cameras), output or default_folder(model, chosen.label))
-    photos = Photos(scene) if scene is not None else _photos(model, chosen, data, out)
-    scores = []
-    for camera, path in zip(chosen.cameras, paths, strict=True):
-        pixels = render_pixels(model.gaussians, camera, look)
-        write_bytes(path, png_bytes(pixels))
-        facts: dict[str, object] = {"view": camera.name, "path": path}
-        compared = photos.compare(camera.name, pixels) if photos and not photos.hides_all(camera.name) else None
-        if compared is not None:
-            score = compared.score
-            scores.append(score)
-            facts |= {"psnr": score.psnr, "ssim": score.ssim}
-            out.note(f"{camera.name}: PSNR {score.psnr:.2f} dB  SSIM {score.ssim:.4f}")
-        out.event("rendered", facts)
-    psnr, ssim = mean_scores(scores) if scores else (None, None)
-    if scores:
-        out.note(f"mean of {len(scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
-    out.result({"paths": paths, "psnr": psnr, "ssim": ssim}, paths)
+    if order not in (None, "name", "nearest"):
+        raise UsageError(f"{order!r} is no order", where="--order", remedy="name or nearest")
+    point = None
+    if focus is not None:
+        x, y, z = parse_numbers(focus, 3, "--focus", "a point in scene units, as 0.5,-1,3")
+        point = (x, y, z)
+    return Flight(frames, loop, order == "nearest", point)
 
 
-def _views_of(model: Model | None, views: str, data: Path | None) -> tuple[Views, Scene | None]:
+def _views_of(
+    model: Model | None, views: str, data: Path | None, cameras: Path | None, flight: Flight
+) -> tuple[Views, Scene | None]:
     """The views to render, and the scene that they are from when it is not that of the model's own run.
 
     model: None where it is not read yet; only a checkpoint of ours carries cameras.
     """
+    from dataclasses import replace
+
     from splatcli.config import DataConfig
     from splatcli.scene.read import read_scene
+    from splatcli.views.cameras import read_cameras
+    from splatcli.views.layers import median_distance
     from splatcli.views.selection import select_views
 
+    if model is not None:
+        gaussians = model.gaussians
+        flight = replace(flight, distance=lambda camera: median_distance(gaussians, camera))
+    if cameras is not None:
+        given = read_cameras(cameras)
+        return select_views(views, given, range(len(given)), [], flight), None
     if model is not None and model.checkpoint is not None:
-        checkpoint = model.checkpoint
-        return select_views(views, checkpoint.refined_cameras(), checkpoint.train, checkpoint.test), None
+        own = model.checkpoint
+        return select_views(views, own.refined_cameras(), own.train, own.test, flight), None
     if data is None or views.lower().endswith(".json"):
-        return select_views(views, [], [], []), None
+        return select_views(views, [], [], [], flight), None
     scene = read_scene(data, DataConfig())
-    return select_views(views, scene.cameras, scene.train, scene.test), scene
-
-
-def default_folder(model: Model, label: str) -> Path:
-    """renders/<step>_<views> in the folder of the run, or beside the model where there is no run."""
-    from splatcli.cli.model import run_folder
-
-    checkpoint = model.checkpoint
-    stem = model.path.stem if checkpoint is None else f"{checkpoint.step:06d}"
-    return (run_folder(model.path) or model.path.parent) / "renders" / f"{stem}_{label}"
-
-
-def _photos(model: Model, chosen: Views, data: Path | None, out: Output) -> Photos | None:
-    """The photos to compare with; None, and a note that says why, when the scene is not there."""
-    from splatcli.cli.drive import photo_background
-    from splatcli.scene.read import read_scene
-    from splatcli.views.scoring import Photos
-
-    checkpoint = model.checkpoint
-    if checkpoint is None or not chosen.from_run:
-        return None
-    root = data or Path(checkpoint.dataset.root)
-    try:
-        return Photos(read_scene(root, checkpoint.config.data, background=photo_background(checkpoint.config)))
-    except SceneError as error:
-        if data is not None:
-            raise
-        out.note(f"note: no comparison with the photos: {error.what} ({error.where})")
-        return None
+    return select_views(views, scene.cameras, scene.train, scene.test, flight), scene

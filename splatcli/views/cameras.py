@@ -7,8 +7,9 @@ Read are four layouts, told apart by their keys:
     {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
     {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
 
-A camera path that has only "keyframes" is flown through between them (views/keyframes.py). The last two layouts hold camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys
-are ignored. All poses are taken to be in the frame of the model.
+A camera path that has only "keyframes" is flown through between them (views/keyframes.py). The last two layouts hold
+camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys are ignored. All
+poses are taken to be in the frame of the model.
 """
 
 from __future__ import annotations

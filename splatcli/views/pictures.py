@@ -82,6 +82,12 @@ def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
 
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write a file whole or not at all, making its folders. Raises OutputError."""
+    make_room(path)
+    write_atomically(path, lambda file: file.write(payload), what="file")
+
+
+def make_room(path: Path) -> None:
+    """Make the folders that a file is going to be in. Raises OutputError, also where a folder is in its place."""
     if path.is_dir():  # also the empty name
         raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
     try:
@@ -89,11 +95,10 @@ def write_bytes(path: Path, payload: bytes) -> None:
     except OSError as error:
         remedy = "write to another place, or make room in this one"
         raise OutputError(f"cannot make the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
-    write_atomically(path, lambda file: file.write(payload), what="file")
 
 
-def picture_paths(names: Iterable[str], folder: Path) -> list[Path]:
-    """Where the picture of each view goes: the view's name with ``.png``, always inside ``folder``, no two alike.
+def picture_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:
+    """Where the picture of each view goes: the view's name with ``suffix``, always inside ``folder``, no two alike.
 
     Names come from files of others: drives, roots and ``..`` in them lead nowhere.
     """
@@ -108,5 +113,5 @@ def picture_paths(names: Iterable[str], folder: Path) -> list[Path]:
         while candidate.casefold() in taken:
             candidate, count = f"{stem}_{count}", count + 1
         taken.add(candidate.casefold())
-        paths.append(folder / f"{candidate}.png")
+        paths.append(folder / f"{candidate}{suffix}")
     return paths

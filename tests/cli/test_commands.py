@@ -254,11 +254,6 @@ class TestRender:
         done = splat("render", finished_run, "--background", "whitish")
         assert done.code == 2
 
-    def test_many_views_do_not_fit_into_stdout(self, splat: Splat, finished_run: Path) -> None:
-        done = splat("render", finished_run, "--views", "all", "-o", "-")
-        assert done.code == 2
-        assert done.out == ""
-
 
 class TestExport:
     def test_a_ply_holds_the_raw_parameters(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:

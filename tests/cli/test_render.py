@@ -1,0 +1,286 @@
+"""``splat render`` beyond PNG files of a run's views: paths, kinds of picture, videos, raw frames."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.cli.boundary import run
+from splatcli.views.cameras import cameras_json
+from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
+from tests.running import Done
+
+Splat = Callable[..., Done]
+Shell = Callable[..., Done]
+
+#: Stands for ffmpeg on PATH: keeps its words and its stdin, and writes a file that is no video where one is wanted.
+FAKE = """#!/bin/sh
+for target; do :; done
+printf '%s\\n' "$@" > "$0.words"
+cat > "$0.frames"
+printf 'film' > "$target"
+"""
+
+
+@pytest.fixture
+def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A fake ffmpeg, the only one to be found."""
+    return fake_ffmpeg(FAKE, tmp_path, monkeypatch)
+
+
+def fake_ffmpeg(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("splatcli.views.video.bundled", lambda: None)
+    program = folder / ".bin" / "ffmpeg"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(script)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return program
+
+
+class TestPaths:
+    @pytest.mark.parametrize("path", ["orbit", "interpolate"])
+    def test_a_path_begins_as_its_first_camera_sees_it(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, path: str
+    ) -> None:
+        """The cameras of the scene stand on a circle and look at its axis, so that this holds for an orbit too."""
+        done = splat("render", finished_run, "--views", path, "--frames", 4, "-o", tmp_path / "out")
+        assert done.code == 0, done.err
+        assert [Path(line).name for line in done.lines] == [f"{i:05d}.png" for i in range(4)]
+        first = splat("render", finished_run, "--views", "train", "-q", "-o", tmp_path / "train").lines[0]
+        shown, expected = (imageio.imread(path).astype(int) for path in (done.lines[0], first))
+        assert shown.shape == (HEIGHT, WIDTH, 3)
+        # Held-out cameras leave gaps in the circle, which tilt the mean up a little; upside down is another thing.
+        assert np.abs(shown - expected).mean() < 0.2 * np.abs(shown - expected[::-1]).mean()
+
+    def test_a_spiral_around_a_ring_is_refused(self, splat: Splat, finished_run: Path) -> None:
+        done = splat("render", finished_run, "--views", "spiral")
+        assert done.code == 2
+        assert "--views orbit" in done.err
+
+    def test_a_ply_flies_with_cameras_or_a_scene_as_the_run_does(
+        self, splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path
+    ) -> None:
+        ply = tmp_path / "x.ply"
+        splat("export", finished_run, "-o", ply)
+        checkpoint = load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt")
+        (tmp_path / "c.json").write_text(cameras_json([checkpoint.cameras[i] for i in checkpoint.train]))
+        common = ("--views", "orbit", "--frames", 2, "-q", "-o")
+        expected = [Path(p).read_bytes() for p in splat("render", finished_run, *common, tmp_path / "run").lines]
+        for words in (("--cameras", tmp_path / "c.json"), ("--data", tiny_scene)):
+            done = splat("render", ply, *words, *common, tmp_path / "ply")
+            assert [Path(line).read_bytes() for line in done.lines] == expected
+        refused = splat("render", ply, *common, tmp_path / "none")
+        assert refused.code == 2
+        assert "--cameras" in refused.err
+
+    def test_saved_cameras_render_the_same(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        cameras = tmp_path / "c.json"
+        words = ("--frames", 3, "--size", "32x24", "--focus", "0,0,0.1", "--save-cameras", cameras)
+        path = splat("render", finished_run, "--views", "orbit", *words, "-q", "-o", tmp_path / "a").lines
+        again = splat("render", finished_run, "--views", cameras, "-q", "-o", tmp_path / "b").lines
+        assert len(path) == len(again) == 3
+        for left, right in zip(path, again, strict=True):
+            assert Path(left).read_bytes() == Path(right).read_bytes()
+
+    def test_a_folder_that_is_called_like_views_is_no_model(
+        self, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Runs of the original program have folders called train and test."""
+        (tmp_path / "test").mkdir()
+        monkeypatch.chdir(tmp_path)
+        assert run(["render", str(finished_run), "--views", "test", "-q", "-o", "out"]) == 0
+
+
+class TestKinds:
+    def test_each_kind_has_a_folder(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        kinds = ("rgb", "depth", "alpha", "normals", "photo", "error")
+        done = splat("render", finished_run, "--what", ",".join(kinds), "-o", tmp_path, "--json")
+        assert done.code == 0, done.err
+        *rendered, result = done.objects
+        assert [list(one["paths"]) for one in rendered] == [list(kinds)] * 2
+        assert result["paths"] == [path for one in rendered for path in one["paths"].values()]
+        near, far = result["depth_range"]
+        assert 0 < near < far
+        for kind in kinds:
+            assert [path.name for path in sorted((tmp_path / kind).rglob("*.png"))] == ["view_00.png", "view_08.png"]
+
+    def test_side_by_side_is_photo_render_error(
+        self, splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path
+    ) -> None:
+        done = splat("render", finished_run, "--side-by-side", "-o", tmp_path / "a", "-q")
+        plain = splat("render", finished_run, "-o", tmp_path / "b", "-q")
+        joined = imageio.imread(done.lines[0])
+        assert joined.shape == (HEIGHT, 3 * WIDTH, 3)
+        assert np.array_equal(joined[:, :WIDTH], imageio.imread(tiny_scene / "images" / "view_00.png"))
+        assert np.array_equal(joined[:, WIDTH : 2 * WIDTH], imageio.imread(plain.lines[0]))
+
+    def test_one_view_is_one_file(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        words = ("--views", "orbit", "--frames", 1, "--what", "rgb,alpha", "--side-by-side", "--size", "20x10")
+        done = splat("render", finished_run, *words, "-o", tmp_path / "one.png", "-q")
+        assert done.lines == [str(tmp_path / "one.png")]
+        assert imageio.imread(tmp_path / "one.png").shape == (10, 40, 3)
+
+
+class TestVideo:
+    def test_the_encoder_gets_every_frame(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, encoder: Path
+    ) -> None:
+        """A fake encoder at the border of the process; tests/views/test_video.py has a real one where there is one."""
+        video = tmp_path / "x.mp4"
+        words = ("--views", "orbit", "--frames", 3, "--size", "33x24", "--what", "rgb,depth,alpha")
+        done = splat("render", finished_run, *words, "--fps", 12.5, "-o", video, "--json")
+        assert done.code == 0, done.err
+        assert video.read_bytes() == b"film"
+        result = done.objects[-1]
+        assert (result["paths"], result["frames"], result["fps"]) == ([str(video)], 3, 12.5)
+        told = encoder.with_name("ffmpeg.words").read_text().split("\n")
+        # 99 columns are odd: the encoder gets a hundredth.
+        assert (told[told.index("-s") + 1], told[told.index("-r") + 1]) == ("100x24", "12.5")
+        frames = np.frombuffer(encoder.with_name("ffmpeg.frames").read_bytes(), np.uint8).reshape(3, 24, 100, 3)
+        pictures = splat("render", finished_run, *words, "--side-by-side", "-o", tmp_path / "out", "-q").lines
+        for frame, picture in zip(frames, pictures, strict=True):
+            assert np.array_equal(frame[:, :99], imageio.imread(picture))
+            assert np.array_equal(frame[:, 99], frame[:, 98])
+
+    def test_a_camera_path_says_how_fast_it_is(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, encoder: Path
+    ) -> None:
+        pose = np.linalg.inv(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").cameras[0].viewmat)
+        entry = {"camera_to_world": (pose @ np.diag([1.0, -1, -1, 1])).reshape(-1).tolist(), "fov": 40}
+        path = tmp_path / "path.json"
+        path.write_text(json.dumps({"render_width": 16, "render_height": 8, "fps": 24, "camera_path": [entry] * 2}))
+        done = splat("render", finished_run, "--views", path, "-o", tmp_path / "x.mp4")
+        assert done.code == 0, done.err
+        told = encoder.with_name("ffmpeg.words").read_text().split("\n")
+        assert (told[told.index("-s") + 1], told[told.index("-r") + 1]) == ("16x8", "24")
+
+    @pytest.mark.parametrize(
+        ("script", "code", "message"),
+        [
+            ("#!/bin/sh\necho 'Unknown encoder libx264' >&2; exit 8\n", 4, "status 8: Unknown encoder libx264"),
+            ("#!/bin/sh\ncat > $0.x; echo 'x: No space left on device' >&2; exit 1\n", 8, "No space left on device"),
+            ("no program", 4, "does not start"),
+        ],
+    )
+    def test_an_encoder_that_fails_is_told_and_the_old_video_is_kept(
+        self,
+        splat: Splat,
+        finished_run: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        script: str,
+        code: int,
+        message: str,
+    ) -> None:
+        fake_ffmpeg(script, tmp_path, monkeypatch)
+        folder = tmp_path / "out"
+        folder.mkdir()
+        (folder / "x.mp4").write_text("old")
+        done = splat("render", finished_run, "--views", "orbit", "--frames", 2, "-o", folder / "x.mp4")
+        assert (done.code, done.out) == (code, "")
+        assert message in done.err
+        assert [p.name for p in folder.iterdir()] == ["x.mp4"]
+        assert (folder / "x.mp4").read_text() == "old"
+
+    def test_without_an_encoder_the_remedy_is_told(
+        self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("splatcli.views.video.bundled", lambda: None)
+        monkeypatch.setattr("splatcli.views.video.shutil.which", lambda name: None)
+        done = splat("render", finished_run, "--views", "orbit", "-o", tmp_path / "x.mp4")
+        assert done.code == 4
+        assert "splatcli[video]" in done.err
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestStdout:
+    def test_raw_frames_go_through_a_pipe(self, shell: Shell, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+        words = "--views all --size 24x16"
+        done = shell(f"splat render {finished_run} {words} -o - > frames.rgb")
+        assert done.code == 0, done.err
+        assert f"raw frames: {VIEWS} of 24x16" in done.err
+        assert "-f rawvideo -pix_fmt rgb24 -s 24x16 -r 30 -i -" in done.err
+        frames = np.frombuffer((tmp_path / "frames.rgb").read_bytes(), np.uint8).reshape(VIEWS, 16, 24, 3)
+        pictures = splat("render", finished_run, *words.split(), "-o", tmp_path / "out", "-q").lines
+        for frame, picture in zip(frames, pictures, strict=True):
+            assert np.array_equal(frame, imageio.imread(picture))
+
+    def test_png_files_follow_each_other(self, shell: Shell, finished_run: Path) -> None:
+        done = shell(f"splat render {finished_run} --views all -q --format png -o - | grep -ac IHDR")
+        assert done.out == f"{VIEWS}\n"
+
+    def test_a_reader_that_goes_away_is_no_error(self, shell: Shell, finished_run: Path) -> None:
+        done = shell(
+            f"set -o pipefail; splat render {finished_run} --views orbit --frames 2000 -q -o - | head -c 9 | wc -c"
+        )
+        assert (done.code, done.out, done.err) == (0, "9\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--what", "rgb,deph"], 2, "'deph' is nothing that can be rendered"),
+        (["--size", "640"], 2, "is no size"),
+        (["--size", "0x5"], 2, "is no size"),
+        (["--size", "٣x5"], 2, "is no size"),
+        (["--depth-range", "3,1", "--what", "depth"], 2, "no range of depths"),
+        (["--depth-range", "1,3"], 2, "no colours of depth"),
+        (["--focus", "1,2", "--views", "orbit"], 2, "not 3 numbers"),
+        (["--focus", "nan,0,0", "--views", "orbit"], 2, "not 3 numbers"),
+        (["--focus", "0,0,0"], 2, "does not concern --views test"),
+        (["--frames", "9"], 2, "does not concern --views test"),
+        (["--frames", "0", "--views", "orbit"], 2, "--frames"),
+        (["--loop", "--views", "train"], 2, "does not concern"),
+        (["--order", "age", "--views", "interpolate"], 2, "is no order"),
+        (["--order", "name", "--views", "orbit"], 2, "does not concern"),
+        (["--cameras", "x.json"], 2, "only paths are made from cameras"),
+        (["--cameras", "x.json", "--views", "orbit"], 3, "cannot read the cameras"),
+        (["--fps", "24"], 2, "no frames a second"),
+        (["--fps", "nan", "-o", "x.mp4"], 2, "--fps"),
+        (["--format", "jpg"], 2, "is no format"),
+        (["--format", "raw"], 2, "raw frames go to stdout"),
+        (["--format", "mp4", "-o", "-"], 2, "from front to back"),
+        (["--format", "mp4", "-o", "folder"], 2, "a video is one file"),
+        (["--format", "png", "-o", "x.mp4"], 2, "ends in .mp4"),
+        (["-o", "x.mov"], 2, "videos are MP4"),
+        (["-o", "x.png"], 2, "2 views are not one file"),
+        (["-o", "-", "--json"], 2, "both want stdout"),
+        (["--what", "error", "--size", "20x10"], 2, "no photos of their size"),
+        (["--what", "error", "--views", "orbit"], 2, "no photos of their size"),
+        (["--what", "rgb,alpha", "--views", "orbit", "--frames", "1", "-o", "x.png"], 2, "are 2 pictures"),
+        (["--views", "orbits"], 2, "names no views"),
+    ],
+)
+def test_wishes_that_cannot_be_followed_are_told(
+    splat: Splat,
+    finished_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = splat("render", finished_run, *words)
+    assert done.code == code, done.err
+    assert message in done.err
+    assert "help:" in done.err
+    assert "Traceback" not in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_of_views_of_two_sizes_wants_one(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    entries = json.loads(cameras_json(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").cameras[:3]))
+    entries["cameras"][2]["width"] = 50
+    (tmp_path / "c.json").write_text(json.dumps(entries))
+    done = splat("render", finished_run, "--views", tmp_path / "c.json", "-o", tmp_path / "x.mp4")
+    assert done.code == 2
+    assert f"--size {WIDTH}x{HEIGHT}" in done.err
