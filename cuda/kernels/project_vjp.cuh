@@ -208,6 +208,10 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   for (int k = 0; k < 3; ++k) pose.translation[k] = pose.center[k] = 0;
   if (row_count > 0) {
     const int64_t i = job.ids[record];
+    if (job.with_abs) {  // now, so that the magnitudes need no registers later
+      const float magnitudes[2] = {row[kRowAbsX] * float(1.0 / kLog2E), row[kRowAbsY] * float(1.0 / kLog2E)};
+      add_statistics(job, i, magnitudes);
+    }
     const int local = int(i - base);
     RawGeometry<float> raw;
     load_mean(job.gaussians, i, raw.mean);
@@ -226,10 +230,7 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     shapes[shape_offset(3) + local] = v_logit;
 #pragma unroll
     for (int k = 0; k < ShRest<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
-    if (job.with_abs) {
-      for (int k = 0; k < 2; ++k) v_mean2d[k] = row[kRowAbsX + k] * float(1.0 / kLog2E);
-    }
-    add_statistics(job, i, v_mean2d);
+    if (!job.with_abs) add_statistics(job, i, v_mean2d);
   }
   __syncthreads();  // parameters have been read by all before any is changed
   const int64_t left = job.gaussians.n - base;
