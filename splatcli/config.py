@@ -153,7 +153,7 @@ class Schedule(_Section):
             refine_start=scale(500),
             refine_stop=scale(15_000),
             refine_every=min(100, max(1, scale(15_000) // 15)),
-            prune_huge_start=scale(3_000),
+            prune_huge_start=max(300, scale(3_000)),  # first ones of few random points are huge
             sh_degree_interval=scale(1_000),
             resolution_schedule=scale(3_000),
             lr_steps=max(1, iterations),

@@ -253,6 +253,7 @@ def short_config(iterations: int = 40, **sections: dict[str, object]) -> Config:
             "refine_stop": 37,
             "refine_every": 5,
             "reset_every": 12,
+            "prune_huge_start": 12,
             "sh_degree_interval": 9,
             "lr_steps": iterations,
         },
