@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli import clock
+from splatcli.cli.fitting import Fitting
 from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
-    from splatcli.scene.scene import Scene
     from splatcli.train.loop import Trainer
 
 
@@ -69,16 +67,18 @@ def start_training(
         scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
-        deadline = math.inf
+        fitting = None
         if limit is not None:
-            deadline, values = _fit(config, scene, given, device, limit, out)
-            config = remake({"data.scene": str(found), **values})
+            fitting = Fitting(
+                limit, scene, given, device, lambda values: remake({"data.scene": str(found), **values}), out
+            )
+            config = fitting.config
         requests.heed_stops()
         with RunDir.create(place, overwrite=overwrite) as run_dir:
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given
-            return _drive(trainer, stop_at, requests, out, deadline=deadline)
+            return _drive(trainer, stop_at, requests, out, fitting=fitting)
 
 
 def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: str, out: Output) -> int:
@@ -174,36 +174,8 @@ def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians |
     return model.gaussians
 
 
-def _fit(
-    config: Config, scene: Scene, given: Gaussians | None, device: str, limit: float, out: Output
-) -> tuple[float, dict[str, Any]]:
-    """(deadline, settings) of a run that is over ``limit`` seconds after the process began."""
-    from splatcli.raster.engine import engine_for
-    from splatcli.train.begin import first_gaussians
-    from splatcli.train.pace import PLANNED, measure_pace
-
-    ends = time.monotonic() + limit - clock.process_age()
-    gaussians, _ = first_gaussians(config, scene, given)
-    pace = measure_pace(config, scene, gaussians.to(device), engine_for(device))
-    # Scoring a view takes several renders' time, and the last save a moment.
-    ends -= 1.0 + len(scene.test) * 8.0 * (pace.fixed + pace.each * len(gaussians))
-    left = ends - time.monotonic()
-    if left <= 0:
-        raise UsageError(
-            f"{limit:g} s are over before the first step",
-            where="--max-time",
-            remedy=f"give more than {math.ceil(limit - left)} s",
-        )
-    steps, count = pace.plan(PLANNED * left, len(gaussians), config.most_gaussians())
-    out.note(f"in {limit:.0f} s there is time for {steps:,} steps and {count:,} Gaussians")
-    values: dict[str, Any] = {"train.iterations": steps}
-    if not isinstance(config.strategy.cap_max, int):
-        values["strategy.cap_max"] = count
-    return ends, values
-
-
 def _drive(
-    trainer: Trainer, stop_at: int | None, requests: Requests, out: Output, *, deadline: float = math.inf
+    trainer: Trainer, stop_at: int | None, requests: Requests, out: Output, *, fitting: Fitting | None = None
 ) -> int:
     """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
     from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
@@ -214,10 +186,12 @@ def _drive(
     problem: SplatError | None = None
     try:
         with reporter_for(out) as reporter:
-            for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
+            for event in trainer.run(stop_at, requests.stop, requests.save, fitting.deadline if fitting else math.inf):
                 reporter.tell(event)
                 if isinstance(event, Stepped):
                     trainer.run_dir.keep()
+                    if fitting is not None and (change := fitting.look(trainer)) is not None:
+                        reporter.tell(change)
                 elif isinstance(event, RolledBack):
                     rollbacks += 1
                 elif isinstance(event, Evaluated):

@@ -143,14 +143,14 @@ class TerminalReporter(_Base):
         self._bar.stop()
 
     def tell(self, event: Event) -> None:
-        from splatcli.train.events import Evaluated, Probed, Started, Stepped
+        from splatcli.train.events import Evaluated, Probed, Rescheduled, Started, Stepped
 
         if isinstance(event, Stepped):
             self._pace.step()
             facts = f"{self._pace.rate:5.1f} it/s  loss {event.loss:.4f}  {event.num_gaussians:,} Gaussians{self._psnr}"
             self._bar.update(self._task, completed=event.step, facts=facts)
             return
-        if isinstance(event, Started):
+        if isinstance(event, Started | Rescheduled):
             self._bar.update(self._task, completed=event.step, total=event.iterations)
         if isinstance(event, Evaluated | Probed):
             self._psnr = f"  PSNR {event.psnr:.2f}"

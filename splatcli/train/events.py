@@ -54,6 +54,14 @@ class Capped:
 
 
 @dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """The run has another length from now on, so that it fills its time."""
+
+    step: int
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
 class OpacityReset:
     """All opacities were lowered; quality dips and comes back within some hundred steps."""
 
@@ -154,6 +162,7 @@ Event = (
     | Stepped
     | Refined
     | Capped
+    | Rescheduled
     | OpacityReset
     | Evaluated
     | Probed

@@ -25,7 +25,8 @@ from splatcli.raster.stepping import StepEngine, StepInputs
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.begin import new_state, resumed_state
-from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, Started, Stepped, Stopped
+from splatcli.train.changes import apply_config
+from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, Rescheduled, Started, Stepped, Stopped
 from splatcli.train.failures import is_survivable
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
@@ -35,7 +36,7 @@ from splatcli.train.recovery import Recovery
 from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, renderer_within
 from splatcli.train.state import TrainState
 from splatcli.train.strategies import apply_edit, make_strategy
-from splatcli.train.targets import Targets, to_device
+from splatcli.train.targets import Targets, reduced, to_device
 
 #: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
 FULL = 0.99
@@ -171,6 +172,14 @@ class Trainer:
         if reason == "finished" and self.scorer.problem is not None:
             raise self.scorer.problem
 
+    def reschedule(self, config: Config) -> Event:
+        """Goes on with other settings from the next step on; to be called between two events of run()."""
+        apply_config(self.state, config)
+        self.strategy = make_strategy(config, self.state.dataset.extent)
+        self.run_dir.write_config(config)
+        (event,) = self._logged([Rescheduled(self.state.step, config.train.iterations)])
+        return event
+
     def _start_event(self) -> Started:
         state = self.state
         return Started(
@@ -223,10 +232,7 @@ class Trainer:
         row = state.sampler.peek()
         view = state.train[row]
         given, target = self.scene.cameras[view], self.targets.load(view)
-        divisor = image_divisor(config.schedule, step)
-        if divisor > 1:
-            given = given.resized(max(1, given.width // divisor), max(1, given.height // divisor))
-            target = target.reduced(given.width, given.height)
+        given, target = reduced(given, target, image_divisor(config.schedule, step))
         state.sampler.next()
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)

@@ -1,7 +1,8 @@
-"""Pace: how many steps, with how many Gaussians, a given time has room for; measured on the scene before the run."""
+"""Pace: how many steps, with how many Gaussians, a given time has room for; measured, and corrected on the way."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -17,7 +18,9 @@ from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import StepEngine, StepInputs
 from splatcli.scene.scene import Scene
 from splatcli.train.lr import learning_rates
-from splatcli.train.targets import Targets
+from splatcli.train.metrics import score_views
+from splatcli.train.scoring import renderer_within
+from splatcli.train.targets import Targets, reduced
 
 #: Gaussians a step: a run so short that it has no time to place more is better off with more steps.
 GAUSSIANS_PER_STEP = 20
@@ -26,21 +29,65 @@ GAUSSIANS_PER_STEP = 20
 MEAN_SHARE = 0.8
 
 #: Of the time that is left, steps are planned for this part: the machine may be slower later.
-PLANNED = 0.93
+PLANNED = 0.97
+
+#: Random points to begin with when their number is to be chosen: enough to find what is there, quick to draw.
+RANDOM_POINTS = 10_000
+
+#: The first look at how the plan holds is after this part of the time, each further one after another part of what is
+#: left of it then, or of the steps. The first steps tell little of the later ones: random points are large and lie one
+#: over the other, and what they become is small.
+_FIRST_LOOK, _NEXT_LOOK, _HALF_DONE = 0.04, 0.25, 0.5
+
+#: So near to the end, in parts of all the time, the plan stays.
+_TOO_LATE = 0.03
+
+#: A plan that is off by less stays.
+_TOLERANCE = 0.05
 
 #: A run has at least so many steps, whatever the time; below it nothing can be recognised.
 FEWEST_STEPS = 100
 
-#: Steps that are timed for each of two numbers of Gaussians, after as many that are not.
-_TIMED = 5
+#: Steps that are timed for each of two numbers of Gaussians.
+_TIMED = 3
+
+#: Images are halved at first, by at most so many times and not below so many pixels: a coarse step takes a fraction of
+#: the time, and tells as much while Gaussians are large. Each size has this part of the run's steps.
+MOST_HALVINGS = 2
+SMALLEST_SIDE = 64
+COARSE_PART = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds of a step: ``fixed`` for the image, and ``each`` for every Gaussian."""
+    """Seconds of a step, by how many times the images' sides are halved: a part of their own, and one a Gaussian.
 
-    fixed: float
-    each: float
+    fixed, each: [H + 1], of whole images first. A run that has it goes through the sizes from the smallest on, each but
+    the last for COARSE_PART of its steps.
+    """
+
+    fixed: tuple[float, ...]
+    each: tuple[float, ...]
+
+    @property
+    def halvings(self) -> int:
+        """H."""
+        return len(self.fixed) - 1
+
+    def step(self, count: float, part: float = 1.0) -> float:
+        """Seconds of a step with ``count`` Gaussians when ``part`` of the run is over."""
+        halved = max(0, self.halvings - int(part / COARSE_PART))
+        return self.fixed[halved] + self.each[halved] * count
+
+    def mean_step(self, count: float, part: float = 0.0) -> float:
+        """The same on average over what comes after ``part``."""
+        edges = [COARSE_PART * k for k in range(self.halvings + 1)] + [1.0]
+        spans = [(max(part, low), high) for low, high in itertools.pairwise(edges) if high > part]
+        return sum((high - low) * self.step(count, 0.5 * (low + high)) for low, high in spans) / (1.0 - part)
+
+    def slower(self, factor: float) -> Pace:
+        """The pace of steps that take ``factor`` times as long."""
+        return Pace(tuple(factor * x for x in self.fixed), tuple(factor * x for x in self.each))
 
     def plan(self, seconds: float, start: int, cap: int | None) -> tuple[int, int]:
         """(steps, most Gaussians) that fill ``seconds``. start: Gaussians at first. cap: never more than these."""
@@ -57,7 +104,63 @@ class Pace:
         return self._steps(seconds, count), count
 
     def _steps(self, seconds: float, count: int) -> int:
-        return max(FEWEST_STEPS, int(seconds / (self.fixed + MEAN_SHARE * self.each * count)))
+        return max(FEWEST_STEPS, int(seconds / self.mean_step(MEAN_SHARE * count)))
+
+    def fill(self, seconds: float, step: int, count: float) -> int:
+        """The length of a run that has done ``step`` steps and ``seconds`` left for those with ``count`` Gaussians."""
+        length = step + seconds / self.step(count)
+        for _ in range(50):  # the longer the run, the more of what is left are small images
+            length = 0.5 * (length + step + seconds / self.mean_step(count, min(step / length, 0.999)))
+        return max(FEWEST_STEPS, step + 1, int(length))
+
+
+class Pacer:
+    """Corrects the plan of a run while it goes, so that it fills its time whatever its steps turn out to take.
+
+    deadline: when the last step has to be done, in seconds of ``clock``.
+    """
+
+    def __init__(self, pace: Pace, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self.pace = pace
+        self.deadline = deadline
+        self._clock = clock
+        self._all = deadline - clock()
+        #: Time and step of the last look; the first step only starts the clock, whatever came before it.
+        self._then = -math.inf
+        self._due = math.inf
+        self._step = 0
+        #: What the steps since the last look should have taken.
+        self._expected = 0.0
+
+    def left(self) -> float:
+        """Seconds for steps."""
+        return self.deadline - self._clock()
+
+    def look(self, step: int, planned: int, count: int, cap: int) -> int | None:
+        """Told of every step; the number of steps that the run should have, when that is not the ``planned`` one.
+
+        count: Gaussians now. cap: the most of them.
+        """
+        now = self._clock()
+        if self._then == -math.inf:
+            self._then, self._step, self._due = now, step, now + _FIRST_LOOK * self._all
+            return None
+        self._expected += self.pace.step(count, step / planned)
+        half_done = step - self._step >= _HALF_DONE * (planned - self._step)
+        if (now < self._due and not half_done) or self.deadline - now < _TOO_LATE * self._all:
+            return None
+        self.pace = self.pace.slower(max(1e-3, (now - self._then) / self._expected))
+        self._then, self._step, self._expected = now, step, 0.0
+        self._due = now + _NEXT_LOOK * (self.deadline - now)
+        mean = count + MEAN_SHARE * max(0, cap - count)
+        wanted = self.pace.fill(PLANNED * (self.deadline - now), step, mean)
+        return wanted if abs(wanted - planned) > _TOLERANCE * (planned - step) else None
+
+
+def halvings_for(scene: Scene) -> int:
+    """How many times images may be halved at first, so that something is left to be seen in them."""
+    side = min(min(scene.cameras[view].width, scene.cameras[view].height) for view in scene.train)
+    return min(MOST_HALVINGS, max(0, int(math.log2(max(1.0, side / SMALLEST_SIDE)))))
 
 
 def measure_pace(
@@ -67,43 +170,84 @@ def measure_pace(
     engine: StepEngine,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Pace:
-    """Times steps with ``gaussians`` and with four times as many smaller ones, on their device; changes nothing."""
+    """Times steps with ``gaussians`` and with four times as many smaller ones, on their device; changes nothing.
+
+    For images halved up to ``config.schedule.num_downscales`` times.
+    """
     targets = Targets(scene, gaussians.device, depth_lambda=config.depth_lambda)
-    views = [scene.train[round(k * (len(scene.train) - 1) / _TIMED)] for k in range(_TIMED)]
+    few, many = gaussians.detach_clone(), _crowded(gaussians)
+    added = max(1, len(many) - len(few))
+    fixed, each = [], []
+    for halved in range(config.schedule.num_downscales + 1):
+        fast, slow = (_step_seconds(config, scene, targets, some, halved, engine, clock) for some in (few, many))
+        each.append(max(0.0, (slow - fast) / added))
+        fixed.append(max(1e-6, fast - each[-1] * len(few)))
+    return Pace(tuple(fixed), tuple(each))
 
-    def seconds(some: Gaussians) -> float:
-        adam, stats = AdamState.zeros_like(some), GrowthStats.zeros(len(some), some.device)
-        lrs = learning_rates(config.optim, config.schedule, 1e-6, config.schedule.lr_steps)
-        background = torch.zeros(3, device=some.device)
-        spent = 0.0
-        for turn in range(2):
-            inputs = [
-                StepInputs(
-                    scene.cameras[view],
-                    target.pixels,
-                    lrs,
-                    some.sh_degree,
-                    background,
-                    config.train.ssim_lambda,
-                    config.train.antialiased,
-                    stats,
-                    target.hidden,
-                    depth=target.depth,
-                )
-                for view, target in ((view, targets.load(view)) for view in views)
-            ]
-            started = clock()
-            for one in inputs:
-                engine.submit(some, adam, one)
+
+def _step_seconds(
+    config: Config,
+    scene: Scene,
+    targets: Targets,
+    gaussians: Gaussians,
+    halved: int,
+    engine: StepEngine,
+    clock: Callable[[], float],
+) -> float:
+    """Mean of a few steps that move ``gaussians`` by next to nothing, after one that is not counted."""
+    adam, stats = AdamState.zeros_like(gaussians), GrowthStats.zeros(len(gaussians), gaussians.device)
+    lrs = learning_rates(config.optim, config.schedule, 1e-6, config.schedule.lr_steps)
+    background = torch.zeros(3, device=gaussians.device)
+    inputs = []
+    for turn in range(_TIMED + 1):
+        view = scene.train[turn * (len(scene.train) - 1) // _TIMED]
+        camera, target = reduced(scene.cameras[view], targets.load(view), 1 << halved)
+        one = StepInputs(
+            camera,
+            target.over(background),
+            lrs,
+            gaussians.sh_degree,
+            background,
+            config.train.ssim_lambda,
+            config.train.antialiased,
+            stats,
+            target.hidden,
+            depth=target.depth,
+        )
+        inputs.append(one)
+    started = 0.0
+    for turn, one in enumerate(inputs):
+        if turn == 1:
             engine.drain()
-            spent = clock() - started if turn else 0.0
-        return spent / _TIMED
+            started = clock()
+        engine.submit(gaussians, adam, one)
+    engine.drain()
+    return (clock() - started) / _TIMED
 
-    few = gaussians.detach_clone()
-    many = _crowded(gaussians)
-    fast, slow = seconds(few), seconds(many)
-    each = max(0.0, (slow - fast) / max(1, len(many) - len(few)))
-    return Pace(max(1e-6, fast - each * len(few)), each)
+
+def measure_scoring(
+    config: Config, scene: Scene, gaussians: Gaussians, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    """Seconds that a held-out view takes to be scored; 0 where there is none."""
+    draw = renderer_within(None)
+    background = torch.zeros(3, device=gaussians.device)
+    spent = 0.0
+    for view in scene.test[:1] * 2:  # the first time is not counted
+        started = clock()
+        with torch.no_grad():
+            for _ in score_views(
+                lambda camera: draw(
+                    gaussians,
+                    camera,
+                    sh_degree=gaussians.sh_degree,
+                    background=background,
+                    antialiased=config.train.antialiased,
+                ),
+                scene,
+                [view],
+            ):
+                spent = clock() - started
+    return spent
 
 
 def _crowded(gaussians: Gaussians) -> Gaussians:

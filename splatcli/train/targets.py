@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.raster.depth import DepthTarget
+from splatcli.scene.camera import Camera
 from splatcli.scene.depths import known_depths
 from splatcli.scene.scene import Scene
 from splatcli.train.metrics import tensor_of
@@ -67,6 +68,14 @@ class Target:
             return Target(pixels, None, alpha, depth)
         hidden = torch.nn.functional.adaptive_max_pool2d(self.hidden[None].float(), size)[0] > 0.0
         return Target(pixels.masked_fill_(hidden[..., None], 0), hidden, alpha, depth)
+
+
+def reduced(camera: Camera, target: Target, divisor: int) -> tuple[Camera, Target]:
+    """A view and its photo with the sides divided."""
+    if divisor == 1:
+        return camera, target
+    camera = camera.resized(max(1, camera.width // divisor), max(1, camera.height // divisor))
+    return camera, target.reduced(camera.width, camera.height)
 
 
 class Targets:

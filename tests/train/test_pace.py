@@ -8,16 +8,26 @@ import pytest
 import torch
 
 from splatcli.gaussians import GROUPS
-from splatcli.train.events import Evaluated, Stepped, Stopped
+from splatcli.train.events import Evaluated, Rescheduled, Stepped, Stopped
 from splatcli.train.loop import Trainer
-from splatcli.train.pace import FEWEST_STEPS, GAUSSIANS_PER_STEP, MEAN_SHARE, Pace, measure_pace, seconds_of
+from splatcli.train.pace import (
+    FEWEST_STEPS,
+    GAUSSIANS_PER_STEP,
+    MEAN_SHARE,
+    Pace,
+    Pacer,
+    halvings_for,
+    measure_pace,
+    measure_scoring,
+    seconds_of,
+)
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
 
 
 @pytest.mark.parametrize("seconds", [20.0, 60.0, 3600.0])
 @pytest.mark.parametrize(("fixed", "each"), [(0.02, 3e-7), (0.002, 1e-9), (0.1, 1e-5)])
 def test_a_plan_fills_its_time(fixed: float, each: float, seconds: float) -> None:
-    steps, gaussians = Pace(fixed, each).plan(seconds, start=5_000, cap=None)
+    steps, gaussians = Pace((fixed,), (each,)).plan(seconds, start=5_000, cap=None)
     spent = steps * (fixed + MEAN_SHARE * each * gaussians)
     assert spent <= seconds * 1.001
     assert spent > seconds * 0.99 - (fixed + each * gaussians)
@@ -26,14 +36,14 @@ def test_a_plan_fills_its_time(fixed: float, each: float, seconds: float) -> Non
 
 
 def test_a_cap_is_kept_and_leaves_more_time_for_steps() -> None:
-    free, capped = (Pace(0.01, 1e-6).plan(100.0, 1_000, cap) for cap in (None, 3_000))
+    free, capped = (Pace((0.01,), (1e-6,)).plan(100.0, 1_000, cap) for cap in (None, 3_000))
     assert capped[1] == 3_000
     assert capped[0] > free[0]
 
 
 def test_no_time_is_a_plan_for_few_steps() -> None:
-    assert Pace(10.0, 0.0).plan(1.0, 50, None)[0] == FEWEST_STEPS
-    assert Pace(10.0, 0.0).plan(-5.0, 50, None)[0] == FEWEST_STEPS
+    assert Pace((10.0,), (0.0,)).plan(1.0, 50, None)[0] == FEWEST_STEPS
+    assert Pace((10.0,), (0.0,)).plan(-5.0, 50, None)[0] == FEWEST_STEPS
 
 
 def test_the_pace_is_measured_with_few_and_with_many_and_changes_nothing() -> None:
@@ -55,11 +65,99 @@ def test_the_pace_is_measured_with_few_and_with_many_and_changes_nothing() -> No
 
     engine = Counting()
     pace = measure_pace(short_config(), made_scene(), gaussians, engine, clock)
-    assert pace.fixed == pytest.approx(0.002)
-    assert pace.each == pytest.approx(0.001)
+    assert pace.fixed == pytest.approx((0.002,))
+    assert pace.each == pytest.approx((0.001,))
     assert {call["count"] for call in calls} == {30, 120}
     for name in GROUPS:
         assert torch.equal(getattr(gaussians, name), getattr(before, name))
+
+
+COARSE = Pace((0.01, 0.004, 0.002), (1e-6, 3e-7, 1e-7))
+
+
+def test_steps_of_halved_images_come_first_and_count_as_long_as_they_take() -> None:
+    assert [COARSE.step(0, part) for part in (0.0, 0.19, 0.21, 0.39, 0.41, 1.0)] == [
+        0.002, 0.002, 0.004, 0.004, 0.01, 0.01
+    ]  # fmt: skip
+    assert COARSE.mean_step(0) == pytest.approx(0.2 * 0.002 + 0.2 * 0.004 + 0.6 * 0.01)
+    assert COARSE.mean_step(0, 0.3) == pytest.approx((0.1 * 0.004 + 0.6 * 0.01) / 0.7)
+    steps, _ = COARSE.plan(60.0, 1_000, 1_000)
+    spent = sum(COARSE.step(MEAN_SHARE * 1_000, step / steps) for step in range(steps))
+    assert spent == pytest.approx(60.0, rel=0.01)
+    for done in (0, steps // 10, steps // 2):
+        left = sum(COARSE.step(500, step / steps) for step in range(done, steps))
+        assert COARSE.fill(left, done, 500) == pytest.approx(steps, rel=0.01)
+
+
+@pytest.mark.parametrize(("sides", "halvings"), [((60, 500), 0), ((130, 236), 1), ((400, 400), 2), ((4000, 6000), 2)])
+def test_images_are_halved_while_something_is_left_to_be_seen(sides: tuple[int, int], halvings: int) -> None:
+    scene = made_scene()
+    scene.cameras = [camera.resized(*sides) for camera in scene.cameras]
+    assert halvings_for(scene) == halvings
+
+
+@pytest.mark.parametrize(
+    ("early", "late"),
+    [(1.0, 1.0), (4.0, 4.0), (0.2, 0.2), (5.0, 0.5), (0.5, 2.0)],
+    ids=["as measured", "slower", "faster", "slow only at first", "fast only at first"],
+)
+@pytest.mark.parametrize("guess", [Pace((0.01,), (1e-6,)), COARSE], ids=["one size", "coarse to fine"])
+def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(guess: Pace, early: float, late: float) -> None:
+    """early, late: how many times the measured seconds steps take in the first tenth of the time, and after it."""
+    deadline, cap = 100.0, 20_000
+    now, step, count = 0.0, 0, 5_000
+    planned, _ = guess.plan(deadline, count, cap)
+    pacer = Pacer(guess, deadline, lambda: now)
+    plans = [planned]
+    while step < planned and now < deadline:
+        now += (early if now < 0.1 * deadline else late) * guess.step(count, step / planned)
+        step += 1
+        count = min(cap, count + 5)
+        planned = pacer.look(step, planned, count, cap) or planned
+        plans.append(planned)
+    assert step == planned, "the last step of the plan is done, not cut off"
+    assert 0.9 * deadline < now <= deadline
+    assert len(set(plans)) <= 16, "a few corrections, not one at every step"
+
+
+def test_a_plan_that_holds_changes_only_to_use_what_was_kept_back() -> None:
+    now, planned = 0.0, 9_700
+    pacer = Pacer(Pace((0.01,), (0.0,)), 100.0, lambda: now)
+    for step in range(1, 10_001):
+        now += 0.01
+        wanted = pacer.look(step, planned, 1_000, 1_000) or planned
+        assert planned <= wanted < 10_000
+        planned = wanted
+        if step == planned:
+            break
+    assert step == planned > 9_850
+
+
+def test_scoring_is_measured_with_a_held_out_view_the_second_time() -> None:
+    ticks = iter([0.0, 50.0, 100.0, 102.0])
+    assert measure_scoring(short_config(), made_scene(), random_gaussians(30), lambda: next(ticks)) == 2.0
+
+
+def test_a_run_goes_on_with_another_length_and_tells_so() -> None:
+    run = MemoryRun()
+    trainer = Trainer.start(
+        short_config(40),
+        made_scene(),
+        run_dir=run,  # type: ignore[arg-type]
+        engine=PlainEngine(),
+        renderer=plain_renderer,
+    )
+    steps = []
+    for event in trainer.run():
+        if isinstance(event, Stepped):
+            steps.append(event.step)
+            if event.step == 10:
+                assert trainer.reschedule(short_config(15)) == Rescheduled(10, 15)
+    assert steps == list(range(1, 16))
+    assert event == Stopped(15, "finished", event.path)  # type: ignore[union-attr]
+    assert trainer.state.config.train.iterations == 15
+    assert trainer.strategy.observes(14)
+    assert not trainer.strategy.observes(15), "density control knows the new length"
 
 
 def test_a_run_ends_at_its_deadline_saved_and_scored() -> None:
