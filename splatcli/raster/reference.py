@@ -196,7 +196,7 @@ def ssim_map_reference(x: Tensor, y: Tensor) -> Tensor:
     The window is Gaussian, 11 taps a side with sigma 1.5 px, and sees zeros outside the images.
     """
     fields = torch.cat([x, y, x * x, y * y, x * y], dim=-1).permute(2, 0, 1)
-    mean_x, mean_y, mean_xx, mean_yy, mean_xy = _window(fields).split(x.shape[-1])
+    mean_x, mean_y, mean_xx, mean_yy, mean_xy = torch.chunk(_window(fields), 5)
     var_x, var_y, cov = mean_xx - mean_x.square(), mean_yy - mean_y.square(), mean_xy - mean_x * mean_y
     luminance = (2.0 * mean_x * mean_y + SSIM_C1) / (mean_x.square() + mean_y.square() + SSIM_C1)
     structure = (2.0 * cov + SSIM_C2) / (var_x + var_y + SSIM_C2)
