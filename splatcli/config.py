@@ -188,8 +188,9 @@ class StrategyConfig(_Section):
     grow_scale3d: float = Field(0.01, gt=0)
     #: Fainter Gaussians are removed, or relocated.
     prune_opacity: float = Field(0.005, ge=0, lt=1)
-    #: Times the scene extent; applied after the first opacity reset.
-    prune_scale3d: float = Field(0.1, gt=0)
+    #: Times the scene extent; applied from ``schedule.prune_huge_start`` on. INRIA's value is 0.1, which takes away what
+    #: surrounds a scene and brings nothing back (docs/quality.md); what stands before a camera is larger than this.
+    prune_scale3d: float = Field(0.5, gt=0)
     #: default, absgrad: two Gaussians from one are together as opaque as it was.
     revised_opacity: bool = False
     #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.

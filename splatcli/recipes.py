@@ -32,15 +32,6 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
         ) from None
 
 
-def length_recipe(iterations: int) -> dict[str, Any]:
-    """What a run so short wants otherwise, beside the schedule and the learning rates that shrink with it.
-
-    The field removes Gaussians larger than a tenth of the scene. What surrounds a scene is made of such, and a short
-    run does not get them back; only those that could stand before a camera that sees the whole scene have to go.
-    """
-    return {"strategy.prune_scale3d": 0.5} if 2 * iterations < REFERENCE_ITERATIONS else {}
-
-
 def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
     """What a strategy wants otherwise than the settings' own defaults, in a run so long."""
     if name == "absgrad":

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from splatcli.config import Config, OptimConfig, Schedule
 from splatcli.errors import UsageError
-from splatcli.recipes import length_recipe, preset_recipe, strategy_recipe
+from splatcli.recipes import preset_recipe, strategy_recipe
 
 #: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
 _UNREADABLE = (ValueError, RecursionError)
@@ -40,9 +40,7 @@ def build_config(
             "schedule": Schedule.scaled(config.train.iterations).model_dump(),
             "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
         }
-        strategy = length_recipe(config.train.iterations) | strategy_recipe(
-            config.strategy.name, config.train.iterations
-        )
+        strategy = strategy_recipe(config.strategy.name, config.train.iterations)
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:

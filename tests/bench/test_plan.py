@@ -99,6 +99,6 @@ def test_the_ready_plans_can_be_read(name: str) -> None:
             "mipnerf360": 9 * 2 * 3,
             "nerf-synthetic": 8 * 3,
             "quality": 3 * 5 * 3,
-            "budget": 3 * 2,
+            "budget": 3 * 3,
         }[name]
     )

@@ -48,12 +48,6 @@ def test_presets_give_way_to_everything_that_is_given() -> None:
         build_config(preset="best")
 
 
-def test_only_runs_of_about_the_recipe_s_length_remove_what_the_field_calls_huge() -> None:
-    assert build_config({"train.iterations": 14_999}).strategy.prune_scale3d == 0.5
-    assert build_config({"train.iterations": 15_000}).strategy.prune_scale3d == 0.1
-    assert build_config({"train.iterations": 900, "strategy.prune_scale3d": 0.2}).strategy.prune_scale3d == 0.2
-
-
 @pytest.mark.parametrize("cap", [0, -3, "many", 1.5])
 def test_a_cap_is_a_number_or_auto_or_none(cap: object) -> None:
     with pytest.raises(ValueError, match="cap_max"):

@@ -20,7 +20,7 @@ from tests.train.worlds import random_adam, random_gaussians
 
 EXTENT = 2.0
 STEEP, FLAT = 3e-4, 1e-4
-SMALL, LARGE, HUGE = 0.01 * EXTENT * 0.9, 0.01 * EXTENT * 1.1, 0.1 * EXTENT * 1.7
+SMALL, LARGE, HUGE = 0.01 * EXTENT * 0.9, 0.01 * EXTENT * 1.1, 0.5 * EXTENT * 1.7
 #: The reference schedule's last refinement, which may fill what is left under the cap.
 LAST = 14_900
 SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, reset_every=3_000)
@@ -127,7 +127,7 @@ def test_huge_gaussians_are_pruned_only_from_a_step_on() -> None:
 
 
 def test_children_of_a_huge_gaussian_live_when_they_are_small_enough() -> None:
-    within, beyond = 0.1 * EXTENT * 1.5, 0.1 * EXTENT * 1.7
+    within, beyond = 0.5 * EXTENT * 1.5, 0.5 * EXTENT * 1.7
     _, edit = refine([(STEEP, within, 0.5), (STEEP, beyond, 0.5)], step=3_100)
     assert counts(edit) == (0, 1, 1)
     assert edit.source.tolist() == [0, 0]
