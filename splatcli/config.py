@@ -48,6 +48,9 @@ class DataConfig(_Section):
     mask_mode: Literal["ignore", "transparent"] = "ignore"
     #: What is known of depths: "auto" takes the scene's own (the points that each photo sees); None reads none.
     depths: Literal["auto"] | None = None
+    #: The scene cut into strips x columns, as "2x3" (scene/blocks.py), and the one of them that is trained.
+    blocks: str | None = Field(None, pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}$")
+    block: int | None = Field(None, ge=0)
     #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
     cache_bytes: int | None = Field(None, gt=0)
     #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
@@ -188,8 +191,8 @@ class StrategyConfig(_Section):
     grow_scale3d: float = Field(0.01, gt=0)
     #: Fainter Gaussians are removed, or relocated.
     prune_opacity: float = Field(0.005, ge=0, lt=1)
-    #: Times the scene extent; applied from ``schedule.prune_huge_start`` on. INRIA's value is 0.1, which takes away what
-    #: surrounds a scene and brings nothing back (docs/quality.md); what stands before a camera is larger than this.
+    #: Times the scene extent; applied from ``schedule.prune_huge_start`` on. INRIA's value is 0.1, which takes away
+    #: what surrounds a scene and brings nothing back (docs/quality.md); what stands before a camera is larger still.
     prune_scale3d: float = Field(0.5, gt=0)
     #: default, absgrad: two Gaussians from one are together as opaque as it was.
     revised_opacity: bool = False

@@ -190,7 +190,7 @@ class RunDir:
         """
         try:
             for path in self.checkpoints():
-                if _step_of(path) > step:
+                if step_of(path) > step:
                     path.rename(_free_name(path))
             sync_folder(self.path / "ckpts")
             trim_lines(self.path / METRICS, step)
@@ -208,7 +208,7 @@ class RunDir:
         files = self.checkpoints()
         kept = {just_written, *files[-keep_last:]}
         for path in files:
-            if path not in kept and _step_of(path) not in named:
+            if path not in kept and step_of(path) not in named:
                 try:
                     path.unlink()
                 except OSError as error:
@@ -254,10 +254,11 @@ def _checkpoints(run: Path) -> list[Path]:
     folder = run / "ckpts"
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=_step_of)
+    return sorted((path for path in folder.iterdir() if _CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
+    """The step that a checkpoint's name tells."""
     match = _CHECKPOINT.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))

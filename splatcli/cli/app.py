@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, doctor, export, info, render, resume, sfm, train
+from splatcli.cli import bench, doctor, export, info, merge, render, resume, sfm, train
 from splatcli.cli import eval as eval_command
 
 _EPILOG = """\b
@@ -51,6 +51,7 @@ def splat(
 app.command("train")(train.train)
 app.command("sfm")(sfm.sfm)
 app.command("resume")(resume.resume)
+app.command("merge")(merge.merge)
 app.command("render", cls=render.RenderCommand)(render.render)
 app.command("export")(export.export)
 app.command("eval")(eval_command.evaluate)

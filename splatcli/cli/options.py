@@ -192,6 +192,29 @@ def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite
             raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")
 
 
+def blocks(text: str) -> str:
+    """What ``--blocks`` says. Raises UsageError."""
+    from splatcli.scene.blocks import parse_blocks
+
+    try:
+        strips, columns = parse_blocks(text)
+    except ValueError as error:
+        raise UsageError(str(error), where="--blocks", remedy="e.g. --blocks 2x3") from None
+    return f"{strips}x{columns}"
+
+
+def check_blocks(output: Path | None, *, overwrite: bool, max_time: str | None, block: int | None) -> None:
+    """Raises UsageError where blocks are asked for with what they cannot be trained with."""
+    if block is not None and output is None:
+        raise UsageError("jobs of one scene need one folder", where="--block", remedy="name it with -o DIR")
+    if overwrite:
+        raise UsageError(
+            "blocks that are done stay, and the others go on", where="--overwrite", remedy="leave it out, or another -o"
+        )
+    if max_time is not None:
+        raise UsageError("each block takes its time", where="--max-time", remedy="give --iterations")
+
+
 def cap(text: str | None) -> int | str | None:
     """What ``--cap-max`` says: a number, "auto" or "none". Raises UsageError."""
     if text in (None, "auto", "none"):

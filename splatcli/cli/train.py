@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from splatcli.cli import options
 from splatcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from splatcli.config import Config
 
 
 def train(
@@ -35,6 +38,18 @@ def train(
         ),
     ] = None,
     stop_at: options.StopAt = None,
+    blocks: Annotated[
+        str | None,
+        typer.Option(
+            "--blocks",
+            metavar="AxB",
+            help="Cut the scene into A strips of B blocks, train one after the other, and merge them.",
+        ),
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option("--block", metavar="K", min=0, help="Only block K of --blocks, 0 to AxB - 1; see splat merge."),
+    ] = None,
     resolution: Annotated[
         float | None,
         typer.Option(
@@ -137,12 +152,13 @@ def train(
       splat train photos/
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ --max-time 60s
+      splat train scene/ --blocks 2x3 -o output/city
       splat train scene/ | splat render --views
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.device import resolve_device
-    from splatcli.cli.drive import start_training
+    from splatcli.cli.drive import default_folder, start_training
     from splatcli.cli.output import speaking
 
     if white_background and random_background:
@@ -169,6 +185,7 @@ def train(
             drop_bad_points=drop_bad_points,
             scene_extent=scene_extent,
         ),
+        "data.blocks": None if blocks is None else options.blocks(blocks),
         "data.resolution": resolution,
         "data.test_every": test_every,
         "model.sh_degree": sh_degree,
@@ -195,6 +212,26 @@ def train(
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
         named = settings.model.init not in ("sfm", "random")
         options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
+
+        def remake(values: dict[str, Any]) -> Config:
+            return build_config({**flags, **values}, file=config, assignments=assignments, preset=preset)
+
+        if settings.data.blocks is not None:
+            from splatcli.cli.blocks import train_blocks
+
+            options.check_blocks(output, overwrite=overwrite, max_time=max_time, block=block)
+            return train_blocks(
+                settings,
+                block,
+                place=output or default_folder(scene),
+                reading=options.reading(param_space, lenient, drop_nonfinite),
+                stop_at=stop_at,
+                device=resolve_device(device),
+                remake=remake,
+                out=out,
+            )
+        if block is not None:
+            raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
         return start_training(
             settings,
             reading=options.reading(param_space, lenient, drop_nonfinite),
@@ -203,8 +240,6 @@ def train(
             stop_at=stop_at,
             device=resolve_device(device),
             limit=limit,
-            remake=lambda values: build_config(
-                {**flags, **values}, file=config, assignments=assignments, preset=preset
-            ),
+            remake=remake,
             out=out,
         )

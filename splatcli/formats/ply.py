@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import plyfile
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -55,9 +54,33 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
     """
     if gaussians.means.dtype != torch.float32:
         raise ValueError(f"the parameters are {gaussians.means.dtype}, not float32")
-    check_finite(gaussians)
-    count, rest = len(gaussians), gaussians.shN.shape[1]
+    write_ply_parts([gaussians], len(gaussians), gaussians.shN.shape[1], file, comments)
+
+
+def write_ply_parts(
+    parts: Iterable[Gaussians], count: int, rest: int, file: BinaryIO, comments: Sequence[str] = ()
+) -> None:
+    """Write ``count`` Gaussians that come in parts, of which one at a time need be in memory; as write_ply().
+
+    rest: SH coefficients beyond the constant one.
+    """
     names = [*_MEANS, *_NORMALS, *_SH0, *_rest_names(3 * rest), *_OPACITY, *_SCALES, *_QUATS]
+    lines = ["ply", "format binary_little_endian 1.0", f"element vertex {count}"]
+    lines += [f"comment {text}" for text in (RAW_COMMENT, *comments)]
+    lines += [*(f"property float {name}" for name in names), "end_header"]
+    file.write("\n".join([*lines, ""]).encode("ascii"))
+    written = 0
+    for part in parts:
+        check_finite(part)
+        file.write(_table(part, names).data)
+        written += len(part)
+    if written != count:
+        raise ValueError(f"{written} Gaussians came where {count} were told")
+
+
+def _table(gaussians: Gaussians, names: list[str]) -> Rows:
+    """[N, len(names)] the values in the file's order."""
+    count = len(gaussians)
     table = np.zeros((count, len(names)), dtype="<f4")
 
     def put(first: str, values: Tensor) -> None:
@@ -67,14 +90,12 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
 
     put("x", gaussians.means)
     put("f_dc_0", gaussians.sh0)
-    if rest:
+    if gaussians.shN.shape[1]:
         put("f_rest_0", gaussians.shN.transpose(1, 2))
     put("opacity", gaussians.logit_opacities)
     put("scale_0", gaussians.log_scales)
     put("rot_0", gaussians.quats)
-    rows = table.view([(name, "<f4") for name in names]).reshape(count)
-    element = plyfile.PlyElement.describe(rows, "vertex", comments=[RAW_COMMENT, *comments])
-    plyfile.PlyData([element], text=False, byte_order="<").write(file)
+    return table
 
 
 def write_ply_file(gaussians: Gaussians, path: Path) -> None:

@@ -11,6 +11,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.agree import disagreement
 from splatcli.scene.assemble import assemble
+from splatcli.scene.blocks import parse_blocks, restricted
 from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
 from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.photos import check_resolution
@@ -49,7 +50,10 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
         if not root.is_dir():
             raise SceneError("is a file, not a scene's folder", where=path, remedy=f"try its folder, {root.parent}")
         problems = Problems(root)
-        return assemble(_describe(root, data, problems), data, background, problems)
+        scene = assemble(_describe(root, data, problems), data, background, problems)
+        if data.blocks is None or data.block is None:
+            return scene
+        return restricted(scene, parse_blocks(data.blocks), data.block)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,19 @@ def splat(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
         capfd.readouterr()
         code = run([str(word) for word in words])
         return Done(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def splat_once() -> Callable[..., Done]:
+    """The same for fixtures that outlive a test."""
+
+    def call(*words: object) -> Done:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = run([str(word) for word in words])
+        return Done(code, out.getvalue(), err.getvalue())
 
     return call
 

@@ -1,0 +1,280 @@
+"""Training a scene block by block, and merging the blocks: each is a run of its own, done once and gone on with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splatcli.cli.drive import Wishes, resume_training, start_training, training_background
+from splatcli.cli.output import Output
+from splatcli.errors import ModelFileError, OutputError, SceneError, UsageError
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.state import Checkpoint
+    from splatcli.config import Config
+    from splatcli.gaussians import Gaussians
+    from splatcli.scene.blocks import Grid
+
+#: Which blocks a folder is of; written before the first of them starts.
+RECORD = "blocks.json"
+
+
+class _BlockOutput(Output):
+    """Of a block among others: its path is no result yet."""
+
+    def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
+        if self.json:
+            self.event("block", facts)
+        else:
+            self.note("\n".join(map(str, lines)))
+
+
+def folder_of(place: Path, block: int) -> Path:
+    """The run of one block."""
+    return place / "blocks" / f"{block:03d}"
+
+
+def train_blocks(
+    config: Config,
+    block: int | None,
+    *,
+    place: Path,
+    reading: Reading,
+    stop_at: int | None,
+    device: str,
+    remake: Callable[[dict[str, Any]], Config],
+    out: Output,
+) -> int:
+    """Train one block, or all that are not done and merge them; the exit code.
+
+    place: takes the blocks and what they are merged into. A block that was stopped goes on, one that is done stays.
+    """
+    from splatcli.scene.blocks import parse_blocks
+    from splatcli.scene.read import has_photos_only
+
+    assert config.data.blocks is not None
+    strips, columns = parse_blocks(config.data.blocks)
+    if block is not None and block >= strips * columns:
+        raise UsageError(
+            f"there is no block {block} of {config.data.blocks}",
+            where="--block",
+            remedy=f"0 to {strips * columns - 1}",
+        )
+    if config.views.trained:
+        raise UsageError(
+            "what is trained of a view would differ from block to block",
+            where="--blocks",
+            remedy="leave --pose-opt, --exposure and --bilateral-grid out; resume the merged run with them",
+        )
+    scene = Path(config.data.scene)
+    if not scene.is_dir() or has_photos_only(scene):
+        raise SceneError(
+            "blocks need a scene with cameras and points", where=scene, remedy=f"splat sfm {scene} finds them"
+        )
+    _claim(place, config.data.blocks, scene)
+    for number in range(strips * columns) if block is None else [block]:
+        code = _train_block(
+            number,
+            config,
+            folder_of(place, number),
+            reading=reading,
+            stop_at=stop_at,
+            device=device,
+            remake=remake,
+            out=out if block is not None else _BlockOutput(json=out.json, quiet=out.quiet),
+        )
+        if code != 0:
+            return code
+    if block is None and stop_at is None:
+        merge_run(place, None, out)
+    return 0
+
+
+def merge_run(place: Path, target: Path | None, out: Output) -> None:
+    """Merge the blocks of ``place`` into a checkpoint there, or into the PLY ``target``.
+
+    Raises ModelFileError when blocks are missing or not done.
+    """
+    from splatcli.scene.blocks import make_grid, parse_blocks
+    from splatcli.scene.read import read_scene
+
+    last = [_last(place, block) for block in range(_count(place))]
+    first = _loaded(last[0])
+    config = first.config
+    whole = config.data.model_copy(update={"blocks": None, "block": None})
+    scene = read_scene(Path(first.dataset.root), whole, background=training_background(config))
+    assert config.data.blocks is not None
+    grid = make_grid(scene, parse_blocks(config.data.blocks))
+    del first
+    if target is None:
+        _merge_state(place, last, grid, scene, out)
+    else:
+        _merge_ply(last, grid, target, out)
+
+
+def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Output) -> None:
+    from splatcli.checkpoint.rundir import RunDir
+    from splatcli.train.merge import merged
+
+    checkpoint = merged(lambda block: (last[block], _loaded(last[block])), grid, scene)
+    (place / "ckpts").mkdir(exist_ok=True)
+    with RunDir.open(place) as run:
+        run.write_config(checkpoint.config)
+        path = run.save(checkpoint)
+    _tell(path, len(checkpoint.gaussians), len(last), out)
+
+
+def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
+    """One block in memory at a time, each read twice: the number of Gaussians comes first in a PLY."""
+    from splatcli.checkpoint.atomic import write_atomically
+    from splatcli.formats.ply import write_ply_parts
+    from splatcli.train.merge import own_rows
+    from splatcli.train.state import settled
+
+    if target.suffix.lower() != ".ply":
+        raise UsageError(
+            "blocks are merged into a PLY or a checkpoint",
+            where="-o",
+            remedy="splat merge RUN makes a checkpoint, from which splat export writes the other formats",
+        )
+    counts, degrees = [], set()
+    for block, path in enumerate(last):
+        checkpoint = _loaded(path)
+        counts.append(len(own_rows(checkpoint, grid, block)))
+        degrees.add(checkpoint.gaussians.shN.shape[1])
+    if len(degrees) > 1:
+        raise ModelFileError("the blocks have different SH degrees", where=last[0], remedy="train them alike")
+
+    def parts() -> Iterator[Gaussians]:
+        for block, path in enumerate(last):
+            checkpoint = _loaded(path)
+            rows = own_rows(checkpoint, grid, block)
+            yield settled(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
+
+    rest = degrees.pop()
+    write_atomically(target, lambda file: write_ply_parts(parts(), sum(counts), rest, file), what="PLY")
+    _tell(target, sum(counts), len(last), out)
+
+
+def _tell(path: Path, count: int, blocks: int, out: Output) -> None:
+    out.note(f"{blocks} blocks merged: {count:,} Gaussians")
+    out.result({"path": path, "num_gaussians": count, "blocks": blocks}, [path])
+
+
+def _train_block(
+    number: int,
+    config: Config,
+    folder: Path,
+    *,
+    reading: Reading,
+    stop_at: int | None,
+    device: str,
+    remake: Callable[[dict[str, Any]], Config],
+    out: Output,
+) -> int:
+    from splatcli.checkpoint.rundir import find_latest, step_of
+
+    found = find_latest(folder) if folder.is_dir() else None
+    if found is None:
+        return start_training(
+            remake({"data.block": number}),
+            reading=reading,
+            output=folder,
+            overwrite=False,
+            stop_at=stop_at,
+            device=device,
+            limit=None,
+            remake=lambda values: remake({"data.block": number, **values}),
+            out=out,
+        )
+    if step_of(found) >= config.train.iterations:
+        out.note(f"block {number} is done already: {found}")
+        out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
+        return 0
+    return resume_training(found, Wishes(), stop_at=stop_at, device=device, out=out)
+
+
+def _claim(place: Path, blocks: str, scene: Path) -> None:
+    """``place`` is for these blocks of this scene, and for no others; jobs of one array may say so at once."""
+    from splatcli.checkpoint.atomic import write_atomically
+
+    record = {"blocks": blocks, "scene": str(scene.absolute())}
+    path = place / RECORD
+    if path.exists():
+        there = _record(place)
+        if there != record:
+            raise OutputError(
+                f"this folder has blocks {there.get('blocks')} of {there.get('scene')}",
+                where=place,
+                remedy="choose another -o",
+            )
+        return
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise OutputError("the output folder exists and is not empty", where=place, remedy="choose another -o")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the output folder: {error.strerror}", where=place) from None
+    text = json.dumps(record, indent=2) + "\n"
+    write_atomically(path, lambda file: _put(file, text), what="record of blocks")
+
+
+def _put(file: Any, text: str) -> None:
+    file.write(text.encode())
+
+
+def _record(place: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((place / RECORD).read_text())
+    except OSError:
+        raise ModelFileError(
+            f"this folder has no {RECORD}", where=place, remedy="name what splat train --blocks was given as -o"
+        ) from None
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        raise ModelFileError(
+            f"{RECORD} is damaged", where=place, remedy="train with --blocks once more; it is made anew"
+        )
+    return record
+
+
+def _count(place: Path) -> int:
+    from splatcli.scene.blocks import parse_blocks
+
+    try:
+        strips, columns = parse_blocks(str(_record(place).get("blocks")))
+    except ValueError as error:
+        raise ModelFileError(f"{RECORD}: blocks {error}", where=place, remedy="name a folder of splat train") from None
+    return strips * columns
+
+
+def _last(place: Path, block: int) -> Path:
+    """The last checkpoint of a block. Raises ModelFileError where there is none or the block is not done."""
+    from splatcli.checkpoint.rundir import find_latest
+
+    folder = folder_of(place, block)
+    found = find_latest(folder) if folder.is_dir() else None
+    if found is None:
+        raise ModelFileError(
+            f"block {block} is not trained yet", where=folder, remedy=f"splat train ... --block {block}, then merge"
+        )
+    return found
+
+
+def _loaded(path: Path) -> Checkpoint:
+    """The state of a block that is done. Raises ModelFileError when it is not."""
+    from splatcli.checkpoint.load import load_checkpoint
+
+    checkpoint = load_checkpoint(path)
+    steps = checkpoint.config.train.iterations
+    if checkpoint.config.data.block is None or checkpoint.step < steps:
+        raise ModelFileError(
+            f"this block is at step {checkpoint.step} of {steps}",
+            where=path,
+            remedy=f"splat resume {path.parent.parent}, then merge",
+        )
+    return checkpoint

@@ -1,0 +1,236 @@
+"""Blocks: a scene cut into upright columns that are trained one by one, so that none needs the memory of all.
+
+The ground is the plane in which the sparse points spread most, whichever way the cameras hold their heads: those of a
+drone that looks straight down have no upper edge that points up. Cuts lie so that all columns hold the same number
+of points, the first ones across the wider axis, the others within each strip; the outermost columns have no end.
+A block is trained by the views that show
+enough of its column, on the points of the column and its margin and, thinned, on what else these views see, so that
+the column's own Gaussians need not stand in for it (compare VastGaussian, Lin et al., 2024). What lies outside the
+column is left out when blocks are merged.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError, UsageError
+from splatcli.scene.camera import Camera
+from splatcli.scene.points import PointCloud
+from splatcli.scene.scene import Scene
+
+Doubles = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+#: How far a block reaches into its neighbours while it is trained, in parts of the mean width of a column.
+MARGIN = 0.15
+
+#: A view belongs to a block that this part of the points it sees lies in.
+LEAST_SHARE = 0.15
+
+#: Points that decide which views show a block; more tell nothing new.
+_SAMPLE = 20_000
+
+#: A block seen by fewer views than this cannot be trained.
+_LEAST_VIEWS = 3
+
+#: Points outside that are tried for each one inside.
+_CANDIDATES = 4
+
+_MOST = 1_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """Columns of a scene, numbered 0 to ``len(grid) - 1`` strip by strip.
+
+    axes: [2, 3] orthogonal unit vectors along the ground. strips: [A - 1] cuts along the first axis, ascending.
+    columns: [A, B - 1] cuts of each strip along the second.
+    """
+
+    axes: Doubles
+    strips: Doubles
+    columns: Doubles
+
+    def __len__(self) -> int:
+        strips, cuts = self.columns.shape
+        return int(strips * (cuts + 1))
+
+    def block_of(self, points: NDArray[np.floating]) -> NDArray[np.int64]:
+        """[N] the block that each of ``points`` [N, 3] lies in; each lies in one, also if it is not finite."""
+        first, second = self._across(points)
+        strip = np.searchsorted(self.strips, first, side="right")
+        within = np.zeros(len(points), np.int64)
+        for cuts in self.columns.T:
+            within += second >= cuts[strip]
+        return np.asarray(strip * (self.columns.shape[1] + 1) + within, np.int64)
+
+    def near(self, points: NDArray[np.floating], block: int, margin: tuple[float, float]) -> Mask:
+        """[N] whether each point lies in ``block`` or no farther from it than ``margin`` along each axis."""
+        first, second = self._across(points)
+        strip, column = divmod(block, self.columns.shape[1] + 1)
+        return _between(first, self.strips, strip, margin[0]) & _between(second, self.columns[strip], column, margin[1])
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return {
+            "axes": self.axes.tolist(),
+            "strips": self.strips.tolist(),
+            "columns": self.columns.tolist(),
+        }
+
+    def _across(self, points: NDArray[np.floating]) -> tuple[Doubles, Doubles]:
+        ground = points.astype(np.float64) @ self.axes.T
+        return ground[:, 0], ground[:, 1]
+
+
+def parse_blocks(text: str) -> tuple[int, int]:
+    """(A, B) of ``AxB``. Raises ValueError."""
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text.strip().lower())
+    if found is None:
+        raise ValueError(f"takes strips x columns, e.g. 2x3, not {text!r}")
+    columns = int(found[1]), int(found[2])
+    if columns[0] * columns[1] > _MOST:
+        raise ValueError(f"makes {columns[0] * columns[1]} blocks; {_MOST} are the most")
+    return columns
+
+
+def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:
+    """Columns of equally many points of ``scene``. shape: (A, B), strips and columns in each.
+
+    Raises SceneError where there are too few points.
+    """
+    if scene.points is None or len(scene.points.xyz) < 100 * shape[0] * shape[1]:
+        count = 0 if scene.points is None else len(scene.points.xyz)
+        raise SceneError(
+            f"{count} points are too few to cut the scene into {shape[0]} x {shape[1]} blocks",
+            where=scene.root,
+            remedy="blocks are found by the sparse points of a reconstruction; take fewer blocks, or none",
+        )
+    xyz = scene.points.xyz.astype(np.float64)
+    axes = _ground(xyz)
+    ground = xyz @ axes.T
+    strips = _cuts(ground[:, 0], shape[0])
+    strip = np.searchsorted(strips, ground[:, 0], side="right")
+    columns = np.stack([_cuts(ground[strip == k, 1], shape[1]) for k in range(shape[0])])
+    return Grid(axes, strips, columns)
+
+
+def restricted(scene: Scene, shape: tuple[int, int], block: int) -> Scene:
+    """``scene`` with the views and points of one block; its cameras, photos and size stay those of the whole.
+
+    Raises UsageError where there is no such block, SceneError where too few views show it.
+    """
+    grid = make_grid(scene, shape)
+    if block >= len(grid):
+        raise UsageError(
+            f"there is no block {block} of {shape[0]}x{shape[1]}", where="--block", remedy=f"0 to {len(grid) - 1}"
+        )
+    assert scene.points is not None
+    xyz = scene.points.xyz
+    inside = grid.near(xyz, block, _margin(grid, xyz))
+    sample = np.arange(0, len(xyz), max(1, len(xyz) // _SAMPLE))
+    own = grid.block_of(xyz[sample])
+    views = {i: _in_sight(scene.cameras[i], xyz[sample]) for i in sorted([*scene.train, *scene.test])}
+    train = [i for i in scene.train if _shows(views[i], own, inside[sample], block, len(grid))]
+    if len(train) < _LEAST_VIEWS:
+        raise SceneError(
+            f"block {block} is shown by {len(train)} training views",
+            where=scene.root,
+            remedy="take fewer blocks",
+        )
+    kept = inside | _surroundings(scene, train, inside)
+    test = [i for i in scene.test if _shows(views[i], own, inside[sample], block, len(grid))]
+    note = (
+        f"block {block} of {shape[0]}x{shape[1]}: {len(train)} of {len(scene.train)} training views, "
+        f"{int(inside.sum()):,} points and {int(kept.sum() - inside.sum()):,} around it of {len(xyz):,}"
+    )
+    return replace(
+        scene,
+        train=train,
+        test=test,
+        points=PointCloud(xyz[kept], scene.points.rgb[kept]),
+        seen=None if scene.seen is None else _renumbered(scene.seen, kept),
+        given_extent=scene.extent,
+        notes=[*scene.notes, note],
+    )
+
+
+def _ground(xyz: Doubles) -> Doubles:
+    """[2, 3] the axes along which points spread most, the farthest tenth of them aside."""
+    offsets = xyz - np.median(xyz, axis=0)
+    distances = np.linalg.norm(offsets, axis=1)
+    near = offsets[distances <= np.quantile(distances, 0.9)]
+    axes = np.linalg.eigh(near.T @ near)[1][:, :0:-1].T
+    signs = np.take_along_axis(axes, np.abs(axes).argmax(axis=1)[:, None], axis=1)
+    return np.asarray(np.where(signs < 0, -axes, axes), np.float64)  # the same sign wherever it is worked out
+
+
+def _cuts(values: Doubles, parts: int) -> Doubles:
+    return np.quantile(values, np.arange(1, parts) / parts) if parts > 1 else np.zeros(0)
+
+
+def _between(values: Doubles, cuts: Doubles, place: int, margin: float) -> Mask:
+    low = cuts[place - 1] - margin if place > 0 else -np.inf
+    high = cuts[place] + margin if place < len(cuts) else np.inf
+    inside: Mask = (values >= low) & (values < high)
+    return inside
+
+
+def _margin(grid: Grid, xyz: NDArray[np.floating]) -> tuple[float, float]:
+    ground = xyz.astype(np.float64) @ grid.axes.T
+    low, high = np.quantile(ground, (0.05, 0.95), axis=0)
+    widths = (high - low) / (grid.columns.shape[0], grid.columns.shape[1] + 1)
+    return float(MARGIN * widths[0]), float(MARGIN * widths[1])
+
+
+def _in_sight(camera: Camera, xyz: NDArray[np.floating]) -> Mask:
+    """[N] whether points are before ``camera`` and inside its image."""
+    local = xyz.astype(np.float64) @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+    depth = local[:, 2]
+    safe = np.where(depth > 0, depth, 1.0)
+    x = camera.fx * local[:, 0] / safe + camera.cx
+    y = camera.fy * local[:, 1] / safe + camera.cy
+    sight: Mask = (depth > 0) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+    return sight
+
+
+def _shows(sight: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks: int) -> bool:
+    """Whether a view belongs to ``block``: enough of what it sees lies there, or more than in any other."""
+    total = int(sight.sum())
+    if total == 0:
+        return False
+    if int((sight & inside).sum()) >= LEAST_SHARE * total:
+        return True
+    return int(np.bincount(own[sight], minlength=blocks).argmax()) == block
+
+
+def _surroundings(scene: Scene, train: list[int], inside: Mask) -> Mask:
+    """Points outside that the views see, at most as many as there are inside."""
+    assert scene.points is not None
+    most = int(inside.sum())
+    rows = np.flatnonzero(_thinned(~inside, _CANDIDATES * most))
+    xyz, seen = scene.points.xyz[rows], np.zeros(len(rows), bool)
+    for i in train:
+        seen |= _in_sight(scene.cameras[i], xyz)
+    around = np.zeros_like(inside)
+    around[rows[seen]] = True
+    return _thinned(around, most)
+
+
+def _thinned(mask: Mask, most: int) -> Mask:
+    """``mask`` with at most ``most`` of its rows, evenly spread."""
+    rows = np.flatnonzero(mask)
+    if len(rows) <= most:
+        return mask
+    chosen = np.zeros_like(mask)
+    chosen[rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]] = True
+    return chosen
+
+
+def _renumbered(seen: list[NDArray[np.int64]], kept: Mask) -> list[NDArray[np.int64]]:
+    place = np.where(kept, np.cumsum(kept) - 1, -1)
+    return [place[rows][place[rows] >= 0] for rows in seen]

@@ -1,0 +1,118 @@
+"""Merging blocks: of each block's model the Gaussians of its own column, and a run of the whole scene made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from splatcli.checkpoint.state import Checkpoint, Scalar
+from splatcli.config import Config
+from splatcli.errors import ModelFileError
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.scene.blocks import Grid
+from splatcli.scene.scene import Scene
+from splatcli.settings import flat_settings, with_settings
+from splatcli.train.sampler import ViewSampler
+
+Some = TypeVar("Some")
+
+#: Settings in which the blocks of a scene may differ; those of the merged run are its own.
+_OWN = frozenset({"data.block", "strategy.cap_max", "memory.cap", "memory.budget", "data.scene"})
+
+
+def own_rows(checkpoint: Checkpoint, grid: Grid, block: int) -> Tensor:
+    """[M] int64, ascending: the Gaussians whose centres lie in the column of ``block``."""
+    where = torch.from_numpy(grid.block_of(checkpoint.gaussians.means.numpy()))
+    return (where == block).nonzero().squeeze(1)
+
+
+def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Scene) -> Checkpoint:
+    """The state of a run over the whole ``scene`` from those of its blocks, block by block.
+
+    load: gives the last checkpoint of a block; called for one after the other, and only its column is kept, so that the
+    most memory is twice the merged state. Adam's moments come along, so that ``resume`` can smooth the seams.
+    Raises ModelFileError when the blocks are not of one cut of one scene, or not trained for the same steps.
+    """
+    parts: list[Checkpoint] = []
+    for block in range(len(grid)):
+        path, checkpoint = load(block)
+        if checkpoint.moments is None or checkpoint.rest_steps is None:
+            raise ModelFileError("this checkpoint holds no state of a training run", where=path)
+        if parts:
+            _check_alike(parts[0], checkpoint, path)
+        parts.append(_cut(checkpoint, own_rows(checkpoint, grid, block)))
+    first = parts[0]
+    gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
+    count = len(gaussians)
+    strategy: dict[str, Tensor | Scalar] = {"grad2d": torch.zeros(count), "count": torch.zeros(count)}
+    smoothing = None if first.smoothing is None else _joined([_there(part.smoothing) for part in parts])
+    return replace(
+        first,
+        gaussians=gaussians,
+        moments={
+            name: (
+                _joined([_there(part.moments)[name][0] for part in parts]),
+                _joined([_there(part.moments)[name][1] for part in parts]),
+            )
+            for name in GROUPS
+        },
+        rest_steps=_joined([_there(part.rest_steps) for part in parts]),
+        strategy=strategy,
+        sampler=ViewSampler(len(scene.train), first.config.train.seed).state(),
+        config=_whole(first.config, count),
+        train=list(scene.train),
+        test=list(scene.test),
+        dataset=replace(first.dataset, root=str(scene.root)),
+        views={},
+        smoothing=smoothing,
+    )
+
+
+def _whole(config: Config, count: int) -> Config:
+    """The settings of the merged run: of the whole scene, and with no more Gaussians than there are."""
+    values = {"data.blocks": None, "data.block": None, "memory.cap": None, "strategy.cap_max": max(1, count)}
+    return with_settings(config, values)
+
+
+def _check_alike(first: Checkpoint, other: Checkpoint, path: Path) -> None:
+    pairs: dict[str, tuple[object, object]] = {
+        "steps": (first.step, other.step),
+        "photos": (first.dataset.fingerprint, other.dataset.fingerprint),
+        "scene extent": (first.dataset.extent, other.dataset.extent),
+        "offset": (first.dataset.offset, other.dataset.offset),
+    }
+    before, now = flat_settings(first.config), flat_settings(other.config)
+    pairs |= {key: (before[key], now[key]) for key in before if key not in _OWN}
+    for name, (one, two) in pairs.items():
+        if one != two:
+            raise ModelFileError(
+                f"this block was not trained as the first one was: {name} is {two}, not {one}",
+                where=path,
+                remedy="train all blocks with the same settings",
+            )
+
+
+def _cut(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
+    """A checkpoint of some of the Gaussians, sharing no memory with ``checkpoint``."""
+    return replace(
+        checkpoint,
+        gaussians=checkpoint.gaussians.map(lambda tensor: tensor[rows]),
+        moments={name: (a[rows], b[rows]) for name, (a, b) in _there(checkpoint.moments).items()},
+        rest_steps=_there(checkpoint.rest_steps)[rows],
+        smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing[rows],
+        strategy={},
+    )
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat(list(tensors))
+
+
+def _there(value: Some | None) -> Some:
+    assert value is not None
+    return value

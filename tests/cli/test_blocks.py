@@ -1,0 +1,153 @@
+"""Training in blocks from the command line: in one go, as jobs of an array, and what is not merged."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.config import DataConfig
+from splatcli.formats.ply import read_ply
+from splatcli.gaussians import GROUPS
+from splatcli.scene.blocks import make_grid
+from splatcli.scene.read import read_scene
+from tests.native.cases import NEEDS_COMPILER
+from tests.running import Done
+
+Splat = Callable[..., Done]
+
+#: So few and so large Gaussians would all be pruned by the rules for real scenes.
+QUICK = ("--sh-degree", "1", "--set", "strategy.prune_scale3d=100", "--set", "strategy.prune_opacity=0.0001")
+STEPS = 20
+
+pytestmark = NEEDS_COMPILER
+
+
+@pytest.fixture(scope="module")
+def ball(tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny scene with 400 points on its ball."""
+    root = tmp_path_factory.mktemp("blocks") / "ball"
+    shutil.copytree(tiny_scene, root)
+    points = np.random.default_rng(0).normal(size=(400, 3))
+    points /= np.linalg.norm(points, axis=1, keepdims=True)
+    lines = [" ".join([*(f"{x:.6f}" for x in point), "128 128 128"]) for point in points]
+    names = ["float x", "float y", "float z", "uchar red", "uchar green", "uchar blue"]
+    header = ["ply", "format ascii 1.0", "element vertex 400", *(f"property {name}" for name in names), "end_header"]
+    (root / "points.ply").write_text("\n".join([*header, *lines, ""]))
+    transforms = json.loads((root / "transforms.json").read_text())
+    (root / "transforms.json").write_text(json.dumps({**transforms, "ply_file_path": "points.ply"}))
+    return root
+
+
+@pytest.fixture(scope="module")
+def merged_run(ball: Path, tmp_path_factory: pytest.TempPathFactory, splat_once: Splat) -> Path:
+    place = tmp_path_factory.mktemp("merged") / "run"
+    done = splat_once("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK)
+    assert done.code == 0, done.err
+    assert done.out.splitlines() == [str(place / f"ckpts/ckpt_{STEPS:06d}.pt")], "one path, that of the merged model"
+    return place
+
+
+def own(place: Path, ball: Path) -> list[int]:
+    """How many Gaussians of each block lie in its column."""
+    grid = make_grid(read_scene(ball, DataConfig()), (2, 1))
+    counts = []
+    for block in range(2):
+        means = load_checkpoint(place / f"blocks/{block:03d}/ckpts/ckpt_{STEPS:06d}.pt").gaussians.means.numpy()
+        counts.append(int((grid.block_of(means) == block).sum()))
+    return counts
+
+
+def test_blocks_are_trained_and_merged_into_one_run(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
+    merged = load_checkpoint(merged_run / f"ckpts/ckpt_{STEPS:06d}.pt")
+    counts = own(merged_run, ball)
+    assert len(merged.gaussians) == sum(counts)
+    assert min(counts) > 50
+    grid = make_grid(read_scene(ball, DataConfig()), (2, 1))
+    where = grid.block_of(merged.gaussians.means.numpy())
+    assert where.tolist() == [0] * counts[0] + [1] * counts[1], "each Gaussian lies in the column that it is from"
+    assert (merged.config.data.blocks, merged.config.data.block) == (None, None)
+    assert len(merged.train) == 8, "the merged run has all training views"
+    for command in (["eval"], ["render", "--views", "-o", tmp_path / "views"], ["export", "-o", tmp_path / "x.ply"]):
+        done = splat(command[0], merged_run, *command[1:])
+        assert done.code == 0, done.err
+    assert splat("resume", merged_run, "--iterations", STEPS + 5).code == 0
+    assert load_checkpoint(merged_run / f"ckpts/ckpt_{STEPS + 5:06d}.pt").step == STEPS + 5
+
+
+def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
+    place = tmp_path / "jobs"
+    job = ("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK)
+    early = splat("merge", place)
+    assert early.code == 5, "there is nothing yet"
+    assert splat(*job, "--block", 1).code == 0
+    missing = splat("merge", place)
+    assert missing.code == 5
+    assert "block 0 is not trained yet" in missing.err
+    assert splat(*job, "--block", 0, "--stop-at", 7).code == 0
+    unfinished = splat("merge", place)
+    assert unfinished.code == 5
+    assert f"at step 7 of {STEPS}" in unfinished.err
+    assert splat(*job, "--block", 0).code == 0, "a job that is started again goes on"
+    again = splat(*job, "--block", 0)
+    assert again.code == 0, "and has nothing to do when it is done"
+    assert "is done already" in again.err
+    done = splat("merge", place)
+    assert done.code == 0, done.err
+    one, other = (load_checkpoint(run / f"ckpts/ckpt_{STEPS:06d}.pt") for run in (place, merged_run))
+    assert one.moments is not None
+    assert other.moments is not None
+    for name in GROUPS:
+        assert getattr(one.gaussians, name).equal(getattr(other.gaussians, name))
+        assert all(a.equal(b) for a, b in zip(one.moments[name], other.moments[name], strict=True))
+    streamed = splat("merge", place, "-o", tmp_path / "streamed.ply", "--json")
+    assert streamed.objects[-1]["num_gaussians"] == len(one.gaussians)
+    assert splat("export", place, "-o", tmp_path / "whole.ply").code == 0
+    assert read_ply(tmp_path / "streamed.ply").means.equal(read_ply(tmp_path / "whole.ply").means)
+    assert (tmp_path / "streamed.ply").read_bytes() == (tmp_path / "whole.ply").read_bytes()
+
+
+def test_blocks_that_were_trained_otherwise_are_not_merged(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    for block, steps in ((0, 4), (1, 5)):
+        flags = ("--blocks", "1x2", "--block", block, "-n", steps, "-o", tmp_path / "run")
+        assert splat("train", ball, *flags, *QUICK).code == 0
+    done = splat("merge", tmp_path / "run")
+    assert done.code == 5
+    assert "steps is 5, not 4" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "words"),
+    [
+        (("--blocks", "2"), 2, "e.g. --blocks 2x3"),
+        (("--blocks", "30x30", "-o", "RUN"), 3, "too few"),
+        (("--block", "0"), 2, "of how many blocks"),
+        (("--blocks", "2x1", "--block", "0"), 2, "name it with -o"),
+        (("--blocks", "2x1", "--block", "2", "-o", "RUN"), 2, "0 to 1"),
+        (("--blocks", "2x1", "-o", "RUN", "--overwrite"), 2, "--overwrite"),
+        (("--blocks", "2x1", "-o", "RUN", "--max-time", "60s"), 2, "--iterations"),
+        (("--blocks", "2x1", "-o", "RUN", "--pose-opt"), 2, "--pose-opt"),
+    ],
+)
+def test_what_does_not_go_with_blocks_is_refused(
+    ball: Path, splat: Splat, tmp_path: Path, flags: tuple[str, ...], code: int, words: str
+) -> None:
+    done = splat("train", ball, *(str(tmp_path / "run") if flag == "RUN" else flag for flag in flags))
+    assert done.code == code, done.err
+    assert words in done.err
+
+
+def test_a_folder_is_for_one_cut_of_one_scene(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
+    done = splat("train", ball, "--blocks", "1x2", "-o", merged_run)
+    assert done.code == 8
+    assert "has blocks 2x1" in done.err
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/photo.jpg").write_text("mine")
+    done = splat("train", ball, "--blocks", "1x2", "-o", tmp_path / "full")
+    assert done.code == 8
+    assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["photo.jpg"]
