@@ -27,7 +27,7 @@ def test_the_command_reference_is_up_to_date() -> None:
     assert page.partition(script["MARK"])[2] == script["reference"]() + "\n", "run scripts/cli_reference.py"
 
 
-@pytest.mark.parametrize("command", ["train", "sfm", "resume", "render", "export", "eval", "info"])
+@pytest.mark.parametrize("command", ["train", "sfm", "resume", "render", "export", "view", "eval", "info"])
 def test_each_command_has_a_section_with_an_example(command: str) -> None:
     section = (
         (DOCS / "cli.md").read_text(encoding="utf-8").partition(f"\n## splat {command}\n")[2].partition("\n## ")[0]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, doctor, export, info, merge, render, resume, sfm, train
+from splatcli.cli import bench, doctor, export, info, merge, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
 
 _EPILOG = """\b
@@ -54,6 +54,7 @@ app.command("resume")(resume.resume)
 app.command("merge")(merge.merge)
 app.command("render", cls=render.RenderCommand)(render.render)
 app.command("export")(export.export)
+app.command("view")(view.view)
 app.command("eval")(eval_command.evaluate)
 app.command("info")(info.info)
 app.command("bench")(bench.bench)

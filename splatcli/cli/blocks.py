@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.scene.blocks import Grid
+    from splatcli.views.live import LiveRun
 
 #: Which blocks a folder is of; written before the first of them starts.
 RECORD = "blocks.json"
@@ -46,6 +47,7 @@ def train_blocks(
     stop_at: int | None,
     device: str,
     remake: Callable[[dict[str, Any]], Config],
+    live: LiveRun | None,
     out: Output,
 ) -> int:
     """Train one block, or all that are not done and merge them; the exit code.
@@ -84,6 +86,7 @@ def train_blocks(
             stop_at=stop_at,
             device=device,
             remake=remake,
+            live=live,
             out=out if block is not None else _BlockOutput(json=out.json, quiet=out.quiet),
         )
         if code != 0:
@@ -173,6 +176,7 @@ def _train_block(
     stop_at: int | None,
     device: str,
     remake: Callable[[dict[str, Any]], Config],
+    live: LiveRun | None,
     out: Output,
 ) -> int:
     from splatcli.checkpoint.rundir import find_latest, step_of
@@ -188,13 +192,14 @@ def _train_block(
             device=device,
             limit=None,
             remake=lambda values: remake({"data.block": number, **values}),
+            live=live,
             out=out,
         )
     if step_of(found) >= config.train.iterations:
         out.note(f"block {number} is done already: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
         return 0
-    return resume_training(found, Wishes(), stop_at=stop_at, device=device, out=out)
+    return resume_training(found, Wishes(), stop_at=stop_at, device=device, live=live, out=out)
 
 
 def _claim(place: Path, blocks: str, scene: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.train.loop import Trainer
+    from splatcli.views.live import LiveRun
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,13 @@ def start_training(
     device: str,
     limit: float | None,
     remake: Callable[[dict[str, Any]], Config],
+    live: LiveRun | None,
     out: Output,
 ) -> int:
     """Train a new run to its end or until it is stopped; returns the exit code.
 
     limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
-    dotted keys, schedules scaled to them.
+    dotted keys, schedules scaled to them. live: shows the run to browsers.
     """
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
@@ -78,10 +81,12 @@ def start_training(
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given
-            return _drive(trainer, stop_at, requests, out, fitting=fitting)
+            return _drive(trainer, stop_at, requests, live, out, fitting=fitting)
 
 
-def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: str, out: Output) -> int:
+def resume_training(
+    path: Path, wishes: Wishes, *, stop_at: int | None, device: str, live: LiveRun | None, out: Output
+) -> int:
     """Go on with the run of a checkpoint; returns the exit code."""
     from splatcli.checkpoint.load import load_checkpoint
     from splatcli.checkpoint.rundir import RunDir
@@ -122,7 +127,7 @@ def resume_training(path: Path, wishes: Wishes, *, stop_at: int | None, device: 
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(config)
             del checkpoint  # as much memory as the state itself
-            return _drive(trainer, stop_at, requests, out)
+            return _drive(trainer, stop_at, requests, live, out)
 
 
 def photo_background(config: Config) -> tuple[int, int, int]:
@@ -175,7 +180,13 @@ def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians |
 
 
 def _drive(
-    trainer: Trainer, stop_at: int | None, requests: Requests, out: Output, *, fitting: Fitting | None = None
+    trainer: Trainer,
+    stop_at: int | None,
+    requests: Requests,
+    live: LiveRun | None,
+    out: Output,
+    *,
+    fitting: Fitting | None = None,
 ) -> int:
     """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
     from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
@@ -184,9 +195,12 @@ def _drive(
     score: Evaluated | None = None
     rollbacks = 0
     problem: SplatError | None = None
+    deadline = fitting.deadline if fitting else math.inf
+    if live is not None:
+        live.goes_on = lambda: requests.pending() or time.monotonic() >= deadline
     try:
         with reporter_for(out) as reporter:
-            for event in trainer.run(stop_at, requests.stop, requests.save, fitting.deadline if fitting else math.inf):
+            for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
                 reporter.tell(event)
                 if isinstance(event, Stepped):
                     trainer.run_dir.keep()
@@ -198,6 +212,8 @@ def _drive(
                     score = event
                 elif isinstance(event, Stopped):
                     stopped = event
+                if live is not None:
+                    live.tell(event, trainer.state)
     except SplatError as error:
         problem = error
     if stopped is None:

@@ -180,13 +180,8 @@ def _splats(
         raise UsageError(
             "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
         )
-    told = Told(
-        comments,
-        antialiased=checkpoint is not None and checkpoint.config.train.antialiased,
-        camera=checkpoint.refined_cameras()[0] if checkpoint is not None and checkpoint.cameras else None,
-    )
     assert chosen.write is not None, "format_for() gives formats that are written"
-    encoded = chosen.write(gaussians, told)
+    encoded = chosen.write(gaussians, Told.of(checkpoint, comments))
     for note in [*notes, *encoded.notes]:
         out.note(f"note: {note}")
     return encoded.payload, len(gaussians)

@@ -54,6 +54,46 @@ VramBudget = Annotated[
     ),
 ]
 
+Port = Annotated[
+    int | None,
+    typer.Option(
+        "--port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help="Port of the page; 0: any that is free.  [default: the first free one from 8080 on]",
+    ),
+]
+
+Host = Annotated[
+    str,
+    typer.Option("--host", metavar="ADDRESS", help="Where the page is served; 0.0.0.0: to all who reach this machine."),
+]
+
+Viewer = Annotated[
+    bool, typer.Option("--viewer", help="Show the run in a browser while it trains, at the address that is told.")
+]
+
+ViewerPort = Annotated[
+    int | None,
+    typer.Option(
+        "--viewer-port",
+        metavar="N",
+        min=0,
+        max=65535,
+        help="The same at this port; 0: any that is free.  [default: the first free one from 8080 on]",
+    ),
+]
+
+ViewerHost = Annotated[
+    str | None,
+    typer.Option(
+        "--viewer-host",
+        metavar="ADDRESS",
+        help="The same for others too; 0.0.0.0: all who reach this machine.  [default: 127.0.0.1]",
+    ),
+]
+
 # How a scene is read: the same flags wherever one is read for the first time.
 
 Format = Annotated[

@@ -51,6 +51,9 @@ def resume(
         ),
     ] = None,
     device: options.Device = "auto",
+    viewer: options.Viewer = False,
+    viewer_port: options.ViewerPort = None,
+    viewer_host: options.ViewerHost = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -70,14 +73,19 @@ def resume(
     from splatcli.cli.drive import Wishes, resume_training
     from splatcli.cli.model import find_model
     from splatcli.cli.output import speaking
+    from splatcli.cli.pages import live_page
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
-    with speaking(json=json, quiet=quiet) as out:
+    with (
+        speaking(json=json, quiet=quiet) as out,
+        live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live,
+    ):
         return resume_training(
             find_model(checkpoint),
             Wishes(data, config, settings, allowed or []),
             stop_at=stop_at,
             device=resolve_device(device),
+            live=live,
             out=out,
         )

@@ -54,6 +54,10 @@ class Requests:
         asked, self._save = self._save, False
         return asked
 
+    def pending(self) -> bool:
+        """Whether a signal waits to be heeded."""
+        return self._save or self._stop is not None
+
     def _listen(self, name: str) -> None:
         number = signal.Signals[name]
         if name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN:

@@ -137,6 +137,9 @@ def train(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
     ] = False,
+    viewer: options.Viewer = False,
+    viewer_port: options.ViewerPort = None,
+    viewer_host: options.ViewerHost = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
@@ -153,6 +156,7 @@ def train(
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ --max-time 60s
       splat train scene/ --blocks 2x3 -o output/city
+      splat train scene/ --viewer
       splat train scene/ | splat render --views
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
@@ -160,6 +164,7 @@ def train(
     from splatcli.cli.device import resolve_device
     from splatcli.cli.drive import default_folder, start_training
     from splatcli.cli.output import speaking
+    from splatcli.cli.pages import live_page
 
     if white_background and random_background:
         raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
@@ -216,30 +221,35 @@ def train(
         def remake(values: dict[str, Any]) -> Config:
             return build_config({**flags, **values}, file=config, assignments=assignments, preset=preset)
 
-        if settings.data.blocks is not None:
-            from splatcli.cli.blocks import train_blocks
-
+        blocks_asked = settings.data.blocks is not None
+        if blocks_asked:
             options.check_blocks(output, overwrite=overwrite, max_time=max_time, block=block)
-            return train_blocks(
+        elif block is not None:
+            raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
+        with live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live:
+            if blocks_asked:
+                from splatcli.cli.blocks import train_blocks
+
+                return train_blocks(
+                    settings,
+                    block,
+                    place=output or default_folder(scene),
+                    reading=options.reading(param_space, lenient, drop_nonfinite),
+                    stop_at=stop_at,
+                    device=resolve_device(device),
+                    remake=remake,
+                    live=live,
+                    out=out,
+                )
+            return start_training(
                 settings,
-                block,
-                place=output or default_folder(scene),
                 reading=options.reading(param_space, lenient, drop_nonfinite),
+                output=output,
+                overwrite=overwrite,
                 stop_at=stop_at,
                 device=resolve_device(device),
+                limit=limit,
                 remake=remake,
+                live=live,
                 out=out,
             )
-        if block is not None:
-            raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
-        return start_training(
-            settings,
-            reading=options.reading(param_space, lenient, drop_nonfinite),
-            output=output,
-            overwrite=overwrite,
-            stop_at=stop_at,
-            device=resolve_device(device),
-            limit=limit,
-            remake=remake,
-            out=out,
-        )

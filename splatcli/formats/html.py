@@ -1,6 +1,7 @@
 """One page with a scene and a viewer in it, which opens from a disk, without a server and without the internet.
 
-The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page. It is written and not read.
+The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page, or beside it where a server has it. It is
+written and not read.
 """
 
 from __future__ import annotations
@@ -13,17 +14,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
 
 from splatcli.formats.sog import encode_sog
 from splatcli.formats.units import Encoded, Told
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
 
-#: The places in the viewer's page that are filled in, each there once: its settings, its style, its script.
+#: The places in the viewer's page that are filled in, each there once: its settings, its style, its script, its name;
+#: in the script, how the scene is turned; and whether small Gaussians are as bright as they were trained
+#: ("antialiased"), which the viewer takes from the page's address alone.
 _SETTINGS = '<script type="application/json" id="sse-bootstrap">\n            null\n        </script>'
 _STYLE = '<link rel="stylesheet" href="./index.css" />'
 _SCRIPT = "import { createViewer } from './index.js';"
 _TITLE = "<title>SuperSplat Viewer</title>"
+_TURN = "entity.setLocalEulerAngles(0, 0, 180);"
+_ANTIALIASED = "aa: url.searchParams.has('aa'),"
 _SOURCE_MAP = "//# sourceMappingURL=index.js.map"
 
 #: Degrees of a viewer's angle of view where no camera tells one, and what the viewer takes.
@@ -31,31 +37,65 @@ _FIELD_OF_VIEW = 60.0
 _LEAST_FIELD, _LARGEST_FIELD = 10.0, 120.0
 #: Stray Gaussians far from all others are not what a first view is for.
 _MOST = (0.02, 0.98)
-#: From a PLY to the viewer's world: half a turn about z.
-_TO_VIEWER = np.array([-1.0, -1.0, 1.0])
+#: Where up is in a PLY of which nothing is known.
+_UP = np.array([0.0, -1.0, 0.0])
+
+Doubles = NDArray[np.float64]
 
 
 def encode_html(gaussians: Gaussians, told: Told) -> Encoded:
-    """The page. Raises as encode_sog() does."""
+    """The page with the scene in it. Raises as encode_sog() does."""
     scene = encode_sog(gaussians, told)
+    content = "data:application/octet-stream;base64," + base64.b64encode(scene.payload).decode()
+    return Encoded(viewer_page(content, "scene.sog", gaussians, told), scene.notes)
+
+
+def viewer_page(content: str, name: str, gaussians: Gaussians, told: Told) -> bytes:
+    """The page that shows the scene found at the URL ``content``.
+
+    name: a file's name, whose end tells the viewer the scene's format. gaussians: the scene, for where to look from.
+    """
+    turn = to_viewer(_UP if told.up is None else told.up)
+    rotation = ", ".join(map(repr, Rotation.from_matrix(turn).as_quat().tolist()))  # x, y, z, w
     settings = {
-        "contentUrl": "data:application/octet-stream;base64," + base64.b64encode(scene.payload).decode(),
-        "contentFilename": "scene.sog",
-        "settings": _settings(_first_view(gaussians, told.camera)),
+        "contentUrl": content,
+        "contentFilename": name,
+        "settings": _settings(_first_view(gaussians, told.camera, turn)),
     }
     text = json.dumps(settings, allow_nan=False).replace("<", "\\u003c")
     page = _asset("index.html")
-    for place, content in (
+    for place, filling in (
         (_TITLE, "<title>Gaussian splats</title>"),
         (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
         (_SETTINGS, f'<script type="application/json" id="sse-bootstrap">{text}</script>'),
+        (_ANTIALIASED, f"aa: {json.dumps(told.antialiased)},"),
         (_SCRIPT, _asset("index.js").replace(_SOURCE_MAP, "")),
+        (_TURN, f"entity.setLocalRotation({rotation});"),
     ):
         before, found, after = page.partition(place)
         if not found:
             raise AssertionError(f"the viewer's page has no {place!r}; it and this module belong together")
-        page = before + content + after
-    return Encoded(page.encode(), scene.notes)
+        page = before + filling + after
+    return page.encode()
+
+
+def to_viewer(up: Doubles) -> Doubles:
+    """[3, 3] rotation from a PLY's world to the viewer's, where y is up; half a turn about z where it was -y."""
+    half = np.diag([-1.0, -1.0, 1.0])
+    x, y, z = half @ up
+    if y < -1 + 1e-9:
+        return np.diag([1.0, -1.0, -1.0]) @ half
+    # The shortest turn from (x, y, z) to (0, 1, 0).
+    return (
+        np.array(
+            [
+                [1 - x * x / (1 + y), -x, -x * z / (1 + y)],
+                [x, y, z],
+                [-x * z / (1 + y), -z, 1 - z * z / (1 + y)],
+            ]
+        )
+        @ half
+    )
 
 
 def _asset(name: str) -> str:
@@ -83,8 +123,11 @@ def _settings(view: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _first_view(gaussians: Gaussians, camera: Camera | None) -> dict[str, Any]:
-    """Where the viewer stands, what it looks at, and how wide: as ``camera``, else in front of the whole scene."""
+def _first_view(gaussians: Gaussians, camera: Camera | None, turn: Doubles) -> dict[str, Any]:
+    """Where the viewer stands, what it looks at, and how wide: as ``camera``, else in front of the whole scene.
+
+    The viewer's angle is along the longer side of its window, and so is that of a camera here.
+    """
     means = gaussians.means.detach().cpu().double().numpy()
     if camera is None:
         low, high = np.quantile(means, _MOST, axis=0)
@@ -92,14 +135,15 @@ def _first_view(gaussians: Gaussians, camera: Camera | None) -> dict[str, Any]:
         distance = reach / math.tan(math.radians(_FIELD_OF_VIEW) / 2)
         # A little from above: in a PLY y points down, and z away.
         position = middle + distance * np.array([0.0, -0.3, -1.0])
-        return _pose(position, middle, _FIELD_OF_VIEW)
+        return _pose(turn @ position, turn @ middle, _FIELD_OF_VIEW)
     forward = camera.viewmat[2, :3]
     depths = (means - camera.center) @ forward
     ahead = depths[depths > 0]
     target = camera.center + forward * (float(np.median(ahead)) if len(ahead) else 1.0)
-    field = math.degrees(2 * math.atan(camera.height / (2 * camera.fy)))
-    return _pose(camera.center, target, min(max(field, _LEAST_FIELD), _LARGEST_FIELD))
+    wide, high = camera.width / camera.fx, camera.height / camera.fy
+    field = math.degrees(2 * math.atan(max(wide, high) / 2))
+    return _pose(turn @ camera.center, turn @ target, min(max(field, _LEAST_FIELD), _LARGEST_FIELD))
 
 
-def _pose(position: NDArray[np.float64], target: NDArray[np.float64], field: float) -> dict[str, Any]:
-    return {"position": (position * _TO_VIEWER).tolist(), "target": (target * _TO_VIEWER).tolist(), "fov": field}
+def _pose(position: Doubles, target: Doubles, field: float) -> dict[str, Any]:
+    return {"position": position.tolist(), "target": target.tolist(), "fov": field}

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from splatcli.checkpoint.foreign.stored import Stored
 from splatcli.checkpoint.foreign.tensors import Tables
 from splatcli.checkpoint.schema import nonfinite
+from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import DivergedError
 from splatcli.gaussians import Gaussians
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, common_up
 
 #: The constant SH basis function, 1 / (2 sqrt(pi)).
 SH_C0 = 0.28209479177387814
@@ -37,11 +38,22 @@ class Told:
     """What a file may say beside the Gaussians, where its format has a place for it.
 
     comments: lines for a header. antialiased: trained with opacity compensation. camera: where a viewer starts.
+    up: [3] unit, where up is; None where nobody knows.
     """
 
     comments: Sequence[str] = ()
     antialiased: bool = False
     camera: Camera | None = None
+    up: Doubles | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None, comments: Sequence[str] = ()) -> Told:
+        """What a checkpoint has to say; nothing where the model came from another file."""
+        if checkpoint is None:
+            return cls(comments)
+        cameras = checkpoint.refined_cameras()
+        first = cameras[0] if cameras else None
+        return cls(comments, checkpoint.config.train.antialiased, first, common_up(cameras))
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,3 +46,19 @@ class Camera:
             cx=self.cx * sx,
             cy=self.cy * sy,
         )
+
+
+#: The mean of unit vectors that is shorter than this is no direction.
+_COMMON = 1e-3
+
+
+def common_up(cameras: Sequence[Camera]) -> NDArray[np.float64] | None:
+    """[3] unit, world: the mean of where the cameras' upper edges are; None when they cancel out, or of no camera."""
+    return mean_direction(np.array([-camera.viewmat[1, :3] for camera in cameras]).reshape(-1, 3))
+
+
+def mean_direction(directions: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """[3] unit: the mean of unit vectors [N, 3]; None when they cancel out, or of none."""
+    total = directions.sum(axis=0)
+    length = float(np.linalg.norm(total))
+    return np.asarray(total / length) if length > _COMMON * len(directions) else None

@@ -15,6 +15,7 @@ from scipy.interpolate import CubicHermiteSpline
 from scipy.spatial.transform import Rotation, Slerp
 
 from splatcli.errors import UsageError
+from splatcli.scene.camera import mean_direction
 
 Doubles = NDArray[np.float64]
 
@@ -76,15 +77,14 @@ def focus_point(poses: Doubles) -> Doubles | None:
 
 def mean_up(poses: Doubles) -> Doubles:
     """[3] unit: the mean of where the cameras' upper edges are. Raises UsageError when they cancel out."""
-    up = -poses[:, :3, 1].mean(axis=0)
-    length = float(np.linalg.norm(up))
-    if not length > 1e-3:
+    up = mean_direction(-poses[:, :3, 1])
+    if up is None:
         raise UsageError(
             "the cameras have no common up: their upper edges point all ways",
             where="--views",
             remedy="--views interpolate flies along the cameras as they are",
         )
-    return np.asarray(up / length)
+    return up
 
 
 def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from splatcli import __version__
 from splatcli.cli.app import app
 
-COMMANDS = ("train", "sfm", "resume", "render", "export", "eval", "info")
+COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "info")
 
 
 def test_help_names_every_command_and_exit_code() -> None:

@@ -1,6 +1,6 @@
 """The page: whole, with nothing to fetch, and its viewer as its authors published it.
 
-With @sparticuz/chromium and puppeteer-core in the folder that SPLATCLI_NODE_MODULES names, it is looked at, too.
+Where a headless Chromium is at hand (tests/browser.py), it is looked at, too.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ import base64
 import hashlib
 import io
 import json
-import os
 import re
-import subprocess
 import zipfile
 from pathlib import Path
 from typing import Any
 
-import imageio.v3 as imageio
 import numpy as np
 import pytest
 
@@ -24,8 +21,8 @@ from splatcli.formats import html
 from splatcli.formats.html import encode_html
 from splatcli.formats.units import Told
 from splatcli.scene.camera import Camera
+from tests.browser import look_at
 from tests.formats.made import scene
-from tests.formats.test_third_party import MODULES, node
 
 VIEWER = Path(html.__file__).parent / "viewer"
 
@@ -87,20 +84,14 @@ def test_a_viewer_of_another_shape_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.slow
 def test_a_browser_without_a_network_shows_the_scene(tmp_path: Path) -> None:
-    if not (MODULES / "@sparticuz/chromium").exists():
-        pytest.skip("no headless Chromium (SPLATCLI_NODE_MODULES)")
-    path, picture = tmp_path / "a.html", tmp_path / "a.png"
+    path = tmp_path / "a.html"
     gaussians = scene(500, 1)
     gaussians.log_scales += 1.5
     gaussians.sh0[:, 0] = 1.5  # red
     gaussians.sh0[:, 1:] = -1.5
     path.write_bytes(encode_html(gaussians, Told()).payload)
-    command = [node(), str(Path(__file__).with_name("screenshot.mjs")), str(MODULES.resolve()), str(path), str(picture)]
-    environment = {**os.environ, "LANG": "en_US.UTF-8"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"requests": [], "errors": []}
-    pixels = imageio.imread(picture)[..., :3].astype(float)
-    middle = pixels[120:240, 160:320].mean(axis=(0, 1))
+    seen = look_at(f"{path.as_uri()}?noanim&noui&webgl", tmp_path / "a.png", (480, 360))
+    assert (seen.requests, seen.errors) == ([], [])
+    middle = seen.pixels[120:240, 160:320].astype(float).mean(axis=(0, 1))
     assert middle[0] > 80
     assert middle[0] > 3 * max(middle[1], middle[2])

@@ -6,8 +6,6 @@ the variable SPLATCLI_NODE_MODULES names.
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -21,17 +19,11 @@ from splatcli.formats.registry import FORMATS, file_kind, read_stored
 from splatcli.formats.selection import select
 from splatcli.formats.units import Told
 from splatcli.gaussians import Gaussians
+from tests.browser import MODULES, node
 from tests.formats.made import by_position, errors, rotation_errors, scene
 from tests.formats.test_round_trips import BOUNDS, displayable
 
-MODULES = Path(os.environ.get("SPLATCLI_NODE_MODULES", "node_modules"))
 TRANSFORM = MODULES / "@playcanvas/splat-transform/bin/cli.mjs"
-
-
-def node() -> str:
-    """The Node that lies among the modules, else the machine's."""
-    own = MODULES / "node/bin/node"
-    return str(own) if own.exists() else shutil.which("node") or ""
 
 
 def transformed(source: Path, target: Path) -> Path:

@@ -1,0 +1,197 @@
+"""``splat view`` and ``--viewer``: a page is there while the command runs, and ends with it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.cli import view as module
+from splatcli.formats.ply import read_ply
+from splatcli.train.state import settled
+from splatcli.views.serving import listen
+from tests.cli.tiny import QUICK
+from tests.running import Done
+
+Splat = Callable[..., Done]
+
+
+def fetch(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
+
+
+@contextmanager
+def running(*words: object) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "splatcli", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpoint(
+    finished_run: Path, tiny_scene: Path, tmp_path: Path, splat: Splat
+) -> None:
+    run = tmp_path / "run"
+    words = ["-n", 40, "-q", *QUICK, "--set", "save.steps=[]"]
+    assert splat("train", tiny_scene, "-o", run, "--stop-at", 5, *words).code == 0
+    with running("view", run, "--port", 0, "--no-open") as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url.startswith("http://127.0.0.1:")
+        status, page = fetch(url)
+        assert (status, b'"contentUrl": "scene.ply"' in page) == (200, True)
+        (tmp_path / "first.ply").write_bytes(fetch(url, "/scene.ply")[1])
+        assert splat("resume", run, "-q").code == 0
+        assert fetch(url)[0] == 200
+        (tmp_path / "second.ply").write_bytes(fetch(url, "/scene.ply")[1])
+        (newest,) = (run / "ckpts").glob("*000040.pt")
+        newest.write_bytes(b"PK broken")
+        assert fetch(url)[0] == 200, "the page shows what it had"
+        for path in ("/config.json", "/../config.json", f"/{run}/config.json", "/ckpts/ckpt_000040.pt"):
+            assert fetch(url, path)[0] == 404
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, ""), err
+    assert "Traceback" not in err
+    assert "Ctrl-C" in err
+    expected = settled(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
+    first, second = read_ply(tmp_path / "first.ply"), read_ply(tmp_path / "second.ply")
+    assert second.means.equal(expected.means)
+    assert second.shN.equal(expected.shN)
+    assert not first.means.equal(second.means)
+
+
+def test_json_tells_the_address_in_an_object(finished_run: Path) -> None:
+    with running("view", finished_run, "--port", 0, "--json", "-q") as process:
+        assert process.stdout is not None
+        result = json.loads(process.stdout.readline())
+        assert (result["event"], result["path"]) == ("result", str(finished_run / "ckpts" / "ckpt_000040.pt"))
+        assert fetch(result["url"])[0] == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGTERM
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Whoever looks at a model has seen enough at once; the pages that a browser was sent to."""
+    opened: list[str] = []
+
+    monkeypatch.setattr(module, "wait", lambda: None)
+    monkeypatch.setattr(module, "open_page", opened.append)
+    return opened
+
+
+@pytest.mark.parametrize(
+    ("display", "flags", "opens"),
+    [("", [], False), (":0", [], True), (":0", ["--no-open"], False), ("", ["--open"], True)],
+)
+def test_a_browser_is_opened_where_it_can_be_seen(
+    display: str,
+    flags: list[str],
+    opens: bool,
+    splat: Splat,
+    finished_run: Path,
+    at_once: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DISPLAY", display)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    done = splat("view", finished_run, "--port", 0, *flags)
+    assert done.code == 0
+    assert at_once == ([done.lines[0]] if opens else [])
+
+
+def test_served_to_others_there_is_a_warning(splat: Splat, finished_run: Path, at_once: list[str]) -> None:
+    done = splat("view", finished_run, "--port", 0, "--host", "0.0.0.0", "--no-open")
+    assert done.code == 0
+    assert "warning: whoever reaches this machine at 0.0.0.0 can look at this model" in done.err
+    assert "warning" not in splat("view", finished_run, "--port", 0, "--no-open").err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "found"),
+    [
+        (["nosuch.ply"], 2, "no such model"),
+        (["{run}", "--port", "70000"], 2, "--port"),
+        (["{run}", "--host", "no.such.host.invalid"], 2, "--host"),
+        (["{run}", "--port", "{taken}"], 4, "is taken by another program"),
+        (["{bad}"], 5, "neither a checkpoint nor a file of splats"),
+        (["{run}", "--param-space", "raw"], 2, "--param-space"),
+    ],
+)
+def test_what_cannot_be_viewed_is_refused(
+    words: list[str], code: int, found: str, splat: Splat, finished_run: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.ply").write_bytes(b"hello")
+    with listen("127.0.0.1", 0, lambda request: None) as server:
+        places = {"run": finished_run, "bad": tmp_path / "bad.ply", "taken": server.server_address[1]}
+        done = splat("view", "--no-open", *(word.format(**places) for word in words))
+    assert (done.code, done.out) == (code, "")
+    assert found in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_run_is_shown_while_it_trains_and_paused_and_stopped(tiny_scene: Path, tmp_path: Path) -> None:
+    words = ["-o", tmp_path / "run", "-n", 100_000, "--json", "--viewer-port", 0, "--set", "save.steps=[]", *QUICK]
+    with running("train", tiny_scene, *words) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert first["event"] == "viewer", "before anything is read"
+        url = first["url"]
+        for line in process.stdout:
+            if json.loads(line)["event"] == "saved":
+                break
+        assert b"<canvas" in fetch(url)[1]
+        assert fetch(url, "/stage")[0] == 404
+        stage = json.loads(fetch(url, "/stage", **{"X-Splat": "1"})[1])
+        pose = "%2C".join(map(str, stage["first"]["pose"]))
+        view = f"/picture?me=a&pose={pose}&kind=rgb&urgent=1&seen=-1&width=40&height=30&fov=40"
+        assert fetch(url, view, **{"X-Splat": "1"})[1].startswith(b"\xff\xd8")
+        assert fetch(url, "/pause", "POST", **{"X-Splat": "1"})[0] == 204
+        assert fetch(url, view, **{"X-Splat": "1"})[0] == 200
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 143, err
+    assert json.loads(out.splitlines()[-1])["reason"] == "SIGTERM"
+
+
+def test_a_viewer_that_cannot_be_had_is_refused_before_any_work(
+    splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    with listen("127.0.0.1", 0, lambda request: None) as server:
+        port = server.server_address[1]
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "--viewer", "--viewer-port", port)
+        assert (done.code, done.out, (tmp_path / "run").exists()) == (4, "", False)
+        assert f"port {port} is taken" in done.err
+        assert splat("resume", finished_run, "--viewer-port", port).code == 4
+    assert splat("resume", finished_run, "--viewer-host", "no.such.host.invalid").code == 2
+
+
+def test_a_resumed_run_has_a_viewer_too(splat: Splat, finished_run: Path) -> None:
+    done = splat("resume", finished_run, "--viewer", "--viewer-port", 0)
+    assert done.code == 0
+    assert "viewer: http://127.0.0.1:" in done.err
