@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from splatcli.formats import html
-from splatcli.formats.html import encode_html
+from splatcli.formats.html import encode_html, to_viewer
 from splatcli.formats.units import Told
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
@@ -32,6 +33,18 @@ def bootstrap(page: str) -> dict[str, Any]:
     assert found is not None
     settings: dict[str, Any] = json.loads(found[1])
     return settings
+
+
+def first_view(told: Told) -> dict[str, Any]:
+    view: dict[str, Any] = bootstrap(encode_html(scene(50, 0), told).payload.decode())["settings"]["cameras"][0][
+        "initial"
+    ]
+    return view
+
+
+def head_of(page: str) -> str:
+    """What comes before the viewer's own script."""
+    return page.partition("const TRACEID_GPU_TIMINGS")[0]
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +64,8 @@ def test_the_page_holds_the_scene_the_style_and_the_script(page: str) -> None:
 
 
 def test_the_page_loads_nothing_from_anywhere(page: str) -> None:
-    head = page.partition("const TRACEID_GPU_TIMINGS")[0]  # the script's own texts name places, and fetch none
-    assert not re.findall(r"""(?:src|href)=["']?(?!data:)[^"'> ]+""", head.replace('href=""', ""))
+    # The script's own texts name places, and fetch none.
+    assert not re.findall(r"""(?:src|href)=["']?(?!data:)[^"'> ]+""", head_of(page).replace('href=""', ""))
 
 
 def test_the_viewer_is_the_published_one() -> None:
@@ -67,13 +80,45 @@ def test_the_first_view_is_that_of_a_camera() -> None:
     viewmat = np.eye(4)
     viewmat[:3, 3] = [0.5, -1.0, 4.0]  # the camera stands at (-0.5, 1, -4) and looks along z
     camera = Camera(name="a", width=200, height=100, fx=100.0, fy=50.0, cx=100.0, cy=50.0, viewmat=viewmat)
-    view = bootstrap(encode_html(scene(50, 0), Told(camera=camera)).payload.decode())["settings"]["cameras"][0][
-        "initial"
-    ]
+    view = first_view(Told(camera=camera))
     assert view["position"] == pytest.approx([0.5, -1.0, -4.0])
     assert view["target"][:2] == pytest.approx([0.5, -1.0])
     assert view["target"][2] == pytest.approx(0.0, abs=0.5)
     assert view["fov"] == pytest.approx(90.0)
+
+
+@pytest.mark.parametrize(
+    "size", [(200, 100, 100.0, 50.0, 90.0), (100, 300, 100.0, 100.0, 112.62), (300, 100, 100.0, 100.0, 112.62)]
+)
+def test_the_angle_of_view_is_along_the_longer_side(size: tuple[int, int, float, float, float]) -> None:
+    width, height, fx, fy, expected = size
+    camera = Camera("a", width, height, fx, fy, width / 2, height / 2, np.eye(4))
+    assert first_view(Told(camera=camera))["fov"] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "up", [(0, -1, 0), (0, 1, 0), (0, 0, 1), (1, 0, 0), (0.6, 0, -0.8), (0.1, -0.7, 0.7), (1e-12, 1, 0)]
+)
+def test_what_is_up_in_the_photos_is_up_on_the_page(up: tuple[float, float, float]) -> None:
+    direction = np.array(up) / np.linalg.norm(up)
+    turn = to_viewer(direction)
+    assert turn @ direction == pytest.approx(np.array([0.0, 1.0, 0.0]), abs=1e-9)
+    assert turn @ turn.T == pytest.approx(np.eye(3), abs=1e-9)
+    assert np.linalg.det(turn) == pytest.approx(1.0)
+    page = encode_html(scene(9, 0), Told(up=direction)).payload.decode()
+    (found,) = re.findall(r"entity\.setLocalRotation\(([-+.e\d, ]+)\);", page)
+    quaternion = [float(number) for number in found.split(",")]
+    assert Rotation.from_quat(quaternion).as_matrix() == pytest.approx(turn, abs=1e-9)
+
+
+def test_without_cameras_y_points_down() -> None:
+    assert to_viewer(np.array([0.0, -1.0, 0.0])) == pytest.approx(np.diag([-1.0, -1.0, 1.0]))
+
+
+@pytest.mark.parametrize("antialiased", [False, True])
+def test_the_viewer_compensates_opacities_where_training_did(antialiased: bool) -> None:
+    page = encode_html(scene(9, 0), Told(antialiased=antialiased)).payload.decode()
+    assert f"aa: {str(antialiased).lower()}," in head_of(page)
 
 
 def test_a_viewer_of_another_shape_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
