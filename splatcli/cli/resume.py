@@ -77,15 +77,14 @@ def resume(
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
-    with (
-        speaking(json=json, quiet=quiet) as out,
-        live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live,
-    ):
-        return resume_training(
-            find_model(checkpoint),
-            Wishes(data, config, settings, allowed or []),
-            stop_at=stop_at,
-            device=resolve_device(device),
-            live=live,
-            out=out,
-        )
+    with speaking(json=json, quiet=quiet) as out:
+        path = find_model(checkpoint)
+        with live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live:
+            return resume_training(
+                path,
+                Wishes(data, config, settings, allowed or []),
+                stop_at=stop_at,
+                device=resolve_device(device),
+                live=live,
+                out=out,
+            )

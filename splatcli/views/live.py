@@ -25,16 +25,17 @@ _log = logging.getLogger(__name__)
 
 #: Of the time, so much may go into pictures while somebody moves, and while they only look on; and seconds between two
 #: of the latter at least: training makes steps faster than anyone can see them.
-_MOVING_SHARE, _STILL_SHARE, _STILL_EVERY = 0.5, 0.1, 0.5
+_MOVING_SHARE, _STILL_SHARE, _STILL_EVERY = 0.5, 0.05, 0.5
 #: Seconds that drawing may go on between two steps, and that the next wish of somebody who moves is waited for.
 _LONGEST, _NEXT_WISH = 0.25, 0.03
-#: Seconds until a browser is told that there is nothing new, and after which one that asked for nothing is gone.
-_PATIENCE, _GONE = 5.0, 15.0
+#: Seconds until a browser is told how far the run is without a new picture, and after which one that asked for nothing
+#: is gone.
+_PATIENCE, _GONE = 1.0, 15.0
 #: JPEG quality of what is wanted at once, and of what stays.
 _QUALITIES = {True: 80, False: 92}
 #: Wishes that may wait at once; browsers have one each.
 _MOST_WISHES = 64
-#: What the page says of itself is asked for with every picture.
+#: The header of every answer to a wish that tells how far the run is.
 _FACTS = "X-Splat-Facts"
 
 
@@ -53,9 +54,11 @@ class LiveRun:
         self._wishes: list[Wish] = []
         self._paused = False
         self._asked = -math.inf
-        self._facts: dict[str, Any] = {}
         self._stage: bytes | None = None
+        self._facts: dict[str, Any] = {}
 
+        self._loss: float | None = None
+        self._problem: str | None = None
         self._left = clock()
         self._credit = 0.0
         self._next_still = -math.inf
@@ -65,15 +68,17 @@ class LiveRun:
     def tell(self, event: Event, state: TrainState) -> None:
         """What happened last; the state may be read until this returns, which is when training goes on."""
         if isinstance(event, Started):
-            stage = json.dumps(stage_of(state)).encode()
-            with self._lock:
-                self._facts = {"iterations": event.iterations, "loss": None}
-                self._stage = stage
+            self._stage = json.dumps(stage_of(state)).encode()
         elif isinstance(event, Stepped):
-            self._facts["loss"] = event.loss if math.isfinite(event.loss) else None
+            self._loss = event.loss if math.isfinite(event.loss) else None
         if not self._wishes and not self._paused:
             return
-        self._facts |= {"step": state.step, "gaussians": len(state.gaussians)}
+        self._facts = {
+            "step": state.step,
+            "iterations": state.config.train.iterations,  # may change on the way
+            "gaussians": len(state.gaussians),
+            "loss": self._loss,
+        }
         painter = Painter(state)
         began = self._clock()
         # Training has earned as much as it took.
@@ -82,7 +87,7 @@ class LiveRun:
         self._draw(painter, began + self._credit)
         self._credit -= self._clock() - began
         while self._is_held():
-            self._draw(painter, math.inf)
+            self._draw(painter, self._clock() + _LONGEST)
             with self._lock:
                 self._lock.wait(_STILL_EVERY / 5)
         self._left = self._clock()
@@ -118,10 +123,12 @@ class LiveRun:
             wish.picture = painter.paint(wish)
         except Exception as error:  # memory, most likely: whatever somebody wants to see, it must not end the run
             wish.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-            _log.warning("a picture for the viewer could not be drawn: %s", wish.problem)
+            if wish.problem != self._problem:  # once: the page asks again and again
+                _log.warning("a picture for the viewer could not be drawn: %s", wish.problem)
+            self._problem = wish.problem
         took = self._clock() - began
         self._next_still = self._clock() + max(_STILL_EVERY, took * (1.0 / _STILL_SHARE - 1.0))
-        wish.facts = {**self._facts, "paused": self._paused, "seconds": took}
+        wish.facts, wish.seconds = self._facts, took
         wish.done.set()
 
     # For the threads of a server.
@@ -162,10 +169,11 @@ class LiveRun:
                 self._forget([wish])
         if wish.problem is not None:
             return _refusal(503, wish.problem)
+        facts = {**(wish.facts or self._facts), "paused": self._paused, "seconds": wish.seconds}
+        headers = {_FACTS: json.dumps(facts, allow_nan=False)}
         if wish.picture is None:
-            return _NOTHING
-        facts = {_FACTS: json.dumps(wish.facts, allow_nan=False)}
-        return Document("image/jpeg", jpeg(wish.picture, _QUALITIES[wish.urgent]), headers=facts)
+            return Document("text/plain", b"", status=204, headers=headers)
+        return Document("image/jpeg", jpeg(wish.picture, _QUALITIES[wish.urgent]), headers=headers)
 
     def _forget(self, wishes: Sequence[Wish]) -> None:
         """Nobody waits for these any more."""

@@ -35,7 +35,8 @@ class Wish:
 
     who: the browser. kind: one of LAYERS. urgent: wanted at once, for what is on the screen is of another view.
     seen: the step that is on the screen; of an urgent wish it does not matter.
-    picture: [H, W, 3] uint8; None when it was not drawn. problem: why not, if something went wrong. facts: of the run.
+    picture: [H, W, 3] uint8; None when it was not drawn. problem: why not, if something went wrong.
+    facts: how far the run was. seconds: that it took.
     """
 
     who: str
@@ -45,7 +46,8 @@ class Wish:
     seen: int
     picture: Picture | None = None
     problem: str | None = None
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] | None = None
+    seconds: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 

@@ -162,7 +162,11 @@ def test_a_picture_comes_with_the_facts_of_its_moment(
     assert (got.kind, got.status) == ("image/jpeg", 200)
     assert imageio.imread(io.BytesIO(got.content)).shape == (48, 48, 3)
     assert facts(got) == {
-        **{"iterations": 12, "loss": 0.5, "step": 0, "gaussians": len(state.gaussians), "paused": False},
+        "iterations": state.config.train.iterations,
+        "loss": 0.5,
+        "step": 0,
+        "gaussians": len(state.gaussians),
+        "paused": False,
         "seconds": pytest.approx(0.1),
     }
 
@@ -189,10 +193,10 @@ def test_who_only_looks_on_gets_a_new_picture_of_a_new_step_after_a_while(
     run.tell(stepped(1), state)
     answer = onlooker.ask(picture(urgent=0, seen=0))
     run.tell(stepped(2), state)
-    clock.now += 0.6
+    clock.now += 1.2
     run.tell(stepped(3), state)
-    assert len(painted) == 1, "too early: a picture of 0.1 s may come every second"
-    clock.now += 0.6
+    assert len(painted) == 1, "too early: a picture of 0.1 s may come every other second"
+    clock.now += 1.2
     run.tell(stepped(4), state)
     assert len(painted) == 1, "the step on the screen is still the state's"
     state.step = 5
@@ -236,18 +240,27 @@ def test_more_browsers_than_anyone_needs_are_sent_away(
 
 
 def test_what_cannot_be_drawn_is_told_and_training_goes_on(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    run: LiveRun,
+    onlooker: Onlooker,
+    state: TrainState,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail(self: Painter, wish: Wish) -> None:
         raise MemoryError("no room\nfor it")
 
     monkeypatch.setattr(Painter, "paint", fail)
     clock.now += 1
-    answer = onlooker.ask(picture())
-    run.tell(stepped(1), state)
-    got = answer.result()
+    for _ in range(3):
+        answer = onlooker.ask(picture())
+        run.tell(stepped(1), state)
+        got = answer.result()
     assert got is not None
     assert (got.status, got.content) == (503, b"no room")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a picture for the viewer could not be drawn: no room"
+    ], "once"
 
 
 @pytest.mark.parametrize("ends", ["resume", "signal", "page closed"])
@@ -269,6 +282,26 @@ def test_a_pause_holds_training_and_draws_on_until_it_is_ended(
     training.join(20)
     assert not training.is_alive()
     assert [wish.kind for wish in painted] == [*LAYERS]
+
+
+def test_a_pause_ends_for_a_signal_also_while_somebody_flies(
+    run: LiveRun, state: TrainState, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flown: list[Wish] = []
+
+    def paint(self: Painter, wish: Wish) -> Any:
+        clock.now += 0.02
+        flown.append(wish)
+        run._wishes.append(parse_wish(picture()))
+        assert len(flown) < 1000
+        return np.zeros((48, 48, 3), np.uint8)
+
+    monkeypatch.setattr(Painter, "paint", paint)
+    run(post("/pause"))
+    run._wishes.append(parse_wish(picture()))
+    run.goes_on = lambda: len(flown) > 100
+    run.tell(stepped(1), state)
+    assert 100 < len(flown) < 200
 
 
 def test_a_pause_that_a_save_interrupts_goes_on_after_a_step(run: LiveRun, state: TrainState) -> None:
