@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from splatcli.raster import render
+from splatcli.raster.stepping import StepEngine
 from splatcli.train.events import Started, Stepped
 from splatcli.train.loop import Trainer
 from splatcli.train.state import TrainState
@@ -26,6 +27,7 @@ from splatcli.views.live import LiveRun
 from splatcli.views.live_pictures import Painter, Wish, parse_wish, stage_of
 from splatcli.views.serving import Document, Request
 from tests.native.cases import NEEDS_COMPILER
+from tests.train.test_engines_behind import BehindEngine
 from tests.train.test_loop import digest
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, ring_cameras, short_config
 
@@ -414,10 +416,13 @@ def test_every_kind_of_picture_shows_something(state: TrainState, kind: str) -> 
 
 
 @NEEDS_COMPILER
-def test_the_bits_of_a_run_do_not_depend_on_who_looks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make_engine", [lambda: None, BehindEngine], ids=["native", "steps that are done later"])
+def test_the_bits_of_a_run_do_not_depend_on_who_looks_on(
+    make_engine: Callable[[], StepEngine | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every step, through refinements and a reset; with pictures of every kind after every event, and a pause."""
     monkeypatch.setattr(module, "_NEXT_WISH", 0.0)
-    alone, watched = new_trainer(), new_trainer()
+    alone, watched = new_trainer(engine=make_engine()), new_trainer(engine=make_engine())
     expected = [digest(alone.state.to_checkpoint()) for _ in alone.run()]
     clock = Clock()
     live = LiveRun(clock=clock)
