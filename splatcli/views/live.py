@@ -57,6 +57,7 @@ class LiveRun:
         self._stage: bytes | None = None
         self._facts: dict[str, Any] = {}
 
+        self._runs = 0
         self._loss: float | None = None
         self._problem: str | None = None
         self._left = clock()
@@ -68,6 +69,8 @@ class LiveRun:
     def tell(self, event: Event, state: TrainState) -> None:
         """What happened last; the state may be read until this returns, which is when training goes on."""
         if isinstance(event, Started):
+            self._runs += 1
+            self._loss = None
             self._stage = json.dumps(stage_of(state)).encode()
         elif isinstance(event, Stepped):
             self._loss = event.loss if math.isfinite(event.loss) else None
@@ -78,6 +81,7 @@ class LiveRun:
             "iterations": state.config.train.iterations,  # may change on the way
             "gaussians": len(state.gaussians),
             "loss": self._loss,
+            "run": self._runs,  # of several, one after the other
         }
         painter = Painter(state)
         began = self._clock()

@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +47,25 @@ def running(*words: object) -> Iterator[subprocess.Popen[str]]:
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def paused(url: str) -> Iterator[None]:
+    """A run waits, also for a browser that takes longer to start than a pause lasts without one."""
+    done = threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            urlopen(Request(f"{url}pause", method="POST", headers={"X-Splat": "1"})).close()
+            done.wait(1)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        yield
+    finally:
+        done.set()
+        asking.join()
 
 
 @pytest.fixture(scope="module")
@@ -96,8 +116,8 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
         assert process.stdout is not None
         url = json.loads(process.stdout.readline())["url"]
         next(line for line in process.stdout if json.loads(line)["event"] == "saved")
-        urlopen(Request(f"{url}pause", method="POST", headers={"X-Splat": "1"})).close()
-        seen = look_at(url, tmp_path / "live.png", SIZE, ready="document.body.dataset.step", element="#picture")
+        with paused(url):
+            seen = look_at(url, tmp_path / "live.png", SIZE, ready="document.body.dataset.step", element="#picture")
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err

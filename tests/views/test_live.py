@@ -168,6 +168,7 @@ def test_a_picture_comes_with_the_facts_of_its_moment(
         "loss": 0.5,
         "step": 0,
         "gaussians": len(state.gaussians),
+        "run": 1,
         "paused": False,
         "seconds": pytest.approx(0.1),
     }
