@@ -56,6 +56,7 @@ def start_training(
     dotted keys, schedules scaled to them.
     """
     from splatcli.checkpoint.rundir import RunDir
+    from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
@@ -63,8 +64,11 @@ def start_training(
         named = Path(config.data.scene)
         place = output or default_folder(named)
         found = scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out)
+        moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:
-            config = remake({"data.scene": str(found)})
+            if config.data.masks not in (None, NONE, ALPHA):
+                moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
+            config = remake(moved)
         given = _initial_model(config, reading, out)
         scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
@@ -72,7 +76,7 @@ def start_training(
         deadline = math.inf
         if limit is not None:
             deadline, values = _fit(config, scene, given, device, limit, out)
-            config = remake({"data.scene": str(found), **values})
+            config = remake({**moved, **values})
         requests.heed_stops()
         with RunDir.create(place, overwrite=overwrite) as run_dir:
             trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
