@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from splatcli.cli.output import Output
     from splatcli.views.serving import Document, Request
 
-#: Where the page is, and what it calls the scene: a PLY, which is exact, and made at once where a SOG of millions takes
-#: minutes; over a loopback its size does not matter.
-_PAGE, _SCENE = "/", "scene.ply"
+_PAGE = "/"
+
+#: A scene is shown as a PLY, which is exact, and made at once where a SOG of millions takes minutes; over a loopback
+#: its size does not matter. One of more Gaussians, a gigabyte with harmonics, is much for a browser to hold at once.
+_MOST_EXACT = 4_000_000
 
 #: The highest degree of harmonics that the viewer shows.
 _SH_DEGREE = 3
@@ -97,6 +99,7 @@ class _Shown:
     def load(self) -> None:
         """Read the model, and show it from now on. Raises ModelFileError, UsageError, DivergedError."""
         from splatcli.cli.model import load_model
+        from splatcli.formats.compressed_ply import encode_compressed_ply
         from splatcli.formats.html import viewer_page
         from splatcli.formats.ply import encode_ply
         from splatcli.formats.selection import select
@@ -108,11 +111,15 @@ class _Shown:
             raise UsageError("the model has no Gaussians to look at", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
         told = Told.of(loaded.checkpoint)
+        exact = len(gaussians) <= _MOST_EXACT
+        name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
         self._documents = {
-            _PAGE: Document("text/html; charset=utf-8", viewer_page(_SCENE, _SCENE, gaussians, told)),
-            f"/{_SCENE}": Document("application/octet-stream", encode_ply(gaussians, told).payload),
+            _PAGE: Document("text/html; charset=utf-8", viewer_page(name, name, gaussians, told)),
+            f"/{name}": Document("application/octet-stream", encode(gaussians, told).payload),
         }
-        self._out.note(f"{self.path}: {len(gaussians):,} Gaussians")
+        self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
+        if loaded.gaussians.sh_degree > _SH_DEGREE:
+            self._out.note(f"note: shown to SH degree {_SH_DEGREE}, the most that the viewer knows")
 
     def _look_again(self) -> None:
         """Take the newest checkpoint of a run; one that cannot be read does not take the place of one that could."""

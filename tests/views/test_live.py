@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -386,6 +387,23 @@ def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainStat
     assert [camera["name"] for camera in stage["cameras"] if camera["held_out"]] == ["view_00.png", "view_05.png"]
     assert stage["first"]["name"] == "view_01.png"
     assert stage["first"]["half"] == pytest.approx([1 / 2.4, 1 / 2.4])
+
+
+def test_each_of_several_runs_has_a_stage_of_its_own(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[Wish], clock: Clock
+) -> None:
+    numbers = []
+    for name in ("a", "b"):
+        state.cameras[1] = replace(state.cameras[1], name=name)
+        run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+        stage = run(Request("GET", "/stage", {}, own=True))
+        assert stage is not None
+        assert json.loads(stage.content)["first"]["name"] == name
+        clock.now += 10
+        answer = onlooker.ask(picture())
+        run.tell(stepped(1), state)
+        numbers.append(facts(answer.result())["run"])
+    assert numbers == [1, 2]
 
 
 def test_of_very_many_cameras_some_are_shown(state: TrainState) -> None:
