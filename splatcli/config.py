@@ -46,13 +46,16 @@ class DataConfig(_Section):
     masks: str | None = None
     #: What masks hide takes no part in anything ("ignore"), or is empty: the background shows there ("transparent").
     mask_mode: Literal["ignore", "transparent"] = "ignore"
-    #: What is known of depths: "auto" takes the scene's own (the points that each photo sees); None reads none.
-    depths: Literal["auto"] | None = None
+    #: What is known of depths: "auto" takes the scene's own (maps that it names, else the points that each photo sees);
+    #: else a folder of depth maps inside the scene; None reads none.
+    depths: str | None = None
+    #: Scene units that 1 in a depth map is; None takes what the scene says, else 0.001 for whole numbers, 1 for others.
+    depth_scale: float | None = Field(None, gt=0)
     #: The scene cut into strips x columns, as "2x3" (scene/blocks.py), and the one of them that is trained.
     blocks: str | None = Field(None, pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}$")
     block: int | None = Field(None, ge=0)
-    #: Bytes of decoded uint8 images that may stay in memory; None takes a quarter of it.
-    cache_bytes: int | None = Field(None, gt=0)
+    #: Bytes, or text as "8GiB", of decoded uint8 images that may stay in memory; None takes a quarter of it.
+    cache_bytes: Annotated[int | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
     max_pixels: int | None = Field(None, gt=0)
     #: Go on without the photos that a camera names and the disk lacks.
@@ -69,6 +72,10 @@ class DataConfig(_Section):
     skip_bad_images: bool = False
     #: Decode every photo in full before the first step.
     strict: bool = False
+
+    def without_depths(self) -> DataConfig:
+        """The same for who looks at photos only: depth maps are neither looked for nor missed."""
+        return self.model_copy(update={"depths": None})
 
 
 class ModelConfig(_Section):

@@ -111,7 +111,7 @@ def evaluate(
         config = Config() if checkpoint is None else checkpoint.config
         root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
         assert root is not None
-        scene = read_scene(root, config.data, background=photo_background(config))
+        scene = read_scene(root, config.data.without_depths(), background=photo_background(config))
         photos = Photos(scene, color_corrected=color_corrected, lpips=network)
         extremes = None if sheet is None else Extremes(MOST_VIEWS if sheet_views is None else sheet_views)
         facts, lines = _measure(loaded, config, scene, photos, views, extremes)

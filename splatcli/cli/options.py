@@ -86,6 +86,45 @@ MaskMode = Annotated[
     ),
 ]
 
+Depths = Annotated[
+    str | None,
+    typer.Option(
+        "--depths",
+        metavar="DIR",
+        help="Hold depths to the maps in this folder inside the scene, one a photo (PNG, TIFF, .npy or .npz): z along "
+        "the optical axis, 0 where unknown.",
+    ),
+]
+
+DepthLoss = Annotated[
+    bool,
+    typer.Option(
+        "--depth-loss",
+        help="Hold depths to what the scene says: maps that transforms.json names, else the points that each photo is "
+        "known to see.",
+    ),
+]
+
+DepthScale = Annotated[
+    float | None,
+    typer.Option(
+        "--depth-scale",
+        metavar="X",
+        help="Scene units that 1 in a depth map is.  [default: depth_unit_scale_factor of transforms.json, else 0.001 "
+        "for whole numbers and 1 for others]",
+    ),
+]
+
+CacheBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--cache-budget",
+        metavar="SIZE",
+        help="Keep decoded photos in so much memory, as 8GiB or 800M, and decode the others each time.  [default: a "
+        "quarter of it]",
+    ),
+]
+
 MaxPixels = Annotated[
     int | None,
     typer.Option(
@@ -124,6 +163,9 @@ def data_flags(
     images: str | None,
     masks: str | None,
     mask_mode: str | None,
+    depths: str | None,
+    depth_loss: bool,
+    depth_scale: float | None,
     max_pixels: int | None,
     strict: bool,
     skip_bad_images: bool,
@@ -133,12 +175,19 @@ def data_flags(
     scene_extent: float | None,
 ) -> dict[str, Any]:
     """The settings that the flags above stand for; None where a flag was not given."""
+    if depth_loss and depths is not None:
+        raise UsageError(
+            "--depths and --depth-loss exclude each other",
+            remedy="give one: --depths DIR holds to the maps in it, --depth-loss to what the scene itself says",
+        )
     return {
         "data.format": format,
         "data.model": model,
         "data.images": images,
         "data.masks": masks,
         "data.mask_mode": mask_mode,
+        "data.depths": "auto" if depth_loss else depths,
+        "data.depth_scale": depth_scale,
         "data.max_pixels": max_pixels,
         "data.strict": strict or None,
         "data.skip_bad_images": skip_bad_images or None,

@@ -33,6 +33,7 @@ def resume(
     ] = None,
     stop_at: options.StopAt = None,
     vram_budget: options.VramBudget = None,
+    cache_budget: options.CacheBudget = None,
     data: options.Data = None,
     assignments: Annotated[
         list[str] | None,
@@ -73,6 +74,7 @@ def resume(
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
+    settings += [] if cache_budget is None else [f"data.cache_bytes={cache_budget}"]
     with speaking(json=json, quiet=quiet) as out:
         return resume_training(
             find_model(checkpoint),

@@ -257,7 +257,8 @@ def _photos(
     assert checkpoint is not None
     root = wishes.data or Path(checkpoint.dataset.root)
     try:
-        return Photos(read_scene(root, checkpoint.config.data, background=photo_background(checkpoint.config)))
+        data = checkpoint.config.data.without_depths()
+        return Photos(read_scene(root, data, background=photo_background(checkpoint.config)))
     except SceneError as error:
         if wishes.data is not None or needed:
             raise

@@ -62,6 +62,10 @@ def train(
     images: options.Images = None,
     masks: options.Masks = None,
     mask_mode: options.MaskMode = None,
+    depth_loss: options.DepthLoss = False,
+    depths: options.Depths = None,
+    depth_scale: options.DepthScale = None,
+    cache_budget: options.CacheBudget = None,
     max_pixels: options.MaxPixels = None,
     strict: options.Strict = False,
     skip_bad_images: options.SkipBadImages = False,
@@ -131,9 +135,6 @@ def train(
             "--bilateral-grid", help="The same for each place and brightness of a photo: vignettes, local tone mapping."
         ),
     ] = False,
-    depth_loss: Annotated[
-        bool, typer.Option("--depth-loss", help="Hold depths to the points that each photo is known to see.")
-    ] = False,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
     ] = False,
@@ -177,6 +178,9 @@ def train(
             images=images,
             masks=masks,
             mask_mode=mask_mode,
+            depths=depths,
+            depth_loss=depth_loss,
+            depth_scale=depth_scale,
             max_pixels=max_pixels,
             strict=strict,
             skip_bad_images=skip_bad_images,
@@ -198,7 +202,7 @@ def train(
         "train.background": background,
         "train.antialiased": antialiased or None,
         "train.filter_3d": filter_3d or None,
-        "data.depths": "auto" if depth_loss else None,
+        "data.cache_bytes": cache_budget,
         "views.pose_opt": pose_opt or None,
         "views.exposure": exposure or None,
         "views.bilateral_grid": bilateral_grid or None,

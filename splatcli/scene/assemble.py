@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
+from splatcli.scene.depth_maps import find_depth_maps
 from splatcli.scene.frame import extent_of, moved, offset_for, on_one_line
 from splatcli.scene.images import ImageStore
 from splatcli.scene.locate import find_photos, photos_below
@@ -45,7 +46,9 @@ def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, prob
         with problems.collect():
             points = settle_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
     masks = find_masks(source, views, found, data, int(data.resolution or 1) if divided else None, notes, problems)
-    sources = fit_photos([moved(view, offset) for view in views], found.paths, masks, data, divided, notes, problems)
+    depths = find_depth_maps(source, views, found, data, notes, problems)
+    shifted = [moved(view, offset) for view in views]
+    sources = fit_photos(shifted, found.paths, masks, depths, data, divided, notes, problems)
     store = ImageStore(
         sources,
         background,

@@ -20,6 +20,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.colmap_audit import audit_binary, count_binary_images
 from splatcli.scene.colmap_points import read_points
 from splatcli.scene.colmap_text import count_text_images, text_fault, text_names
+from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.points import RawPoints
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid
@@ -261,7 +262,7 @@ def _pose(image: pycolmap.Image, file: Path, label: str) -> NDArray[np.float64]:
 def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | None:
     path = model.file("points3D")
     if path.is_file():
-        return read_points(path, data.max_points, with_tracks=data.depths is not None)
+        return read_points(path, data.max_points, with_tracks=data.depths == AUTO)
     notes.append(f"{path.name} is missing")
     return None
 

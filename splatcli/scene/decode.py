@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,21 +16,11 @@ from splatcli.errors import ResourceError, SceneError, SplatError
 from splatcli.scene.colour import colours_of
 from splatcli.scene.filetypes import FORMATS, raw_error, reduction, refuse_raw, unreadable_error
 from splatcli.scene.pixels import Decoded, Rgb, deep, from_bytes, from_deep, grey
+from splatcli.scene.upright import upright
 
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None
 
-_Transpose = Image.Transpose
-#: EXIF orientation (274) -> the transposition that puts the picture upright.
-_UPRIGHT = {
-    2: _Transpose.FLIP_LEFT_RIGHT,
-    3: _Transpose.ROTATE_180,
-    4: _Transpose.FLIP_TOP_BOTTOM,
-    5: _Transpose.TRANSPOSE,
-    6: _Transpose.ROTATE_270,
-    7: _Transpose.TRANSVERSE,
-    8: _Transpose.ROTATE_90,
-}
 _ORIENTATION_TAG = 0x0112
 #: A TIFF with this tag is a DNG, whose first picture is a thumbnail.
 _DNG_VERSION_TAG = 0xC612
@@ -103,7 +94,7 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
                 remedy="start again; do not change photos during a run",
             )
         # Pillow turns TIFFs, and nothing else, as their orientation says; that is undone here.
-        turned = _orientation(image) if image.format == "TIFF" else 1
+        undo = _orientation(image) if image.format == "TIFF" else 1
         colours = colours_of(image)
         with _decoding(path):
             wide = deep(image, path)
@@ -118,8 +109,8 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
                 decoded = from_bytes(image, background, colours)
     alpha = decoded.alpha
     return Decoded(
-        _upright(decoded.rgb, turned, orientation),
-        None if alpha is None else _upright(alpha, turned, orientation),
+        upright(decoded.rgb, undo, orientation),
+        None if alpha is None else upright(alpha, undo, orientation),
     )
 
 
@@ -129,14 +120,22 @@ def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
     Numbers are taken as stored: 1 is not 0, whatever the number of bits.
     """
     with _opened(path) as image, _decoding(path):
-        turned = _orientation(image) if image.format == "TIFF" else 1
+        undo = _orientation(image) if image.format == "TIFF" else 1
         if image.mode[0] not in "IF":
             image = image.convert("RGBA") if image.has_transparency_data else image.convert("RGB")
         values = np.asarray(image)
         nonzero = values != 0 if values.ndim == 2 else values[..., :3].any(axis=2)
         if image.mode == "RGBA":
             nonzero &= values[..., 3] != 0
-    return np.not_equal(_upright(np.asarray(nonzero, dtype=np.uint8), turned, orientation), 0)
+    return upright(np.asarray(nonzero, dtype=np.bool_), undo, orientation)
+
+
+def decode_numbers(path: Path, orientation: int = 1) -> NDArray[Any]:
+    """[H, W] the numbers of an image of one channel as stored, EXIF's ``orientation`` applied. Raises SceneError."""
+    with _opened(path) as image, _decoding(path):
+        undo = _orientation(image) if image.format == "TIFF" else 1
+        values = np.asarray(image)
+    return upright(values, undo, orientation)
 
 
 def decode_rgb(path: Path, background: Rgb, orientation: int = 1) -> NDArray[np.uint8]:
@@ -195,22 +194,10 @@ def _orientation(image: Image.Image) -> int:
     except Exception:
         # The picture can be whole although its metadata is not.
         return 1
-    return value if value in _UPRIGHT else 1
+    return value if value in range(1, 9) else 1
 
 
 def _stored_size(image: Image.Image) -> tuple[int, int]:
     """Width and height as stored; of TIFFs Pillow tells them as they are upright."""
-    turned = image.format == "TIFF" and _orientation(image) >= 5
-    return (image.height, image.width) if turned else image.size
-
-
-#: Orientation -> the transposition that brings an upright picture back into its file's rows.
-_INVERSE = {**_UPRIGHT, 6: _Transpose.ROTATE_90, 8: _Transpose.ROTATE_270}
-
-
-def _upright(pixels: NDArray[np.uint8], turned: int, orientation: int) -> NDArray[np.uint8]:
-    """Pixels that were ``turned`` while decoding, as stored and then turned by ``orientation``."""
-    for way in (_INVERSE.get(turned), _UPRIGHT.get(orientation)):
-        if way is not None:
-            pixels = np.array(Image.fromarray(pixels).transpose(way))
-    return pixels
+    quarter = image.format == "TIFF" and _orientation(image) >= 5
+    return (image.height, image.width) if quarter else image.size

@@ -1,4 +1,4 @@
-"""What is known of the depth of a photo's pixels: the points that its view is known to see."""
+"""What is known of the depth of a photo's pixels: by a map of them, or the points that its view is known to see."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from numpy.typing import NDArray
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
-
-#: The value of ``data.depths`` that names no folder.
-AUTO = "auto"
 
 #: World units in front of a camera from which on a point is seen, as the rasterizer has it.
 _NEAR = 0.01
@@ -54,13 +51,22 @@ def depths_of_points(camera: Camera, xyz: NDArray[np.float32]) -> KnownDepths:
     return KnownDepths(pixels, depths[order][first])
 
 
+def depths_of_map(depths: NDArray[np.float32]) -> KnownDepths:
+    """What a map [H, W] knows, 0 where it knows nothing."""
+    pixels = np.flatnonzero(depths)
+    return KnownDepths(pixels, depths.reshape(-1)[pixels].astype(np.float64))
+
+
 def check_depths(scene: Scene) -> None:
     """Raises SceneError where no training view has a known depth."""
+    if any(scene.images.knows_depth(view) for view in scene.train):
+        return
     if scene.seen is not None and any(len(scene.seen[view]) for view in scene.train):
         return
     what = "has no points" if scene.points is None else "has points, but not which photos see them"
     raise SceneError(
         f"{what}: no depth is known of any training view",
         where=scene.root,
-        remedy="--depth-loss wants a COLMAP model whose points have tracks (points3D as the mapper writes it)",
+        remedy="--depth-loss wants a COLMAP model whose points have tracks (points3D as the mapper writes it), or "
+        "depth maps: depth_file_path in transforms.json, or --depths DIR",
     )

@@ -20,6 +20,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import DECODE_BYTES, decode
+from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_hidden, read_opacity, reduce_hidden, resample_hidden
 from splatcli.scene.memory import max_pixels
 from splatcli.scene.pixels import Rgb, composite
@@ -44,6 +45,9 @@ _BLACK: Rgb = (0, 0, 0)
 #: Photos hidden altogether that are told by name.
 _TOLD = 5
 
+#: Bytes a pixel of a known depth.
+_DEPTH_BYTES = 4
+
 _V = TypeVar("_V")
 
 
@@ -55,6 +59,7 @@ class ImageSource:
     reduced: width and height to which the photo is resized before the lens is undone (if there is one).
     lens: the distorted camera of the photo, or None when the photo is a pinhole's.
     mask: the file that says what is hidden, or None; ``mask_orientation`` is applied to it.
+    depth: the map of its depths, or None.
     """
 
     path: Path
@@ -65,6 +70,7 @@ class ImageSource:
     orientation: int = 1
     mask: Path | None = None
     mask_orientation: int = 1
+    depth: DepthFile | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,15 +81,18 @@ class Photo:
     hidden: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
     alpha: [H, W] uint8, 255 where nothing shows through; pixels are over black then, and the background is to be added
         (train/targets.py). None where pixels are the picture as it is.
+    depth: [H, W] float32 camera-space z in world units, 0 where it is not known; None where there is no map.
     """
 
     pixels: NDArray[np.uint8]
     hidden: NDArray[np.bool_] | None = None
     alpha: NDArray[np.uint8] | None = None
+    depth: NDArray[np.float32] | None = None
 
     @property
     def nbytes(self) -> int:
-        return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in (self.hidden, self.alpha))
+        parts = (self.pixels, self.hidden, self.alpha, self.depth)
+        return sum(0 if part is None else part.nbytes for part in parts)
 
 
 class ByteCache:
@@ -159,6 +168,15 @@ class ImageStore:
         """Whether there are files of masks."""
         return any(source.mask is not None for source in self.sources)
 
+    @property
+    def has_depths(self) -> bool:
+        """Whether there are maps of depths."""
+        return any(source.depth is not None for source in self.sources)
+
+    def knows_depth(self, i: int) -> bool:
+        """Whether photo ``i`` has a map of its depths."""
+        return self.sources[i].depth is not None
+
     def of(self, sources: list[ImageSource]) -> ImageStore:
         """A store of other photos that is otherwise alike."""
         return ImageStore(
@@ -172,10 +190,11 @@ class ImageStore:
     def most_bytes(self, kept: int | None = None) -> int:
         """What photos take at most: those that are kept, in ``kept`` bytes if that is less, and those being decoded."""
         sizes = [source.camera.width * source.camera.height for source in self.sources]
-        photos = (3 + self.masked + (self.background is None)) * sum(sizes)
+        depths = _DEPTH_BYTES * self.has_depths
+        photos = (3 + self.masked + (self.background is None) + depths) * sum(sizes)
         budget = self._photos.budget if kept is None else min(kept, self._photos.budget)
         stored = max((source.stored[0] * source.stored[1] for source in self.sources), default=0)
-        return min(photos, budget) + self._parallel() * stored * DECODE_BYTES
+        return min(photos, budget) + self._parallel() * stored * (DECODE_BYTES + depths)
 
     def has(self, i: int) -> bool:
         """Whether the file is (still) there."""
@@ -260,7 +279,15 @@ class ImageStore:
         if hidden is not None:
             rgb[hidden] = 0
             self._tell_if_all(hidden, i)
-        return Photo(rgb, hidden, None if alpha is None else np.ascontiguousarray(alpha))
+        return Photo(rgb, hidden, None if alpha is None else np.ascontiguousarray(alpha), self._depth(source))
+
+    def _depth(self, source: ImageSource) -> NDArray[np.float32] | None:
+        if source.depth is None:
+            return None
+        depths = read_depth_map(source.depth)
+        if source.lens is not None:  # z of the lens is z of its pinhole: both look the same way
+            return resample_depths(depths, self._grid(source.lens, source.camera))
+        return reduce_depths(depths, (source.camera.width, source.camera.height))
 
     def _tell_if_all(self, hidden: NDArray[np.bool_], i: int) -> None:
         if not hidden.all():

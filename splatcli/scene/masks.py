@@ -20,6 +20,7 @@ from splatcli.scene.decode import decode_nonzero, read_header
 from splatcli.scene.locate import SHOWN, Found, doubtful_error, find_in
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
+from splatcli.scene.upright import same_shape
 
 #: Settings of ``data.masks`` that name no folder.
 NONE, ALPHA = "none", "alpha"
@@ -85,8 +86,7 @@ def check_mask(mask: Path, photo: Path, stored: tuple[int, int], orientation: in
     size = (header.width, header.height)
     upright = stored[::-1] if orientation >= 5 else stored
     for wanted, turn in ((stored, orientation), (upright, 1)):
-        larger = reduced and abs(size[0] * wanted[1] - size[1] * wanted[0]) <= max(*size, *wanted)
-        if size == wanted or larger:
+        if size == wanted or (reduced and same_shape(size, wanted)):
             return turn
     raise SceneError(
         f"the mask is {size[0]}x{size[1]} pixels, its photo {photo.name} {stored[0]}x{stored[1]}",

@@ -12,6 +12,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Header, read_header
+from splatcli.scene.depth_maps import DepthFile, check_depth_map
 from splatcli.scene.duplicates import identical_files
 from splatcli.scene.images import ImageSource, ImageStore
 from splatcli.scene.locate import DIVISORS
@@ -20,6 +21,7 @@ from splatcli.scene.memory import max_pixels
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
+from splatcli.scene.upright import same_shape
 
 #: Without a resolution, wider photos are reduced to this many pixels (INRIA's rule).
 MAX_WIDTH = 1600
@@ -77,7 +79,7 @@ class PhotoFitter:
     colours: Counter[str] = field(default_factory=Counter)
     bad: list[SceneError] = field(default_factory=list)
 
-    def add(self, view: View, path: Path, mask: Path | None) -> ImageSource | None:
+    def add(self, view: View, path: Path, mask: Path | None, depth: DepthFile | None = None) -> ImageSource | None:
         """The source of one view; None when it is left out, or its lens was refused before. Raises SceneError."""
         try:
             header = read_header(path, self.max_pixels)
@@ -94,6 +96,8 @@ class PhotoFitter:
         if not self.usable[lens_key(lens)]:
             return None
         stored, orientation = self._fit(header, lens, path)
+        if depth is not None:
+            depth = check_depth_map(depth, path, (header.width, header.height), orientation, self.max_pixels)
         mask_orientation = 1
         if mask is not None:
             mask_orientation = check_mask(mask, path, (header.width, header.height), orientation, self.divided)
@@ -132,6 +136,7 @@ class PhotoFitter:
             orientation=orientation,
             mask=mask,
             mask_orientation=mask_orientation,
+            depth=depth,
         )
 
     def _pinhole(self, lens: pycolmap.Camera, view: View) -> pycolmap.Camera | None:
@@ -149,18 +154,18 @@ class PhotoFitter:
     def _fit(self, header: Header, lens: pycolmap.Camera, path: Path) -> tuple[tuple[int, int], int]:
         """The stored size to use and the EXIF orientation to apply, so that photo and lens have the same aspect."""
         stored, wanted = (header.width, header.height), (int(lens.width), int(lens.height))
-        if _same_aspect(stored, wanted):
+        if same_shape(stored, wanted):
             self.counts["scaled"] += stored != wanted and not self.divided
             return stored, 1
         turned = stored[::-1]
-        if header.orientation >= 5 and _same_aspect(turned, wanted):
+        if header.orientation >= 5 and same_shape(turned, wanted):
             self.counts["scaled"] += turned != wanted and not self.divided
             return turned, header.orientation
         raise SceneError(
             f"the photo is {stored[0]}x{stored[1]} pixels, its camera {wanted[0]}x{wanted[1]}: not the same shape",
             where=path,
             remedy="use the photos that the cameras were computed from"
-            + ("; this one seems to have been turned by a quarter" if _same_aspect(turned, wanted) else ""),
+            + ("; this one seems to have been turned by a quarter" if same_shape(turned, wanted) else ""),
         )
 
     def _count(self, header: Header, orientation: int) -> None:
@@ -200,6 +205,7 @@ def fit_photos(
     views: list[View],
     paths: Mapping[str, Path],
     masks: Mapping[str, Path],
+    depths: Mapping[str, DepthFile],
     data: DataConfig,
     divided: bool,
     notes: list[str],
@@ -207,7 +213,7 @@ def fit_photos(
 ) -> list[ImageSource]:
     """The photos of the views as their headers tell of them. Raises all problems known by now.
 
-    paths, masks: by the names of the views. divided: as in PhotoFitter.
+    paths, masks, depths: by the names of the views. divided: as in PhotoFitter.
     """
     fitter = PhotoFitter(
         resolution=None if divided else data.resolution,
@@ -220,7 +226,7 @@ def fit_photos(
     sources = []
     for view in views:
         with problems.collect():
-            fitted = fitter.add(view, paths[view.name], masks.get(view.name))
+            fitted = fitter.add(view, paths[view.name], masks.get(view.name), depths.get(view.name))
             if fitted is not None:
                 sources.append(fitted)
     problems.settle()
@@ -266,8 +272,3 @@ def _identical_note(sources: Iterable[ImageSource]) -> str | None:
         f"{sum(map(len, groups))} photos are identical files ({pairs}): one of them is not what its camera saw; "
         "remove the copies"
     )
-
-
-def _same_aspect(size: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether one size is the other scaled, but for rounding to whole pixels."""
-    return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)

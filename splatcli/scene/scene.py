@@ -18,6 +18,8 @@ from splatcli.scene.source import Kind
 
 #: Bytes at each end of a photo that go into the fingerprint.
 _SAMPLE = 64 << 10
+#: What a fingerprint calls the digest of each kind of file.
+_KEYS = {"photo": "sha256", "mask": "masks", "depth map": "depths"}
 
 
 @dataclass(slots=True, eq=False)
@@ -56,19 +58,17 @@ class Scene:
         return extent_of(np.stack([self.cameras[i].center for i in self.train]))
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of photos, a SHA-256 over names, sizes, and the first and last 64 kB of each; another of the masks.
+        """Count of photos, a SHA-256 over names, sizes, and the first and last 64 kB of each; others of masks and maps.
 
         Raises SceneError when a file has gone.
         """
-        photos, masks = hashlib.sha256(), hashlib.sha256()
-        masked = False
+        digests: dict[str, hashlib._Hash] = {}
         for camera, source in zip(self.cameras, self.images.sources, strict=True):
-            _sample("photo", source.path, camera.name, photos)
-            if source.mask is not None:
-                _sample("mask", source.mask, camera.name, masks)
-                masked = True
-        found: dict[str, str | int] = {"count": len(self.cameras), "sha256": photos.hexdigest()}
-        return {**found, "masks": masks.hexdigest()} if masked else found
+            depth = None if source.depth is None else source.depth.path
+            for kind, path in (("photo", source.path), ("mask", source.mask), ("depth map", depth)):
+                if path is not None:
+                    _sample(kind, path, camera.name, digests.setdefault(_KEYS[kind], hashlib.sha256()))
+        return {"count": len(self.cameras), **{key: digest.hexdigest() for key, digest in digests.items()}}
 
 
 def _sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:

@@ -49,6 +49,7 @@ class View:
     outside: where the photo is, as the file says it, when that is outside the scene's folder; else None.
     mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
     number: what the tracks of the scene's points call the view; None where there are none.
+    depth: where the depth map is, absolute or from the scene's folder, when the file names one; else None.
     """
 
     name: str
@@ -58,6 +59,7 @@ class View:
     outside: str | None = None
     mask: str | None = None
     number: int | None = None
+    depth: str | None = None
 
     @property
     def center(self) -> NDArray[np.float64]:
@@ -74,6 +76,7 @@ class SceneSource:
     train, test: names of the split that the layout itself makes; None leaves it to the settings.
     tolerant: views without a photo are dropped (when most have one) without being asked.
     resized_folders: whether ``<folder>_2``, ``_4``, ``_8`` beside the image folder hold smaller copies.
+    depth_scale: scene units that 1 in a depth map is, where the layout says so.
     alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
     """
 
@@ -87,6 +90,7 @@ class SceneSource:
     test: set[str] | None = None
     tolerant: bool = False
     resized_folders: bool = True
+    depth_scale: float | None = None
     alternatives: str | None = None
     notes: list[str] = field(default_factory=list)
 

@@ -18,7 +18,7 @@ from splatcli.scene.filetypes import SUFFIXES
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid
-from splatcli.scene.transforms_lens import lens_of
+from splatcli.scene.transforms_lens import depth_unit, lens_of
 
 #: Larger scene files are refused: 100,000 frames take about 60 MB, and as Python objects up to thirty times that.
 MAX_BYTES = 128 << 20
@@ -49,6 +49,7 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
         points=points,
         tolerant=True,
         resized_folders=folder != "",
+        depth_scale=depth_unit(document, file),
     )
     train, test, val = (
         _listed(document, f"{split}_filenames", root, folder, file, data) for split in ("train", "test", "val")
@@ -150,11 +151,17 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
     lens = lens_of(frame, document, file, label)
     if outside is None:
         name = _with_suffix(name, root)
-    mask = frame.get("mask_path")
-    if mask is not None:
-        inside, beyond = placed(str(mask), root, file, f"{label}: mask_path", allow_outside=data.allow_outside)
-        mask = beyond or inside
-    return View(name, lens, _viewmat(frame, file, label), label, outside, mask)
+    mask, depth = (_beside(frame, key, root, file, label, data) for key in ("mask_path", "depth_file_path"))
+    return View(name, lens, _viewmat(frame, file, label), label, outside, mask, depth=depth)
+
+
+def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str, data: DataConfig) -> str | None:
+    """Where another file of a frame is, relative to the scene's folder; as it is given where that is allowed."""
+    given = frame.get(key)
+    if given is None:
+        return None
+    inside, beyond = placed(str(given), root, file, f"{label}: {key}", allow_outside=data.allow_outside)
+    return beyond or inside
 
 
 def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float64]:

@@ -29,6 +29,7 @@ _INTRINSICS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "camera_angle_x", "camera_a
 _LARGEST = 1e30
 _RANGES = {
     **dict.fromkeys(("fl_x", "fl_y"), (0.0, _LARGEST, "a focal length is positive, in pixels")),
+    "depth_unit_scale_factor": (0.0, _LARGEST, "scene units that 1 in a depth map is, positive"),
     **dict.fromkeys(("camera_angle_x", "camera_angle_y"), (0.0, math.pi, "radians between 0 and 3.14 are expected")),
     **dict.fromkeys(("w", "h"), (0.5, 1e6, "a photo has at least one pixel and less than a million a side")),
 }
@@ -57,6 +58,12 @@ def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: 
     fisheye = frame.get("is_fisheye", document.get("is_fisheye", False))
     model = str(frame.get("camera_model", document.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")))
     return TransformsLens(file, name, model, _intrinsics(frame, document, file, name))
+
+
+def depth_unit(document: dict[str, Any], file: Path) -> float | None:
+    """Scene units that 1 in a depth map is, where the file says so. Raises SceneError for what cannot be."""
+    given = document.get("depth_unit_scale_factor")
+    return None if given is None else _number(given, "depth_unit_scale_factor", file, "the top of the file")
 
 
 def _intrinsics(

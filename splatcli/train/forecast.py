@@ -151,7 +151,7 @@ def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torc
         room = held + own + int(SHARE * free_memory(device))
     else:
         room, held = budget, -(-held // _GRAIN) * _GRAIN
-    if device.type == "cpu":
+    if device.type == "cpu" and (budget is not None or config.data.cache_bytes is None):
         scene.images.limit(int(SHARE_OF_MEMORY * room))
     camera, pairs = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
     largest = max((scene.cameras[i] for i in (*scene.train, *scene.test)), key=lambda c: c.width * c.height)

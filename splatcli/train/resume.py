@@ -19,7 +19,12 @@ _TOLERANCE = 1e-5
 
 
 #: What the entries of a fingerprint are called.
-_FINGERPRINT = {"count": "the number of photos", "sha256": "the digest of the photos"}
+_FINGERPRINT = {
+    "count": "the number of photos",
+    "sha256": "the digest of the photos",
+    "masks": "the digest of the masks",
+    "depths": "the digest of the depth maps",
+}
 
 #: What may differ if the user says so, and how that is said.
 CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.raster.depth import DepthTarget
 from splatcli.scene.camera import Camera
-from splatcli.scene.depths import known_depths
+from splatcli.scene.depths import depths_of_map, known_depths
+from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene
 from splatcli.train.metrics import tensor_of
 
@@ -106,17 +106,17 @@ class Targets:
         parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.hidden, photo.alpha))
         target = Target(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
         if self.depth_lambda > 0.0:
-            target = replace(target, depth=self._depth(view, photo.hidden))
+            target = replace(target, depth=self._depth(view, photo))
         if self.device.type == "cuda" and target.nbytes <= self._room:
             self._room -= target.nbytes
             self._kept[view] = target
         return target
 
-    def _depth(self, view: int, hidden: NDArray[np.bool_] | None) -> DepthTarget:
+    def _depth(self, view: int, photo: Photo) -> DepthTarget:
         """Depths of the pixels that count; what is known of none has no weight."""
-        known = known_depths(self.scene, view)
-        if hidden is not None:
-            known = known.without(hidden)
+        known = known_depths(self.scene, view) if photo.depth is None else depths_of_map(photo.depth)
+        if photo.hidden is not None:
+            known = known.without(photo.hidden)
         median = float(np.median(known.depths)) if len(known.depths) else 0.0
         inverse = torch.from_numpy((1.0 / known.depths).astype(np.float32))
         pixels = torch.from_numpy(known.pixels)
@@ -132,10 +132,10 @@ class Targets:
 def photo_room(scene: Scene, device: torch.device, limit: int | None) -> int:
     """Bytes that photos take at most beside a run: a part of ``limit`` bytes, by default of what is free."""
     if device.type == "cpu":
-        return scene.images.most_bytes(None if limit is None else int(SHARE_OF_MEMORY * limit))
+        return scene.images.most_bytes()
     room = int(SHARE_OF_MEMORY * (torch.cuda.mem_get_info(device)[0] if limit is None else limit))
-    # Three bytes a pixel, and a mask; and alpha where it is kept.
-    pixel = 4 + (scene.images.background is None)
+    # Three bytes a pixel, and a mask; and alpha where it is kept; and of a known depth its place and its inverse.
+    pixel = 4 + (scene.images.background is None) + 12 * scene.images.has_depths
     return min(room, sum(pixel * camera.width * camera.height for camera in scene.cameras))
 
 

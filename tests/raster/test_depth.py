@@ -56,7 +56,7 @@ def stepped(kind: str, count: int | None) -> tuple[float, Gaussians, AdamState]:
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("kind", ENGINES)
-@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize("count", [1, 300, WIDTH * HEIGHT])
 def test_loss_and_gradients_are_those_of_autograd(kind: str, count: int) -> None:
     loss, _, adam = stepped(kind, count)
     parameters = leaves(random_gaussians(1, 60, sh_degree=1, dtype=F64))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 
-from splatcli.config import Config
+from splatcli.config import Config, DataConfig
 from splatcli.errors import SceneError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster import NativeEngine, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.depths import known_depths
 from splatcli.scene.points import PointCloud
+from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Stepped
 from splatcli.train.loop import Trainer
@@ -54,6 +58,30 @@ def wall_scene(*, seen: bool = True) -> Scene:
     )
 
 
+def wall_depths(camera: Camera, size: int = SIZE) -> NDArray[np.float64]:
+    """[size, size] z of the wall, from the plane's equation."""
+    half = (np.arange(size) + 0.5) / size - 0.5
+    rays = np.stack([*np.meshgrid(half, half), np.ones((size, size))], axis=-1) @ camera.viewmat[:3, :3]
+    return (WALL - camera.center[2]) / rays[..., 2]
+
+
+def write_wall(root: Path) -> Scene:
+    """The same wall as files: no points, and for each photo a map of depths in millimetres, at half its size."""
+    frames = []
+    for camera in wall_scene().cameras:
+        name = Path(camera.name).stem
+        c2w = np.linalg.inv(camera.viewmat) @ np.diag([1.0, -1.0, -1.0, 1.0])
+        Image.new("RGB", (SIZE, SIZE), (128, 128, 128)).save(root / camera.name)
+        depths = np.round(1000 * wall_depths(camera, SIZE // 2)).astype(np.uint16)
+        depths[:3, :5] = 0
+        Image.fromarray(depths).save(root / f"{name}_depth.png")
+        frame = {"file_path": camera.name, "depth_file_path": f"{name}_depth.png"}
+        frames.append({**frame, "transform_matrix": c2w.tolist()})
+    lens = {"fl_x": SIZE, "fl_y": SIZE, "w": SIZE, "h": SIZE}
+    (root / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
+    return read_scene(root, DataConfig(depths="auto", test_every=VIEWS))
+
+
 def config(steps: int, seed: int, depths: str | None) -> Config:
     values: dict[str, dict[str, Any]] = {
         "data": {"depths": depths},
@@ -67,10 +95,10 @@ def config(steps: int, seed: int, depths: str | None) -> Config:
     return Config.model_validate(values)
 
 
-def trainer(steps: int, seed: int, depths: str | None) -> Trainer:
+def trainer(steps: int, seed: int, depths: str | None, scene: Scene | None = None) -> Trainer:
     engine = NativeEngine(float32("portable"))
     return Trainer.start(
-        config(steps, seed, depths), wall_scene(), run_dir=MemoryRun(), engine=engine, given=cloud(seed)  # type: ignore[arg-type]
+        config(steps, seed, depths), scene or wall_scene(), run_dir=MemoryRun(), engine=engine, given=cloud(seed)  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -88,9 +116,7 @@ def wall_error(run: Trainer) -> float:
     """Median of |rendered - true| / true depth over the pixels of the held-out view."""
     camera = run.scene.cameras[0]
     out = render(run.state.gaussians, camera, backend=float32("portable"))
-    x, y = np.meshgrid((np.arange(SIZE) + 0.5 - SIZE / 2) / SIZE, (np.arange(SIZE) + 0.5 - SIZE / 2) / SIZE)
-    rays = np.stack([x, y, np.ones_like(x)], axis=-1) @ camera.viewmat[:3, :3]
-    true = (WALL - camera.center[2]) / rays[..., 2]
+    true = wall_depths(camera)
     drawn = (out.depth / out.alpha.clamp(min=1e-6)).numpy()
     return float(np.median(np.abs(drawn - true) / true))
 
@@ -105,6 +131,31 @@ def test_a_wall_without_texture_gets_its_depth_from_some_points(seed: int) -> No
         assert len(losses) == 300
         errors[depths] = wall_error(run)
     assert errors["auto"] < 0.4 * errors[None], errors
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_wall_without_texture_gets_its_depth_from_maps(seed: int, tmp_path: Path) -> None:
+    scene, errors = write_wall(tmp_path), {}
+    for depths in (None, "auto"):
+        run = trainer(300, seed, depths, scene)
+        assert len([event for event in run.run() if isinstance(event, Stepped)]) == 300
+        errors[depths] = wall_error(run)
+    # Measured: 0.34 to 0.39 by the photos alone, 0.003 to 0.005 with maps.
+    assert errors["auto"] < 0.05 * errors[None], errors
+
+
+def test_the_target_of_a_map_knows_all_pixels_but_the_hole(tmp_path: Path) -> None:
+    scene = write_wall(tmp_path)
+    assert (scene.test, scene.points, scene.seen) == ([0], None, None)
+    target = Targets(scene, torch.device("cpu"), depth_lambda=0.1).load(3).depth
+    assert target is not None
+    whole = np.ones((SIZE, SIZE), bool)
+    whole[:6, :10] = False
+    assert target.pixels.tolist() == np.flatnonzero(whole).tolist()
+    true = wall_depths(scene.cameras[3])[whole]
+    np.testing.assert_allclose(1 / target.inverse.numpy(), true, rtol=0.02)
+    assert target.weight == pytest.approx(0.1 * np.median(true), rel=0.01)
 
 
 @NEEDS_COMPILER

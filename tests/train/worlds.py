@@ -101,6 +101,9 @@ class MadeImages:
     def most_bytes(self, kept: int | None = None) -> int:
         return sum(array.nbytes for array in self.pixels)
 
+    def knows_depth(self, i: int) -> bool:
+        return False
+
     def has(self, i: int) -> bool:
         return 0 <= i < len(self.pixels)
 

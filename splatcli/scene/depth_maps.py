@@ -1,0 +1,248 @@
+"""Depth maps: files that say how deep the pixels of a photo lie. Found, checked by their headers, and read.
+
+A map tells camera-space z (not the length of the ray) of its photo's pixels as they are stored, at any resolution of
+the same shape; what is 0, negative, NaN or infinite is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+from torch import Tensor
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.decode import decode_numbers, read_header
+from splatcli.scene.locate import SHOWN, Found, doubtful_error
+from splatcli.scene.problems import Problems
+from splatcli.scene.source import SceneSource, View
+from splatcli.scene.upright import nearest, same_shape, turned
+
+#: The value of ``data.depths`` that names no folder.
+AUTO = "auto"
+#: Endings of maps, the likeliest first.
+SUFFIXES = (".npy", ".npz", ".png", ".tif", ".tiff")
+#: Scene units that 1 of a whole number is: millimetres where the scene is in metres, as in nerfstudio.
+INTEGER_UNIT = 1e-3
+#: Pillow's modes of one channel with 16 bits or more.
+_MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+_NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+_FORMATS = "save it as a PNG or TIFF of 16 bits, or as .npy or .npz with 16 bits or more, one number a pixel"
+_DAMAGED = "write the map again, or train without it"
+
+
+@dataclass(frozen=True, slots=True)
+class DepthFile:
+    """A map on disk.
+
+    scale: scene units that 1 in the file is; None takes INTEGER_UNIT for whole numbers and 1 for others.
+    orientation: EXIF's, to be applied.
+    """
+
+    path: Path
+    scale: float | None = None
+    orientation: int = 1
+
+
+def find_depth_maps(
+    source: SceneSource, views: list[View], found: Found, data: DataConfig, notes: list[str], problems: Problems
+) -> dict[str, DepthFile]:
+    """Name of a view in ``found`` -> its depth map; empty where none is asked for, or the scene names none.
+
+    Maps that are missing are added to ``problems``, or with ``data.skip_missing`` told.
+    """
+    views = [view for view in views if view.name in found.paths]
+    named = [view for view in views if view.depth is not None]
+    if data.depths is None:
+        if named:
+            notes.append(f"{len(named)} photos have depth maps, which splat train --depth-loss uses")
+        return {}
+    if data.depths == AUTO:
+        where = source.file
+        maps, missing = _named(source, named)
+    else:
+        where = source.root / data.depths
+        maps, missing = _in_folder(where, views, problems)
+    if missing and not (data.skip_missing and maps):
+        shown = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
+        problems.add(
+            SceneError(
+                f"{len(missing)} of {len(missing) + len(maps)} depth maps are missing: {shown}",
+                where=where,
+                remedy="put them back; splat train --skip-missing goes on without them",
+            )
+        )
+    if maps:
+        notes.append(f"{len(maps)} of {len(views)} photos have depth maps")
+    scale = data.depth_scale or source.depth_scale
+    return {name: DepthFile(path, scale) for name, path in maps.items()}
+
+
+def check_depth_map(
+    file: DepthFile, photo: Path, stored: tuple[int, int], orientation: int, max_pixels: int
+) -> DepthFile:
+    """The map with the orientation to apply: that of its photo, unless it is upright already. Reads its header only.
+
+    stored: the photo's size in its file. Raises SceneError when the map cannot be read or has another shape.
+    """
+    size = _size(file.path, max_pixels)
+    for wanted, turn in ((stored, orientation), (stored[::-1] if orientation >= 5 else stored, 1)):
+        if same_shape(size, wanted):
+            return replace(file, orientation=turn)
+    raise SceneError(
+        f"the depth map is {size[0]}x{size[1]} pixels, its photo {photo.name} {stored[0]}x{stored[1]}: not the same "
+        "shape",
+        where=file.path,
+        remedy="make the map of the whole photo, at any resolution",
+    )
+
+
+def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
+    """[H, W] z in scene units, 0 where nothing is known. Raises SceneError when it is damaged, or tells nothing."""
+    path = file.path
+    if path.suffix.lower() in (".npy", ".npz"):
+        with _array(path) as (stream, shape, dtype, fortran):
+            data = stream.read(prod(shape) * dtype.itemsize)
+        if len(data) < prod(shape) * dtype.itemsize:
+            raise SceneError("ends in the middle of its numbers", where=path, remedy=_DAMAGED)
+        values = turned(np.frombuffer(data, dtype).reshape(shape[:2], order="F" if fortran else "C"), file.orientation)
+    else:
+        values = decode_numbers(path, file.orientation)
+    scale = file.scale or (INTEGER_UNIT if values.dtype.kind in "iu" else 1.0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        depths = np.multiply(values, np.float32(scale), dtype=np.float32, casting="unsafe")
+        known = (depths > 0.0) & np.isfinite(depths)
+    if not known.any() and (values < 0).any():
+        raise SceneError(
+            f"all depths are 0 or negative, down to {np.nanmin(values):g}",
+            where=path,
+            remedy="write how far ahead of the camera things are: z, positive",
+        )
+    depths[~known] = 0.0
+    return depths
+
+
+def reduce_depths(depths: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
+    """Depths at another width and height, none of them mixed."""
+    return np.ascontiguousarray(nearest(depths, size))
+
+
+def resample_depths(depths: NDArray[np.float32], grid: Tensor) -> NDArray[np.float32]:
+    """Depths [h, w] seen through a lens's sampling grid [1, H, W, 2], none of them mixed; 0 beyond the photo."""
+    height, width = depths.shape
+    unit = 0.5 * (grid[0].numpy() + 1.0)
+    x, y = np.floor(unit[..., 0] * width), np.floor(unit[..., 1] * height)
+    inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    rows, columns = (np.where(inside, at, 0.0).astype(np.int32) for at in (y, x))
+    return np.asarray(np.where(inside, depths[rows, columns], np.float32(0.0)))
+
+
+def _named(source: SceneSource, views: list[View]) -> tuple[dict[str, Path], list[str]]:
+    """The maps that the scene's own file names, and those of them that are not there."""
+    maps = {view.name: source.root / str(view.depth) for view in views}
+    missing = [str(view.depth) for view in views if not os.path.isfile(maps[view.name])]
+    return {name: path for name, path in maps.items() if os.path.isfile(path)}, missing
+
+
+def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dict[str, Path], list[str]]:
+    """Maps by the photo's name (a.jpg.npy), or by its stem (a.npy); and the photos without one."""
+    if not folder.is_dir():
+        raise SceneError(
+            "the folder of depth maps is not there", where=folder, remedy="--depths names a folder inside the scene"
+        )
+    there = {
+        Path(base, file).relative_to(folder).as_posix()
+        for base, _, files in os.walk(folder)
+        for file in files
+        if file.lower().endswith(SUFFIXES)
+    }
+    maps: dict[str, Path] = {}
+    missing = []
+    for view in views:
+        stems = dict.fromkeys((view.name, str(PurePosixPath(view.name).with_suffix(""))))
+        candidates = [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES if f"{stem}{suffix}" in there]
+        if len(candidates) > 1:
+            problems.add(doubtful_error(folder, view.name, candidates))
+        elif candidates:
+            maps[view.name] = folder / candidates[0]
+        else:
+            missing.append(view.name)
+    return maps, missing
+
+
+def _size(path: Path, max_pixels: int) -> tuple[int, int]:
+    """Width and height, from the header. Raises SceneError for what cannot be a map."""
+    if path.suffix.lower() in (".npy", ".npz"):
+        with _array(path) as (_, shape, _, _):
+            if shape[0] * shape[1] > max_pixels:
+                what = f"is {shape[1]}x{shape[0]}; at most {max_pixels / 1e6:,.0f} million pixels are read"
+                raise SceneError(f"{what} (--max-pixels)", where=path, remedy="write a smaller map")
+            return shape[1], shape[0]
+    header = read_header(path, max_pixels)
+    if header.mode not in _MODES:
+        raise SceneError(f"holds a picture ({header.mode}), no depths", where=path, remedy=_FORMATS)
+    return header.width, header.height
+
+
+@contextmanager
+def _array(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[Any], bool]]:
+    """The stream at the first number of a .npy, or of the only array of a .npz; with shape, type and order.
+
+    What the header claims is in the file, so that no more is allocated than that is large.
+    """
+    try:
+        with _opened(path) as (stream, size):
+            version = npy.read_magic(stream)
+            if version not in _NPY_HEADERS:
+                raise ValueError(f"version {version} of the format")
+            shape, fortran, dtype = _NPY_HEADERS[version](stream)
+            if len(shape) == 3 and shape[2] == 1:
+                shape = shape[:2]
+            if len(shape) != 2 or not all(shape) or dtype.kind not in "iuf" or dtype.itemsize < 2:
+                what = f"holds numbers of type {dtype} and shape {shape}, expected [height, width]"
+                raise SceneError(f"{what} of 16 bits or more", where=path, remedy=_FORMATS)
+            if (need := prod(shape) * dtype.itemsize) > size - stream.tell():
+                what = f"its header claims {need:,} bytes of numbers, the file has {max(0, size - stream.tell()):,}"
+                raise SceneError(what, where=path, remedy=_DAMAGED)
+            yield stream, shape, dtype, fortran
+    except (SceneError, MemoryError):
+        raise
+    except OSError as error:
+        raise SceneError(f"cannot be read: {error.strerror or error}", where=path, remedy=_DAMAGED) from None
+    except Exception as error:  # zipfile, zlib and numpy raise many kinds at damaged bytes
+        raise SceneError(
+            f"is no {path.suffix} that can be read: {str(error) or type(error).__name__}", where=path, remedy=_DAMAGED
+        ) from None
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
+    """The stream of an array, and the bytes that it has."""
+    if path.suffix.lower() == ".npy":
+        with path.open("rb") as file:
+            yield file, path.stat().st_size
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = [info for info in archive.infolist() if info.filename.endswith(".npy")]
+        named = [info for info in members if info.filename == "depth.npy"]
+        if len(members) != 1 and not named:
+            names = ", ".join(info.filename.removesuffix(".npy") for info in members[:SHOWN])
+            raise SceneError(
+                f"holds {len(members)} arrays ({names})",
+                where=path,
+                remedy="keep one array in it, or call that of the depths 'depth'",
+            )
+        member = (named or members)[0]
+        with archive.open(member) as stream:
+            yield stream, member.file_size
