@@ -54,6 +54,7 @@ def start_training(
     dotted keys, schedules scaled to them.
     """
     from splatcli.checkpoint.rundir import RunDir
+    from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
@@ -61,17 +62,18 @@ def start_training(
         named = Path(config.data.scene)
         place = output or default_folder(named)
         found = scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out)
+        moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:
-            config = remake({"data.scene": str(found)})
+            if config.data.masks not in (None, NONE, ALPHA):
+                moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
+            config = remake(moved)
         given = _initial_model(config, reading, out)
         scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
         fitting = None
         if limit is not None:
-            fitting = Fitting(
-                limit, scene, given, device, lambda values: remake({"data.scene": str(found), **values}), out
-            )
+            fitting = Fitting(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
             config = fitting.config
         requests.heed_stops()
         with RunDir.create(place, overwrite=overwrite) as run_dir:

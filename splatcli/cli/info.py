@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
 
 
+#: How the states of findings are shown.
+_STATES = {"found": "found", "none": "-", "warning": "WARNING"}
+
+
 def info(
     path: Annotated[
         Path | None,
@@ -42,12 +46,19 @@ def info(
     param_space: options.ParamSpace = None,
     lenient: options.Lenient = False,
     drop_nonfinite: options.DropNonfinite = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", metavar="PNG", help="Of a scene: also draw its cameras and points, from above and from the side."
+        ),
+    ] = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> int:
     """Tell what a file or folder is and what is in it.
 
     A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
+    Then it is told what was looked for and found, what not, and what looks wrong, with what helps.
     Photos without cameras are counted, and what finds the cameras is told.
     Of a file of splats or a checkpoint of another program it also tells whether the parameters are raw or activated
     already, on what grounds, and whether the other commands take the file.
@@ -55,6 +66,7 @@ def info(
     \b
     Examples:
       splat info scene/
+      splat info scene/ --plot cameras.png
       splat info scene/ --model sparse/1
       splat info output/scene
       splat info results/garden/ckpts/ckpt_29999_rank0.pt
@@ -84,8 +96,17 @@ def info(
                 drop_bad_points=drop_bad_points,
                 scene_extent=scene_extent,
             )
-            facts = _photo_facts(path) if _has_no_cameras(path, flags) else _scene_facts(path, flags)
+            bare = _has_no_cameras(path, flags)
+            if plot is not None and bare:
+                raise UsageError(
+                    "these photos have no cameras to draw", where="--plot", remedy=f"find them first: splat sfm {path}"
+                )
+            facts = _photo_facts(path) if bare else _scene_facts(path, flags, plot)
         else:
+            if plot is not None:
+                raise UsageError(
+                    "only the cameras of a scene are drawn", where="--plot", remedy="name a scene's folder"
+                )
             found = find_model(path)
             reading = options.reading(param_space, lenient, drop_nonfinite)
             if is_own_checkpoint(found):
@@ -216,12 +237,18 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
     }
 
 
-def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
+def _scene_facts(path: Path, flags: dict[str, Any], plot: Path | None) -> dict[str, Any]:
     from splatcli.scene.coverage import coverage_notes, hidden_share
+    from splatcli.scene.examine import examine
     from splatcli.scene.read import read_scene
     from splatcli.settings import build_config
 
     scene = read_scene(path, build_config(flags).data)
+    if plot is not None:
+        from splatcli.views.camera_map import draw_camera_map
+        from splatcli.views.pictures import png_bytes, write_bytes
+
+        write_bytes(plot, png_bytes(draw_camera_map(scene, f"{path.resolve().name}: {len(scene.cameras)} views")))
     share = (hidden_share(scene.images) or (None,))[0]
     return {
         "kind": "scene",
@@ -236,13 +263,27 @@ def _scene_facts(path: Path, flags: dict[str, Any]) -> dict[str, Any]:
         **({"offset": scene.offset.tolist()} if scene.offset.any() else {}),
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
         **({"hidden": share} if share is not None else {}),
+        **({"plot": plot} if plot is not None else {}),
         "notes": [*scene.notes, *coverage_notes(scene.images)],
+        "findings": [finding.as_dict() for finding in examine(scene)],
     }
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    width = max(map(len, facts))
-    return [f"{key:<{width}}  {_text(value)}" for key, value in facts.items()]
+    findings = facts.get("findings", [])
+    told = {key: value for key, value in facts.items() if key != "findings"}
+    width = max(map(len, told))
+    return [f"{key:<{width}}  {_text(value)}" for key, value in told.items()] + _finding_lines(findings)
+
+
+def _finding_lines(findings: list[dict[str, Any]]) -> list[str]:
+    """What was looked for, a line each; under it what helps."""
+    lines = [""] if findings else []
+    for finding in findings:
+        lines.append(f"{_STATES[finding['state']]:<8}  {finding['subject']:<10}  {finding['text']}")
+        if finding["help"] is not None:
+            lines.append(f"{'':<22}help: {finding['help']}")
+    return lines
 
 
 def _text(value: Any) -> str:

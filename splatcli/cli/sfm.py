@@ -62,6 +62,15 @@ def sfm(
     max_features: Annotated[
         int | None, typer.Option("--max-features", metavar="N", help="Features kept of a photo.  [default: 8192]")
     ] = None,
+    masks: Annotated[
+        str | None,
+        typer.Option(
+            "--masks",
+            metavar="DIR",
+            help="Folder of masks as seen from PHOTOS, or none; what they hide gives no features.  [default: masks/ in "
+            "PHOTOS or beside it]",
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Of all random choices.  [default: 42]")] = None,
     device: options.Device = "auto",
     overwrite: Annotated[
@@ -72,7 +81,8 @@ def sfm(
 ) -> int:
     """Find the cameras of photos by structure from motion.
 
-    Prints the folder of the scene: images/ (the photos, linked), sparse/0/ (a COLMAP model) and sfm.json (the report).
+    Prints the folder of the scene: images/ and masks/ (the photos and their masks, linked), sparse/0/ (a COLMAP model)
+    and sfm.json (the report). An existing folder with anything else in it is refused.
     The same photos and options are solved once. `splat train PHOTOS` does this by itself.
 
     \b
@@ -98,7 +108,7 @@ def sfm(
         from splatcli.sfm.options import SfmOptions
 
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
-        solved = cameras_of(photos, chosen, place=output, overwrite=overwrite, device=device, out=out)
+        solved = cameras_of(photos, chosen, place=output, overwrite=overwrite, device=device, masks=masks, out=out)
         facts = {name: value for name, value in solved.facts.items() if name != "key"}
         out.result({"path": solved.folder, "reused": solved.reused, **facts}, [solved.folder])
     return 0

@@ -35,14 +35,18 @@ def cameras_of(
     beside: Path = OUTPUT,
     overwrite: bool = False,
     device: str = "auto",
+    masks: str | None = None,
     out: Output,
 ) -> Solved:
-    """Structure from motion with progress, and its report on stderr. Arguments as for solve_cameras()."""
+    """Structure from motion with progress, and its report on stderr. Arguments as for solve_cameras().
+
+    masks: see find_footage().
+    """
     from splatcli.sfm.photos import find_footage
     from splatcli.sfm.report import doubts, lines
     from splatcli.sfm.run import gpu_wanted, solve_cameras
 
-    footage = find_footage(photos)
+    footage = find_footage(photos, masks)
     gpu = gpu_wanted(device)
     with _Teller(out) as teller:
         solved = solve_cameras(
@@ -83,7 +87,7 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
         )
     out.note(f"{path.resolve().name} has no cameras: they are found first, as splat sfm does")
     gpu = "cpu" if device == "cpu" else "auto"
-    return cameras_of(path, SfmOptions(), beside=run.parent, device=gpu, out=out).folder
+    return cameras_of(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
 
 
 def _shown(folder: Path) -> str:

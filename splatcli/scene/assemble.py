@@ -75,6 +75,7 @@ def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, prob
         offset,
         data.scene_extent,
         _seen(points, views, cameras),
+        source.file,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from pathlib import Path
 
 #: Bytes at the start of files of one size that are compared before whole files are.
@@ -15,11 +16,20 @@ def identical_files(paths: Iterable[Path]) -> list[list[Path]]:
     """Groups of two and more files with the same bytes, in the order given.
 
     Files are told apart by size, then by their first bytes; only what is left is read to the end. A file that cannot
-    be read belongs to no group.
+    be read belongs to no group. A file with several names is read once.
     """
+    known: dict[tuple[Hashable, Hashable], Hashable] = {}
+
+    def once(tell: Callable[[Path], Hashable], path: Path) -> Hashable:
+        found = path.stat()
+        key = (tell, (found.st_dev, found.st_ino))
+        if key not in known:
+            known[key] = tell(path)
+        return known[key]
+
     groups = [list(paths)]
     for tell in (_size, _start, _digest):
-        groups = [part for group in groups for part in _parts(group, tell)]
+        groups = [part for group in groups for part in _parts(group, partial(once, tell))]
     return groups
 
 

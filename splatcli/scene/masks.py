@@ -59,16 +59,28 @@ def find_masks(
                 remedy="correct --masks; none trains without masks, alpha takes the transparency of the photos",
             )
         return {}
-    masks, missing = _in_folder(folder, list(found.paths), problems)
+    masks = masks_in(folder, list(found.paths), problems, wanted=data.masks is not None)
     if not masks and data.masks is None:
         notes.append(f"{folder.name}/ holds no mask of these photos and is not used")
-        return {}
-    if missing:
-        name = missing[0]
+    return masks
+
+
+def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool) -> dict[str, Path]:
+    """Name of each photo -> its mask in ``folder``, by COLMAP's names (a.jpg.png), else by the photo's with any ending.
+
+    wanted: a folder without any mask of these photos is a problem too. Some with and some without always are.
+    """
+    masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
+    others = find_in(folder, {name: name for name in names if name not in masks})
+    masks |= others.paths
+    for name, candidates in others.doubtful:
+        problems.add(doubtful_error(folder, name, candidates))
+    missing = others.missing
+    if missing and (masks or wanted):
         problems.add(
             SceneError(
-                f"{len(missing)} of {len(found.paths)} photos have no mask: {', '.join(missing[:SHOWN])}"
-                f"{', ...' if len(missing) > SHOWN else ''}; looked for {name}.png and {Path(name).stem}.*",
+                f"{len(missing)} of {len(names)} photos have no mask: {', '.join(missing[:SHOWN])}"
+                f"{', ...' if len(missing) > SHOWN else ''}; looked for {missing[0]}.png and {Path(missing[0]).stem}.*",
                 where=folder,
                 remedy=_REMEDY,
             )
@@ -156,12 +168,3 @@ def _folders(source: SceneSource, found: Found, factor: int | None) -> list[Path
     """masks/ beside the photos' folder; in the scene's folder when the photos lie there themselves."""
     base = found.folder / "masks" if found.folder == source.root else found.folder.with_name("masks")
     return [base] if factor is None else [base.with_name(f"masks_{factor}"), base]
-
-
-def _in_folder(folder: Path, names: list[str], problems: Problems) -> tuple[dict[str, Path], list[str]]:
-    """Masks by COLMAP's names (a.jpg.png), else by the photo's with any ending; and the photos without one."""
-    masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
-    others = find_in(folder, {name: name for name in names if name not in masks})
-    for name, candidates in others.doubtful:
-        problems.add(doubtful_error(folder, name, candidates))
-    return masks | others.paths, others.missing

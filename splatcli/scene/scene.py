@@ -35,6 +35,7 @@ class Scene:
     offset: [3] float64; added to coordinates of the scene it gives those of the input. Zero, unless the input lies so
         far from its origin (UTM, ECEF) that float32 could not tell its points apart.
     given_extent: the size that the user gave, in world units; None takes that of the cameras.
+    file: the file that describes the views, for messages.
     seen: for each camera the rows of ``points`` that its photo is known to see; None where that was not asked for.
     """
 
@@ -49,6 +50,7 @@ class Scene:
     offset: NDArray[np.float64] = field(default_factory=lambda: np.zeros(3))
     given_extent: float | None = None
     seen: list[NDArray[np.int64]] | None = None
+    file: Path = field(default_factory=Path)
 
     @property
     def extent(self) -> float:

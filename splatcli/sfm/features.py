@@ -19,6 +19,7 @@ from PIL import Image
 from splatcli.errors import SplatError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_rgb
+from splatcli.scene.masks import check_mask, read_hidden
 from splatcli.sfm.lens import LensKey, first_guess, focal_share, lens_key
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.photos import orientation_of
@@ -33,19 +34,28 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Photo:
-    """A photo to look at. orientation: EXIF's, to be applied; width, height: in pixels, then."""
+    """A photo to look at.
+
+    orientation: EXIF's, to be applied. width, height: in pixels, then.
+    mask: what of it counts, or None; mask_orientation: to be applied to that.
+    """
 
     name: str
     path: Path
     orientation: int
     width: int
     height: int
+    mask: Path | None = None
+    mask_orientation: int = 1
 
     @classmethod
-    def of(cls, name: str, folder: Path, header: Header) -> Photo:
+    def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> Photo:
+        """Raises SceneError for a mask that is not of this photo."""
         orientation = orientation_of(header)
-        size = (header.width, header.height) if orientation < 5 else (header.height, header.width)
-        return cls(name, folder / name, orientation, *size)
+        stored = (header.width, header.height)
+        turn = 1 if mask is None else check_mask(mask, folder / name, stored, orientation, False)
+        size = stored if orientation < 5 else stored[::-1]
+        return cls(name, folder / name, orientation, *size, mask, turn)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,6 +156,7 @@ def _add_image(store: pycolmap.Database, name: str, camera: int, features: Featu
 def _features_of(photo: Photo, options: SfmOptions, gpu: bool) -> Features:
     try:
         rgb = decode_rgb(photo.path, (0, 0, 0), photo.orientation)
+        hidden = None if photo.mask is None else read_hidden(photo.mask, photo.mask_orientation)
     except SplatError as error:
         nothing = np.zeros((0, 0), dtype=np.uint8)
         return Features(nothing.astype(np.float32), nothing, nothing, problem=error)
@@ -159,6 +170,9 @@ def _features_of(photo: Photo, options: SfmOptions, gpu: bool) -> Features:
     xy *= np.array([photo.width / picture.width, photo.height / picture.height], dtype=np.float32)
     column, row = np.minimum(xy.astype(np.int64), [photo.width - 1, photo.height - 1]).T
     data = np.asarray(descriptors.data, dtype=np.uint8).reshape(-1, 128)
+    if hidden is not None:
+        seen = ~hidden[row, column]
+        xy, data, row, column = xy[seen], data[seen], row[seen], column[seen]
     return Features(xy, data, rgb[row, column], focal_share(photo.path))
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.locate import photos_below
+from splatcli.scene.masks import ALPHA, NONE, masks_in
+from splatcli.scene.problems import Problems
 from splatcli.sfm.options import MIN_PHOTOS
 
 #: File name endings that are taken for videos.
@@ -25,10 +28,13 @@ class Footage:
 
     path: absolute; a video's file, or the folder that names are relative to.
     names: of the photos, forward slashes, in the order of their names; empty for a video.
+    masks: names -> files below ``mask_folder`` that say what of a photo counts; empty where there are none.
     """
 
     path: Path
     names: tuple[str, ...] = ()
+    masks: Mapping[str, str] = field(default_factory=dict)
+    mask_folder: Path | None = None
 
     @property
     def is_video(self) -> bool:
@@ -38,22 +44,33 @@ class Footage:
     def files(self) -> list[Path]:
         return [self.path / name for name in self.names] or [self.path]
 
+    def mask(self, name: str) -> Path | None:
+        """The mask of a photo."""
+        return None if self.mask_folder is None or name not in self.masks else self.mask_folder / self.masks[name]
+
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of files, and a SHA-256 over names, sizes, and the first and last 64 kB of each. Raises SceneError."""
-        digest = hashlib.sha256()
-        for file, name in zip(self.files, self.names or ("",), strict=True):
-            try:
-                with file.open("rb") as stream:
-                    size = file.stat().st_size
-                    digest.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
-                    digest.update(stream.read(_SAMPLE))
-                    stream.seek(max(0, size - _SAMPLE))
-                    digest.update(stream.read(_SAMPLE))
-            except OSError as error:
-                raise SceneError(
-                    f"cannot be read: {error.strerror}", where=file, remedy="check the file and its permissions"
-                ) from None
-        return {"count": len(self.files), "sha256": digest.hexdigest()}
+        """Count of files, a SHA-256 over names, sizes and both ends of each, and one of masks. Raises SceneError."""
+        named = list(zip(self.names or ("",), self.files, strict=True))
+        found: dict[str, str | int] = {"count": len(named), "sha256": _digest(named)}
+        masks = [(name, path) for name in self.names if (path := self.mask(name)) is not None]
+        return {**found, "masks": _digest(masks)} if masks else found
+
+
+def _digest(files: list[tuple[str, Path]]) -> str:
+    digest = hashlib.sha256()
+    for name, file in files:
+        try:
+            with file.open("rb") as stream:
+                size = file.stat().st_size
+                digest.update(f"{name}\0{size}\0".encode(errors="surrogateescape"))
+                digest.update(stream.read(_SAMPLE))
+                stream.seek(max(0, size - _SAMPLE))
+                digest.update(stream.read(_SAMPLE))
+        except OSError as error:
+            raise SceneError(
+                f"cannot be read: {error.strerror}", where=file, remedy="check the file and its permissions"
+            ) from None
+    return digest.hexdigest()
 
 
 def is_video(path: Path) -> bool:
@@ -61,8 +78,12 @@ def is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
 
 
-def find_footage(path: Path) -> Footage:
-    """The photos below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError."""
+def find_footage(path: Path, masks: str | None = None) -> Footage:
+    """The photos below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError.
+
+    masks: a folder of masks relative to ``path``, or "none"; None takes ``masks/`` in ``path`` or beside it, where it
+    has masks of these photos.
+    """
     path = Path(path).absolute()
     if not path.exists():
         raise SceneError("there is nothing here", where=path, remedy="name a folder of photos, or a video")
@@ -76,6 +97,8 @@ def find_footage(path: Path) -> Footage:
         )
     for folder in (path / "images", path):
         names = tuple(_photos(folder)) if folder.is_dir() else ()
+        if masks is not None:
+            names = tuple(name for name in names if not (folder / name).is_relative_to((path / masks).absolute()))
         if names:
             break
     if len(names) < MIN_PHOTOS:
@@ -85,7 +108,29 @@ def find_footage(path: Path) -> Footage:
             where=path,
             remedy="take 20 or more photos from all around, each overlapping the next by two thirds or more",
         )
-    return Footage(folder, names)
+    return _with_masks(Footage(folder, names), path, masks)
+
+
+def _with_masks(footage: Footage, path: Path, wanted: str | None) -> Footage:
+    if wanted in (NONE, ALPHA):
+        return footage
+    if wanted is not None and not (path / wanted).is_dir():
+        raise SceneError(
+            "the folder of masks is not there",
+            where=path / wanted,
+            remedy="--masks names a folder as seen from that of the photos; none does without masks",
+        )
+    places = [path / "masks", path.with_name("masks")] if wanted is None else [(path / wanted).absolute()]
+    for place in places:
+        if not place.is_dir() or place == path:
+            continue
+        problems = Problems(place)
+        masks = masks_in(place, list(footage.names), problems, wanted=wanted is not None)
+        problems.settle()
+        if masks:
+            inside = {name: mask.relative_to(place).as_posix() for name, mask in masks.items()}
+            return replace(footage, masks=inside, mask_folder=place)
+    return footage
 
 
 def _photos(folder: Path) -> list[str]:

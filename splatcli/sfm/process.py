@@ -33,6 +33,8 @@ def run_worker(
     request = {
         "path": str(footage.path),
         "names": footage.names,
+        "masks": dict(footage.masks),
+        "mask_folder": None if footage.mask_folder is None else str(footage.mask_folder),
         "options": options.as_dict(),
         "folder": str(folder),
         "threads": threads,

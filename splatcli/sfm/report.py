@@ -69,6 +69,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} photos"),
         *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
+        *([("masks", f"of {facts['masks']} photos; what they hide gave no features")] if facts.get("masks") else []),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]

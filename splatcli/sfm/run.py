@@ -1,6 +1,7 @@
 """Structure from motion as a folder: made once for the same photos and options, whole or not at all.
 
 DIR/images/    the photos, linked, or the frames of a video
+DIR/masks/     their masks, linked, where there are any
 DIR/sparse/0/  COLMAP's binary model
 DIR/sfm.json   what it was made from, and the report
 """
@@ -111,11 +112,14 @@ def _known(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
-    """Whether model and photos are still there."""
+    """Whether model, photos and masks are still there."""
     sparse = folder / "sparse" / "0"
     if not all((sparse / f"{kind}.bin").is_file() for kind in ("cameras", "images", "points3D")):
         return False
-    return sum(1 for path in (folder / "images").rglob("*") if path.is_file()) >= int(facts.get("total", 1))
+    wanted = {"images": int(facts.get("total", 1)), "masks": int(facts.get("masks", 0))}
+    return all(
+        sum(1 for path in (folder / name).rglob("*") if path.is_file()) >= count for name, count in wanted.items()
+    )
 
 
 def _check_place(folder: Path, footage: Footage, known: dict[str, Any] | None, *, overwrite: bool) -> None:

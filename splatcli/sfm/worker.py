@@ -80,7 +80,7 @@ class Job:
             raise SceneError(
                 f"no two of the {len(names)} photos show the same thing from different places",
                 where=self.footage.path,
-                remedy=_OVERLAP,
+                remedy=_OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
             )
         progress = self._phase("mapping")
         models = solve(database, work / "models", seed=seed, threads=self.threads, total=len(names), progress=progress)
@@ -99,6 +99,7 @@ class Job:
             "pairs": len(pairs),
             "verified_pairs": verified,
             "unreadable": self.unreadable,
+            "masks": sum(photo.mask is not None for photo in photos),
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
             "threads": self.threads,
             "gpu": self.gpu,
@@ -127,13 +128,15 @@ class Job:
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
         self._leave_out(bad)
-        photos = [Photo.of(name, footage.path, header) for name, header in headers.items()]
+        photos = [Photo.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
         if self.options.frames is not None and self.options.frames < len(photos):
             photos = self._sharpest(photos, self.options.frames)
         self._check_count([photo.name for photo in photos])
         if not self.footage.is_video:
             for photo in photos:
                 link(photo.path, self.folder / "images" / photo.name)
+                if photo.mask is not None:
+                    link(photo.mask, self.folder / "masks" / footage.masks[photo.name])
         return photos
 
     def _sharpest(self, photos: list[Photo], count: int) -> list[Photo]:
@@ -203,7 +206,8 @@ def main() -> None:
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     request = json.load(sys.stdin)
-    footage = Footage(Path(request["path"]), tuple(request["names"]))
+    masks = None if request["mask_folder"] is None else Path(request["mask_folder"])
+    footage = Footage(Path(request["path"]), tuple(request["names"]), request["masks"], masks)
 
     def tell(phase: str, done: int, total: int) -> None:
         _say(lines, {"phase": phase, "done": done, "total": total})

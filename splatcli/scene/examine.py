@@ -1,0 +1,164 @@
+"""Examine: what was looked for in a scene, what was found, and what about it looks wrong, with what helps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.scene.camera import Camera
+from splatcli.scene.images import ImageSource
+from splatcli.scene.scene import Scene
+
+#: Points and cameras that are looked at; enough for shares to be good to some percent.
+_POINTS, _CAMERAS = 2_000, 200
+#: A camera that shows less than this of all points sees nothing of the scene; cameras of which more than _BLIND do so
+#: have their axes mixed up, more often than not.
+_SHOWN, _BLIND = 0.002, 0.5
+#: Times the median distance of the cameras from their middle: a camera farther away has been placed wrongly.
+_FAR = 10.0
+#: Parts of the scene's extent: two cameras nearer than that stand at one place.
+_SAME = 1e-6
+#: Names that a sentence gives.
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked for.
+
+    state: "found", "none" (not there, and not needed), or "warning" (likely to do harm).
+    subject: what was looked for, one word or two. remedy: what to do about it, where something can be done.
+    """
+
+    state: Literal["found", "none", "warning"]
+    subject: str
+    text: str
+    remedy: str | None = None
+
+    def as_dict(self) -> dict[str, str | None]:
+        return {"state": self.state, "subject": self.subject, "text": self.text, "help": self.remedy}
+
+
+def examine(scene: Scene) -> list[Finding]:
+    """All findings of a scene that could be read: what is there first, then what looks wrong."""
+    found = [*_cameras(scene), *_photos(scene), *_beside(scene), *_points(scene), *_split(scene)]
+    return sorted(found, key=lambda finding: finding.state == "warning")
+
+
+def _cameras(scene: Scene) -> Iterator[Finding]:
+    lenses = Counter("pinhole" if source.lens is None else source.lens.model_name for source in scene.images.sources)
+    models = ", ".join(f"{count} {name}" for name, count in lenses.most_common())
+    where = scene.file.relative_to(scene.root) if scene.file.is_relative_to(scene.root) else scene.file
+    yield Finding("found", "cameras", f"{where}: {len(scene.cameras)} views ({models})")
+    centers = np.stack([camera.center for camera in scene.cameras])
+    distances = np.linalg.norm(centers - np.median(centers, axis=0), axis=1)
+    far = [scene.cameras[i].name for i in np.flatnonzero(distances > _FAR * max(float(np.median(distances)), 1e-12))]
+    if far and len(far) < len(centers) / 2:
+        yield Finding(
+            "warning",
+            "cameras",
+            f"{len(far)} stand more than {_FAR:g} times as far out as most: {_listed(far)}",
+            "they are likely misplaced: take them out, or solve again with more overlap",
+        )
+    spots = np.round(centers / max(_SAME * scene.extent, 1e-300)).astype(np.float64)
+    repeated = len(centers) - len(np.unique(spots, axis=0))
+    if repeated and len(centers) > repeated + 1:
+        yield Finding(
+            "warning",
+            "cameras",
+            f"{repeated} stand at the very place of another one",
+            "copies teach nothing: leave them out; views turned on the spot show no depth",
+        )
+
+
+def _photos(scene: Scene) -> Iterator[Finding]:
+    sources = scene.images.sources
+    stored = Counter(source.stored for source in sources)
+    trained = Counter((source.camera.width, source.camera.height) for source in sources)
+    folders = {_top(source) for source in sources}
+    where = f"{folders.pop()}: " if len(folders) == 1 else ""
+    yield Finding("found", "photos", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
+    gone = [camera.name for i, camera in enumerate(scene.cameras) if not scene.images.has(i)]
+    if gone:
+        yield Finding("warning", "photos", f"{len(gone)} have gone: {_listed(gone)}", "put them back")
+
+
+def _beside(scene: Scene) -> Iterator[Finding]:
+    """Masks and depth maps."""
+    count = sum(source.mask is not None for source in scene.images.sources)
+    if count:
+        yield Finding("found", "masks", f"{count} of {len(scene.cameras)} photos have one")
+    elif scene.images.alpha_hides:
+        yield Finding("found", "masks", "the transparency of the photos")
+    else:
+        looked = "mask_path in the file" if scene.kind == "nerfstudio" else "a.png or a.jpg.png for a.jpg"
+        yield Finding("none", "masks", f"looked for masks/ beside the photos ({looked})")
+    depths = sum(source.depth is not None for source in scene.images.sources)
+    if depths:
+        yield Finding("found", "depth maps", f"{depths} of {len(scene.cameras)} photos have one")
+    elif not any("depth maps" in note for note in scene.notes):
+        yield Finding("none", "depth maps", "none named; --depths DIR takes a folder of them")
+
+
+def _points(scene: Scene) -> Iterator[Finding]:
+    if scene.points is None or not len(scene.points):
+        yield Finding("none", "points", "no sparse points: training starts from random ones")
+        return
+    count = len(scene.points)
+    yield Finding("found", "points", f"{count:,} sparse points")
+    shown = shown_shares(scene.points.xyz, scene.cameras)
+    blind = float((shown < _SHOWN).mean())
+    if blind > _BLIND:
+        yield Finding(
+            "warning",
+            "points",
+            f"{100 * blind:.0f} % of the cameras show none of the points: the two do not belong together, or the poses "
+            "have other axes than the layout says",
+            "transforms.json has poses camera to world with OpenGL axes, COLMAP world to camera with OpenCV axes; "
+            "splat info --plot shows where the cameras look",
+        )
+    if count < len(scene.cameras):
+        yield Finding(
+            "warning",
+            "points",
+            f"fewer than one a view: {count} for {len(scene.cameras)} views",
+            "solve again, or start from random points: --init random",
+        )
+
+
+def _split(scene: Scene) -> Iterator[Finding]:
+    state: Literal["found", "none"] = "found" if scene.test else "none"
+    yield Finding(state, "held out", f"{len(scene.test)} views to measure with, {len(scene.train)} to train on")
+
+
+def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.float64]:
+    """[C] the part of the points [P, 3] that fall into the picture of each of some cameras, spread over all."""
+    some = xyz[:: -(-len(xyz) // _POINTS)].astype(np.float64)
+    shares = []
+    for camera in cameras[:: -(-len(cameras) // _CAMERAS)]:
+        seen = some @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+        ahead = seen[seen[:, 2] > 0]
+        x = camera.fx * ahead[:, 0] / ahead[:, 2] + camera.cx
+        y = camera.fy * ahead[:, 1] / ahead[:, 2] + camera.cy
+        inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+        shares.append(np.count_nonzero(inside) / len(some))
+    return np.array(shares)
+
+
+def _top(source: ImageSource) -> str:
+    """The folder that photo names are relative to."""
+    return str(source.path.parents[source.camera.name.count("/")].name) + "/"
+
+
+def _sizes(sizes: Counter[tuple[int, int]]) -> str:
+    named = [f"{width}x{height}" for (width, height), _ in sizes.most_common(_NAMED)]
+    return ", ".join(named) + (f" and {len(sizes) - _NAMED} other sizes" if len(sizes) > _NAMED else "")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
