@@ -21,7 +21,7 @@ _POINTS, _CAMERAS = 2_000, 200
 _SHOWN, _BLIND = 0.002, 0.5
 #: Times the median distance of the cameras from their middle: a camera farther away has been placed wrongly.
 _FAR = 10.0
-#: Parts of the scene's extent: two cameras nearer than that stand at one place.
+#: Parts of the scene's extent, and of a radian: two cameras nearer than that are one.
 _SAME = 1e-6
 #: Names that a sentence gives.
 _NAMED = 3
@@ -65,14 +65,15 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
             f"{len(far)} stand more than {_FAR:g} times as far out as most: {_listed(far)}",
             "they are likely misplaced: take them out, or solve again with more overlap",
         )
-    spots = np.round(centers / max(_SAME * scene.extent, 1e-300)).astype(np.float64)
-    repeated = len(centers) - len(np.unique(spots, axis=0))
-    if repeated and len(centers) > repeated + 1:
+    turns = np.stack([camera.viewmat[:3, :3].ravel() for camera in scene.cameras])
+    poses = np.round(np.concatenate([centers / max(scene.extent, 1e-300), turns], axis=1) / _SAME)
+    repeated = len(poses) - len(np.unique(poses, axis=0))
+    if repeated:
         yield Finding(
             "warning",
             "cameras",
-            f"{repeated} stand at the very place of another one",
-            "copies teach nothing: leave them out; views turned on the spot show no depth",
+            f"{repeated} stand and look as another one does",
+            "copies teach nothing, and held-out copies of training views measure nothing: leave them out",
         )
 
 

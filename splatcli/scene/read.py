@@ -25,6 +25,8 @@ from splatcli.scene.transforms import read_blender, read_nerfstudio
 FILES: dict[Kind, str] = {"blender": "transforms_train.json", "nerfstudio": "transforms.json"}
 #: Stems of files that describe cameras or are a part of what does.
 _CAMERA_FILES = frozenset((*(Path(name).stem for name in FILES.values()), "cameras", "images", "points3D", "database"))
+#: Folders below the one that is named in which transforms files are looked for: archives often unpack into one or two.
+MAX_NESTED = 2
 _COLMAP: tuple[Kind] = ("colmap",)
 _READERS: dict[Kind, Callable[[Path, DataConfig, Problems], SceneSource]] = {
     "blender": read_blender,
@@ -87,6 +89,10 @@ def _describe(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     if data.model:
         models = choose_model(root, data.model, models)
     there: list[Kind] = [*_COLMAP, *transforms] if models else transforms
+    if not there and wanted != "colmap" and (inside := _nested(root)) is not None:
+        source = _describe(inside, data, problems)
+        source.notes.insert(0, f"the scene in {inside.relative_to(root).as_posix()}/ is used")
+        return source
     if not there or wanted not in (None, *there):
         raise _nothing(wanted, root, there)
     kind = wanted or there[0]
@@ -96,6 +102,24 @@ def _describe(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     elif wanted is None:
         source.notes += [f"{FILES[kind]} is used, not {FILES[other]}" for other in there[1:]]
     return source
+
+
+def _nested(root: Path) -> Path | None:
+    """The one folder below, at most MAX_NESTED deep, that has a transforms file. Raises SceneError for several."""
+    found = []
+    for base, folders, files in os.walk(root):
+        path = Path(base)
+        deep = len(path.relative_to(root).parts) >= MAX_NESTED
+        folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
+        if any(name in files for name in FILES.values()):
+            found.append(path)
+    if len(found) > 1:
+        raise SceneError(
+            "has several scenes: " + ", ".join(path.relative_to(root).as_posix() for path in found),
+            where=root,
+            remedy=f"name one of them, as {found[0]}",
+        )
+    return found[0] if found else None
 
 
 def _compare(source: SceneSource, kind: Kind, root: Path, data: DataConfig) -> None:

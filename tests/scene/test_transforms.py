@@ -226,3 +226,26 @@ def test_an_empty_folder_lists_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SceneError, match="is a file"):
         read_scene(tmp_path / "file", DataConfig())
+
+
+@pytest.mark.parametrize("place", ["inner", "one/two"])
+@pytest.mark.parametrize("make", [made.nerfstudio_scene, made.blender_scene], ids=["nerfstudio", "blender"])
+def test_a_scene_one_or_two_folders_down_is_found(tmp_path: Path, place: str, make: Any) -> None:
+    make(tmp_path / place)
+    (tmp_path / ".cache/inner").mkdir(parents=True)
+    (tmp_path / ".cache/inner/transforms.json").write_text("{}")
+    scene = read_scene(tmp_path, DataConfig())
+    assert scene.root == tmp_path / place
+    assert scene.notes[0] == f"the scene in {place}/ is used"
+    assert scene.images.load(0).shape == (made.HEIGHT, made.WIDTH, 3)
+
+
+def test_of_several_scenes_below_one_has_to_be_named(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        made.nerfstudio_scene(tmp_path / name)
+    with pytest.raises(SceneError, match="has several scenes: a, b"):
+        read_scene(tmp_path, DataConfig())
+    made.nerfstudio_scene(tmp_path / "c/d/too_deep")
+    assert read_scene(tmp_path / "c", DataConfig()).root == tmp_path / "c/d/too_deep"
+    with pytest.raises(SceneError, match=r"has several scenes: a, b\n"):
+        read_scene(tmp_path, DataConfig())

@@ -1,0 +1,94 @@
+"""What a look at a scene finds: what is there, what is not, and what cannot be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from splatcli.config import DataConfig
+from splatcli.scene.examine import Finding, examine, shown_shares
+from splatcli.scene.read import read_scene
+from tests.scene import made
+
+
+def found(root: Path, data: DataConfig | None = None) -> dict[tuple[str, str], Finding]:
+    """(state, subject) -> finding."""
+    return {(one.state, one.subject): one for one in examine(read_scene(root, data or DataConfig()))}
+
+
+def edit_frames(root: Path, change: Callable[[list[dict]], None]) -> Path:
+    document = json.loads((root / "transforms.json").read_text())
+    change(document["frames"])
+    (root / "transforms.json").write_text(json.dumps(document))
+    return root
+
+
+def test_a_good_scene_has_what_it_needs_and_no_warning(tmp_path: Path) -> None:
+    all_found = found(made.colmap_scene(tmp_path))
+    assert {key: one.text for key, one in all_found.items()} == {
+        ("found", "cameras"): "sparse/0/images.bin: 8 views (8 pinhole)",
+        ("found", "photos"): "images/: 8, stored as 64x48, trained at 64x48",
+        ("none", "masks"): "looked for masks/ beside the photos (a.png or a.jpg.png for a.jpg)",
+        ("none", "depth maps"): "none named; --depths DIR takes a folder of them",
+        ("found", "points"): "20 sparse points",
+        ("found", "held out"): "1 views to measure with, 7 to train on",
+    }
+
+
+def test_masks_maps_lenses_and_a_missing_split_are_told(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path, camera=made.lens("OPENCV", [60.0, 61.0, 32.0, 24.0, -0.1, 0.0, 0.0, 0.0]))
+    for folder, value in (("masks", np.full((48, 64), 255, np.uint8)), ("depths", np.ones((48, 64), np.uint16))):
+        (tmp_path / folder).mkdir()
+        for name in made.names():
+            Image.fromarray(value).save(tmp_path / folder / name)
+    all_found = found(tmp_path, DataConfig(depths="depths", test_every=0))
+    assert all_found["found", "cameras"].text.endswith("8 views (8 OPENCV)")
+    assert all_found["found", "masks"].text == all_found["found", "depth maps"].text == "8 of 8 photos have one"
+    assert ("none", "held out") in all_found
+
+
+def test_cameras_that_look_away_from_the_points_are_told(tmp_path: Path) -> None:
+    made.nerfstudio_scene(tmp_path, ply_file_path="points.ply")
+    rows = [" ".join(map(str, row)) for row in np.random.default_rng(1).uniform(-1, 1, (30, 3))]
+    head = ["ply", "format ascii 1.0", "element vertex 30", *(f"property float {axis}" for axis in "xyz")]
+    (tmp_path / "points.ply").write_text("\n".join([*head, "end_header", *rows, ""]))
+    assert ("warning", "points") not in found(tmp_path)
+
+    def to_opencv(frames: list[dict]) -> None:
+        """The mistake that is made most: OpenCV's axes where OpenGL's belong."""
+        for frame in frames:
+            frame["transform_matrix"] = (np.array(frame["transform_matrix"]) @ np.diag([1.0, -1, -1, 1])).tolist()
+
+    warning = found(edit_frames(tmp_path, to_opencv))["warning", "points"]
+    assert warning.text.startswith("100 % of the cameras show none of the points")
+    assert "--plot" in str(warning.remedy)
+
+
+@pytest.mark.parametrize(
+    ("index", "center", "text"),
+    [
+        (3, [500.0, 0.0, 0.0], "1 stand more than 10 times as far out as most: 0003.png"),
+        (3, None, "1 stand and look as another one does"),
+    ],
+)
+def test_cameras_out_of_place_are_told(tmp_path: Path, index: int, center: list[float] | None, text: str) -> None:
+    def move(frames: list[dict]) -> None:
+        matrix = frames[index]["transform_matrix"] = frames[index + (center is None)]["transform_matrix"]
+        for row, value in enumerate(center or []):
+            matrix[row][3] = value
+
+    all_found = found(edit_frames(made.nerfstudio_scene(tmp_path), move))
+    assert all_found["warning", "cameras"].text == text
+    assert list(all_found)[-1] == ("warning", "cameras"), "warnings come last, where they are seen"
+
+
+def test_shares_are_counts_of_what_is_in_the_picture(tmp_path: Path) -> None:
+    camera = read_scene(made.colmap_scene(tmp_path), DataConfig()).cameras[0]
+    at = np.array([[0, 0, 1], [0, 0, -1], [0.5, 0, 1], [0.6, 0, 1]], np.float64)  # the edge is at 32 / 60
+    xyz = ((at - camera.viewmat[:3, 3]) @ camera.viewmat[:3, :3]).astype(np.float32)
+    assert shown_shares(xyz, [camera]).tolist() == [0.5]
