@@ -121,7 +121,8 @@ def _near(points: Doubles, centers: Doubles) -> Doubles:
     inner = np.sort(distances[distances <= reach])
     if not len(inner):
         return points[:0]
-    return points[distances <= inner[int(_INNER * (len(inner) - 1))]]
+    shown: Doubles = points[distances <= inner[int(_INNER * (len(inner) - 1))]]
+    return shown
 
 
 def _panel(window: _Window, scene: Scene, poses: Doubles, points: Doubles, colours: NDArray[np.uint8]) -> Image.Image:
@@ -210,7 +211,7 @@ def _axes(draw: ImageDraw.ImageDraw, window: _Window, up: Doubles | None, left: 
     if up is not None:
         arrows.append((1.35 * up, _UP, "up"))
     for axis, colour, name in arrows:
-        dx, dy = 38.0 * (axis @ window.across), 38.0 * (axis @ window.down)
+        dx, dy = 38.0 * float(axis @ window.across), 38.0 * float(axis @ window.down)
         if math.hypot(dx, dy) < 8.0:
             continue  # towards the viewer, or away
         draw.line((x, y, x + dx, y + dy), fill=colour, width=4 if name == "up" else 2)
