@@ -145,7 +145,7 @@ def resample_depths(depths: NDArray[np.float32], grid: Tensor) -> NDArray[np.flo
     x, y = np.floor(unit[..., 0] * width), np.floor(unit[..., 1] * height)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     rows, columns = (np.where(inside, at, 0.0).astype(np.int32) for at in (y, x))
-    return np.asarray(np.where(inside, depths[rows, columns], np.float32(0.0)))
+    return np.asarray(np.where(inside, depths[rows, columns], 0.0), dtype=np.float32)
 
 
 def _named(source: SceneSource, views: list[View]) -> tuple[dict[str, Path], list[str]]:
