@@ -32,7 +32,7 @@ HALVED = 2
 CACHE = 32 << 20
 #: Bytes of the process itself, mostly torch; and of a photo that is only known by name, camera and size.
 PROCESS, NAMED = 600 << 20, 8 << 10
-#: What a thread gives back after decoding stays in its own part of the heap for a while, beside what the next one takes.
+#: What a thread gives back after decoding stays in its part of the heap for a while, beside what the next one takes.
 _GIVEN_BACK = 2
 #: Bytes a pixel of a training step (docs/memory.md).
 STEP = 68
