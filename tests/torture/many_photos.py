@@ -31,7 +31,9 @@ HALVED = 2
 #: Bytes that decoded photos may keep: that of three photos.
 CACHE = 32 << 20
 #: Bytes of the process itself, mostly torch; and of a photo that is only known by name, camera and size.
-PROCESS, NAMED = 600 << 20, 32 << 10
+PROCESS, NAMED = 600 << 20, 8 << 10
+#: What a thread gives back after decoding stays in its part of the heap for a while, beside what the next one takes.
+_GIVEN_BACK = 2
 #: Bytes a pixel of a training step (docs/memory.md).
 STEP = 68
 #: Photos of a folder: file systems get slow with more.
@@ -103,7 +105,7 @@ def train(scene: Path, output: Path, steps: int) -> Ran:
 def allowed(count: int) -> int:
     """Bytes that a run may take at its worst moment."""
     pixels = WIDTH * HEIGHT
-    decoding = min(AHEAD, os.cpu_count() or 1) * DECODE_BYTES * pixels
+    decoding = _GIVEN_BACK * min(AHEAD, os.cpu_count() or 1) * DECODE_BYTES * pixels
     waiting = (AHEAD + 1) * 3 * pixels // HALVED**2  # asked for ahead, and not in the cache
     return PROCESS + count * NAMED + CACHE + decoding + waiting + STEP * pixels // HALVED**2
 
