@@ -14,6 +14,7 @@ from splatcli.formats.gltf import MAGIC as GLTF
 from splatcli.formats.gltf import encode_gltf
 from splatcli.formats.gltf_read import read_stored_gltf
 from splatcli.formats.html import encode_html
+from splatcli.formats.ksplat import read_stored_ksplat
 from splatcli.formats.ply import encode_ply, read_stored_ply
 from splatcli.formats.sog import encode_sog
 from splatcli.formats.sog_read import read_stored_sog
@@ -72,6 +73,7 @@ FORMATS = (
         read_stored_compressed_ply,
     ),
     Format("splat", ".splat", "a .splat file", 0, encode_splat, read_stored_splat),
+    Format("ksplat", ".ksplat", "a .ksplat file", 2, read=read_stored_ksplat),
     Format("spz", ".spz", "an SPZ file", 3, encode_spz, read_stored_spz),
     Format("spz4", "", "an SPZ file", 3, encode_spz4),
     Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
@@ -132,10 +134,6 @@ def file_kind(path: Path) -> str:
     if not head:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
     kind = _marked(head) or _named(path) or (CHECKPOINT if head.startswith((b"PK", b"\x80")) else None)
-    if kind is None and path.name.lower().endswith(".ksplat"):
-        raise ModelFileError(
-            "a .ksplat is not read here", where=path, remedy="convert it, e.g. with splat-transform in.ksplat out.ply"
-        )
     if kind is None:
         raise ModelFileError(
             f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}",
@@ -174,4 +172,4 @@ def _named(path: Path) -> str | None:
     name = path.name.lower()
     if name == "meta.json":
         return "sog"
-    return next((kind for kind in ("splat", "sog") if name.endswith(f".{kind}")), None)
+    return next((kind for kind in ("splat", "ksplat", "sog") if name.endswith(f".{kind}")), None)

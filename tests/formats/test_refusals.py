@@ -48,7 +48,7 @@ def spz(edit: Callable[[bytearray], object]) -> bytes:
     return gzip.compress(bytes(inside))
 
 
-def at(place: int, kind: str, value: int) -> Callable[[bytearray], object]:
+def at(place: int, kind: str, value: float) -> Callable[[bytearray], object]:
     return lambda data: struct.pack_into(kind, data, place, value)
 
 
@@ -182,12 +182,6 @@ def test_a_splat_file_of_another_length_is_refused_or_read_as_far_as_it_goes(tmp
     struct.pack_into("<f", infinite, 0, float("inf"))
     path.write_bytes(infinite)
     assert read_stored(path, "splat").broken() == ["1 NaN or infinite values in means, the first at [0, 0]"]
-
-
-def test_a_ksplat_is_told_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "x.ksplat").write_bytes(b"\0\1" + bytes(5000))
-    with pytest.raises(ModelFileError, match="splat-transform"):
-        file_kind(tmp_path / "x.ksplat")
 
 
 def test_what_does_not_fit_a_format_is_told() -> None:

@@ -30,6 +30,7 @@ def load(name: str) -> Gaussians:
     ("name", "position", "scale", "colour"),
     [
         ("minimal.splat", 0.0, 1e-6, 0.5 / 255),
+        ("minimal.ksplat", 0.0, 1e-6, 0.5 / 255),
         ("minimal-v2.spz", 1e-6, 0.5 / 16, 0.5 / 255 / 0.15 * SH_C0),
         ("minimal-v3.spz", 1e-6, 0.5 / 16, 0.5 / 255 / 0.15 * SH_C0),
         ("minimal-v4.spz", 1e-6, 0.5 / 16, 0.5 / 255 / 0.15 * SH_C0),

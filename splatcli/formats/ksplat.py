@@ -1,0 +1,217 @@
+"""``.ksplat``, the compressed scenes of the GaussianSplats3D viewer; read, not written.
+
+A header of 4096 bytes, 1024 for each section that there is room for, then section after section: the sizes of buckets
+that are not full, the centres of all buckets, and the Gaussians, bucket by bucket. Level 0 is float32; level 1 has
+positions as whole numbers around the bucket's centre, and halves; level 2 also has harmonics as bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.errors import ModelFileError, VersionError
+from splatcli.formats.bounds import file_size
+from splatcli.formats.units import Doubles, log_scales_of, logits_of, sh0_of, stored_of
+from splatcli.gaussians import SH_REST
+
+_HEADER_SIZE, _SECTION_SIZE = 4096, 1024
+_LEVELS = (0, 1, 2)
+#: The format's writer knows no higher harmonics.
+_MAX_DEGREE = 2
+#: Three floats: where a bucket is.
+_BUCKET_BYTES = 12
+#: Of harmonics in bytes where the header does not say.
+_SH_RANGE = (-1.5, 1.5)
+#: What stands for half a bucket's side where a section does not say.
+_QUANTA = 32767
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """What a section's header claims, compared with the file; start: its first byte, rows: that of its Gaussians.
+
+    count: Gaussians to read, of the ``room`` that there is for them. quantum: what a step of a position is, in units.
+    """
+
+    number: int
+    count: int
+    room: int
+    capacity: int
+    buckets: int
+    full: int
+    partial: int
+    middle: int
+    quantum: float
+    degree: int
+    start: int
+    rows: int
+
+
+def read_stored_ksplat(path: Path, *, lenient: bool = False) -> Stored:
+    """What a ``.ksplat`` file holds. Raises ModelFileError; VersionError for versions that are not 0.1 or later 0."""
+    file_size(path)
+    content = path.read_bytes()
+    if len(content) < _HEADER_SIZE:
+        raise _fault(path, len(content), f"truncated: {len(content):,} bytes; the header alone takes {_HEADER_SIZE:,}")
+    if content[0] != 0 or content[1] < 1:
+        raise VersionError(
+            f"ksplat version {content[0]}.{content[1]}; 0.1 is read",
+            where=f"{path}, byte 0",
+            remedy="export it again with a current GaussianSplats3D; or it is no .ksplat, and has the wrong name",
+        )
+    (room,) = struct.unpack_from("<I", content, 4)
+    count, level = struct.unpack_from("<IH", content, 16)
+    if level not in _LEVELS:
+        raise _fault(path, 20, f"compression level {level}; 0, 1 and 2 are known")
+    sections, end = _sections(content, room, level, path)
+    total = sum(section.count for section in sections)
+    if not total or total != count:
+        raise _fault(path, 16, f"{count:,} Gaussians are promised; the sections hold {total:,}")
+    surplus = len(content) - end
+    if surplus and not lenient:
+        raise ModelFileError(
+            f"{surplus:,} bytes follow the data",
+            where=f"{path}, byte {end}",
+            remedy="get the file anew, or take what is there with --lenient",
+        )
+    low, high = (found or usual for found, usual in zip(struct.unpack_from("<2f", content, 36), _SH_RANGE, strict=True))
+    if level == 2 and not (math.isfinite(low) and math.isfinite(high)):
+        raise _fault(path, 36, f"harmonics from {low} to {high}; finite numbers are wanted")
+    degree = max(section.degree for section in sections)
+    with np.errstate(all="ignore"):  # NaN of a damaged file; they are refused later, with their place
+        parts = [_read(content, section, level, (low, high), SH_REST[degree], path) for section in sections]
+        means, scales, quats, rgba, shN = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return stored_of(
+        f"ksplat, compression level {level}",
+        means=means,
+        quats=quats,
+        log_scales=log_scales_of(scales),
+        logit_opacities=logits_of(rgba[:, 3], 1 / 255),
+        sh0=sh0_of(rgba[:, :3]),
+        shN=shN,
+        notes=[f"ignored {surplus} bytes behind the data"] if surplus else [],
+    )
+
+
+def _fault(path: Path, byte: int, what: str) -> ModelFileError:
+    return ModelFileError(what, where=f"{path}, byte {byte}")
+
+
+def _sections(content: bytes, room: int, level: int, path: Path) -> tuple[list[_Section], int]:
+    """(the sections that hold Gaussians, the byte behind the last one)."""
+    place = _HEADER_SIZE + room * _SECTION_SIZE
+    if place > len(content):
+        raise _fault(path, 4, f"{room:,} sections are promised, which {len(content):,} bytes cannot hold")
+    found = []
+    for number in range(room):
+        section = _section(content, number, place, level, path)
+        place = section.rows + section.room * _row(level, section.degree).itemsize
+        if place > len(content):
+            raise _fault(
+                path,
+                section.start,
+                f"truncated: section {number} of {section.room:,} Gaussians and {section.buckets:,} buckets ends at "
+                f"byte {place:,}, and the file at {len(content):,}",
+            )
+        if section.count:
+            found.append(section)
+    return found, place
+
+
+def _section(content: bytes, number: int, start: int, level: int, path: Path) -> _Section:
+    """What section ``number``, whose data begin at byte ``start``, claims; only its own numbers are compared."""
+    header = _HEADER_SIZE + number * _SECTION_SIZE
+    count, room, capacity, buckets, side, storage = struct.unpack_from("<4IfH", content, header)
+    (quanta,) = struct.unpack_from("<I", content, header + 24)
+    full, partial, degree = struct.unpack_from("<IIH", content, header + 32)
+    if count > room:
+        raise _fault(path, header, f"section {number} holds {count:,} Gaussians in room for {room:,}")
+    if degree > _MAX_DEGREE:
+        raise _fault(path, header + 40, f"section {number} has SH degree {degree}; 0 to {_MAX_DEGREE} are known")
+    if level and count:
+        if buckets and storage != _BUCKET_BYTES:
+            raise _fault(
+                path, header + 20, f"buckets of {storage} bytes in section {number}; {_BUCKET_BYTES} are known"
+            )
+        if full + partial > buckets or full * capacity > room:
+            raise _fault(
+                path,
+                header + 32,
+                f"{full:,} full buckets of {capacity:,} and {partial:,} others in section {number}, which has "
+                f"{buckets:,} buckets and room for {room:,} Gaussians",
+            )
+        if not (math.isfinite(side) and side > 0):
+            raise _fault(path, header + 16, f"buckets with sides of {side} in section {number}; more than 0 is wanted")
+    quanta = quanta or _QUANTA
+    centres = start + 4 * partial
+    rows = centres + storage * buckets
+    return _Section(
+        number, count, room, capacity, buckets, full, partial, quanta, side / 2 / quanta, degree, start, rows
+    )
+
+
+def _row(level: int, degree: int) -> np.dtype[Any]:
+    """A Gaussian: position, standard deviations, w x y z, R G B and opacity, harmonics."""
+    real, position = ("<f4", "<f4") if level == 0 else ("<f2", "<u2")
+    return np.dtype(
+        [
+            ("means", position, 3),
+            ("scales", real, 3),
+            ("quats", real, 4),
+            ("rgba", "u1", 4),
+            ("shN", "u1" if level == 2 else real, 3 * SH_REST[degree]),
+        ]
+    )
+
+
+def _read(
+    content: bytes, section: _Section, level: int, sh_range: tuple[float, float], rest: int, path: Path
+) -> tuple[Doubles, NDArray[Any], NDArray[Any], Doubles, Doubles]:
+    """(means, scales, quats, rgba in 0...1, shN [N, rest, 3]) of a section that lies inside ``content``."""
+    kind = _row(level, section.degree)
+    rows = np.frombuffer(content, kind, section.count, section.rows)
+    if bool((rows["scales"] < 0).any()):
+        row = int((rows["scales"] < 0).any(axis=1).argmax())
+        raise _fault(
+            path,
+            section.rows + row * kind.itemsize + rows["means"][row].nbytes,
+            f"the scales of Gaussian {row} in section {section.number} are {rows['scales'][row].tolist()}; standard "
+            "deviations are above 0",
+        )
+    means = rows["means"].astype(np.float64)
+    if level:
+        means = (means - section.middle) * section.quantum + _centres(content, section, path)
+    harmonics = rows["shN"].astype(np.float64)
+    if level == 2:
+        harmonics = harmonics / 255 * (sh_range[1] - sh_range[0]) + sh_range[0]
+    shN = np.zeros((section.count, rest, 3))
+    for band in range(1, section.degree + 1):
+        first, last = SH_REST[band - 1], SH_REST[band]
+        # Band by band, and in each the reds before the greens before the blues.
+        shN[:, first:last] = harmonics[:, 3 * first : 3 * last].reshape(-1, 3, last - first).transpose(0, 2, 1)
+    return means, rows["scales"], rows["quats"], rows["rgba"] / 255.0, shN
+
+
+def _centres(content: bytes, section: _Section, path: Path) -> Doubles:
+    """[N, 3]: the centre of each Gaussian's bucket; full buckets come first."""
+    others = np.frombuffer(content, "<u4", section.partial, section.start)
+    sizes = np.concatenate([np.full(section.full, section.capacity, np.int64), others.astype(np.int64)])
+    ends = np.cumsum(sizes)
+    held = int(ends[-1]) if len(ends) else 0
+    if held < section.count:
+        raise _fault(
+            path,
+            section.start,
+            f"the buckets of section {section.number} hold {held:,} Gaussians, and it has {section.count:,}",
+        )
+    centres = np.frombuffer(content, "<f4", 3 * section.buckets, section.start + 4 * section.partial).reshape(-1, 3)
+    chosen: Doubles = centres[np.searchsorted(ends, np.arange(section.count), side="right")].astype(np.float64)
+    return chosen
