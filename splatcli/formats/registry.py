@@ -24,6 +24,7 @@ from splatcli.formats.spz_container import GZIP
 from splatcli.formats.spz_container import MAGIC as SPZ
 from splatcli.formats.units import Encoded, Told
 from splatcli.formats.usd import encode_usdz
+from splatcli.formats.usd_read import read_stored_usd
 from splatcli.gaussians import Gaussians
 
 #: What a zip of torch and a bare pickle are called: anyone's checkpoints, which no format here reads.
@@ -32,6 +33,8 @@ CHECKPOINT = "checkpoint"
 _HTML = b"<!doctype html"
 #: What the first member of a zip is called, by format; one of torch holds none of these.
 _MEMBERS = {"sog": (".webp", "meta.json"), "usdz": (".usdc", ".usda", ".usd")}
+#: USD as text, and in binary.
+_USD = (b"#usda ", b"PXR-USDC")
 _ZIP = b"PK\x03\x04"
 #: Where the first member of a zip has its name.
 _ZIP_NAME_LENGTH, _ZIP_NAME = 26, 30
@@ -79,7 +82,8 @@ FORMATS = (
     Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
     Format("glb", ".glb", "a binary glTF", 3, encode_gltf, read_stored_gltf),
     Format("html", ".html", "a page with a viewer", 3, encode_html),
-    Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz),
+    Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz, read_stored_usd),
+    Format("usd", ".usd", "a USD stage", 3, read=read_stored_usd),
 )
 _BY_NAME = {known.name: known for known in FORMATS}
 
@@ -155,6 +159,8 @@ def _marked(head: bytes) -> str | None:
         return "spz"
     if head.startswith(GLTF):
         return "glb"
+    if head.startswith(_USD):
+        return "usd"
     if head.startswith(_ZIP):
         first = _first_member(head)
         return next((kind for kind, ends in _MEMBERS.items() if first.endswith(ends)), None)

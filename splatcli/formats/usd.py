@@ -1,7 +1,6 @@
 """OpenUSD's ParticleField3DGaussianSplat in a ``.usdz``, for Omniverse, Houdini and the like; written by usd-core.
 
-USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF. It is written and not read: the
-library that reads USD makes no promise about damaged files.
+USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF; usd_read turns them back.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import numpy as np
 from splatcli.errors import OutputError, ResourceError
 from splatcli.formats.turn import half_turn
 from splatcli.formats.units import Columns, Doubles, Encoded, Told, columns_of, opacities_of, scales_of, unit_quats
+from splatcli.formats.usd_stage import library
 from splatcli.gaussians import Gaussians
 
 #: Gaussians are drawn up to so many standard deviations, which is their extent.
@@ -72,14 +72,8 @@ def _extent(means: Doubles, scales: Doubles) -> Any:
 
 
 def _library() -> Any:
-    """The modules of usd-core that are used, as attributes of one thing."""
+    """usd-core. Raises ResourceError without it."""
     try:
-        import pxr
-        from pxr import Usd, UsdGeom, UsdUtils, UsdVol, Vt  # noqa: F401, they become attributes of the package
-
-        if hasattr(UsdVol, "ParticleField3DGaussianSplat"):
-            return pxr
-        reason = "usd-core is installed, but older than 26.3, the first that knows Gaussians"
-    except ImportError:
-        reason = "a .usdz is written by the package usd-core, which is not installed"
-    raise ResourceError(reason, remedy="pip install 'splatcli[usd]', or write a .glb")
+        return library()
+    except ImportError as error:
+        raise ResourceError(str(error), remedy="pip install 'splatcli[usd]', or write a .glb") from None

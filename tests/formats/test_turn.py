@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 
-from splatcli.formats.turn import half_turn
-from splatcli.formats.units import columns_of
-from splatcli.gaussians import Gaussians
+from splatcli.formats.turn import half_turn, sh_rotation, sh_signs, transformed
+from splatcli.formats.units import Columns, columns_of
+from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.raster import render
 from splatcli.scene.camera import Camera
 from tests.formats.made import rotation_errors, scene
@@ -34,7 +35,11 @@ def seen(gaussians: Gaussians, camera: Camera) -> torch.Tensor:
 
 
 def turned(gaussians: Gaussians) -> Gaussians:
-    columns: dict[str, Any] = half_turn(columns_of(gaussians))._asdict()
+    return gaussians_of(half_turn(columns_of(gaussians)))
+
+
+def gaussians_of(made: Columns) -> Gaussians:
+    columns: dict[str, Any] = made._asdict()
     return Gaussians(**{name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()})
 
 
@@ -55,3 +60,48 @@ def test_two_half_turns_are_none() -> None:
     assert torch.equal(again.means, gaussians.means)
     assert torch.equal(again.shN, gaussians.shN)
     assert rotation_errors(again.quats, gaussians.quats).max() < 1e-3
+
+
+def moving(scale: float) -> np.ndarray:
+    """About no axis of the frame."""
+    matrix = np.eye(4)
+    matrix[:3, :3] = scale * Rotation.from_rotvec([0.7, -1.1, 0.5]).as_matrix()
+    matrix[:3, 3] = [0.5, -0.25, 2.0]
+    return matrix
+
+
+@pytest.mark.parametrize("degree", range(5))
+def test_the_picture_is_the_same_for_a_camera_that_moves_along(degree: int) -> None:
+    gaussians = scene(150, degree)
+    camera, scale = view(), 1.7
+    matrix = moving(scale)
+    # A scene that is larger looks the same from as much farther away.
+    viewmat = camera.viewmat @ np.linalg.inv(matrix)
+    viewmat[:3] *= scale
+    picture = seen(gaussians, camera)
+    after = gaussians_of(transformed(columns_of(gaussians), matrix))
+    assert (seen(after, dataclasses.replace(camera, viewmat=viewmat)) - picture).abs().max() < 1e-4
+
+
+def test_the_half_turn_is_one_of_all_rotations() -> None:
+    for coefficients in SH_REST:
+        found = sh_rotation(ABOUT_Z[:3, :3], coefficients)
+        np.testing.assert_allclose(found, np.diag(sh_signs(coefficients)), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda m: m.__setitem__((0, slice(3)), -m[0, :3]), "mirrors"),
+        (lambda m: m.__setitem__((0, slice(3)), 2 * m[0, :3]), "scales its axes differently"),
+        (lambda m: m.__setitem__((0, 1), m[0, 1] + 0.01), "shears"),
+        (lambda m: m.__setitem__(slice(3), 0.0), "is not one of"),
+        (lambda m: m.__setitem__((3, 0), 0.5), "is not one of"),
+        (lambda m: m.__setitem__((0, 3), np.nan), "is not one of"),
+    ],
+)
+def test_what_no_gaussians_can_follow_is_told(edit: Any, said: str) -> None:
+    matrix = moving(1.0)
+    edit(matrix)
+    with pytest.raises(ValueError, match=said):
+        transformed(columns_of(scene(3)), matrix)

@@ -1,0 +1,127 @@
+"""The process that opens a USD stage: ``python -m splatcli.formats.usd_stage STAGE OUT SIZE``; arrays in OUT, as .npz.
+
+It is a process of its own because the library that reads USD makes no promise about damaged files: whatever happens
+to it there, the one that started it can say so. At the end one line of JSON tells the facts, or what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: What a stage may take: so many bytes and seconds, and so much more for each byte of the file.
+_MEMORY, _MEMORY_PER_BYTE = 4 << 30, 40
+_SECONDS, _SECONDS_PER_BYTE = 60, 1e-6
+
+#: Ours -> the schema's attribute, and how many numbers a row of it has; twins of halves end in "h".
+_TABLES = {
+    "means": ("positions", 3),
+    "quats": ("orientations", 4),
+    "scales": ("scales", 3),
+    "opacities": ("opacities", 1),
+    "harmonics": ("radiance:sphericalHarmonicsCoefficients", 3),
+}
+_DEGREE = "radiance:sphericalHarmonicsDegree"
+
+
+class Refused(Exception):
+    """What keeps a stage from being read."""
+
+
+def library() -> Any:
+    """The modules of usd-core that are used, as attributes of one thing. Raises ImportError with what is wrong."""
+    try:
+        import pxr
+        from pxr import Usd, UsdGeom, UsdUtils, UsdVol, Vt  # noqa: F401, they become attributes of the package
+    except ImportError:
+        raise ImportError("USD is written and read by the package usd-core, which is not installed") from None
+    if not hasattr(UsdVol, "ParticleField3DGaussianSplat"):
+        raise ImportError("usd-core is installed, but older than 26.3, the first that knows Gaussians")
+    return pxr
+
+
+def read_stage(usd: Any, path: str) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """(facts, arrays) of the only Gaussians of a stage, as they are there. Raises Refused."""
+    stage = usd.Usd.Stage.Open(path)
+    found = [prim for prim in stage.Traverse() if prim.IsA(usd.UsdVol.ParticleField3DGaussianSplat)]
+    if len(found) != 1:
+        raise Refused(f"{len(found)} sets of Gaussians (ParticleField3DGaussianSplat); one is read")
+    (prim,) = found
+    # Where values change with time, the first ones.
+    time = usd.Usd.TimeCode.EarliestTime()
+    arrays, half = {}, []
+    for name, (attribute, width) in _TABLES.items():
+        value = prim.GetAttribute(attribute).Get(time)
+        if value is None:
+            value = prim.GetAttribute(attribute + "h").Get(time)
+        if value is None:
+            raise Refused(f"{prim.GetPath()} has no {attribute}")
+        table = np.array(value)
+        if table.dtype.kind != "f" or table.size != len(table) * width:
+            raise Refused(f"{attribute} of {prim.GetPath()} has {table.dtype} of {table.shape}; rows of {width} floats")
+        half += [name] if table.dtype == np.float16 else []
+        with np.errstate(all="ignore"):
+            arrays[name] = table.reshape(-1, width).astype(np.float32)
+    degree = prim.GetAttribute(_DEGREE).Get(time)
+    matrix = usd.UsdGeom.XformCache(time).GetLocalToWorldTransform(prim)
+    facts = {
+        "degree": degree if isinstance(degree, int) else None,
+        "up": str(usd.UsdGeom.GetStageUpAxis(stage)),
+        "matrix": [[float(value) for value in row] for row in np.array(matrix).T],
+        "half": half,
+    }
+    return facts, arrays
+
+
+def _limit(size: int) -> None:
+    """No more memory and time than a stage in ``size`` bytes may take."""
+    for kind, most in (
+        (resource.RLIMIT_AS, _MEMORY + _MEMORY_PER_BYTE * size),
+        (resource.RLIMIT_CPU, _SECONDS + int(_SECONDS_PER_BYTE * size)),
+    ):
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def main() -> None:
+    """Works, and tells."""
+    path, out, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    # What libraries print must not come into the line: it gets stderr.
+    line = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    told: dict[str, Any] = {}
+    try:
+        usd = library()
+    except ImportError as error:
+        told = {"missing": str(error)}
+    else:
+        _limit(size)
+        try:
+            facts, arrays = read_stage(usd, path)
+            np.savez(out, **arrays)  # type: ignore[arg-type]
+            told = {"facts": facts}
+        except Refused as error:
+            told = {"refused": str(error)}
+        except MemoryError:
+            told = {"refused": "it takes more memory than a scene of its size can need"}
+        except Exception as error:  # what the library calls an error
+            told = {"refused": f"usd-core cannot read it ({_words(error)})"}
+    line.write(json.dumps(told))
+    line.flush()
+    os._exit(0)  # without the library's own end, which may not survive a damaged file
+
+
+def _words(error: Exception) -> str:
+    """The first thing that usd-core tells, without its places in C++."""
+    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return first.rpartition(" : ")[2].strip(" '")[:200]
+
+
+if __name__ == "__main__":
+    main()
