@@ -157,7 +157,12 @@ def render(
     ] = None,
     save_cameras: Annotated[
         Path | None,
-        typer.Option("--save-cameras", metavar="JSON", help="Also write the cameras of the frames, for --views."),
+        typer.Option(
+            "--save-cameras",
+            metavar="JSON",
+            help="Also write the cameras of the frames, for --views; as nerfstudio's camera path where the name ends "
+            "in camera_path.json.",
+        ),
     ] = None,
     data: options.Data = None,
     param_space: options.ParamSpace = None,
@@ -181,6 +186,7 @@ def render(
       splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
       splat render output/scene --views camera_path.json -o film.mp4
+      splat render output/scene --views orbit -o orbit.mp4 --save-cameras orbit.camera_path.json
       splat render output/scene --views test --format exr --what rgb,alpha,depth
       splat render point_cloud.ply --views cameras.json --background white
       splat render point_cloud.ply --views ellipse --cameras cameras.json -o ellipse.mp4

@@ -47,9 +47,7 @@ class Wishes:
 
 def shoot(model: Model, chosen: Views, scene: Scene | None, wishes: Wishes, out: Output) -> None:
     """Render ``chosen`` and tell what was written. scene: where they are from, if not from the model's run."""
-    from splatcli.views.cameras import cameras_json
     from splatcli.views.layers import Viewer
-    from splatcli.views.pictures import write_bytes
     from splatcli.views.studio import Studio
     from splatcli.views.target import target_of
 
@@ -60,8 +58,7 @@ def shoot(model: Model, chosen: Views, scene: Scene | None, wishes: Wishes, out:
     photos = _photos(model, chosen, scene, wishes, needed=bool({"photo", "error"} & set(kinds)), out=out)
     viewer = Viewer(model.gaussians, _look(model, wishes, target), with_normals="normals" in kinds)
     if wishes.save_cameras is not None:
-        write_bytes(wishes.save_cameras, cameras_json(chosen.cameras).encode())
-        out.note(f"cameras: {wishes.save_cameras}")
+        _save_cameras(wishes.save_cameras, chosen, wishes.fps, out)
     near_far = (0.0, 0.0)
     if "depth" in kinds and target.format != "exr":
         near_far = wishes.depth_range or viewer.depth_range(chosen.cameras)
@@ -74,6 +71,22 @@ def shoot(model: Model, chosen: Views, scene: Scene | None, wishes: Wishes, out:
         _to_stdout(session, out)
     else:
         _files(session, target, kinds, wishes.side_by_side, facts, out)
+
+
+def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
+    """In our own layout, or nerfstudio's where the name asks for it."""
+    from splatcli.views.camera_path import SUFFIX, camera_path_json
+    from splatcli.views.cameras import cameras_json
+    from splatcli.views.pictures import write_bytes
+
+    if path.name.lower().endswith(SUFFIX):
+        text, notes = camera_path_json(chosen.cameras, fps or chosen.fps or _FPS)
+    else:
+        text, notes = cameras_json(chosen.cameras), []
+    write_bytes(path, text.encode())
+    for note in notes:
+        out.note(f"note: {note}")
+    out.note(f"cameras: {path}")
 
 
 class _Session:

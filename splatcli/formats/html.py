@@ -1,22 +1,28 @@
 """One page with a scene and a viewer in it, which opens from a disk, without a server and without the internet.
 
-The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page, or beside it where a server has it. It is
-written and not read.
+The viewer is SuperSplat's (MIT, in viewer/), the scene a SOG inside the page, which is what is read of it; or beside it
+where a server has it.
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.errors import ModelFileError
+from splatcli.formats.bounds import file_size
 from splatcli.formats.sog import encode_sog
+from splatcli.formats.sog_read import read_bundle
 from splatcli.formats.units import Encoded, Told
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
@@ -24,12 +30,14 @@ from splatcli.scene.camera import Camera
 #: The places in the viewer's page that are filled in, each there once: its settings, its style, its script, its name;
 #: in the script, how the scene is turned; and whether small Gaussians are as bright as they were trained
 #: ("antialiased"), which the viewer takes from the page's address alone.
-_SETTINGS = '<script type="application/json" id="sse-bootstrap">\n            null\n        </script>'
+_OPEN, _CLOSE = '<script type="application/json" id="sse-bootstrap">', "</script>"
+_SETTINGS = f"{_OPEN}\n            null\n        {_CLOSE}"
 _STYLE = '<link rel="stylesheet" href="./index.css" />'
 _SCRIPT = "import { createViewer } from './index.js';"
 _TITLE = "<title>SuperSplat Viewer</title>"
 _TURN = "entity.setLocalEulerAngles(0, 0, 180);"
 _ANTIALIASED = "aa: url.searchParams.has('aa'),"
+_DATA = "data:application/octet-stream;base64,"
 _SOURCE_MAP = "//# sourceMappingURL=index.js.map"
 
 #: Degrees of a viewer's angle of view where no camera tells one, and what the viewer takes.
@@ -46,7 +54,7 @@ Doubles = NDArray[np.float64]
 def encode_html(gaussians: Gaussians, told: Told) -> Encoded:
     """The page with the scene in it. Raises as encode_sog() does."""
     scene = encode_sog(gaussians, told)
-    content = "data:application/octet-stream;base64," + base64.b64encode(scene.payload).decode()
+    content = _DATA + base64.b64encode(scene.payload).decode()
     return Encoded(viewer_page(content, "scene.sog", gaussians, told), scene.notes)
 
 
@@ -67,7 +75,7 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, told: Told) -> by
     for place, filling in (
         (_TITLE, "<title>Gaussian splats</title>"),
         (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
-        (_SETTINGS, f'<script type="application/json" id="sse-bootstrap">{text}</script>'),
+        (_SETTINGS, f"{_OPEN}{text}{_CLOSE}"),
         (_ANTIALIASED, f"aa: {json.dumps(told.antialiased)},"),
         (_SCRIPT, _asset("index.js").replace(_SOURCE_MAP, "")),
         (_TURN, f"entity.setLocalRotation({rotation});"),
@@ -96,6 +104,31 @@ def to_viewer(up: Doubles) -> Doubles:
         )
         @ half
     )
+
+
+def read_stored_html(path: Path, *, lenient: bool = False) -> Stored:
+    """What a page of encode_html() holds, as read_stored_sog(). Raises ModelFileError for any other page too."""
+    file_size(path)
+    content = path.read_bytes()
+    start = content.find(_OPEN.encode()) + len(_OPEN)
+    end = content.find(_CLOSE.encode(), start)
+    if start < len(_OPEN) or end < 0:
+        raise ModelFileError(
+            "a page that holds no scene", where=path, remedy="name a page that splat export wrote, or a file of splats"
+        )
+    where = f"{path}, byte {start}"
+    try:
+        url = json.loads(content[start:end])["contentUrl"]
+        if not url.startswith(_DATA):
+            raise ModelFileError(
+                f"the page's scene is not inside it: it is at {url[:80]!r}", where=where, remedy="name that file"
+            )
+        scene = base64.b64decode(url[len(_DATA) :], validate=True)
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise ModelFileError(
+            f"what the page tells of its scene cannot be read ({type(error).__name__}: {str(error)[:100]})", where=where
+        ) from None
+    return read_bundle(io.BytesIO(scene), len(scene), path)
 
 
 def _asset(name: str) -> str:

@@ -13,7 +13,7 @@ from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_c
 from splatcli.formats.gltf import MAGIC as GLTF
 from splatcli.formats.gltf import encode_gltf
 from splatcli.formats.gltf_read import read_stored_gltf
-from splatcli.formats.html import encode_html
+from splatcli.formats.html import encode_html, read_stored_html
 from splatcli.formats.ksplat import read_stored_ksplat
 from splatcli.formats.ply import encode_ply, read_stored_ply
 from splatcli.formats.sog import encode_sog
@@ -54,7 +54,8 @@ class Format:
 
     name: as ``--format`` takes it. suffix: of its files; "" for a variant that is only chosen by name.
     title: what a file of it is, for messages. sh_degree: the highest that it holds.
-    write: the file's content; None where it is only read. read: None where it is only written.
+    write: the file's content; None where it is only read. read: None for a variant, which the
+    reader of the other one takes.
     """
 
     name: str
@@ -81,7 +82,7 @@ FORMATS = (
     Format("spz4", "", "an SPZ file", 3, encode_spz4),
     Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
     Format("glb", ".glb", "a binary glTF", 3, encode_gltf, read_stored_gltf),
-    Format("html", ".html", "a page with a viewer", 3, encode_html),
+    Format("html", ".html", "a page with a viewer", 3, encode_html, read_stored_html),
     Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz, read_stored_usd),
     Format("usd", ".usd", "a USD stage", 3, read=read_stored_usd),
 )
@@ -111,12 +112,7 @@ def format_for(output: Path, name: str | None) -> Format:
 def read_stored(path: Path, kind: str, *, lenient: bool = False) -> Stored:
     """What a file of the format ``kind`` holds, its space not judged yet. Raises ModelFileError."""
     reader = _BY_NAME[kind].read
-    if reader is None:
-        raise ModelFileError(
-            f"this is {_BY_NAME[kind].title}, which is written here and not read",
-            where=path,
-            remedy="read the model that it was made from",
-        )
+    assert reader is not None, "file_kind() gives formats that are read"
     return reader(path, lenient=lenient)
 
 

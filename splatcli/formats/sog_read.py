@@ -8,7 +8,7 @@ import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +82,13 @@ def read_stored_sog(path: Path, *, lenient: bool = False) -> Stored:
     size = file_size(path)
     if path.name == "meta.json":
         return _read(_meta(path.read_bytes()[: _MAX_META + 1], path), _from_folder(path), _folder_size(path), path)
+    return read_bundle(path, size, path)
+
+
+def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> Stored:
+    """What a zip of ``size`` bytes holds, which ``path`` names in messages. Raises as read_stored_sog()."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if len(members) > _MAX_MEMBERS:
                 raise ModelFileError(f"{len(members):,} members; a SOG has some ten", where=path)

@@ -29,7 +29,7 @@ from splatcli.scene.camera import Camera
 from splatcli.views.keyframes import frames_between
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
-_FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
+FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
 #: Wider or higher images than this are taken for a mistake in the file.
 _MAX_SIDE = 65_536
@@ -218,7 +218,7 @@ def _fps(shared: dict[str, Any], path: Path) -> float | None:
 
 def _from_opengl(c2w: NDArray[np.float64]) -> NDArray[np.float64]:
     """World-to-camera with OpenCV axes from camera-to-world with OpenGL axes."""
-    return _inverse(_rigid(c2w) @ _FLIP)
+    return _inverse(_rigid(c2w) @ FLIP)
 
 
 def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:

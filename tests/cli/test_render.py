@@ -13,7 +13,7 @@ import pytest
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.cli.boundary import run
-from splatcli.views.cameras import cameras_json
+from splatcli.views.cameras import cameras_json, read_camera_file
 from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
 from tests.running import Done
 
@@ -89,6 +89,21 @@ class TestPaths:
         assert len(path) == len(again) == 3
         for left, right in zip(path, again, strict=True):
             assert Path(left).read_bytes() == Path(right).read_bytes()
+
+    def test_cameras_are_saved_as_a_camera_path_where_the_name_says_so(
+        self, splat: Splat, finished_run: Path, tmp_path: Path
+    ) -> None:
+        names = ("c.json", "orbit.camera_path.json")
+        words = ("--views", "orbit", "--frames", 2, "--size", "16x12", "--focus", "0,0,0.1", "-o", tmp_path / "a")
+        for name in names:
+            done = splat("render", finished_run, *words, "--save-cameras", tmp_path / name)
+            assert done.code == 0, done.err
+        ours, theirs = (read_camera_file(tmp_path / name) for name in names)
+        assert (ours.fps, theirs.fps) == (None, 30.0)
+        for left, right in zip(ours.cameras, theirs.cameras, strict=True):
+            assert (left.width, left.height, left.name) == (right.width, right.height, right.name)
+            np.testing.assert_allclose(left.viewmat, right.viewmat, atol=1e-9)
+            np.testing.assert_allclose(left.fy, right.fy)
 
     def test_a_folder_that_is_called_like_views_is_no_model(
         self, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,10 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy.spatial.transform import Rotation
 
+from splatcli.errors import ModelFileError
 from splatcli.formats import html
 from splatcli.formats.html import encode_html, to_viewer
+from splatcli.formats.registry import file_kind, read_stored
+from splatcli.formats.sog import encode_sog
 from splatcli.formats.units import Told
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
@@ -61,6 +65,35 @@ def test_the_page_holds_the_scene_the_style_and_the_script(page: str) -> None:
     assert "./index" not in page
     assert "sourceMappingURL" not in page
     assert page.count("</script>") == page.count("<script") == 3
+
+
+def test_the_scene_is_read_back_as_that_of_a_sog(tmp_path: Path) -> None:
+    for name, write in (("x.sog", encode_sog), ("x.html", encode_html)):
+        (tmp_path / name).write_bytes(write(scene(200, 1), Told()).payload)
+    assert file_kind(tmp_path / "x.html") == "html"
+    wanted, found = (read_stored(tmp_path / f"x.{kind}", kind) for kind in ("sog", "html"))
+    for (name, a), (_, b) in zip(wanted.tables.named(), found.tables.named(), strict=True):
+        assert torch.equal(a, b), name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('id="sse-bootstrap"', 'id="other"', "holds no scene"),
+        ('{"contentUrl"', '{"contentURL"', "cannot be read (KeyError"),
+        ('{"contentUrl"', '{contentUrl"', "cannot be read (JSONDecodeError"),
+        ("data:application/octet-stream;base64,", "https://example.org/", "is not inside it: it is at 'https"),
+        (";base64,UEs", ";base64,!Es", "cannot be read (Error"),
+        (";base64,UEs", ";base64,AAA", "not a readable SOG"),
+    ],
+)
+def test_a_page_that_holds_no_scene_is_refused(page: str, old: str, new: str, said: str, tmp_path: Path) -> None:
+    assert old in page
+    path = tmp_path / "x.html"
+    path.write_text(page.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(ModelFileError) as caught:
+        read_stored(path, file_kind(path))
+    assert said in caught.value.what
 
 
 def test_the_page_loads_nothing_from_anywhere(page: str) -> None:

@@ -5,11 +5,13 @@ A blind fault in a compressed file is caught by its checksum; so containers are 
 
 from __future__ import annotations
 
+import base64
 import gzip
 import io
 import json
 import random
 import struct
+import tempfile
 import time
 import zipfile
 from collections.abc import Callable
@@ -21,8 +23,10 @@ import torch
 from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
 from splatcli.checkpoint.space import Space
 from splatcli.formats.registry import CHECKPOINT, FORMATS, file_kind, read_stored
+from splatcli.formats.selection import select
 from splatcli.formats.units import Told
 from splatcli.gaussians import SH_REST, Gaussians
+from tests.formats.made_ksplat import ksplat
 from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
 from tests.torture.mutate import INTEGERS, dumps, spoil_bytes, spoil_json, spoil_text
 
@@ -34,21 +38,22 @@ def figures(count: int, seed: int) -> dict[str, Figure]:
     with workplace() as folder:
         tally = run_cases(case_of(seed, folder), count)
     what = (
-        "a malformed compressed PLY, .splat, .spz, .sog or .glb is read; it must be refused with a message, or "
-        "what is read be sound"
+        "a malformed compressed PLY, .splat, .ksplat, .spz, .sog, .glb, page or USD stage is read; it must be refused "
+        "with a message, or what is read be sound"
     )
     return {"fuzz_formats": tally.figure(what, time.monotonic() - start)}
 
 
 def case_of(seed: int, folder: Path) -> Case:
     sound = {name: [write(name, count, degree) for count, degree in _SIZES] for name in _FAULTS}
+    names = [name for name in _FAULTS for _ in range(1 if name in _SELDOM else _OFTEN)]
 
     def case(index: int) -> str:
         rng = rng_of(seed, index)
-        name = rng.choice(list(_FAULTS))
+        name = rng.choice(names)
         whole = rng.choice(sound[name])
         spoil = rng.choice(_FAULTS[name])
-        path = folder / f"fuzz.{name}"  # of no weight but for .splat, which has no mark
+        path = folder / f"fuzz.{name}"  # of no weight but for .splat and .ksplat, which have no mark
         path.write_bytes(spoil(rng, whole))
         return "refused" if refused(lambda: _read(path, rng.random() < 0.2)) else "read"
 
@@ -61,18 +66,48 @@ _SIZES = ((1, 0), (5, 1), (300, 2), (40, 3))
 
 def write(name: str, count: int, degree: int) -> bytes:
     """A sound file of a format."""
-    known = next(known for known in FORMATS if known.name == name)
+    gaussians = _model(count, degree)
+    if name == "ksplat":
+        return ksplat([gaussians, _model(2, 0)], count % 3)[0]
+    known = next(known for known in FORMATS if known.name == name.partition("-")[0])
+    assert known.write is not None
+    written = known.write(select(gaussians, sh_degree=min(degree, known.sh_degree))[0], Told()).payload
+    match name:
+        case "html":  # without the viewer, which is most of it
+            head, mark, rest = written.partition(_SETTINGS)
+            return head[:_DOCTYPE] + mark + rest.partition(b"</script>")[0] + b"</script>"
+        case "usdz-binary":
+            return _member(written)
+        case "usdz-text":
+            return _as_text(_member(written))
+    return written
+
+
+def _model(count: int, degree: int) -> Gaussians:
     rng = torch.Generator().manual_seed(count)
-    rest = SH_REST[min(degree, known.sh_degree)]
     tables = {"means": 3, "quats": 4, "log_scales": 3, "sh0": 3}
     values = {group: torch.randn(count, width, generator=rng) for group, width in tables.items()}
-    gaussians = Gaussians(
+    return Gaussians(
         **values,
         logit_opacities=torch.randn(count, generator=rng),
-        shN=0.2 * torch.randn(count, rest, 3, generator=rng),
+        shN=0.2 * torch.randn(count, SH_REST[degree], 3, generator=rng),
     )
-    assert known.write is not None
-    return known.write(gaussians, Told()).payload
+
+
+def _member(packed: bytes) -> bytes:
+    """The stage in a .usdz."""
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        return archive.read(archive.namelist()[0])
+
+
+def _as_text(stage: bytes) -> bytes:
+    from pxr import Sdf
+
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "stage.usdc"
+        path.write_bytes(stage)
+        text: str = Sdf.Layer.FindOrOpen(str(path)).ExportToString()
+        return text.encode()
 
 
 def _read(path: Path, lenient: bool) -> None:
@@ -100,6 +135,12 @@ def _header_of(size: int) -> Spoil:
         return spoil_bytes(rng, data[:size], 2)[:size].ljust(size, b"\0") + data[size:]
 
     return spoil
+
+
+def _section_headers(rng: random.Random, data: bytes) -> bytes:
+    """Faults in what a .ksplat claims of its two sections; most of their headers means nothing."""
+    place = 4096 + 1024 * rng.randrange(2)
+    return data[:place] + _header_of(48)(rng, data[place:])
 
 
 def _text_header(rng: random.Random, data: bytes) -> bytes:
@@ -150,8 +191,30 @@ def _inside_glb(rng: random.Random, data: bytes) -> bytes:
     return struct.pack("<4sII", b"glTF", 2, 12 + len(parts)) + parts
 
 
+def _inside_page(rng: random.Random, data: bytes) -> bytes:
+    """Its settings, or the scene among them."""
+    head, mark, rest = data.partition(_SETTINGS)
+    settings = json.loads(rest.partition(b"</script>")[0])
+    if rng.random() < 0.5:
+        settings = spoil_json(rng, settings)
+    else:
+        kind, _, scene = settings["contentUrl"].partition(",")
+        spoiled = _inside_zip(rng, base64.b64decode(scene))
+        settings["contentUrl"] = f"{kind},{base64.b64encode(spoiled).decode()}"
+    return head + mark + dumps(settings) + b"</script>"
+
+
+def _text(rng: random.Random, data: bytes) -> bytes:
+    return spoil_text(rng, data.decode()).encode("utf-8", "surrogatepass")
+
+
+#: What comes before a page's settings; and of the page, its first line.
+_SETTINGS, _DOCTYPE = b'<script type="application/json" id="sse-bootstrap">', len("<!doctype html>")
+
 _FAULTS: dict[str, list[Spoil]] = {
     "splat": [spoil_bytes],
+    "ksplat": [spoil_bytes, _header_of(48), _header_of(4096 + 2 * 1024 + 400), _section_headers],
+    "html": [spoil_bytes, _inside_page],
     "spz": [spoil_bytes, _inside_gzip(_header_of(16)), _inside_gzip(spoil_bytes)],
     "compressed.ply": [spoil_bytes, _text_header],
     "sog": [spoil_bytes, _inside_zip, _inside_zip],
@@ -160,6 +223,11 @@ _FAULTS: dict[str, list[Spoil]] = {
 
 if find_spec("zstandard") is not None:
     _FAULTS["spz4"] = [spoil_bytes, _header_of(32), _header_of(128)]
+
+#: A stage is opened by a process of its own, which takes as long as a hundred other cases.
+_SELDOM, _OFTEN = ("usdz", "usdz-binary", "usdz-text"), 50
+if find_spec("pxr") is not None:
+    _FAULTS |= {"usdz": [spoil_bytes], "usdz-binary": [spoil_bytes, _header_of(88)], "usdz-text": [spoil_bytes, _text]}
 
 if __name__ == "__main__":
     main(figures, 100_000)
