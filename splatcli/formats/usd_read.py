@@ -30,7 +30,8 @@ _SUFFIXES = (".usdz", ".usd", ".usda", ".usdc")
 _FLOAT_STEP, _HALF_STEP = 4 * 2.0**-23, 2.0**-10
 #: From a stage with z up to one with y up.
 _TO_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
-REMEDY = "pip install 'splatcli[usd]'"
+#: Threads reserve address space, which is limited there; a machine with many cores would use it up.
+_ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 def read_stored_usd(path: Path, *, lenient: bool = False) -> Stored:
@@ -105,7 +106,7 @@ def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
         [sys.executable, "-m", "splatcli.formats.usd_stage", str(place), str(out), str(size)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": paths},
+        env={**os.environ, "PYTHONPATH": paths, **_ONE_THREAD},
         check=False,
     )
     try:
@@ -115,7 +116,9 @@ def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         raise ModelFileError(f"usd-core ended {how} while it read this", where=path) from None
     if "missing" in told:
-        raise ResourceError(told["missing"], where=path, remedy=f"{REMEDY}; or export it as a PLY or .glb elsewhere")
+        raise ResourceError(
+            told["missing"], where=path, remedy="pip install 'splatcli[usd]'; or export it as a PLY or .glb elsewhere"
+        )
     if "refused" in told:
         raise ModelFileError(told["refused"], where=path)
     facts: dict[str, Any] = told["facts"]
