@@ -120,6 +120,6 @@ def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
             told["missing"], where=path, remedy="pip install 'splatcli[usd]'; or export it as a PLY or .glb elsewhere"
         )
     if "refused" in told:
-        raise ModelFileError(told["refused"], where=path)
+        raise ModelFileError(told["refused"].replace(str(place), path.name), where=path)
     facts: dict[str, Any] = told["facts"]
     return facts

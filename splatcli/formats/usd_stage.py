@@ -119,7 +119,11 @@ def main() -> None:
 
 def _words(error: Exception) -> str:
     """The first thing that usd-core tells, without its places in C++."""
-    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    try:
+        told = str(error)
+    except UnicodeDecodeError:  # it quotes the file
+        return "it holds text that is not UTF-8"
+    first = next((line for line in told.splitlines() if line.strip()), type(error).__name__)
     return first.rpartition(" : ")[2].strip(" '")[:200]
 
 

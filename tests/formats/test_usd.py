@@ -167,10 +167,14 @@ def test_a_stage_that_holds_no_gaussians_is_refused(edit: Any, said: str, tmp_pa
 def test_a_damaged_stage_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pxr", reason=NEEDS_USD)
     whole = stage_of(scene(5, 1), tmp_path / "whole.usdc").read_bytes()
-    for name, content in (("cut.usdc", whole[: len(whole) // 2]), ("text.usda", b"#usda 1.0\ndef {{{")):
+    for name, content in (
+        ("cut.usdc", whole[: len(whole) // 2]),
+        ("text.usda", b"#usda 1.0\ndef {{{"),
+        ("bytes.usda", b"#usda 1.0\ndef \x82\x83 {{{"),
+    ):
         path = tmp_path / name
         path.write_bytes(content)
-        with pytest.raises(ModelFileError, match="usd-core"):
+        with pytest.raises(ModelFileError, match="usd-core cannot read it"):
             read_stored(path, file_kind(path))
 
 
