@@ -7,6 +7,7 @@ what comes out is stored with the run, in absolute steps, so that a resumed run 
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, field_validator, model_validator
@@ -110,18 +111,27 @@ class OptimConfig(_Section):
     eps: float = Field(1e-15, gt=0)
 
     @classmethod
-    def scaled(cls, iterations: int) -> OptimConfig:
-        """Higher learning rates for a shorter run, which fall towards its end; the recipe's own from 30,000 steps on.
+    def scaled(cls, iterations: int, batch_size: int = 1) -> OptimConfig:
+        """Higher learning rates for a shorter run, which fall towards its end; the recipe's own from 30,000 views on.
+
+        With several views a step there are fewer steps to an epoch: rates grow with the root of the batch size, and
+        moments forget as much in a step as in that many single ones (beta to its power; 1 - batch (1 - beta) would
+        fall below zero). What counts as a short run is the views that it sees.
 
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
         their way. What is four times as fast in the beginning must become slow again to be exact in the end
         (benchmarks/README.md has what it brings).
         """
-        shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / iterations))
-        first, recipe = shorter**0.6, cls()
+        shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)))
+        wider, recipe = math.sqrt(batch_size), cls()
+        first = wider * shorter**0.6
         geometry = first * shorter**0.3
         return cls(
             means_lr=first * recipe.means_lr,
+            means_lr_final=wider * recipe.means_lr_final,
+            shN_lr=wider * recipe.shN_lr,
+            beta1=recipe.beta1**batch_size,
+            beta2=recipe.beta2**batch_size,
             log_scales_lr=geometry * recipe.log_scales_lr,
             quats_lr=geometry * recipe.quats_lr,
             logit_opacities_lr=first * recipe.logit_opacities_lr,
@@ -216,6 +226,8 @@ class TrainConfig(_Section):
     """The loop."""
 
     iterations: int = Field(REFERENCE_ITERATIONS, gt=0)
+    #: Views of a step: their gradients are averaged, and density control sees all of them.
+    batch_size: int = Field(1, ge=1, le=4096)
     seed: int = 42
     ssim_lambda: float = Field(0.2, ge=0, le=1)
     background: Literal["black", "white", "random"] = "black"

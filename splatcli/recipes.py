@@ -5,6 +5,7 @@ Each gives dotted keys and values, as a settings file would; what a user gives w
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from splatcli.errors import UsageError
@@ -32,8 +33,8 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
         ) from None
 
 
-def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
-    """What a strategy wants otherwise than the settings' own defaults, in a run so long."""
+def strategy_recipe(name: str, iterations: int, batch_size: int = 1) -> dict[str, Any]:
+    """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views."""
     if name == "absgrad":
         return {"strategy.grow_grad2d": 8e-4}
     if name != "mcmc":
@@ -42,7 +43,7 @@ def strategy_recipe(name: str, iterations: int) -> dict[str, Any]:
     return {
         "model.init_opacity": 0.5,
         "model.init_scale": 0.1,
-        "optim.logit_opacities_lr": 5e-2,
+        "optim.logit_opacities_lr": 5e-2 * math.sqrt(batch_size),
         "schedule.refine_stop": max(1, round(25_000 * scale)),
         "strategy.cap_max": 1_000_000,
         "strategy.opacity_reg": 0.01,

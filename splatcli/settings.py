@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -30,17 +31,23 @@ def build_config(
     flags: dotted key -> value; a value of None means that the flag was not given.
     file: a TOML file with the sections above.
     assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
-    Later sources win. Schedule and learning rates are scaled to ``train.iterations``; keys given explicitly are not.
+    Later sources win. Schedule and learning rates are scaled to ``train.iterations`` and ``train.batch_size``; keys
+    given explicitly are not. Where the iterations are not given, larger batches make fewer steps, on as many views.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
-    values = preset_recipe(preset) | read_settings(flags, file=file, assignments=assignments)
+    given = read_settings(flags, file=file, assignments=assignments)
+    values = preset_recipe(preset) | given
     try:
         config = Config.model_validate(_nest(values))
+        batch = config.train.batch_size
+        if "train.iterations" not in given:
+            config.train.iterations = values["train.iterations"] = math.ceil(config.train.iterations / batch)
+        steps = config.train.iterations
         recipe = {
-            "schedule": Schedule.scaled(config.train.iterations).model_dump(),
-            "optim": OptimConfig.scaled(config.train.iterations).model_dump(),
+            "schedule": Schedule.scaled(steps).model_dump(),
+            "optim": OptimConfig.scaled(steps, batch).model_dump(),
         }
-        strategy = strategy_recipe(config.strategy.name, config.train.iterations)
+        strategy = strategy_recipe(config.strategy.name, steps, batch)
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 #: order in which they may use each other.
 LAYERS = (
     ("cli",),
-    ("views", "train", "sfm", "formats", "doctor", "bench"),
+    ("views", "train", "sfm", "formats", "doctor", "bench", "lightning", "distributed"),
     ("raster", "checkpoint"),
     ("native", "scene"),
     ("gaussians", "settings", "config", "recipes", "errors", "sizes"),

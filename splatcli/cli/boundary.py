@@ -37,14 +37,16 @@ def run(argv: Sequence[str]) -> int:
     except SystemExit as error:
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
-        problem = _as_splat_error(error)
-        if problem is not None:
-            out.error(problem)
-            return problem.exit_code
-        out.error(_report_crash(error, argv))
-        return SplatError.exit_code
+        return told(error, argv, out)
     finally:
         out.close()
+
+
+def told(error: Exception, argv: Sequence[str], out: Output) -> int:
+    """Tells people of ``error``; the exit code that goes with it."""
+    problem = _as_splat_error(error) or _report_crash(error, argv)
+    out.error(problem)
+    return problem.exit_code
 
 
 def _check_current_folder() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +15,17 @@ from splatcli.cli.fitting import Fitting
 from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
-from splatcli.cli.signals import Requests, exit_code
+from splatcli.cli.signals import ECHO, Requests, exit_code
 from splatcli.cli.solving import scene_of
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.rundir import RunDir
     from splatcli.config import Config
+    from splatcli.distributed.world import World
     from splatcli.gaussians import Gaussians
+    from splatcli.train.crew import Crew
     from splatcli.train.loop import Trainer
     from splatcli.views.live import LiveRun
 
@@ -50,9 +55,11 @@ def start_training(
     remake: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     out: Output,
+    crew: World | None = None,
 ) -> int:
     """Train a new run to its end or until it is stopped; returns the exit code.
 
+    crew: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
     limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
     dotted keys, schedules scaled to them. live: shows the run to browsers.
     """
@@ -61,17 +68,20 @@ def start_training(
     from splatcli.scene.read import read_scene
     from splatcli.train.loop import Trainer
 
-    with Requests() as requests:
+    with Requests(ECHO if crew else 0.0) as requests:
         named = Path(config.data.scene)
         place = output or default_folder(named)
-        found = scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out)
+        found = _first(
+            crew, lambda: scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out)
+        )
         moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:
             if config.data.masks not in (None, NONE, ALPHA):
                 moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
             config = remake(moved)
-        given = _initial_model(config, reading, out)
-        scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
+        with _apart(crew, "reading the scene"):
+            given = _initial_model(config, reading, out)
+            scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
         fitting = None
@@ -79,17 +89,25 @@ def start_training(
             fitting = Fitting(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
             config = fitting.config
         requests.heed_stops()
-        with RunDir.create(place, overwrite=overwrite) as run_dir:
-            trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given)
+        with _folder(crew, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
+            with _apart(crew, "building the model"):
+                trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given, crew=crew)
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given
             return _drive(trainer, stop_at, requests, live, out, fitting=fitting)
 
 
 def resume_training(
-    path: Path, wishes: Wishes, *, stop_at: int | None, device: str, live: LiveRun | None, out: Output
+    path: Path,
+    wishes: Wishes,
+    *,
+    stop_at: int | None,
+    device: str,
+    live: LiveRun | None,
+    out: Output,
+    crew: World | None = None,
 ) -> int:
-    """Go on with the run of a checkpoint; returns the exit code."""
+    """Go on with the run of a checkpoint; returns the exit code. crew: as for start_training()."""
     from splatcli.checkpoint.load import load_checkpoint
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
@@ -106,8 +124,9 @@ def resume_training(
             where=path,
             remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
-    with Requests() as requests:
-        checkpoint = load_checkpoint(path)
+    with Requests(ECHO if crew else 0.0) as requests:
+        with _apart(crew, "reading the checkpoint"):
+            checkpoint = load_checkpoint(path)
         config, notes = changed_config(
             checkpoint.config, file=wishes.file, assignments=wishes.settings, allowed=wishes.allowed
         )
@@ -118,18 +137,67 @@ def resume_training(
                 where=root,
                 remedy="--data DIR says where it is now",
             )
-        scene = read_scene(root, config.data, background=training_background(config))
+        check_batch(config, crew)
+        with _apart(crew, "reading the scene"):
+            scene = read_scene(root, config.data, background=training_background(config))
         run = run_folder(path)
         requests.heed_stops()
-        with RunDir.open(run) if run else RunDir.create(default_folder(scene.root)) as run_dir:
-            trainer = Trainer.resume(
-                checkpoint, scene, run_dir=run_dir, device=device, config=config, allowed=wishes.allowed, notes=notes
-            )
+        make = partial(RunDir.open, run) if run else partial(RunDir.create, default_folder(scene.root))
+        with _folder(crew, make) as run_dir:
+            with _apart(crew, "building the model"):
+                trainer = Trainer.resume(
+                    checkpoint,
+                    scene,
+                    run_dir=run_dir,
+                    device=device,
+                    config=config,
+                    allowed=wishes.allowed,
+                    notes=notes,
+                    crew=crew,
+                )
             # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(config)
             del checkpoint  # as much memory as the state itself
             return _drive(trainer, stop_at, requests, live, out)
+
+
+def check_batch(config: Config, crew: World | None) -> None:
+    """Raises UsageError when ranks would have no view to work on."""
+    views = config.train.batch_size
+    if crew is not None and views < crew.size:
+        raise UsageError(
+            f"{crew.size} ranks want as many views a step, and the run has {views}",
+            where="train.batch_size",
+            remedy=f"fewer ranks; or a larger batch, which is another run: --set train.batch_size={crew.size}",
+        )
+
+
+def _first(crew: World | None, make: Callable[[], Path]) -> Path:
+    """The path that ``make`` gives; of several processes the first makes it."""
+    if crew is None:
+        return make()
+    with crew.apart("finding cameras"):
+        path = make() if crew.rank == 0 else Path()
+    return Path(crew.say(str(path)))
+
+
+def _folder(crew: World | None, make: Callable[[], RunDir]) -> RunDir:
+    """The run folder that ``make`` opens; of several processes the first owns it, and the others read in it."""
+    from splatcli.train.crew import ReadRunDir
+
+    if crew is None:
+        return make()
+    if crew.rank:
+        return ReadRunDir(Path(crew.say("")))
+    run_dir = make()
+    crew.say(str(run_dir.path))
+    return run_dir
+
+
+def _apart(crew: Crew | None, doing: str) -> AbstractContextManager[None]:
+    """While ranks do something that may take some of them much longer than others."""
+    return nullcontext() if crew is None else crew.apart(doing)
 
 
 def photo_background(config: Config) -> tuple[int, int, int]:
@@ -215,7 +283,8 @@ def _drive(
                 elif isinstance(event, Stopped):
                     stopped = event
                 if live is not None:
-                    live.tell(event, trainer.state)
+                    with _apart(trainer.crew, "showing the run"):  # where a person may pause it
+                        live.tell(event, trainer.state)
     except SplatError as error:
         problem = error
     if stopped is None:

@@ -39,6 +39,26 @@ StopAt = Annotated[
 
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:1.")]
 
+Ranks = Annotated[
+    int | None,
+    typer.Option(
+        "--ranks",
+        metavar="N",
+        min=1,
+        help="Share the work among N processes of this machine: a GPU each, or with --device cpu its processors.",
+    ),
+]
+
+Distributed = Annotated[
+    str | None,
+    typer.Option(
+        "--distributed",
+        metavar="MODE",
+        help="Be one of the processes that torchrun has started on one run. replicated: each holds all Gaussians, and "
+        "they share the views of a batch.",
+    ),
+]
+
 Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Where the scene is now, if it is not where it was trained."),
@@ -324,3 +344,15 @@ def time_limit(text: str) -> float:
         return seconds_of(text)
     except ValueError:
         raise UsageError(f"{text!r} is no length of time", where="--max-time", remedy="e.g. 60s, 5m or 1.5h") from None
+
+
+def without_ranks(arguments: list[str]) -> list[str]:
+    """A command line that asks for --ranks, without that."""
+    kept = []
+    pending = iter(arguments)
+    for word in pending:
+        if word == "--ranks":
+            next(pending, None)
+        elif not word.startswith("--ranks="):
+            kept.append(word)
+    return kept

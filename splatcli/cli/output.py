@@ -29,17 +29,23 @@ class Output:
     def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
         self.json = json
         self.quiet = quiet
+        #: Whether another process speaks for this one: then nothing is said, results and errors included.
+        self.muted = False
+
+    def mute(self) -> None:
+        """From here on another process speaks for this one."""
+        self.muted = True
 
     def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
         """The outcome: ``facts`` as the final JSON object, or else ``lines``, one value a line."""
         if self.json:
             self.event("result", facts)
-        else:
+        elif not self.muted:
             self._to_stdout("".join(f"{line}\n" for line in lines))
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
         """One JSON object on stdout, with --json only."""
-        if self.json:
+        if self.json and not self.muted:
             self._to_stdout(json.dumps(_plain({"event": name, **facts}), allow_nan=False) + "\n")
 
     def data(self, payload: bytes | memoryview) -> bool:
@@ -57,16 +63,18 @@ class Output:
 
     def note(self, text: str) -> None:
         """Something worth knowing."""
-        if not self.quiet:
+        if not self.quiet and not self.muted:
             self._to_stderr(text)
 
     def warn(self, text: str) -> None:
         """Something that may be wrong."""
-        if not self.quiet:
+        if not self.quiet and not self.muted:
             self._to_stderr(f"warning: {text}")
 
     def error(self, problem: SplatError) -> None:
         """The reason of a failure: ``error[E003]: what``, with where and help on lines of their own."""
+        if self.muted:
+            return
         self.event("error", problem.as_dict())
         self._to_stderr("\n".join(problem.lines()))
 

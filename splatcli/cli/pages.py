@@ -38,8 +38,11 @@ def serving(shelf: Shelf, *, host: str, port: int | None, risk: str, out: Output
 
 @contextmanager
 def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) -> Iterator[LiveRun | None]:
-    """A page that shows a run while it trains, served while open; None where none is wanted. A place asks for one."""
-    if not wanted and host is None and port is None:
+    """A page that shows a run while it trains, served while open; None where none is wanted. A place asks for one.
+
+    Of several processes of a run, the one that speaks serves it.
+    """
+    if out.muted or (not wanted and host is None and port is None):
         yield None
         return
     from splatcli.views.live import LiveRun

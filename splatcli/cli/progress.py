@@ -41,7 +41,7 @@ def reporter_for(out: Output) -> Reporter:
     """The reporter that suits the output: JSON, nothing, a terminal or a log."""
     if out.json:
         return JsonReporter(out)
-    if out.quiet:
+    if out.quiet or out.muted:
         return SilentReporter()
     if sys.stderr is not None and sys.stderr.isatty():
         return TerminalReporter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,8 @@ def resume(
             help="Go on to N steps in all; the schedule stays as it was.",
         ),
     ] = None,
+    ranks: options.Ranks = None,
+    distributed: options.Distributed = None,
     stop_at: options.StopAt = None,
     vram_budget: options.VramBudget = None,
     cache_budget: options.CacheBudget = None,
@@ -70,23 +73,32 @@ def resume(
       splat resume output/scene --set optim.means_lr=8e-5
       splat train scene/ --stop-at 1000 | splat resume
     """
-    from splatcli.cli.device import resolve_device
     from splatcli.cli.drive import Wishes, resume_training
     from splatcli.cli.model import find_model
     from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
+    from splatcli.cli.ranks import crew_of, start_ranks
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
     settings += [] if cache_budget is None else [f"data.cache_bytes={cache_budget}"]
     with speaking(json=json, quiet=quiet) as out:
         path = find_model(checkpoint)
-        with live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live:
+        if ranks is not None:
+            arguments = options.without_ranks(sys.argv[1:])
+            # What came through a pipe, or was looked for, is named, so that all ranks take the same.
+            named = arguments if checkpoint is not None else [arguments[0], str(path), *arguments[1:]]
+            return start_ranks(ranks, named, device=device, distributed=distributed)
+        with (
+            crew_of(distributed, device, out) as (crew, own_device),
+            live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live,
+        ):
             return resume_training(
                 path,
                 Wishes(data, config, settings, allowed or []),
                 stop_at=stop_at,
-                device=resolve_device(device),
+                device=own_device,
                 live=live,
                 out=out,
+                crew=crew,
             )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -16,6 +17,9 @@ STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 #: It saves at the next step, and training goes on; schedulers send it ahead of their time limit.
 SAVE = "SIGUSR1"
 
+#: Seconds in which a second SIGINT is, to a rank, the first one again: torchrun passes on what its ranks have had.
+ECHO = 0.5
+
 
 class Requests:
     """What signals have asked for, while open; the handlers that were there are put back at the end.
@@ -24,8 +28,11 @@ class Requests:
     anything to save, they end the program in their usual way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, echo: float = 0.0) -> None:
+        """echo: seconds in which a second SIGINT counts as the first one."""
+        self._echo = echo
         self._stop: str | None = None
+        self._stopped_at = 0.0
         self._save = False
         self._before: dict[int, object] = {}
 
@@ -69,10 +76,12 @@ class Requests:
         if name == SAVE:
             self._save = True
         elif name == "SIGINT" and self._stop == "SIGINT":
+            if time.monotonic() - self._stopped_at < self._echo:
+                return
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         else:
-            self._stop = self._stop or name
+            self._stop, self._stopped_at = self._stop or name, time.monotonic()
 
 
 def end_imports_at_once() -> None:

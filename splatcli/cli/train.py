@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,6 +38,17 @@ def train(
             "--max-time", metavar="T", help="As many steps as 60s, 5m or 2h have room for, start and end included."
         ),
     ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            "--batch-size",
+            metavar="N",
+            help="Views a step; with the default number of iterations there are fewer steps, on as many views.  "
+            "[default: 1, or a view for each rank]",
+        ),
+    ] = None,
+    ranks: options.Ranks = None,
+    distributed: options.Distributed = None,
     stop_at: options.StopAt = None,
     blocks: Annotated[
         str | None,
@@ -159,13 +171,14 @@ def train(
       splat train scene/ --blocks 2x3 -o output/city
       splat train scene/ --viewer
       splat train scene/ | splat render --views
+      splat train scene/ --ranks 4
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
-    from splatcli.cli.device import resolve_device
-    from splatcli.cli.drive import default_folder, start_training
+    from splatcli.cli.drive import check_batch, default_folder, start_training
     from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
+    from splatcli.cli.ranks import crew_of, start_ranks
 
     if white_background and random_background:
         raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
@@ -203,6 +216,7 @@ def train(
         "strategy.cap_max": options.cap(cap_max),
         "memory.budget": vram_budget,
         "train.iterations": iterations,
+        "train.batch_size": batch_size,
         "train.seed": seed,
         "train.background": background,
         "train.antialiased": antialiased or None,
@@ -212,48 +226,68 @@ def train(
         "views.exposure": exposure or None,
         "views.bilateral_grid": bilateral_grid or None,
     }
+    shared = ranks or distributed
+    if max_time is not None and (shared or (batch_size or 1) > 1):
+        raise UsageError(
+            "--max-time plans for one process and one view a step",
+            where="--max-time",
+            remedy="give --iterations, or leave out --ranks, --distributed and --batch-size",
+        )
     with speaking(json=json, quiet=quiet) as out:
-        from splatcli.settings import build_config
+        if ranks is not None:
+            return start_ranks(ranks, options.without_ranks(sys.argv[1:]), device=device, distributed=distributed)
+        with crew_of(distributed, device, out) as (crew, own_device):
+            from splatcli.settings import build_config
 
-        settings = build_config(flags, file=config, assignments=assignments, preset=preset)
-        limit = None if max_time is None else options.time_limit(max_time)
-        if limit is not None and iterations is not None:
-            raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
-        named = settings.model.init not in ("sfm", "random")
-        options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
+            if crew is not None and batch_size is None:
+                flags["train.batch_size"] = crew.size
+            settings = build_config(flags, file=config, assignments=assignments, preset=preset)
+            check_batch(settings, crew)
+            limit = None if max_time is None else options.time_limit(max_time)
+            if limit is not None and iterations is not None:
+                raise UsageError(
+                    "--max-time chooses the steps itself", where="--iterations", remedy="give one of the two"
+                )
+            named = settings.model.init not in ("sfm", "random")
+            options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
 
-        def remake(values: dict[str, Any]) -> Config:
-            return build_config({**flags, **values}, file=config, assignments=assignments, preset=preset)
+            def remake(values: dict[str, Any]) -> Config:
+                return build_config({**flags, **values}, file=config, assignments=assignments, preset=preset)
 
-        blocks_asked = settings.data.blocks is not None
-        if blocks_asked:
-            options.check_blocks(output, overwrite=overwrite, max_time=max_time, block=block)
-        elif block is not None:
-            raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
-        with live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live:
+            blocks_asked = settings.data.blocks is not None
             if blocks_asked:
-                from splatcli.cli.blocks import train_blocks
+                options.check_blocks(output, overwrite=overwrite, max_time=max_time, block=block)
+                if crew is not None:
+                    raise UsageError(
+                        "a block is trained by one process", where="--blocks", remedy="start one for each --block K"
+                    )
+            elif block is not None:
+                raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
+            with live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live:
+                if blocks_asked:
+                    from splatcli.cli.blocks import train_blocks
 
-                return train_blocks(
+                    return train_blocks(
+                        settings,
+                        block,
+                        place=output or default_folder(scene),
+                        reading=options.reading(param_space, lenient, drop_nonfinite),
+                        stop_at=stop_at,
+                        device=own_device,
+                        remake=remake,
+                        live=live,
+                        out=out,
+                    )
+                return start_training(
                     settings,
-                    block,
-                    place=output or default_folder(scene),
                     reading=options.reading(param_space, lenient, drop_nonfinite),
+                    output=output,
+                    overwrite=overwrite,
                     stop_at=stop_at,
-                    device=resolve_device(device),
+                    device=own_device,
+                    limit=limit,
                     remake=remake,
                     live=live,
                     out=out,
+                    crew=crew,
                 )
-            return start_training(
-                settings,
-                reading=options.reading(param_space, lenient, drop_nonfinite),
-                output=output,
-                overwrite=overwrite,
-                stop_at=stop_at,
-                device=resolve_device(device),
-                limit=limit,
-                remake=remake,
-                live=live,
-                out=out,
-            )

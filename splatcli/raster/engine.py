@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 _POSE = 16
 
 
-class _Stages:
+class Stages:
     """The stages of a step in their order, and the images between them.
 
     Memory beyond the parameters and moments: see raster/frame.py. Nothing is allocated once the largest view was seen.
@@ -67,13 +67,17 @@ class _Stages:
         *,
         room: int | None = None,
         means: Tensor | None = None,
+        gradients: Gaussians | None = None,
     ) -> abi.Loss:
-        """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``."""
+        """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``.
+
+        gradients: filled with those of the loss; then nothing moves, and the pressure is left to the caller.
+        """
         frame, camera, known = self.frame, inputs.camera, inputs.depth
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known is not None)
         if inputs.smoothing is not None:
             view.smoothing = self.backend.pointer(inputs.smoothing, len(gaussians))
-        update = self._update(adam, number, inputs)
+        update = self._update(adam, number, inputs) if gradients is None else None
         arrays = frame.project(view, gaussians, update)
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
@@ -105,12 +109,13 @@ class _Stages:
         frame.project_vjp(
             view,
             arrays,
+            gradients=None if gradients is None else self.backend.arrays(gradients),
             adam=update,
             v_viewmat=self.slopes[:_POSE].view(4, 4) if correction is not None and correction.pose else None,
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
-        if inputs.pressure.noise > 0.0:
+        if inputs.pressure.noise > 0.0 and gradients is None:
             self.noise(gaussians, number, inputs.pressure)
         return loss
 
@@ -141,6 +146,11 @@ class _Stages:
         job.workspace = address(self.arena.take("loss", size, torch.uint8))
         self.backend.call("loss", job)
         return job
+
+    def apply(self, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs) -> None:
+        """Adam's next step along ``gradients``, in place on parameters and moments; adam.step is the caller's."""
+        update = self._update(adam, adam.step + 1, inputs)
+        self.backend.call("adam", self.backend.arrays(gaussians), self.backend.arrays(gradients), update)
 
     def noise(self, gaussians: Gaussians, number: int, pressure: Pressure) -> None:
         """Pushes the means at random, as step ``number`` does."""
@@ -200,7 +210,7 @@ class NativeEngine(ImmediateEngine):
     """Project, blend, loss, backward and Adam on the CPU, the gradients never leaving the cache."""
 
     def __init__(self, backend: Backend, *, budget: PairBudget | None = None) -> None:
-        self._stages = _Stages(backend, budget)
+        self._stages = Stages(backend, budget)
 
     @property
     def frame(self) -> Frame:
@@ -211,9 +221,9 @@ class NativeEngine(ImmediateEngine):
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
         self.pairs = self.frame.native.pair_bound
-        _teach(inputs.correction, self._stages.slopes)
+        teach(inputs.correction, self._stages.slopes)
         depth = 0.0 if inputs.depth is None else float(self._stages.depth_term)
-        return _mix(inputs.ssim_lambda, job.l1, job.ssim) + depth
+        return loss_of(inputs.ssim_lambda, job.l1, job.ssim) + depth
 
     def loss(self, image: Tensor, target: Tensor, v_image: Tensor | None, ssim_lambda: float) -> float:
         """(1 - lambda) L1 + lambda (1 - SSIM) of image [H, W, 3] against target, uint8 or of the image's dtype.
@@ -221,7 +231,7 @@ class NativeEngine(ImmediateEngine):
         v_image: [H, W, 3], filled with the gradient, or None.
         """
         job = self._stages.loss(image, target, v_image, ssim_lambda)
-        return _mix(ssim_lambda, job.l1, job.ssim)
+        return loss_of(ssim_lambda, job.l1, job.ssim)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -252,7 +262,7 @@ class DeferredEngine:
 
     def __init__(self, backend: Backend, *, budget: PairBudget | None = None, room: int = 0) -> None:
         """room: pairs to begin with; 0 asks the first view, which waits once."""
-        self._stages = _Stages(backend, budget)
+        self._stages = Stages(backend, budget)
         self._pending: deque[_Pending] = deque()
         self._room = room
         pinned = torch.cuda.is_available()  # copies to pinned memory do not wait
@@ -304,9 +314,9 @@ class DeferredEngine:
                 continue
             self._pending.popleft()
             self.pairs = pairs
-            _teach(first.inputs.correction, first.slopes)
+            teach(first.inputs.correction, first.slopes)
             depth = 0.0 if first.inputs.depth is None else float(first.depth_term)
-            losses.append(_mix(first.inputs.ssim_lambda, *first.means.tolist()) + depth)
+            losses.append(loss_of(first.inputs.ssim_lambda, *first.means.tolist()) + depth)
         return losses
 
     def _again(self) -> None:
@@ -340,7 +350,7 @@ def _slopes_of(correction: Correction | None) -> int:
     return _POSE + (0 if correction.colours is None else correction.colours.numel())
 
 
-def _teach(correction: Correction | None, slopes: Tensor) -> None:
+def teach(correction: Correction | None, slopes: Tensor) -> None:
     """Tells the gradient of a step's correction; slopes on the host."""
     if correction is None:
         return
@@ -349,7 +359,8 @@ def _teach(correction: Correction | None, slopes: Tensor) -> None:
     correction.learn(slopes[:_POSE].view(4, 4) if correction.pose else None, v_colours)
 
 
-def _mix(ssim_lambda: float, l1: float, ssim: float) -> float:
+def loss_of(ssim_lambda: float, l1: float, ssim: float) -> float:
+    """(1 - lambda) L1 + lambda (1 - SSIM)."""
     return float((1.0 - ssim_lambda) * l1 + ssim_lambda * (1.0 - ssim))
 
 

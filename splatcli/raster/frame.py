@@ -185,6 +185,21 @@ class Frame:
         torch.arange(padded, dtype=torch.int32, out=starts[:padded])
         self.native.rows, self.native.row_counts = sums, reached
 
+    def hold(self, arrays: abi.GaussianArrays) -> None:
+        """Parameters that were projected and are blended elsewhere (raster/shards.py)."""
+        self._arrays, self._source = arrays, None
+
+    def stand_for(self, gaussians: Gaussians) -> None:
+        """Where records come from elsewhere, what words about the largest of them are taken from."""
+        self._source = gaussians
+
+    def take_sums(self, slots: Tensor, sums: Tensor, reached: Tensor) -> None:
+        """Sums of gradient rows [V, ROW] that were made elsewhere, for the records in ``slots`` [V]; see seen()."""
+        starts = self._begin_sums()
+        self.arena.take("row_sums", 0, self.backend.dtype)[: self._padded() * abi.ROW].view(-1, abi.ROW)[slots] = sums
+        self.arena.take("reached", 0, torch.int32)[slots] = reached
+        self._end_sums(*starts)
+
     def seen(self) -> tuple[Tensor, Tensor]:
         """(indices [V] of the visible Gaussians, the slots [V] of their records), int64; waits for a device."""
         slots = self._padded()

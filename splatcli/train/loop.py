@@ -18,25 +18,29 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
+from splatcli.raster.batch import batch_engine_for
 from splatcli.raster.engine import engine_for
 from splatcli.raster.memory import Budget
 from splatcli.raster.smoothing import filter_sizes, opacity_shares
-from splatcli.raster.stepping import StepEngine, StepInputs
+from splatcli.raster.stepping import StepEngine
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
+from splatcli.train.batch import Batches
 from splatcli.train.begin import new_state, resumed_state
 from splatcli.train.changes import apply_config
+from splatcli.train.crew import COMPARE_EVERY, Bystander, Crew, agreed_wish, begin_together, compare
 from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, Rescheduled, Started, Stepped, Stopped
 from splatcli.train.failures import is_survivable
+from splatcli.train.inputs import step_inputs, training_background, view_of_step
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
-from splatcli.train.lr import active_sh_degree, image_divisor, learning_rates
+from splatcli.train.lr import active_sh_degree
 from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_count, check_loss, judge_refinement
 from splatcli.train.recovery import Recovery
-from splatcli.train.scoring import BACKGROUNDS, Renderer, Scorer, renderer_within
+from splatcli.train.scoring import Renderer, Scorer, renderer_within
 from splatcli.train.state import TrainState
 from splatcli.train.strategies import apply_edit, make_strategy
-from splatcli.train.targets import Targets, reduced, to_device
+from splatcli.train.targets import Targets
 
 #: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
 FULL = 0.99
@@ -53,6 +57,7 @@ class Trainer:
     engine, renderer: None takes those of the state's device.
     clock: seconds; decides when to save and is written into the metrics, and touches nothing that is trained.
     notes: things worth telling the user, in the Started event.
+    crew: the processes that train this run together; None: this one alone, whatever the environment says.
     """
 
     def __init__(
@@ -65,18 +70,23 @@ class Trainer:
         renderer: Renderer | None = None,
         clock: Callable[[], float] = time.monotonic,
         notes: Iterable[str] = (),
+        crew: Crew | None = None,
     ) -> None:
+        begin_together(crew, state, scene)
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
         #: One for engine and renderer, so that bands are told of once.
         self._budget = Budget(state.gaussians.device, state.config.memory.budget)
+        self.crew = crew
+        self.leads = crew is None or crew.rank == 0
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
+        self.batches = self._batches()
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self.targets = self._targets(state.config.memory.budget)
         self._clock = clock
-        self.keeper = Keeper(run_dir, clock)
+        self.keeper = Keeper(run_dir, clock) if self.leads else Bystander(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
         self.scorer = Scorer(scene, renderer or renderer_within(self._budget))
         self.recovery = Recovery(run_dir)
@@ -102,10 +112,11 @@ class Trainer:
         renderer: Renderer | None = None,
         given: Gaussians | None = None,
         clock: Callable[[], float] = time.monotonic,
+        crew: Crew | None = None,
     ) -> Trainer:
         """A new run; arguments as in new_state()."""
         state, notes = new_state(config, scene, device, given, planned=engine is None)
-        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
+        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     @classmethod
     def resume(
@@ -121,6 +132,7 @@ class Trainer:
         allowed: Collection[str] = (),
         notes: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
+        crew: Crew | None = None,
     ) -> Trainer:
         """The run that ``checkpoint`` was saved from, going on with the same bits; arguments as in resumed_state().
 
@@ -130,7 +142,7 @@ class Trainer:
             checkpoint, scene, device, config=config, allowed=allowed, planned=engine is None
         )
         notes = (*found, *notes)
-        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes)
+        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     def run(
         self,
@@ -149,11 +161,15 @@ class Trainer:
         """
 
         def ends() -> str | None:
+            if self.crew is not None:
+                self.crew.check()
             return should_stop() or ("max-time" if self._clock() >= deadline else None)
 
         self.journal.begin()
         yield self._start_event()
-        yield from self._logged(self.keeper.begin(self.state))
+        compare(self.crew, self.state)
+        with self._apart("the first checkpoint"):
+            yield from self._logged(self.keeper.begin(self.state))
         while True:
             try:
                 reason = yield from self._train(stop_at, ends, should_save)
@@ -165,8 +181,9 @@ class Trainer:
                 failure = error.with_traceback(None)
                 failure.__context__ = None
             yield from self._go_back(failure)
-        if reason in ("finished", "max-time"):
-            reason = (yield from self._evaluate(should_stop)) or reason
+        if reason in ("finished", "max-time") and self.leads:
+            with self._apart("the evaluation"):
+                reason = (yield from self._evaluate(should_stop)) or reason
         assert self.keeper.saved is not None
         yield Stopped(self.state.step, reason, self.keeper.saved.path)
         if reason == "finished" and self.scorer.problem is not None:
@@ -179,6 +196,13 @@ class Trainer:
         self.run_dir.write_config(config)
         (event,) = self._logged([Rescheduled(self.state.step, config.train.iterations)])
         return event
+
+    def advance(self) -> list[Event]:
+        """One step, for a caller with a loop of its own, who sees to checkpoints and to what goes wrong."""
+        events = self._step()
+        if self.state.step % COMPARE_EVERY == 0:
+            compare(self.crew, self.state)
+        return events
 
     def _start_event(self) -> Started:
         state = self.state
@@ -196,7 +220,7 @@ class Trainer:
         self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
     ) -> Generator[Event, None, str]:
         """Steps until there is a reason to stop, which is returned when the state is saved."""
-        while (reason := self._reason(stop_at, should_stop)) is None:
+        while (reason := agreed_wish(self.crew, self._reason(stop_at, should_stop), False)[0]) is None:
             try:
                 yield from self._logged(self._step())
             except SceneError:  # a photo can be read no more; the state before this step is whole
@@ -205,15 +229,22 @@ class Trainer:
             step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
             if step >= train.iterations:
                 continue
-            if should_save() or self.keeper.due(self.state):
+            _, save = agreed_wish(self.crew, None, should_save() or self.keeper.due(self.state))
+            if save or step % COMPARE_EVERY == 0:
+                compare(self.crew, self.state)
+            if save:
                 yield from self._settled()
-                yield from self._logged([self.keeper.save(self.state)])
-            if guard.probe_every and step % guard.probe_every == 0:
+                with self._apart("a save"):
+                    yield from self._logged([self.keeper.save(self.state)])
+            if self.leads and guard.probe_every and step % guard.probe_every == 0:
                 yield from self._settled()
-                yield from self._logged(self._probe())
-            if train.eval_every and step % train.eval_every == 0:
+                with self._apart("a look at the probe views"):
+                    yield from self._logged(self._probe())
+            if self.leads and train.eval_every and step % train.eval_every == 0:
                 yield from self._settled()
-                yield from self._evaluate(should_stop)
+                with self._apart("an evaluation"):
+                    yield from self._evaluate(should_stop)
+        compare(self.crew, self.state)
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
@@ -229,36 +260,7 @@ class Trainer:
         """One step and the edit after it; what is known to have happened since the last one."""
         state, config = self.state, self.state.config
         step = state.step + 1
-        row = state.sampler.peek()
-        view = state.train[row]
-        given, target = self.scene.cameras[view], self.targets.load(view)
-        given, target = reduced(given, target, image_divisor(config.schedule, step))
-        state.sampler.next()
-        self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
-        degree = active_sh_degree(config.schedule, state.gaussians.sh_degree, step)
-        lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
-        background = self._training_background()
-        told: list[Stepped] = []
-        if config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
-            told = self._told(self.engine.drain())  # what the step before has taught of this view comes first
-        inputs = StepInputs(
-            state.corrections.camera(row, given),
-            target.over(background),
-            lrs=lrs,
-            sh_degree=degree,
-            background=background,
-            ssim_lambda=config.train.ssim_lambda,
-            antialiased=config.train.antialiased,
-            stats=state.stats if self.strategy.observes(step) else None,
-            hidden=target.hidden,
-            pressure=self.strategy.pressure(step, lrs["means"]),
-            absgrad=self.strategy.absgrad,
-            correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
-            depth=target.depth,
-            smoothing=state.smoothing,
-        )
-        self._untold.append((step, given.name, len(state.gaussians), degree))
-        told += self._told(self.engine.submit(state.gaussians, state.adam, inputs))
+        told = self._single(step) if self.batches is None else self._batch(step, self.batches)
         edits: list[Event] = []
         if self.strategy.edits(step):
             told += self._told(self.engine.drain())
@@ -271,8 +273,34 @@ class Trainer:
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
             self.finite.look(step, state.gaussians, state.adam)
-        alarm = self.crowding.judge(step, self.engine.pairs, len(state.gaussians))
+        pairs = self.engine.pairs if self.batches is None else self.batches.pairs
+        alarm = self.crowding.judge(step, pairs, len(state.gaussians))
         return [*told, *edits, *([] if alarm is None else [alarm])]
+
+    def _single(self, step: int) -> list[Stepped]:
+        """A step on one view, whose loss the engine may tell later; those that are known now."""
+        state = self.state
+        row = state.sampler.peek()
+        given, target = view_of_step(state, self.scene, self.targets, step, row)
+        state.sampler.next()
+        self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
+        background = training_background(state)
+        told: list[Stepped] = []
+        if state.config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
+            told = self._told(self.engine.drain())  # what the step before has taught of this view comes first
+        inputs = step_inputs(state, self.strategy, step, row, given, target, background)
+        self._untold.append((step, given.name, len(state.gaussians), inputs.sh_degree))
+        return told + self._told(self.engine.submit(state.gaussians, state.adam, inputs))
+
+    def _batch(self, step: int, batches: Batches) -> list[Stepped]:
+        """A step on several views, done when this returns."""
+        state = self.state
+        rows, losses = batches.step(state, self.scene, self.targets, self.strategy, step)
+        degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
+        for row, loss in zip(rows, losses, strict=True):
+            check_loss(step, self.scene.cameras[state.train[row]].name, loss, state.gaussians)
+        self._largest = max(self._largest, len(state.gaussians))
+        return [Stepped(step, sum(losses) / len(losses), len(state.gaussians), degree)]
 
     def _told(self, losses: list[float]) -> list[Stepped]:
         """The steps whose losses have become known, each checked."""
@@ -329,17 +357,20 @@ class Trainer:
         self._capped_told = True
         return [Capped(step, count, cap)]
 
+    def _apart(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """What the first process of a crew does alone, while the others wait."""
+        return self.crew.apart(doing) if self.crew is not None and self.leads else contextlib.nullcontext()
+
+    def _batches(self) -> Batches | None:
+        """What makes steps on several views; None where a step has one, and is fused."""
+        views, device = self.state.config.train.batch_size, self.state.gaussians.device
+        if views == 1 and (self.crew is None or self.crew.size == 1):
+            return None
+        return Batches(batch_engine_for(device, self._budget, self.crew), views)
+
     def _targets(self, limit: int | None) -> Targets:
         state = self.state
         return Targets(self.scene, state.gaussians.device, limit=limit, depth_lambda=state.config.depth_lambda)
-
-    def _training_background(self) -> Tensor:
-        name = self.state.config.train.background
-        if name == "random":
-            color = torch.rand(3, generator=self.state.generators["background"])
-        else:
-            color = torch.tensor(BACKGROUNDS[name])
-        return to_device(color, self.state.gaussians.device)
 
     def _go_back(self, failure: Exception) -> Iterator[Event]:
         """The last checkpoint's state takes the place of one that failed."""
@@ -350,7 +381,7 @@ class Trainer:
         limit = 0 if plan.cause == "memory" else plan.config.memory.budget
         del self.state, self.targets
         if self._engine_is_ours:
-            del self.engine
+            del self.engine, self.batches
         else:
             with contextlib.suppress(Exception):
                 self.engine.drain()
@@ -360,6 +391,7 @@ class Trainer:
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
             self.engine = engine_for(plan.device, self._budget)
+            self.batches = self._batches()
         self.targets = self._targets(limit)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)

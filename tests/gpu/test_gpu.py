@@ -27,7 +27,7 @@ from torch.testing import assert_close
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
-from splatcli.raster.engine import _Stages
+from splatcli.raster.engine import Stages
 from splatcli.raster.stepping import Correction
 from splatcli.scene.camera import Camera
 from tests.native.cases import Outcome, Weights, float32, named, rows_of, settled
@@ -157,7 +157,7 @@ def test_loss(backend: Backend, width: int, height: int, as_bytes: bool) -> None
         v_want, v_got = torch.empty_like(image), torch.full_like(image, math.nan, device=DEVICE)
         cpu = NativeEngine(float32("portable"))._stages.loss(image, target, v_want, ssim_lambda)
         means = torch.full((2,), math.nan, dtype=torch.float64, device=DEVICE)
-        _Stages(backend, None).loss(image.to(DEVICE), target.to(DEVICE), v_got, ssim_lambda, means)
+        Stages(backend, None).loss(image.to(DEVICE), target.to(DEVICE), v_got, ssim_lambda, means)
         assert_close(means.tolist(), [cpu.l1, cpu.ssim], rtol=0, atol=2e-6)
         # As in test_native_loss: where an image is flat, terms of the size 1 / C2 cancel.
         rounding = 1e-5 * float(v_want.abs().max()) + 5e-4 * ssim_lambda / image.numel()
@@ -278,9 +278,9 @@ def test_tensor_float_changes_no_bit(backend: Backend) -> None:
 # --- streams, waiting, devices ---------------------------------------------------------------------------------------
 
 
-def warm_stages(backend: Backend, run: Run) -> tuple[_Stages, Tensor]:
+def warm_stages(backend: Backend, run: Run) -> tuple[Stages, Tensor]:
     """Stages that have seen the views, so that nothing is left to allocate, and room for the means."""
-    stages = _Stages(backend, 1 << 40)
+    stages = Stages(backend, 1 << 40)
     means = torch.zeros(2, dtype=torch.float64, device=backend.device)
     for k in range(3):
         stages.run(run.gaussians, run.adam, 1 + k, run.inputs(k), room=1 << 16, means=means)

@@ -1,0 +1,61 @@
+"""Batches: steps on several training views, the next ones in the sampler's order."""
+
+from __future__ import annotations
+
+from splatcli.raster.batch import BatchEngine
+from splatcli.raster.engine import teach
+from splatcli.raster.stepping import StepInputs
+from splatcli.scene.images import AHEAD
+from splatcli.scene.scene import Scene
+from splatcli.train.inputs import given_camera, step_inputs, training_background, view_of_step
+from splatcli.train.sampler import ViewSampler
+from splatcli.train.state import TrainState
+from splatcli.train.strategies import Strategy
+from splatcli.train.targets import Targets
+
+
+class Batches:
+    """Makes steps on ``views`` views; in a team each process reads and draws its own share of them only.
+
+    pairs: (Gaussian, tile) pairs of the fullest view of the last step.
+    """
+
+    def __init__(self, engine: BatchEngine, views: int) -> None:
+        self.engine = engine
+        self.views = views
+        self.pairs = 0
+
+    def step(
+        self, state: TrainState, scene: Scene, targets: Targets, strategy: Strategy, step: int
+    ) -> tuple[list[int], list[float]]:
+        """Step number ``step``: (rows of the views among the training views, their losses).
+
+        Raises SceneError when a photo is damaged; then the state is the one before the step.
+        """
+        sampler, background = state.sampler.state(), state.generators["background"].get_state()
+        rows = [state.sampler.next() for _ in range(self.views)]
+        colours = [training_background(state) for _ in rows]  # all of them, so that every process draws the same
+        self._prefetch(state, targets)
+
+        def inputs_of(i: int) -> StepInputs:
+            given, target = view_of_step(state, scene, targets, step, rows[i])
+            return step_inputs(state, strategy, step, rows[i], given, target, colours[i])
+
+        try:
+            outcome = self.engine.step(state.gaussians, state.adam, self.views, inputs_of)
+        except Exception:
+            state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
+            state.generators["background"].set_state(background)
+            raise
+        self.pairs = outcome.pairs
+        for row, slopes in zip(rows, outcome.slopes or [], strict=False):
+            given = given_camera(state, scene, step, row)
+            extent, device = state.dataset.extent, state.gaussians.device
+            teach(state.corrections.of(row, given, state.config, extent, step, device), slopes)
+        return rows, outcome.losses
+
+    def _prefetch(self, state: TrainState, targets: Targets) -> None:
+        """Starts decoding what this process is going to draw soon."""
+        team = self.engine.team
+        rank, size = (0, 1) if team is None else (team.rank, team.size)
+        targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])

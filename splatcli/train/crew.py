@@ -1,0 +1,160 @@
+"""Crew: the processes that train one run together, as the trainer sees them; and what those beside the first one do.
+
+Every process holds all Gaussians and does the same things in the same order. What a single one of them knows (a signal,
+the time, a disk) is told to all before anyone acts on it, and only the first one writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from splatcli import __version__
+from splatcli.checkpoint.rundir import RunDir
+from splatcli.raster.batch import Team
+from splatcli.scene.scene import Scene
+from splatcli.train.events import Event, Saved
+from splatcli.train.keeper import Keeper
+from splatcli.train.monitor import state_tensors
+from splatcli.train.state import TrainState
+
+#: Steps between two comparisons of all numbers of the state.
+COMPARE_EVERY = 10
+
+#: Why a run stops, in the order in which one reason goes before another.
+REASONS = ("", "SIGINT", "SIGTERM", "SIGHUP", "max-time", "finished", "stop-at")
+
+#: A digest has as many bits as a float64 holds exactly.
+_DIGEST_BITS = (1 << 52) - 1
+
+
+class Crew(Team, Protocol):
+    """The processes of a run (splatcli.distributed.World is one)."""
+
+    def agree(self, what: str, **facts: int) -> None:
+        """Raises DistributedError on every rank, naming those that differ, unless all give the same numbers."""
+        ...
+
+    def apart(self, doing: str) -> AbstractContextManager[None]:
+        """While this rank does something alone that takes its time, the others wait for it without complaint."""
+        ...
+
+    def check(self) -> None:
+        """Raises DistributedError when another rank is known to have failed."""
+        ...
+
+
+def agreed_wish(crew: Crew | None, reason: str | None, save: bool) -> tuple[str | None, bool]:
+    """Why to stop, if at all, and whether to save: what any process wishes. A crew compares states before a save."""
+    if crew is None:
+        return reason, save
+    told = crew.tell("wishes", [REASONS.index(reason or ""), save])
+    wished = sorted(int(number) for number, _ in told if number)
+    return (REASONS[wished[0]] if wished else None), any(flag for _, flag in told)
+
+
+def begin_together(crew: Crew | None, state: TrainState, scene: Scene) -> None:
+    """Settles what each process finds by itself: all take the cap of the one that has room for least.
+
+    Raises DistributedError, naming the odd ones, when programs, settings or photos are not the same everywhere.
+    """
+    if crew is None:
+        return
+    config = state.config
+    caps = [int(cap) for (cap,) in crew.tell("the settings", [config.memory.cap or 0]) if cap]
+    config.memory.cap = min(caps, default=None)
+    settings = config.model_copy(update={"data": config.data.model_copy(update={"scene": ""})})
+    crew.agree(
+        "the run",
+        program=_sum_of([__version__, torch.__version__]),
+        settings=_sum_of(settings.model_dump(mode="json")),
+        photos=_sum_of(scene.fingerprint()),
+        cameras=_sum_of([repr((camera.name, camera.viewmat.tolist())) for camera in state.cameras]),
+    )
+
+
+def _sum_of(facts: object) -> int:
+    return crc32(json.dumps(facts, sort_keys=True).encode())
+
+
+def compare(crew: Crew | None, state: TrainState) -> None:
+    """Raises DistributedError, naming the odd ones, unless the states of all processes are the same."""
+    if crew is None:
+        return
+    crew.agree(
+        "the state",
+        step=state.step,
+        Gaussians=len(state.gaussians),
+        digest=state_digest(state),
+    )
+
+
+@torch.no_grad()
+def state_digest(state: TrainState) -> int:
+    """52 bits of all parameters, moments and statistics, and of the places in the random streams."""
+    tensors = [tensor for _, tensor in state_tensors(state.gaussians, state.adam)]
+    tensors += [state.adam.rest_steps, state.stats.grad2d, state.stats.count, *state.corrections.stored().values()]
+    sums: list[int] = torch.stack([_row_sum(tensor).to(state.gaussians.device) for tensor in tensors]).tolist()
+    streams = [int(_row_sum(generator.get_state())) for generator in state.generators.values()]
+    numbers = [*sums, *streams, state.sampler.epoch, state.sampler.position]
+    return sum(number * (2 * place + 1) for place, number in enumerate(numbers)) & _DIGEST_BITS
+
+
+def _row_sum(tensor: Tensor) -> Tensor:
+    """[] int64, the bits of all numbers, each row with a weight of its own; overflow wraps and harms nothing."""
+    if tensor.numel() == 0:
+        return torch.zeros((), dtype=torch.int64, device=tensor.device)
+    words = tensor.detach().reshape(len(tensor), -1)
+    words = words if words.dtype == torch.uint8 else words.contiguous().view(torch.int32)
+    weights = torch.arange(1, 2 * len(words), 2, device=tensor.device)
+    return (words.sum(dim=1, dtype=torch.int64) * weights).sum()
+
+
+class Bystander(Keeper):
+    """Keeps the books of a process that writes nothing: what the first one has saved counts for all."""
+
+    def begin(self, state: TrainState) -> Iterator[Event]:
+        self._note(state)
+        yield from ()
+
+    def due(self, state: TrainState) -> bool:
+        return False
+
+    def save(self, state: TrainState) -> Saved:
+        return self._note(state)
+
+    def finish(self, state: TrainState, *, patient: Callable[[], bool]) -> Iterator[Event]:
+        self._note(state)
+        yield from ()
+
+    def _note(self, state: TrainState) -> Saved:
+        self.saved = Saved(state.step, self.run_dir.checkpoint_path(state.step))
+        return self.saved
+
+
+class ReadRunDir(RunDir):
+    """The run folder of the first process as the others see it: they read in it, and write nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = None
+        self._undo = None
+
+    def write_config(self, config: object) -> None:
+        return None
+
+    def write_report(self, name: str, record: object) -> Path:
+        return self.path / name
+
+    def append_metrics(self, record: object) -> None:
+        return None
+
+    def rewind(self, step: int) -> None:
+        return None

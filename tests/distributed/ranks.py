@@ -1,0 +1,96 @@
+"""Several ranks of a World as processes, quickly: forked from one that has torch loaded and has started nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from splatcli.distributed.joining import Place, join
+from splatcli.distributed.world import PATIENCE, World
+from splatcli.errors import SplatError
+
+#: Modules that every rank needs; the process that ranks are forked from loads them once.
+PRELOADED = ["tests.distributed.ranks", "splatcli.train.loop", "splatcli.distributed.joining"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a rank ended: exit code, what its function returned, or the error that it raised in words."""
+
+    code: int | None
+    value: Any = None
+    error: str | None = None
+    seconds: float = 0.0
+
+
+def run_ranks(
+    function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE, limit: float = 120.0
+) -> list[Ended]:
+    """``function(world, *arguments)`` on every rank; they and results are pickled. Ranks that hang are killed."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks: list[tuple[BaseProcess, Connection]] = []
+    began = time.monotonic()
+    for rank in range(size):
+        place = Place(rank, size, rank, "127.0.0.1", store.port, True)
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(place, patience, theirs, function, arguments), daemon=True)
+        process.start()
+        theirs.close()
+        ranks.append((process, ours))
+    ended = []
+    for process, pipe in ranks:
+        value, error, seconds = None, None, 0.0
+        with contextlib.suppress(EOFError, OSError):
+            if pipe.poll(max(0.0, began + limit - time.monotonic())):
+                value, error = pickle.loads(pipe.recv_bytes())
+                seconds = time.monotonic() - began
+        process.join(max(0.0, min(5.0, began + limit - time.monotonic())))
+        code = process.exitcode
+        if code is None:
+            process.kill()
+            process.join()
+        ended.append(Ended(code, value, error, seconds))
+    return ended
+
+
+def results(function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE) -> list[Any]:
+    """What ``function`` returned on every rank; AssertionError when one failed."""
+    ended = run_ranks(function, size, *arguments, patience=patience)
+    assert all(one.code == 0 for one in ended), [(one.code, one.error) for one in ended]
+    return [one.value for one in ended]
+
+
+def _work(
+    place: Place, patience: float, pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    world: World | None = None
+    try:
+        world = join(place, torch.device("cpu"), patience=patience)
+        value = function(world, *arguments)
+        if not world.watch.judged:
+            world.close()
+        pipe.send_bytes(pickle.dumps((value, None)))  # by value: tensors of a process that ends cannot be shared
+        code = 0
+    except BaseException as error:
+        if world is not None:
+            world.fail(error)
+        told = error.what if isinstance(error, SplatError) else traceback.format_exc()
+        pipe.send_bytes(pickle.dumps((None, told)))
+        code = error.exit_code if isinstance(error, SplatError) else 1
+    os._exit(code)

@@ -1,0 +1,97 @@
+"""A process alone talks to nobody, whatever group it is in: collectives are patched to raise, and nothing is missed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives
+
+from splatcli.distributed.world import World
+from splatcli.raster.rasterization import rasterization
+from splatcli.raster.rendering import render
+from tests.distributed.ranks import results
+from tests.distributed.training import batch_config, train
+from tests.native.cases import NEEDS_COMPILER
+from tests.raster.scenes import random_camera, random_gaussians
+
+pytestmark = NEEDS_COMPILER
+
+FRAMES = 50
+COLLECTIVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_object", "all_reduce", "all_to_all", "all_to_all_single"),
+    *(
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+        "gather",
+        "gather_object",
+        "irecv",
+        "isend",
+        "monitored_barrier",
+    ),
+    *("recv", "reduce", "reduce_scatter", "reduce_scatter_tensor", "scatter", "scatter_object_list", "send"),
+)
+FUNCTIONAL = ("all_gather_tensor", "all_reduce", "all_to_all_single", "broadcast", "reduce_scatter_tensor")
+
+
+@contextmanager
+def collectives_forbidden() -> Iterator[None]:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a collective in local mode")
+
+    patched = mock.patch.multiple(dist, **dict.fromkeys(COLLECTIVES, refuse))
+    with patched, mock.patch.multiple(_functional_collectives, **dict.fromkeys(FUNCTIONAL, refuse)):
+        yield
+
+
+def frames() -> list[bytes]:
+    """Images and gradients of a few views, over and over."""
+    gaussians = random_gaussians(3, 60).map(lambda tensor: tensor.detach().float().requires_grad_())
+    made = []
+    for index in range(FRAMES):
+        image = render(gaussians, random_camera(30 + index % 5, 24, 18)).image
+        gradients = torch.autograd.grad(image.square().sum(), [tensor for _, tensor in gaussians.items()])
+        made.append(b"".join(tensor.detach().numpy().tobytes() for tensor in (image, *gradients)))
+    return made
+
+
+def drawn(arguments: dict[str, Any]) -> bytes:
+    return rasterization(**arguments)[0].detach().numpy().tobytes()
+
+
+def work_alone(world: World | None) -> Any:
+    """In rank 1 nothing; it waits at the end, until rank 0 is done."""
+    if world is not None and world.rank == 1:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    arguments = {
+        "means": torch.randn(20, 3, generator=generator) + torch.tensor([0.0, 0.0, 4.0]),
+        "quats": torch.randn(20, 4, generator=generator),
+        "scales": torch.full((20, 3), 0.2),
+        "opacities": torch.full((20,), 0.5),
+        "colors": torch.rand(20, 3, generator=generator),
+        "viewmats": torch.eye(4)[None],
+        "Ks": torch.tensor([[[20.0, 0.0, 12.0], [0.0, 20.0, 9.0], [0.0, 0.0, 1.0]]]),
+        "width": 24,
+        "height": 18,
+    }
+    with collectives_forbidden():
+        if world is not None:
+            assert dist.is_initialized()
+            with pytest.raises(AssertionError, match="a collective"):
+                dist.barrier()
+        return frames(), drawn(arguments), train(None, batch_config(2))["digests"]
+
+
+def test_one_rank_works_while_the_other_sleeps() -> None:
+    alone = work_alone(None)
+    assert len(set(alone[0])) == 5
+    together = results(work_alone, 2, patience=300.0)
+    assert together[0] == alone
+    assert together[1] is None

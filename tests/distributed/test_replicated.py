@@ -1,0 +1,81 @@
+"""Training on several ranks: the bits of one process with the same batch, whatever the number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.distributed.world import World
+from splatcli.raster.batch import FlatSums
+from tests.distributed.ranks import results
+from tests.distributed.training import STEPS, batch_config, go_on, train
+from tests.native.cases import NEEDS_COMPILER
+from tests.train.worlds import random_gaussians
+
+pytestmark = NEEDS_COMPILER
+
+#: Beside plain ADC with random backgrounds: everything that a step may carry along.
+RUNS = {
+    "default": batch_config(4),
+    "mcmc": batch_config(4, strategy={"name": "mcmc", "opacity_reg": 0.01, "scale_reg": 0.01, "cap_max": 60}),
+    "still": batch_config(4, schedule={"refine_start": 1000}),
+    "views": batch_config(4, views={"pose_opt": True, "exposure": True}, train={"filter_3d": True}),
+}
+Runs = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Runs:
+    return {name: train(None, config) for name, config in RUNS.items()}
+
+
+def several(world: World | None, names: list[str]) -> Runs:
+    return {name: train(world, RUNS[name]) for name in names}
+
+
+def assert_equal(got: dict[str, Any], expected: dict[str, Any], first: int = 1) -> None:
+    """From step ``first`` on."""
+    for what in ("digests", "losses"):
+        assert got[what] == {step: value for step, value in expected[what].items() if step >= first}
+    assert got["reason"] == expected["reason"] == "finished"
+
+
+@pytest.mark.parametrize(("size", "names"), [(2, ["default", "views"]), (3, ["mcmc"])])
+def test_any_number_of_ranks_has_the_bits_of_one(size: int, names: list[str], alone: Runs) -> None:
+    for rank in results(several, size, names):
+        for name in names:
+            assert alone[name]["refined"] > 0
+            assert len(set(alone[name]["digests"].values())) == STEPS  # every step changes something
+            assert_equal(rank[name], alone[name])
+
+
+def test_ranks_send_what_the_formula_says() -> None:
+    """A round of views brings L (W - 1) / W numbers from each rank to the others, and the end of a step as many."""
+    size, count = 2, 20
+    first, second = results(several, size, ["still"])
+    length = len(FlatSums(random_gaussians(count, degree=2), size).flat)
+    assert length == pytest.approx((11 + 3 + 24 + 2) * count, abs=8 * 16)
+    rounds = 4 // size
+    for rank in (first, second):
+        assert rank["still"]["sent"]["sum"] == STEPS * (rounds + 1) * 4 * length * (size - 1) // size
+
+
+def part(world: World | None, checkpoint: Checkpoint | None, stop_at: int | None) -> dict[str, Any]:
+    """A run on its way: it begins without a checkpoint."""
+    if checkpoint is None:
+        return train(world, RUNS["default"], stop_at=stop_at)
+    return go_on(world, checkpoint, stop_at=stop_at)
+
+
+def test_a_run_goes_from_four_ranks_to_three_two_and_one_without_losing_a_bit(alone: Runs) -> None:
+    checkpoint, digests = None, {}
+    for size, stop_at in [(4, 4), (3, 9), (2, 13)]:
+        first, *others = results(part, size, checkpoint, stop_at)
+        assert all(other["digests"] == first["digests"] and other["checkpoint"] is None for other in others)
+        checkpoint = first["checkpoint"]
+        assert checkpoint.step == stop_at
+        digests |= first["digests"]
+    last = part(None, checkpoint, None)
+    assert {**digests, **last["digests"]} == alone["default"]["digests"]

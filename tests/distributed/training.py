@@ -1,0 +1,66 @@
+"""Runs over a made-up scene in which everything happens, for one process and for ranks of several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
+from splatcli.distributed.world import World
+from splatcli.train.crew import ReadRunDir, state_digest
+from splatcli.train.events import Refined, Stepped, Stopped
+from splatcli.train.loop import Trainer
+from tests.train.worlds import MemoryRun, copied, made_scene, plain_renderer, short_config
+
+#: Refinements are after steps 10 and 15, a reset after 12.
+STEPS = 16
+
+
+def run_of(world: World | None) -> Any:
+    """The run folder of this rank."""
+    return MemoryRun() if world is None or world.rank == 0 else ReadRunDir(Path("run"))
+
+
+def train(world: World | None, config: Config, *, stop_at: int | None = None, views: int = 12) -> dict[str, Any]:
+    """A new run; see followed()."""
+    trainer = Trainer.start(config, made_scene(views), run_dir=run_of(world), renderer=plain_renderer, crew=world)
+    return followed(trainer, world, stop_at)
+
+
+def go_on(
+    world: World | None, checkpoint: Checkpoint, *, stop_at: int | None = None, views: int = 12
+) -> dict[str, Any]:
+    """The run of a checkpoint; see followed()."""
+    trainer = Trainer.resume(
+        copied(checkpoint), made_scene(views), run_dir=run_of(world), renderer=plain_renderer, crew=world
+    )
+    return followed(trainer, world, stop_at)
+
+
+def followed(trainer: Trainer, world: World | None, stop_at: int | None) -> dict[str, Any]:
+    """Losses and digests of the state step by step, what ended the run, and on the first rank its last checkpoint."""
+    losses, digests, refined, reason = {}, {}, 0, None
+    before = {} if world is None else dict(world.sent)
+    for event in trainer.run(stop_at):
+        if isinstance(event, Stepped):
+            losses[event.step], digests[event.step] = event.loss, state_digest(trainer.state)
+        elif isinstance(event, Refined):
+            refined += event.cloned + event.split + event.pruned + event.relocated
+        elif isinstance(event, Stopped):
+            reason = event.reason
+    run = trainer.run_dir
+    return {
+        "losses": losses,
+        "digests": digests,
+        "refined": refined,
+        "reason": reason,
+        "checkpoint": run.newest() if isinstance(run, MemoryRun) else None,
+        "sent": {} if world is None else {what: n - before.get(what, 0) for what, n in world.sent.items()},
+    }
+
+
+def batch_config(batch_size: int, **sections: dict[str, object]) -> Config:
+    """short_config with so many views a step."""
+    train: dict[str, object] = {"batch_size": batch_size, **sections.pop("train", {})}
+    return short_config(STEPS, train=train, **sections)

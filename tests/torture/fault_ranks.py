@@ -1,0 +1,200 @@
+"""Faults in one of several ranks that train together: every rank ends soon, and one that is at fault is named.
+
+Two to four processes train on a made-up scene over gloo. At a random step something happens to one of them:
+it is killed, stopped, raises, leaves, falls behind, has other photos or settings than the rest, skips an exchange, or
+has a number changed in its memory. Whatever ends with exit code 0 must have ended on all ranks, in the same state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from splatcli.distributed.world import World
+from splatcli.native.library import best_isa, load_cpu
+from splatcli.train.crew import state_digest
+from splatcli.train.events import Stepped
+from splatcli.train.loop import Trainer
+from tests.distributed.ranks import Ended, run_ranks
+from tests.distributed.training import STEPS, batch_config, run_of
+from tests.torture.harness import Figure, Tally, main, rng_of
+from tests.train.worlds import made_scene, plain_renderer
+
+#: Seconds in which all must be over, those for starting the ranks included.
+LIMIT = 30.0
+
+#: What a rank may be as late as without a complaint; and how late a rank is that sleeps.
+PATIENCE, LATE = 8.0, 40.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """What happens to ``rank`` after ``step``; kind is a key of KINDS."""
+
+    kind: str
+    rank: int
+    step: int
+
+
+def train_with(world: World, fault: Fault) -> tuple[int, int]:
+    """(step, digest) that this rank's run ends with."""
+    mine = world.rank == fault.rank
+    pixels = None
+    config = batch_config(4)
+    if mine and fault.kind == "photos":
+        scene = made_scene(12)
+        pixels = [255 - scene.images.load(i) for i in range(12)]
+    if mine and fault.kind == "seed":
+        config.train.seed += 1
+    if mine and fault.kind == "setting":
+        config.optim.sh0_lr *= 1.01
+    trainer = Trainer.start(
+        config, made_scene(12, pixels=pixels), run_dir=run_of(world), renderer=plain_renderer, crew=world
+    )
+    for event in trainer.run():
+        if mine and isinstance(event, Stepped) and event.step == fault.step:
+            KINDS[fault.kind](world, trainer)
+    return trainer.state.step, state_digest(trainer.state)
+
+
+def _send(number: signal.Signals) -> Callable[[World, Trainer], None]:
+    return lambda world, trainer: os.kill(os.getpid(), number)
+
+
+def _raise(world: World, trainer: Trainer) -> None:
+    raise RuntimeError("something broke")
+
+
+def _sleep(seconds: float) -> Callable[[World, Trainer], None]:
+    return lambda world, trainer: time.sleep(seconds)
+
+
+def _skip_card(world: World, trainer: Trainer) -> None:
+    tell = world.tell
+
+    def skipped(what: str, numbers: list[float], problem: Exception | None = None) -> list[list[float]]:
+        world.tell = tell  # type: ignore[method-assign]
+        return [list(numbers) for _ in range(world.size)]
+
+    world.tell = skipped  # type: ignore[assignment,method-assign]
+
+
+def _skip_sum(world: World, trainer: Trainer) -> None:
+    add = world.add_in_order
+
+    def skipped(total: Tensor, own: Tensor, count: int) -> None:
+        world.add_in_order = add  # type: ignore[method-assign]
+
+    world.add_in_order = skipped  # type: ignore[assignment,method-assign]
+
+
+def _change_sum(world: World, trainer: Trainer) -> None:
+    complete = world.complete
+
+    def changed(total: Tensor) -> None:
+        world.complete = complete  # type: ignore[method-assign]
+        complete(total)
+        total[0] += 1e-3
+
+    world.complete = changed  # type: ignore[method-assign]
+
+
+def _change_own(world: World, trainer: Trainer) -> None:
+    add = world.add_in_order
+
+    def changed(total: Tensor, own: Tensor, count: int) -> None:
+        world.add_in_order = add  # type: ignore[method-assign]
+        own[0] += 1e-3
+        add(total, own, count)
+
+    world.add_in_order = changed  # type: ignore[method-assign]
+
+
+def _change_state(world: World, trainer: Trainer) -> None:
+    trainer.state.adam.exp_avg_sq.means[0, 0] *= 1.0001
+
+
+def _nothing(world: World, trainer: Trainer) -> None:
+    """It has happened before the first step."""
+
+
+KINDS: dict[str, Callable[[World, Trainer], None]] = {
+    "kill": _send(signal.SIGKILL),
+    "stop": _send(signal.SIGSTOP),
+    "exit": lambda world, trainer: os._exit(3),
+    "raise": _raise,
+    "late": _sleep(LATE),
+    "photos": _nothing,
+    "seed": _nothing,
+    "setting": _nothing,
+    "skipped card": _skip_card,
+    "skipped sum": _skip_sum,
+    "changed sum": _change_sum,
+    "changed gradient": _change_own,
+    "changed state": _change_state,
+    "slow": _sleep(3.0),
+}
+
+#: What all ranks must get over: a rank that is slow, and a gradient that is wrong in the same way for all.
+HARMLESS = {"slow", "changed gradient"}
+
+
+def fault_of(seed: int, index: int) -> tuple[int, Fault]:
+    """(ranks, what happens to one of them) of a case."""
+    rng = rng_of(seed, index)
+    kinds = list(KINDS)
+    size = rng.choice([2, 3, 4])
+    return size, Fault(kinds[index % len(kinds)], rng.randrange(size), rng.randint(1, STEPS - 2))
+
+
+def judge(fault: Fault, ended: list[Ended]) -> str:
+    """The word for an outcome as it should be; AssertionError for another."""
+    if all(one.code == 0 for one in ended):
+        assert fault.kind in HARMLESS, "all ranks ended well"
+        assert len({one.value for one in ended}) == 1, f"they ended in different states: {ended}"
+        assert ended[0].value[0] == STEPS
+        return "went on"
+    assert fault.kind not in HARMLESS, f"a false alarm: {ended}"
+    others = [one for rank, one in enumerate(ended) if rank != fault.rank]
+    for one in others:
+        assert one.code == 7, f"a rank ended with {one.code}: {ended}"
+        assert one.seconds < LIMIT, f"a rank took {one.seconds:.0f} s"
+        assert f"rank {fault.rank}" in (one.error or ""), f"rank {fault.rank} is not named: {ended}"
+    assert len({one.error for one in others}) == 1, f"the ranks tell of different faults: {ended}"
+    at_fault = ended[fault.rank]
+    assert at_fault.code != 0, f"the rank at fault ended well: {ended}"
+    return fault.kind
+
+
+def figures(count: int, seed: int) -> dict[str, Figure]:
+    """count: trials."""
+    load_cpu(best_isa())  # building it is no part of a run
+    start = time.monotonic()
+    tally = Tally()
+    slowest = 0.0
+    for index in range(count):
+        size, fault = fault_of(seed, index)
+        ended = run_ranks(train_with, size, fault, patience=PATIENCE, limit=LIMIT + 5.0)
+        try:
+            tally.words[judge(fault, ended)] += 1
+            slowest = max(slowest, *(one.seconds for one in ended))
+        except AssertionError as error:
+            tally.failures.append((index, f"{size} ranks, {fault}: {error}"))
+            print(f"case {index}: {size} ranks, {fault}: {error}", flush=True)
+    what = (
+        "one of 2 to 4 ranks that train together fails, stops, lags or differs: every other one ends with exit code 7 "
+        f"within {LIMIT:.0f} s and names it, and what ends well is the same on all"
+    )
+    return {"fault_ranks": tally.figure(what, time.monotonic() - start, slowest_seconds=round(slowest, 1))}
+
+
+if __name__ == "__main__":
+    # Imported anew under its name, by which ranks find what they are to do.
+    from tests.torture import fault_ranks
+
+    main(fault_ranks.figures, 200)
