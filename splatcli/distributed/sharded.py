@@ -125,7 +125,7 @@ class _Sharded(torch.autograd.Function):
         out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
         frame.blend_vjp(view, background, out, v_out, v_background)
         sums = returned_sums(frame, sum(ctx.counts))
-        returned = ctx.job.world.exchange_rows(list(sums.split(ctx.counts)))
+        returned = ctx.job.world.exchange_rows(list(torch.split(sums, ctx.counts)))
         total = Gaussians(*parameters).map(torch.zeros_like)
         part = total.map(torch.empty_like)
         for (own, own_view, arrays, slots), rows in zip(ctx.frames, returned, strict=True):

@@ -77,7 +77,7 @@ class World:
         self._store = store
         self._control, self._data = control, data
         self._number = 0
-        self.watch = Watch(store.clone(), rank, size)
+        self.watch = Watch(store.clone(), rank, size)  # type: ignore[attr-defined]  # torch's stubs miss it
 
     # --- cards --------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class World:
             return work
 
         self._complete("an exchange of Gaussians", begin)
-        return [rows.view(-1, width) for rows in received.split(sizes[0])]
+        return [rows.view(-1, width) for rows in torch.split(received, sizes[0])]
 
     def add_in_order(self, total: Tensor, own: Tensor, count: int) -> None:
         """Adds the ``own`` [L] of the first ``count`` ranks to ``total`` [L], one after the other; L divides by size.

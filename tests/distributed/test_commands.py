@@ -1,0 +1,126 @@
+"""Ranks from the command line: started, interrupted, gone on with by another number of them, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.rundir import find_latest
+from splatcli.cli.boundary import run as splat
+from splatcli.distributed.launch import joint_code
+from tests.cli.tiny import QUICK, write_scene
+from tests.native.cases import NEEDS_COMPILER
+from tests.running import Done
+
+SETTINGS = (*QUICK, "--batch-size", "2", "--iterations", "400", "--set", "train.background=random")
+
+
+def parameters(run: Path) -> dict[str, torch.Tensor]:
+    path = find_latest(run)
+    assert path is not None
+    return dict(load_checkpoint(path).gaussians.items())
+
+
+@NEEDS_COMPILER
+def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path: Path) -> None:
+    scene = str(write_scene(tmp_path / "scene"))
+    train = ["train", scene, *SETTINGS, "--device", "cpu"]
+    command = [sys.executable, "-m", "splatcli", *train, "-o", str(tmp_path / "two"), "--ranks", "2", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:  # one rank speaks
+            lines.append(json.loads(line))
+            if lines[-1]["event"] == "stepped":
+                process.send_signal(signal.SIGINT)
+                break
+        lines += map(json.loads, process.stdout)
+        assert process.wait(60) == 130
+    assert lines[0]["event"] == "started"
+    assert [line["reason"] for line in lines if line["event"] == "result"] == ["SIGINT"]
+    step = lines[-1]["step"]
+    assert 0 < step < 400
+    assert load_checkpoint(tmp_path / "two" / "ckpts" / f"ckpt_{step:06d}.pt").config.train.batch_size == 2
+
+    end = str(step + 3)
+    assert splat(["resume", str(tmp_path / "two"), "--stop-at", end, "--device", "cpu", "-q"]) == 0
+    assert splat([*train, "-o", str(tmp_path / "one"), "--stop-at", end, "-q"]) == 0
+    expected = parameters(tmp_path / "one")
+    for name, tensor in parameters(tmp_path / "two").items():
+        assert torch.equal(tensor, expected[name]), name
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_torchruns_ranks_are_the_same(tmp_path: Path) -> None:
+    scene = str(write_scene(tmp_path / "scene"))
+    train = ["train", scene, *QUICK, "--iterations", "12", "--device", "cpu", "-q"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "splatcli"]
+    subprocess.run(
+        [*launcher, *train, "-o", str(tmp_path / "two"), "--distributed", "replicated"], check=True, timeout=300
+    )
+    assert splat([*train, "-o", str(tmp_path / "one"), "--batch-size", "2"]) == 0
+    expected = parameters(tmp_path / "one")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in parameters(tmp_path / "two").items())
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "code", "said"),
+    [
+        (["--distributed", "replicated"], {}, 2, "no launcher has given this process a rank"),
+        (["--distributed", "replicated"], {"RANK": "0", "WORLD_SIZE": "2"}, 7, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["--distributed", "sharded"], {}, 2, "'sharded' is no way to share a run"),
+        (["--ranks", "2", "--distributed", "replicated"], {}, 2, "--ranks starts the ranks"),
+        (["--ranks", "0"], {}, 2, "--ranks"),
+        (["--ranks", "2", "--max-time", "60s"], {}, 2, "--max-time plans for one process"),
+        (["--batch-size", "0"], {}, 2, "train.batch_size = 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(
+    flags: list[str],
+    environment: dict[str, str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert splat(["train", str(tmp_path), "--device", "cpu", *flags]) == code
+    assert said in capsys.readouterr().err
+
+
+def test_variables_of_a_launcher_change_nothing_but_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert splat(["train", str(tmp_path / "nothing"), "--device", "cpu"]) == 3  # as alone: there is no scene
+    assert "WORLD_SIZE is 4, but this process works alone" in capsys.readouterr().err
+
+
+def test_an_exception_in_one_rank_gives_the_exit_code() -> None:
+    assert joint_code([0, 0]) == 0
+    assert joint_code([130, 130]) == 130
+    assert joint_code([7, 3, 7]) == 3
+    assert joint_code([7, -9, 7]) == 7
+    assert joint_code([-11]) == 7
+
+
+def test_a_rank_that_cannot_read_the_scene_is_the_one_to_say_so(tmp_path: Path, shell: Callable[..., Done]) -> None:
+    done = shell(f"splat train {tmp_path}/nothing --ranks 2 --device cpu")
+    assert done.code == 3, done.err
+    assert done.err.count("error[") == 1, done.err
+    assert os.linesep.join(done.lines) == ""
