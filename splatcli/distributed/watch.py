@@ -161,8 +161,9 @@ class Watch:
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        answered = time.monotonic()
+        answered = began = time.monotonic()
         while not self._closed.wait(BEAT):
+            began = self._woken(began)
             try:
                 self._round()
                 answered = time.monotonic()
@@ -171,6 +172,14 @@ class Watch:
                     self._take_lost_store()
             if self._verdict is not None and time.monotonic() - self._verdict_at > GRACE and self._waiting:
                 self._end()
+
+    def _woken(self, before: float) -> float:
+        """Now. A process that was itself stopped since ``before`` has not listened, and holds it against nobody."""
+        now = time.monotonic()
+        if now - before > SILENCE / 2:
+            for beat in self._beats.values():
+                beat.at += now - before
+        return now
 
     def _round(self) -> None:
         patient = self._alone is not None or self._count == 0

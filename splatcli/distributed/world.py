@@ -76,6 +76,7 @@ class World:
         self.sent: dict[str, int] = {}
         self._store = store
         self._control, self._data = control, data
+        self._on_gpu = dist.get_backend(data) == "nccl"
         self._number = 0
         self.watch = Watch(store.clone(), rank, size)  # type: ignore[attr-defined]  # torch's stubs miss it
 
@@ -191,7 +192,7 @@ class World:
         """
         received = torch.empty_like(own)
         self._count("sum", own.nbytes * (self.size - 1) // self.size)
-        self._complete("a sum of gradients", lambda: self._swap(received, own))
+        self._complete("a sum of gradients", lambda: self._swap(received, own), in_stream=self._on_gpu)
         mine = total.chunk(self.size)[self.rank]
         for part in received.chunk(self.size)[:count]:
             mine += part
@@ -206,17 +207,22 @@ class World:
         parts = list(total.chunk(self.size))
         mine = parts[self.rank].clone()
         self._count("sum", mine.nbytes * (self.size - 1))
-        self._complete("the end of a sum", lambda: dist.all_gather(parts, mine, self._data, True))
+        self._complete(
+            "the end of a sum", lambda: dist.all_gather(parts, mine, self._data, True), in_stream=self._on_gpu
+        )
 
     # --- how an exchange is waited for --------------------------------------------------------------------------
 
-    def _complete(self, what: str, begin: Callable[[], dist.Work | None]) -> None:
-        """Does an exchange. Raises DistributedError, naming who is to blame, when it does not come about."""
+    def _complete(self, what: str, begin: Callable[[], dist.Work | None], *, in_stream: bool = False) -> None:
+        """Does an exchange. Raises DistributedError, naming who is to blame, when it does not come about.
+
+        in_stream: it is ordered by a GPU's stream, and nothing need be waited for.
+        """
         self.watch.enter(what)
         try:
             work = begin()
             assert work is not None
-            if self._on_gpu(work):
+            if in_stream:
                 work.wait()
                 return
             began = time.monotonic()
@@ -261,10 +267,6 @@ class World:
         )
         self.watch.judge(odd, f"ranks have lost step: {places}")
         raise self.watch.error()
-
-    def _on_gpu(self, work: dist.Work) -> bool:
-        """Whether what is exchanged is ordered by a stream, and nothing need be waited for."""
-        return type(work).__name__ == "WorkNCCL"
 
     def _count(self, what: str, nbytes: int) -> None:
         self.sent[what] = self.sent.get(what, 0) + nbytes

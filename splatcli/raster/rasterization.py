@@ -8,7 +8,8 @@ of what is supported.
 from __future__ import annotations
 
 import itertools
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -32,7 +33,6 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "radius_clip": (0.0, "Gaussians are culled by what they reach, not by a radius"),
     "eps2d": (0.3, "the blur of 0.3 square pixels is part of the kernels"),
     "sparse_grad": (False, "gradients are dense; training here needs none, see splatcli.raster.engine_for"),
-    "distributed": (False, "a render is local; nothing here talks to other processes"),
     "camera_model": ("pinhole", "undistort the images: splat does on load"),
     "covars": (None, "give quats and scales"),
 }
@@ -64,6 +64,7 @@ def rasterization(
     distributed: bool = False,
     camera_model: str = "pinhole",
     covars: Tensor | None = None,
+    world: Ranks | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders N Gaussians from C cameras, differentiably; leading batch dimensions ``...`` as in gsplat.
 
@@ -74,24 +75,35 @@ def rasterization(
     backgrounds: [..., C, D].
     packed: the rows of what is said about projections are those of visible Gaussians only; images are the same.
     tile_size, channel_chunk: taken and not used; they change no result.
+    distributed: each rank of ``world`` gives its own Gaussians and as many cameras as the others, and gets images of
+        all Gaussians from its own cameras; every rank has to call this and backward() as often. Poses get no gradient
+        then, and meta says nothing of projections. Nothing is looked for: no group, no variable; ``world`` is given.
 
     Returns (images [..., C, H, W, X], alphas [..., C, H, W, 1], meta). X is D, and one more with a depth; "D" is the
     sum of weight times camera z, "ED" that divided by alpha. meta["means2d"] has the gradient of the projected means
     in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its ``absgrad`` (of more than three
     channels those of each three).
-    Raises UsageError for what is not supported, ValueError for shapes that do not fit.
+    Raises UsageError for what is not supported, ValueError for shapes that do not fit, DistributedError on all ranks
+    when they do not agree.
     """
     given = {
         "radius_clip": radius_clip,
         "eps2d": eps2d,
         "sparse_grad": sparse_grad,
-        "distributed": distributed,
         "camera_model": camera_model,
         "covars": covars,
     }
     for name, (only, why) in _FIXED.items():
         if given[name] is not only and given[name] != only:
             raise UsageError(f"{name}={given[name]!r} is not supported", where="rasterization()", remedy=why)
+    if distributed != (world is not None):
+        raise UsageError(
+            "distributed=True and world=... belong together"
+            if distributed
+            else "world is given without distributed=True",
+            where="rasterization()",
+            remedy="world=splatcli.distributed.join(...); or leave both out: then the render is local",
+        )
     if render_mode not in ("RGB", "D", "ED", "RGB+D", "RGB+ED"):
         raise UsageError(f"there is no render_mode {render_mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
     if rasterize_mode not in ("classic", "antialiased"):
@@ -99,6 +111,8 @@ def rasterization(
     batch = means.shape[:-2]
     count, cameras = means.shape[-2], viewmats.shape[-3]
     _check(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
+    if world is not None:
+        _check_sharded(world, batch, viewmats, cameras, sh_degree)
     per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
 
     images, alphas, told = [], [], []
@@ -111,22 +125,60 @@ def rasterization(
         )
         for c in range(cameras):
             own = colors[at][c] if per_camera else colors[at]
-            view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode)
+            view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, world)
             behind = None if backgrounds is None else backgrounds[at][c]
             image, alpha, depth, projected = _channels(raw, own, view, behind, sh_degree)
             images.append(_stacked(image, alpha, depth, render_mode))
             alphas.append(alpha[..., None])
             told.append(projected)
     shape = (*batch, cameras, height, width)
-    meta = _meta(told, opacities, batch, cameras, count, packed=packed, absgrad=absgrad)
+    meta = {} if world else _meta(told, opacities, batch, cameras, count, packed=packed, absgrad=absgrad)
     meta |= {"width": width, "height": height, "tile_size": tile_size, "n_cameras": cameras}
     return torch.stack(images).view(*shape, -1), torch.stack(alphas).view(*shape, 1), meta
+
+
+class Ranks(Protocol):
+    """Processes that render together, as seen from here (splatcli.distributed.World is one)."""
+
+    def tell(self, what: str, numbers: Sequence[float]) -> list[list[float]]: ...
+
+    def agree(self, what: str, **facts: int) -> None: ...
+
+    def render(
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        *,
+        background: Tensor | None,
+        antialiased: bool,
+        z_range: tuple[float, float],
+    ) -> Render: ...
+
+
+def _check_sharded(world: Ranks, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None) -> None:
+    """UsageError for what ranks cannot do together, DistributedError where they do not agree."""
+    if batch:
+        raise UsageError("batches are not supported with distributed=True", remedy="one call for each")
+    if viewmats.requires_grad:
+        raise UsageError("poses get no gradient with distributed=True", remedy="viewmats.detach()")
+    world.agree("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
 
 
 class _View:
     """A camera with the tensor that its pose may get a gradient through."""
 
-    def __init__(self, viewmat: Tensor, K: Tensor, width: int, height: int, near: float, far: float, mode: str) -> None:
+    def __init__(
+        self,
+        viewmat: Tensor,
+        K: Tensor,
+        width: int,
+        height: int,
+        near: float,
+        far: float,
+        mode: str,
+        world: Ranks | None = None,
+    ) -> None:
+        self.world = world
         k = K.detach().double().cpu()
         self.viewmat = viewmat
         self.camera = Camera(
@@ -142,7 +194,18 @@ class _View:
         self.z_range = (near, far)
         self.antialiased = mode == "antialiased"
 
+    def lift(self, colors: Tensor) -> Tensor:
+        """[] what has to be added to ``colors`` to leave none below 0; of several ranks the most that any needs."""
+        own = (-colors.detach().amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
+        return (
+            own if self.world is None else own.new_tensor(max(v for (v,) in self.world.tell("colours", [float(own)])))
+        )
+
     def render(self, gaussians: Gaussians, background: Tensor | None, projected: Projected | None) -> Render:
+        if self.world is not None:
+            return self.world.render(
+                gaussians, self.camera, background=background, antialiased=self.antialiased, z_range=self.z_range
+            )
         return render(
             gaussians,
             self.camera,
@@ -174,7 +237,7 @@ def _channels(
         part = colors[:, first : first + 3]
         used = part.shape[1]
         # The kernels cut colours off at 0. What is added here to keep them above is taken off again where it shows.
-        lift = (-part.detach().amin()).clamp(min=0.0) if part.numel() else part.new_zeros(())
+        lift = view.lift(part)
         padded = torch.nn.functional.pad(part + lift, (0, 3 - used))
         below = None if background is None else torch.nn.functional.pad(background[first : first + 3], (0, 3 - used))
         # Every chunk adds its share to the gradient of the same projected means.

@@ -28,8 +28,8 @@ from splatcli.train.state import TrainState
 #: Steps between two comparisons of all numbers of the state.
 COMPARE_EVERY = 10
 
-#: Why a run stops, in the order in which one reason goes before another.
-REASONS = ("", "SIGINT", "SIGTERM", "SIGHUP", "max-time", "finished", "stop-at")
+#: Why a run stops, in the order in which one reason goes before another; "asked" is any that is not listed.
+REASONS = ("", "SIGINT", "SIGTERM", "SIGHUP", "asked", "max-time", "finished", "stop-at")
 
 #: A digest has as many bits as a float64 holds exactly.
 _DIGEST_BITS = (1 << 52) - 1
@@ -55,7 +55,8 @@ def agreed_wish(crew: Crew | None, reason: str | None, save: bool) -> tuple[str 
     """Why to stop, if at all, and whether to save: what any process wishes. A crew compares states before a save."""
     if crew is None:
         return reason, save
-    told = crew.tell("wishes", [REASONS.index(reason or ""), save])
+    known = (reason or "") if (reason or "") in REASONS else "asked"
+    told = crew.tell("wishes", [REASONS.index(known), save])
     wished = sorted(int(number) for number, _ in told if number)
     return (REASONS[wished[0]] if wished else None), any(flag for _, flag in told)
 

@@ -59,7 +59,7 @@ class Forecast:
 
     held: bytes of everything else: on the CPU the process itself. photos: bytes that they may take beside. work: the
     largest image, and the pairs of the fullest view, now. camera: of that view. grows: whether density control is still
-    to come. room: bytes that there may be in all.
+    to come. room: bytes that there may be in all. batched: whether gradients of several views are summed up.
     """
 
     backend: Backend
@@ -69,16 +69,19 @@ class Forecast:
     camera: Camera
     grows: bool
     room: int
+    batched: bool = False
 
     def least(self) -> int:
         """Bytes without which not even a step in bands can be done."""
         step = step_footprint(self.backend, self.work)
-        return self.held + step.total - step.pairs + min(step.pairs, line_bytes(self.backend, self.work))
+        pairs = min(step.pairs, line_bytes(self.backend, self.work))
+        return self.held + self._sums(self.work.gaussians) + step.total - step.pairs + pairs
 
     def now(self) -> int:
         """Bytes of the first steps, in bands if need be."""
         step = step_footprint(self.backend, self.work)
-        return self.held + self.photos + step.total - step.pairs + min(step.pairs, self._most_pairs())
+        sums = self._sums(self.work.gaussians)
+        return self.held + self.photos + sums + step.total - step.pairs + min(step.pairs, self._most_pairs())
 
     def at(self, count: int) -> int:
         """Bytes at the worst moment with ``count`` Gaussians: scoring a view, or replacing rows by new ones."""
@@ -94,7 +97,7 @@ class Forecast:
         )
         growing = state_bytes(count, work.sh_degree) + _EDIT_ROW * count if self.grows else 0
         banded = step.total - step.pairs + min(step.pairs, most) + sums
-        return self.held + self.photos + banded + max(scoring, growing)
+        return self.held + self.photos + self._sums(count) + banded + max(scoring, growing)
 
     def most(self) -> int:
         """The most Gaussians that fit; rounded down to three digits."""
@@ -132,6 +135,10 @@ class Forecast:
         covers = pairs.boxes >= ABSURD_SHARE * _tiles(self.camera) * pairs.visible
         step = step_footprint(self.backend, self.work)
         return pairs.visible >= ABSURD_COUNT and covers and self.held + step.total > self.room
+
+    def _sums(self, count: int) -> int:
+        """Bytes of a view's gradients, of their sum, and of what comes from other ranks, where steps have batches."""
+        return 3 * 4 * (16 + 3 * SH_REST[self.work.sh_degree]) * count if self.batched else 0
 
     def _most_pairs(self) -> int:
         return int(PAIRS_SHARE * self.room)
@@ -174,6 +181,7 @@ def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torc
         camera=camera,
         grows=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
         room=room,
+        batched=config.train.batch_size > 1,
     )
     if forecast.is_absurd():
         raise forecast.crowd(gaussians).refusal()

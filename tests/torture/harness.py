@@ -129,6 +129,11 @@ class _Enough:
 _enough = _Enough()
 
 
+def enough(start: float) -> bool:
+    """Whether the minutes of the command line are over, since ``start`` on the monotonic clock."""
+    return time.monotonic() > start + 60 * _enough.minutes
+
+
 def wanted(name: str) -> bool:
     """Whether the command line asks for the figure ``name``."""
     return _enough.only in (None, name)

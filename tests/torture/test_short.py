@@ -21,8 +21,10 @@ import torch
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import SplatError, UsageError
+from tests.native.cases import NEEDS_COMPILER
 from tests.torture import (
     bit_flips,
+    fault_ranks,
     faults,
     fuzz_argv,
     fuzz_checkpoint,
@@ -80,6 +82,16 @@ def test_kill_9_never_loses_an_acknowledged_checkpoint() -> None:
 def test_runs_that_are_killed_go_on_with_the_same_bits() -> None:
     for name, figure in kill_runs.figures(2, 1).items():
         assert (figure.trials, figure.shown) == (2, []), name
+
+
+@NEEDS_COMPILER
+def test_a_fault_in_one_rank_ends_all_and_is_named() -> None:
+    kinds = {"kill": 2, "setting": 3, "skipped card": 3, "changed sum": 3, "changed gradient": 2}
+    cases = [(size, fault_ranks.Fault(kind, size - 1, 3)) for kind, size in kinds.items()]
+    figure = fault_ranks.figure_of(cases)
+    assert figure.shown == []
+    assert figure.details["went on"] == 1
+    assert all(figure.details[kind] == 1 for kind in kinds if kind != "changed gradient")
 
 
 def test_calls_on_files_that_fail_lose_nothing(under_library: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from splatcli.config import OptimConfig
 from splatcli.gaussians import GROUPS
+from splatcli.native.call import Backend
 from splatcli.raster.adam import AdamState
 from splatcli.raster.batch import BatchEngine, FlatSums
 from splatcli.raster.engine import NativeEngine
@@ -18,7 +19,7 @@ from splatcli.raster.reference_engine import ReferenceEngine
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import Pressure, StepInputs
 from splatcli.settings import build_config
-from tests.native.cases import NEEDS_COMPILER, float64
+from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.raster.scenes import random_camera, random_image, random_scene
 
 F64 = torch.float64
@@ -116,3 +117,26 @@ def test_what_is_given_is_not_scaled() -> None:
 def test_a_short_run_is_short_by_its_views() -> None:
     assert OptimConfig.scaled(7_500, 4).final_factor == OptimConfig.scaled(30_000).final_factor == 1.0
     assert OptimConfig.scaled(7_500).final_factor < 1.0
+
+
+@NEEDS_COMPILER
+def test_a_backend_that_counts_on_its_device_makes_the_same_steps() -> None:
+    """What a GPU does, under the emulator: its counts are waited for, view by view."""
+    gaussians, _ = random_scene(1, 40)
+    made = []
+    for backend in (float32(), Backend.simt()):
+        moved, stats = gaussians.detach_clone(), GrowthStats.zeros(40)
+        adam, engine = AdamState.zeros_like(moved), BatchEngine(backend)
+        background = torch.tensor([0.2, 0.4, 0.6])
+        outcome = engine.step(moved, adam, 2, lambda index, s=stats: inputs_of(index, s, background=background))  # noqa: B023
+        made.append((outcome, moved, adam, stats))
+    (cpu, on_cpu, cpu_adam, cpu_stats), (simt, on_simt, simt_adam, simt_stats) = made
+    assert simt.losses == pytest.approx(cpu.losses, rel=1e-5)
+    assert simt.pairs >= cpu.pairs > 0
+    for name in GROUPS:
+        moment, expected = getattr(simt_adam.exp_avg, name), getattr(cpu_adam.exp_avg, name)
+        assert_close(moment, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+        assert not torch.equal(getattr(on_simt, name), getattr(gaussians, name))
+    assert_close(simt_stats.count, cpu_stats.count)
+    assert_close(simt_stats.grad2d, cpu_stats.grad2d, rtol=1e-3, atol=1e-5)
+    assert_close(on_simt.sh0, on_cpu.sh0, rtol=0.0, atol=2.0 * LRS["sh0"])

@@ -1,0 +1,199 @@
+"""Sharded rendering: image and gradients are those of all Gaussians in one process, and misuse is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from splatcli.distributed.sharded import render_sharded
+from splatcli.distributed.world import World
+from splatcli.errors import DistributedError, UsageError
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.raster.rasterization import rasterization
+from splatcli.raster.rendering import Render, render
+from tests.distributed.ranks import results, run_ranks
+from tests.native.cases import NEEDS_COMPILER
+from tests.raster.scenes import random_camera, random_gaussians
+
+pytestmark = NEEDS_COMPILER
+
+#: Of four ranks, of which the first so many are taken: one has none, one has only some that no camera sees.
+COUNTS = {"uneven": (37, 14, 61, 7), "one without": (30, 0, 41, 5), "one unseen": (30, 20, 9, 3), "none": (0, 0, 0, 0)}
+BACKGROUNDS = torch.tensor([[0.2, 0.4, 0.6], [0.0, 0.0, 0.0], [1.0, 0.5, 0.1], [0.3, 0.3, 0.3]])
+
+
+def shard(case: str, rank: int) -> Gaussians:
+    gaussians = random_gaussians(7 + rank, COUNTS[case][rank])
+    if case == "one unseen" and rank == 1:
+        gaussians.means[:, 2] -= 50.0
+    return gaussians
+
+
+def joined(case: str, size: int) -> Gaussians:
+    shards = [shard(case, rank) for rank in range(size)]
+    return Gaussians(**{name: torch.cat([getattr(one, name) for one in shards]) for name in GROUPS})
+
+
+def leaves(gaussians: Gaussians) -> Gaussians:
+    return gaussians.map(lambda tensor: tensor.detach().clone().requires_grad_())
+
+
+def loss_of(seen: Render, rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    weights = [torch.rand(part.shape, generator=generator) for part in (seen.image, seen.alpha, seen.depth)]
+    parts = (seen.image, seen.alpha, seen.depth)
+    return torch.stack([(weight * part).sum() for weight, part in zip(weights, parts, strict=True)]).sum()
+
+
+def camera_of(rank: int) -> Any:
+    return random_camera(40 + rank, 37 + 5 * rank, 29)
+
+
+def together(world: World, cases: list[str], antialiased: bool) -> dict[str, Any]:
+    """By case, images and gradients of this rank; and five steps of plain descent on what it holds."""
+    made = {}
+    for case in cases:
+        own = leaves(shard(case, world.rank))
+        background = BACKGROUNDS[world.rank].clone().requires_grad_()
+        seen = render_sharded(world, own, camera_of(world.rank), background=background, antialiased=antialiased)
+        loss_of(seen, world.rank).backward()
+        gradients = {name: tensor.grad for name, tensor in own.items()}
+        made[case] = (seen.image.detach(), seen.alpha.detach(), seen.depth.detach(), gradients, background.grad)
+    return made
+
+
+def alone(case: str, size: int, antialiased: bool) -> tuple[list[Render], Gaussians, list[Tensor]]:
+    """What ``size`` cameras see of all Gaussians, the sum of the gradients by camera, and those of the backgrounds."""
+    whole = joined(case, size)
+    total = whole.map(torch.zeros_like)
+    seen, behind = [], []
+    for rank in range(size):
+        own, background = leaves(whole), BACKGROUNDS[rank].clone().requires_grad_()
+        seen.append(render(own, camera_of(rank), background=background, antialiased=antialiased))
+        loss_of(seen[-1], rank).backward()
+        assert background.grad is not None
+        behind.append(background.grad)
+        for name, tensor in own.items():
+            assert tensor.grad is not None
+            getattr(total, name).add_(tensor.grad)
+    return seen, total, behind
+
+
+@pytest.mark.parametrize(("size", "antialiased"), [(1, False), (2, True), (3, False), (4, False)])
+def test_sharded_is_single(size: int, antialiased: bool) -> None:
+    found = results(together, size, list(COUNTS), antialiased)
+    for case, counts in COUNTS.items():
+        seen, total, behind = alone(case, size, antialiased)
+        assert sum(counts) == 0 or float(total.means.abs().max()) > 0
+        starts = [sum(counts[:rank]) for rank in range(size + 1)]
+        for rank in range(size):
+            image, alpha, depth, gradients, v_background = found[rank][case]
+            assert torch.equal(image, seen[rank].image), case
+            assert torch.equal(alpha, seen[rank].alpha), case
+            assert torch.equal(depth, seen[rank].depth), case
+            assert torch.equal(v_background, behind[rank]), case
+            for name in GROUPS:
+                expected = getattr(total, name)[starts[rank] : starts[rank + 1]]
+                assert torch.equal(gradients[name], expected), (case, name)
+
+
+def misuse(world: World, kind: str) -> str:
+    """The refusal that this rank meets, and how long it took."""
+    odd = world.rank == 1
+    gaussians = random_gaussians(7, 20, sh_degree=1 if kind == "degree" and odd else 2)
+    if kind == "absent" and odd:
+        return "nothing"
+    with pytest.raises(DistributedError) as caught:
+        render_sharded(world, gaussians, camera_of(0), antialiased=kind == "antialiased" and odd)
+    return caught.value.what
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("degree", "ranks disagree on a rendering: SH degree is rank 0: 2, rank 1: 1, rank 2: 2"),
+        ("antialiased", "ranks disagree on a rendering: antialiased is rank 0: 0, rank 1: 1, rank 2: 0"),
+        ("absent", "rank 1 has come to the end"),
+    ],
+)
+def test_misuse_is_refused_within_seconds_and_names_the_rank(kind: str, said: str) -> None:
+    for rank, ended in enumerate(run_ranks(misuse, 3, kind, patience=3.0)):
+        words = ended.value or ended.error
+        assert words is not None
+        if not (kind == "absent" and rank == 1 and words == "nothing"):
+            assert said in words, (rank, words)
+
+
+def arguments_of(case: str, rank: int, cameras: int, kind: str) -> dict[str, Any]:
+    """rasterization()'s, of one rank; seeds differ, so that colours below 0 are lifted by different amounts."""
+    count = COUNTS[case][rank]
+    generator = torch.Generator().manual_seed(rank)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    colors = random(count, 4, 3) if kind == "SH" else random(count, 5)
+    shown = [camera_of(8 + rank * cameras + i) for i in range(cameras)]
+    return {
+        "means": random(count, 3),
+        "quats": random(count, 4),
+        "scales": random(count, 3).exp() * 0.1,
+        "opacities": torch.rand(count, generator=generator),
+        "colors": colors,
+        "viewmats": torch.stack([torch.from_numpy(camera.viewmat).float() for camera in shown]),
+        "Ks": torch.tensor([[[40.0, 0.0, 20.0], [0.0, 42.0, 15.0], [0.0, 0.0, 1.0]]] * cameras),
+        "width": 41,
+        "height": 31,
+        "sh_degree": 1 if kind == "SH" else None,
+        "render_mode": "RGB+ED",
+    }
+
+
+def gsplats_call(world: World, case: str) -> dict[str, Any]:
+    made = {}
+    for kind in ("SH", "channels"):
+        arguments = arguments_of(case, world.rank, 2, kind)
+        trained = {name: arguments[name].requires_grad_() for name in TRAINED}
+        images, alphas, meta = rasterization(**arguments, distributed=True, world=world)
+        images.square().sum().backward()
+        assert meta["n_cameras"] == 2
+        made[kind] = (images.detach(), alphas.detach(), {name: tensor.grad for name, tensor in trained.items()})
+    with pytest.raises(DistributedError, match="cameras is rank 0: 2, rank 1: 3"):
+        rasterization(**arguments_of(case, world.rank, 2 + world.rank, "SH"), distributed=True, world=world)
+    return made
+
+
+TRAINED = ("means", "quats", "scales", "opacities", "colors")
+
+
+def test_gsplats_call_renders_what_all_ranks_hold() -> None:
+    case, size = "uneven", 2
+    # A disagreement is final, so that the ranks cannot end in good order.
+    found = [ended.value or pytest.fail(ended.error or "no answer") for ended in run_ranks(gsplats_call, size, case)]
+    for kind in ("SH", "channels"):
+        each = [arguments_of(case, rank, 2, kind) for rank in range(size)]
+        whole = {**each[0], **{name: torch.cat([one[name] for one in each]).requires_grad_() for name in TRAINED}}
+        cameras = {name: torch.cat([one[name] for one in each]) for name in ("viewmats", "Ks")}
+        images, alphas, _ = rasterization(**{**whole, **cameras})
+        images.square().sum().backward()
+        for rank in range(size):
+            got_images, got_alphas, gradients = found[rank][kind]
+            own = slice(2 * rank, 2 * rank + 2)
+            assert_close(got_images, images[own].detach(), rtol=0.0, atol=1e-6)
+            assert_close(got_alphas, alphas[own].detach(), rtol=0.0, atol=0.0)
+            first = sum(COUNTS[case][:rank])
+            for name in TRAINED:
+                expected = whole[name].grad[first : first + COUNTS[case][rank]]
+                assert_close(gradients[name], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"distributed": True}, {"world": "a world"}], ids=["distributed alone", "a world alone"]
+)
+def test_a_world_is_handed_in_or_there_is_none(changes: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="world"):
+        rasterization(**arguments_of("uneven", 0, 1, "SH"), **changes)
