@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -25,9 +25,16 @@ from splatcli.errors import SplatError
 PRELOADED = ["tests.distributed.ranks", "splatcli.train.loop", "splatcli.distributed.joining"]
 
 
+#: Seconds for which the last of several ranks is waited for when another has failed, and for a process to end.
+LAST_ONE = 5.0
+
+
 @dataclass(frozen=True)
 class Ended:
-    """How a rank ended: exit code, what its function returned, or the error that it raised in words."""
+    """How a rank ended: exit code, what its function returned, or the error that it raised in words.
+
+    seconds: from when it had met the others.
+    """
 
     code: int | None
     value: Any = None
@@ -51,19 +58,29 @@ def run_ranks(
         process.start()
         theirs.close()
         ranks.append((process, ours))
+    return _gathered(ranks, began + limit)
+
+
+def _gathered(ranks: list[tuple[BaseProcess, Connection]], deadline: float) -> list[Ended]:
+    """How the ranks end. A last one that is silent, for it was stopped, is not waited for much longer."""
+    told: dict[int, tuple[Any, str | None, float]] = {}
+    pending = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
+    while pending and time.monotonic() < deadline:
+        for pipe in wait(list(pending), timeout=0.5):
+            assert isinstance(pipe, Connection)
+            rank = pending.pop(pipe)
+            with contextlib.suppress(EOFError, OSError):
+                told[rank] = pickle.loads(pipe.recv_bytes())
+            if len(pending) == 1 and any(error is not None for _, error, _ in told.values()):
+                deadline = min(deadline, time.monotonic() + LAST_ONE)
     ended = []
-    for process, pipe in ranks:
-        value, error, seconds = None, None, 0.0
-        with contextlib.suppress(EOFError, OSError):
-            if pipe.poll(max(0.0, began + limit - time.monotonic())):
-                value, error = pickle.loads(pipe.recv_bytes())
-                seconds = time.monotonic() - began
-        process.join(max(0.0, min(5.0, began + limit - time.monotonic())))
+    for rank, (process, _) in enumerate(ranks):
+        process.join(LAST_ONE if rank in told else 0.1)
         code = process.exitcode
         if code is None:
             process.kill()
             process.join()
-        ended.append(Ended(code, value, error, seconds))
+        ended.append(Ended(code, *told.get(rank, (None, None, 0.0))))
     return ended
 
 
@@ -80,17 +97,20 @@ def _work(
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     world: World | None = None
+    began = time.monotonic()
     try:
         world = join(place, torch.device("cpu"), patience=patience)
+        began = time.monotonic()
         value = function(world, *arguments)
         if not world.watch.judged:
             world.close()
-        pipe.send_bytes(pickle.dumps((value, None)))  # by value: tensors of a process that ends cannot be shared
+        # By value: tensors of a process that ends cannot be shared.
+        pipe.send_bytes(pickle.dumps((value, None, time.monotonic() - began)))
         code = 0
     except BaseException as error:
         if world is not None:
             world.fail(error)
         told = error.what if isinstance(error, SplatError) else traceback.format_exc()
-        pipe.send_bytes(pickle.dumps((None, told)))
+        pipe.send_bytes(pickle.dumps((None, told, time.monotonic() - began)))
         code = error.exit_code if isinstance(error, SplatError) else 1
     os._exit(code)

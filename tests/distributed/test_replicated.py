@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.world import World
+from splatcli.errors import ResourceError
 from splatcli.raster.batch import FlatSums
+from splatcli.train.crew import ReadRunDir, state_digest
+from splatcli.train.events import RolledBack, Stepped
+from splatcli.train.loop import Trainer
 from tests.distributed.ranks import results
 from tests.distributed.training import STEPS, batch_config, go_on, train
 from tests.native.cases import NEEDS_COMPILER
-from tests.train.worlds import random_gaussians
+from tests.train.worlds import made_scene, plain_renderer, random_gaussians
 
 pytestmark = NEEDS_COMPILER
 
@@ -79,3 +85,46 @@ def test_a_run_goes_from_four_ranks_to_three_two_and_one_without_losing_a_bit(al
         digests |= first["digests"]
     last = part(None, checkpoint, None)
     assert {**digests, **last["digests"]} == alone["default"]["digests"]
+
+
+def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, int]:
+    """(causes of going back, the last step, its digest) of a run in which something goes wrong after step 6."""
+    path = Path(folder) / trouble
+    if world.rank == 0:
+        path.mkdir()
+        run_dir: RunDir = RunDir.create(path / "run")
+    world.tell("words", [])
+    if world.rank:
+        run_dir = ReadRunDir(path / "run")
+    config = batch_config(4, guard={"finite_every": 1}, save={"steps": (4,)})
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, renderer=plain_renderer, crew=world)
+    causes = []
+    for event in trainer.run():
+        if isinstance(event, RolledBack):
+            causes.append(event.cause)
+            assert event.step == 4
+        if isinstance(event, Stepped) and event.step == 6 and not causes:
+            if trouble == "diverged":
+                trainer.state.adam.exp_avg.means[0, 0] = float("nan")  # in all ranks alike
+            elif world.rank == 1:
+                run_out_once(trainer)
+    return causes, trainer.state.step, state_digest(trainer.state)
+
+
+def run_out_once(trainer: Trainer) -> None:
+    """The next view of this rank finds no memory."""
+    assert trainer.batches is not None
+    stages = trainer.batches.engine._stages
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ResourceError("no memory for this view")
+
+    stages.run = fail  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("trouble", ["diverged", "memory"])
+def test_ranks_go_back_together(trouble: str, tmp_path: Path) -> None:
+    """Also when a single one of them has no memory."""
+    first, second = results(troubled, 2, str(tmp_path), trouble)
+    assert first == second
+    assert first[:2] == ([trouble], STEPS)
