@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.distributed.world import World
 from splatcli.errors import UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
@@ -24,6 +23,9 @@ from splatcli.raster.rendering import Render, backend_for
 from splatcli.raster.shards import frame_of, returned_sums, take_sums, visible_records
 from splatcli.raster.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
+
+if TYPE_CHECKING:
+    from splatcli.distributed.world import World
 
 
 @dataclass(frozen=True, slots=True, eq=False)

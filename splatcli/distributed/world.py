@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from splatcli.distributed.faults import problem_of, told_problem, words_of
+from splatcli.distributed.sharded import render_sharded
 from splatcli.distributed.watch import SILENCE, Watch, odd_ones
 from splatcli.errors import DistributedError
 from splatcli.gaussians import Gaussians
@@ -141,8 +142,6 @@ class World:
         z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
     ) -> Render:
         """See sharded.render_sharded()."""
-        from splatcli.distributed.sharded import render_sharded
-
         return render_sharded(self, gaussians, camera, background=background, antialiased=antialiased, z_range=z_range)
 
     def check(self) -> None:

@@ -43,7 +43,7 @@ class Ended:
 
 
 def run_ranks(
-    function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE, limit: float = 120.0
+    function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE, limit: float = 300.0
 ) -> list[Ended]:
     """``function(world, *arguments)`` on every rank; they and results are pickled. Ranks that hang are killed."""
     context = multiprocessing.get_context("forkserver")
@@ -84,9 +84,11 @@ def _gathered(ranks: list[tuple[BaseProcess, Connection]], deadline: float) -> l
     return ended
 
 
-def results(function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE) -> list[Any]:
+def results(
+    function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE, limit: float = 300.0
+) -> list[Any]:
     """What ``function`` returned on every rank; AssertionError when one failed."""
-    ended = run_ranks(function, size, *arguments, patience=patience)
+    ended = run_ranks(function, size, *arguments, patience=patience, limit=limit)
     assert all(one.code == 0 for one in ended), [(one.code, one.error) for one in ended]
     return [one.value for one in ended]
 
