@@ -56,7 +56,8 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
 
 def joint_code(codes: Sequence[int]) -> int:
     """One exit code for those of all ranks: what a rank met by itself says more than that the others missed it."""
-    failed = [DistributedError.exit_code if code < 0 else code for code in codes if code]
+    asked = {-number: 128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
+    failed = [asked.get(code, DistributedError.exit_code) if code < 0 else code for code in codes if code]
     return min(failed, key=lambda code: (code == DistributedError.exit_code, code), default=0)
 
 
@@ -113,5 +114,8 @@ def _environment(rank: int, ranks: int, port: int, threads: int | None) -> dict[
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    wishes = {"GLOO_SOCKET_IFNAME": "lo"} | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
+    # torch would tell of a lost connection in pages.
+    wishes = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if threads is not None:
+        wishes["OMP_NUM_THREADS"] = str(threads)
     return {**wishes, **os.environ, **{name: str(value) for name, value in place.items()}}

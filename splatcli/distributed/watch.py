@@ -26,6 +26,9 @@ from splatcli.errors import DistributedError
 BEAT = 1.0
 SILENCE = 10.0
 
+#: Seconds for the store's answer to a verdict.
+ANSWER = 3.0
+
 #: Seconds that an exchange may still take to arrive from a process that has left in good order.
 GONE = 3.0
 
@@ -64,8 +67,8 @@ class Watch:
         self._count, self._doing = 0, "the start"
         self._alone: str | None = None
         self._waiting = False
-        now = time.monotonic()
-        self._beats = {other: Beat("", 0, "the start", True, now) for other in range(size) if other != rank}
+        now = self._answered = time.monotonic()
+        self._beats = {other: Beat("", 0, "the start", False, now) for other in range(size) if other != rank}
         self._left: set[int] = set()
         self._verdict: dict[str, Any] | None = None
         self._verdict_at = 0.0
@@ -124,15 +127,25 @@ class Watch:
         told: the rank that is blamed tells people itself.
         """
         mine = verdict(ranks, what, told=told)
-        try:
-            found = self._store.compare_set("verdict", "", json.dumps(mine))
-            self._take(json.loads(found))
-        except (RuntimeError, ValueError):
-            self._take(mine)  # the store is gone: it was the first process, or the launcher, that ended
+
+        def write() -> None:
+            with contextlib.suppress(RuntimeError, ValueError):
+                self._take(json.loads(self._store.compare_set("verdict", "", json.dumps(mine))))
+
+        # A store whose process was stopped never answers.
+        writer = threading.Thread(target=write, daemon=True)
+        writer.start()
+        writer.join(timeout=ANSWER)
+        self._take(mine)
 
     def waited(self, seconds: float, patience: float) -> None:
         """This process has waited so long for an exchange; raises when it is time for a verdict on who has not come."""
-        if seconds > GONE and (gone := sorted(self._left)):
+        unheard = time.monotonic() - self._answered
+        if unheard > SILENCE + ANSWER:
+            self._take_lost_store()  # the thread, which would have noticed, is itself waiting for the store
+        elif unheard > ANSWER:
+            return  # what is known of the others is old
+        elif seconds > GONE and (gone := sorted(self._left)):
             ended = " and ".join(f"rank {rank}" for rank in gone)
             self.judge(gone, f"{ended} has ended, and rank {self.rank} is in {self._doing}")
         elif seconds > patience:
@@ -161,14 +174,15 @@ class Watch:
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        answered = began = time.monotonic()
+        began = time.monotonic()
         while not self._closed.wait(BEAT):
             began = self._woken(began)
             try:
-                self._round()
-                answered = time.monotonic()
+                if self._verdict is None:
+                    self._round()
+                self._answered = time.monotonic()
             except (RuntimeError, ValueError):
-                if time.monotonic() - answered > SILENCE and not self._closed.is_set():
+                if time.monotonic() - self._answered > SILENCE and not self._closed.is_set():
                     self._take_lost_store()
             if self._verdict is not None and time.monotonic() - self._verdict_at > GRACE and self._waiting:
                 self._end()
@@ -182,8 +196,8 @@ class Watch:
         return now
 
     def _round(self) -> None:
-        patient = self._alone is not None or self._count == 0
-        text = json.dumps([time.monotonic(), self._count, self._alone or self._doing, patient])
+        told = [time.monotonic(), self._count, self._alone or self._doing, self._alone is not None]
+        text = json.dumps(told)
         self._store.set(f"beat/{self.rank}", text)
         if self._verdict is None and self._store.check(["verdict"]):
             self._take(json.loads(self._store.get("verdict")))

@@ -319,7 +319,8 @@ class Trainer:
 
     def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
         yield from self._settled()
-        yield from self._logged(self.keeper.finish(self.state, patient=patient))
+        with self._apart("the last save"):
+            yield from self._logged(self.keeper.finish(self.state, patient=patient))
 
     def _edit(self, step: int) -> list[Event]:
         """Density control after ``step``, and what it did."""

@@ -43,16 +43,27 @@ class Ended:
 
 
 def run_ranks(
-    function: Callable[..., Any], size: int, *arguments: Any, patience: float = PATIENCE, limit: float = 300.0
+    function: Callable[..., Any],
+    size: int,
+    *arguments: Any,
+    patience: float = PATIENCE,
+    limit: float = 300.0,
+    store_at_rank_0: bool = False,
 ) -> list[Ended]:
-    """``function(world, *arguments)`` on every rank; they and results are pickled. Ranks that hang are killed."""
+    """``function(world, *arguments)`` on every rank; they and results are pickled. Ranks that hang are killed.
+
+    store_at_rank_0: the ranks meet at the first of them, as without a launcher, and not in this process.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = store.port
+    if store_at_rank_0:
+        del store  # its port is free again
     ranks: list[tuple[BaseProcess, Connection]] = []
     began = time.monotonic()
     for rank in range(size):
-        place = Place(rank, size, rank, "127.0.0.1", store.port, True)
+        place = Place(rank, size, rank, "127.0.0.1", port, not store_at_rank_0)
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(place, patience, theirs, function, arguments), daemon=True)
         process.start()

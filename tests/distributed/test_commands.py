@@ -117,6 +117,7 @@ def test_an_exception_in_one_rank_gives_the_exit_code() -> None:
     assert joint_code([7, 3, 7]) == 3
     assert joint_code([7, -9, 7]) == 7
     assert joint_code([-11]) == 7
+    assert joint_code([-2, -2]) == 130  # before there was anything to save
 
 
 def test_a_rank_that_cannot_read_the_scene_is_the_one_to_say_so(tmp_path: Path, shell: Callable[..., Done]) -> None:

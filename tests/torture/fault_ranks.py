@@ -126,6 +126,8 @@ def _nothing(world: World, trainer: Trainer) -> None:
 KINDS: dict[str, Callable[[World, Trainer], None]] = {
     "kill": _send(signal.SIGKILL),
     "stop": _send(signal.SIGSTOP),
+    "kill the meeting place": _send(signal.SIGKILL),
+    "stop the meeting place": _send(signal.SIGSTOP),
     "exit": lambda world, trainer: os._exit(3),
     "raise": _raise,
     "late": _sleep(LATE),
@@ -140,6 +142,9 @@ KINDS: dict[str, Callable[[World, Trainer], None]] = {
     "slow": _sleep(3.0),
 }
 
+#: Happens to rank 0, at which the ranks meet where no launcher keeps the store.
+MEETING = {"kill the meeting place", "stop the meeting place"}
+
 #: What all ranks must get over: a rank that is slow, and a gradient that is wrong in the same way for all.
 HARMLESS = {"slow", "changed gradient"}
 
@@ -149,7 +154,8 @@ def fault_of(seed: int, index: int) -> tuple[int, Fault]:
     rng = rng_of(seed, index)
     kinds = list(KINDS)
     size = rng.choice([2, 3, 4])
-    return size, Fault(kinds[index % len(kinds)], rng.randrange(size), rng.randint(1, STEPS - 2))
+    kind = kinds[index % len(kinds)]
+    return size, Fault(kind, 0 if kind in MEETING else rng.randrange(size), rng.randint(1, STEPS - 2))
 
 
 def judge(fault: Fault, ended: list[Ended]) -> str:
@@ -165,7 +171,8 @@ def judge(fault: Fault, ended: list[Ended]) -> str:
         assert one.code == 7, f"a rank ended with {one.code}: {ended}"
         assert one.seconds < LIMIT, f"a rank took {one.seconds:.0f} s"
         assert f"rank {fault.rank}" in (one.error or ""), f"rank {fault.rank} is not named: {ended}"
-    assert len({one.error for one in others}) == 1, f"the ranks tell of different faults: {ended}"
+    if fault.kind not in MEETING:  # where there is nothing left that a common verdict could be in
+        assert len({one.error for one in others}) == 1, f"the ranks tell of different faults: {ended}"
     at_fault = ended[fault.rank]
     assert at_fault.code != 0, f"the rank at fault ended well: {ended}"
     return fault.kind
@@ -184,7 +191,8 @@ def figure_of(cases: list[tuple[int, Fault]]) -> Figure:
     for index, (size, fault) in enumerate(cases):
         if enough(start):
             break
-        ended = run_ranks(train_with, size, fault, patience=PATIENCE, limit=IN_ALL)
+        place = fault.kind in MEETING
+        ended = run_ranks(train_with, size, fault, patience=PATIENCE, limit=IN_ALL, store_at_rank_0=place)
         try:
             tally.words[judge(fault, ended)] += 1
             slowest = max(slowest, *(one.seconds for one in ended))

@@ -1,0 +1,199 @@
+"""Lightning: a run of splatcli as a LightningModule, its scene as a LightningDataModule. docs/distributed.md
+
+Each rank renders its own views, locally. Gaussians are no parameters of the module: density control replaces them, and
+DDP would go on with buckets of tensors that are gone. Their gradients are added by a World, made of the process group
+that Lightning has started, so that a run on several devices has the bits of ``splat train --ranks`` and of one device.
+Nothing is computed by torch's autograd, so that ``precision`` changes nothing of it.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config
+from splatcli.distributed.joining import world_of_group
+from splatcli.distributed.world import World
+from splatcli.errors import ResourceError, UsageError
+from splatcli.gaussians import Gaussians
+from splatcli.scene.read import read_scene
+from splatcli.scene.scene import Scene
+from splatcli.train.crew import ReadRunDir
+from splatcli.train.events import Evaluated, Stepped
+from splatcli.train.loop import Trainer
+
+try:
+    import lightning.pytorch as pl
+except ImportError:
+    raise ResourceError("Lightning is not installed", remedy="pip install 'splatcli[lightning]'") from None
+
+#: Under which the state of a run lies in Lightning's checkpoints: the bytes of a checkpoint of ours, as uint8.
+KEY = "splatcli"
+
+
+class SceneData(pl.LightningDataModule):
+    """The scene that ``config.data`` names; an epoch is a whole run, a batch the number of a step.
+
+    Which views a step has follows from its number alone, so that ranks need no sampler to agree on them, and however
+    many photos there are, all ranks have as many steps.
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.scene: Scene | None = None
+
+    def setup(self, stage: str) -> None:
+        """Reads the scene, once in each process. Raises SceneError."""
+        if self.scene is None:
+            background = (255, 255, 255) if self.config.train.background == "white" else (0, 0, 0)
+            transparent = None if self.config.train.background == "random" else background
+            self.scene = read_scene(Path(self.config.data.scene), self.config.data, background=transparent)
+
+    def train_dataloader(self) -> DataLoader[int]:
+        return DataLoader(_Steps(self.config.train.iterations), batch_size=None)
+
+    def val_dataloader(self) -> DataLoader[int]:
+        return DataLoader(_Steps(1), batch_size=None)
+
+
+class _Steps(IterableDataset[int]):
+    """Step numbers; the same on every rank, so that Lightning has nothing to deal out."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.count))
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class SplatModule(pl.LightningModule):
+    """Trains as ``splat train`` does with the same settings; use it with a SceneData.
+
+    config: settings, as of splatcli.settings.build_config(); ``train.batch_size`` views a step are shared by the
+        devices of Lightning's Trainer, and there must be as many as devices.
+    Logs train_loss, num_gaussians, and val_psnr and val_ssim of the held-out views (rank 0 scores them).
+    """
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.config = config
+        self.automatic_optimization = False
+        #: What Lightning counts steps by: an optimizer of a number that nothing uses.
+        self.turn = nn.Parameter(torch.zeros(1))
+        self.run: Trainer | None = None
+        self.world: World | None = None
+        self._checkpoint: Checkpoint | None = None
+
+    @property
+    def gaussians(self) -> Gaussians:
+        """The Gaussians as they are now, to render or export."""
+        assert self.run is not None, "fit() makes them"
+        return self.run.state.settled()
+
+    def setup(self, stage: str) -> None:
+        """Makes the run, or goes on with that of a checkpoint. Raises UsageError where ranks would have no view."""
+        if self.run is not None:
+            return
+        data, ranks = self.trainer.datamodule, self.trainer.world_size
+        if not isinstance(data, SceneData) or data.scene is None:
+            raise UsageError(
+                "a SplatModule trains on a SceneData", remedy="trainer.fit(module, datamodule=SceneData(config))"
+            )
+        views = self.config.train.batch_size
+        if views < ranks:
+            raise UsageError(
+                f"{ranks} devices want as many views a step, and there are {views}",
+                where="train.batch_size",
+                remedy=f'build_config({{"train.batch_size": {ranks}, ...}})',
+            )
+        device = self.trainer.strategy.root_device
+        # Ranks talk because whoever made Lightning's Trainer asked for several devices, not because a group is there.
+        self.world = world_of_group(device) if ranks > 1 else None
+        folder = ReadRunDir(Path(self.trainer.default_root_dir))
+        with self.world.apart("building the model") if self.world is not None else nullcontext():
+            if self._checkpoint is None:
+                self.run = Trainer.start(self.config, data.scene, run_dir=folder, device=str(device), crew=self.world)
+            else:
+                found, self._checkpoint = self._checkpoint, None
+                self.run = Trainer.resume(found, data.scene, run_dir=folder, device=str(device), crew=self.world)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD([self.turn], lr=0.0)
+
+    def training_step(self, batch: int, batch_idx: int) -> None:
+        assert self.run is not None
+        for event in self.run.advance():
+            if isinstance(event, Stepped):
+                self.log("train_loss", event.loss, prog_bar=True)
+                self.log("num_gaussians", float(event.num_gaussians), prog_bar=True)
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
+        optimizer.step()
+
+    def validation_step(self, batch: int, batch_idx: int) -> None:
+        assert self.run is not None
+        if self.global_rank:
+            return
+        event, _ = self.run.scorer.evaluate(self.run.state, lambda: None)
+        if isinstance(event, Evaluated):
+            self.log("val_psnr", event.psnr, rank_zero_only=True, batch_size=1)
+            self.log("val_ssim", event.ssim, rank_zero_only=True, batch_size=1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        assert self.run is not None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "ckpt.pt"
+            save_checkpoint(path, self.run.state.to_checkpoint())
+            checkpoint[KEY] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Raises ModelFileError when what is stored is not a sound checkpoint."""
+        found = stored_run(checkpoint)
+        if self.run is None:
+            self._checkpoint = found
+        else:
+            self.run = Trainer.resume(
+                found,
+                self.run.scene,
+                run_dir=self.run.run_dir,
+                device=str(self.run.state.gaussians.device),
+                crew=self.world,
+            )
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self.world is not None:
+            self.world.fail(exception)
+
+    def teardown(self, stage: str) -> None:
+        """Ranks leave together after a fit that ended well."""
+        if self.world is not None and not self.world.watch.judged:
+            self.world.close()
+            self.world = None
+
+
+def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:
+    """The state of a run in a checkpoint of Lightning, verified as any of ours; ``splat`` reads it once it is saved.
+
+    Raises ModelFileError.
+    """
+    content = checkpoint.get(KEY)
+    if not isinstance(content, Tensor) or content.dtype != torch.uint8:
+        raise UsageError(f"this checkpoint of Lightning has no {KEY!r}: it is not of a SplatModule")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ckpt.pt"
+        path.write_bytes(content.numpy().tobytes())
+        return load_checkpoint(path)

@@ -1,0 +1,33 @@
+"""A callback that writes down what a rank came to, in the rank itself: with ddp_spawn it ends with the fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+
+from splatcli.train.crew import state_digest
+
+
+class Told(pl.Callback):
+    """Writes OUT/rank_R.json when the training of a SplatModule ends."""
+
+    def __init__(self, out: str) -> None:
+        self.out = out
+        self.losses: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        self.losses.append(float(trainer.callback_metrics["train_loss"]))
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        told = {
+            "losses": self.losses,
+            "digest": state_digest(module.run.state),
+            "steps": module.run.state.step,
+            "global_step": trainer.global_step,
+            "psnr": float(trainer.callback_metrics.get("val_psnr", float("nan"))),
+            "parameters": [name for name, _ in module.named_parameters()],
+        }
+        (Path(self.out) / f"rank_{trainer.global_rank}.json").write_text(json.dumps(told))

@@ -1,0 +1,95 @@
+"""Lightning: any strategy and precision has the bits of a run without it, and its checkpoints hold ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from splatcli.scene.read import read_scene
+from splatcli.train.crew import ReadRunDir, state_digest
+from splatcli.train.events import Stepped
+from splatcli.train.loop import Trainer
+from tests.cli.tiny import write_scene
+from tests.distributed.lightning_run import STEPS, config_of
+from tests.native.cases import NEEDS_COMPILER
+
+pytestmark = [
+    NEEDS_COMPILER,
+    pytest.mark.skipif(importlib.util.find_spec("lightning") is None, reason="needs Lightning: splatcli[lightning]"),
+]
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_scene(tmp_path_factory.mktemp("lightning") / "scene")
+
+
+@pytest.fixture(scope="module")
+def expected(scene: Path) -> tuple[list[float], int]:
+    """Losses and the last digest of the run without Lightning."""
+    config = config_of(str(scene))
+    trainer = Trainer.start(config, read_scene(scene, config.data), run_dir=ReadRunDir(scene))
+    assert len(trainer.state.train) == 7
+    losses = []
+    for _ in range(STEPS):
+        losses += [event.loss for event in trainer.advance() if isinstance(event, Stepped)]
+    assert len(trainer.state.gaussians) == 150  # it has grown
+    return losses, state_digest(trainer.state)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "precision", "ranks"),
+    [("one", "32-true", 1), ("one", "bf16-mixed", 1), ("ddp", "bf16-mixed", 2), ("ddp_spawn", "32-true", 2)],
+)
+def test_a_run_under_lightning_has_the_same_bits(
+    strategy: str, precision: str, ranks: int, scene: Path, expected: tuple[list[float], int], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tests.distributed.lightning_run", str(scene), str(tmp_path), strategy, precision]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told: list[dict[str, Any]] = [json.loads((tmp_path / f"rank_{r}.json").read_text()) for r in range(ranks)]
+    losses, digest = expected
+    for rank in told:
+        assert rank["losses"] == pytest.approx(losses, rel=1e-6)  # Lightning keeps what is logged in float32
+        assert (rank["digest"], rank["steps"], rank["global_step"]) == (digest, STEPS, STEPS)
+        assert rank["parameters"] == ["turn"]  # nothing that grows is in a bucket
+    assert told[0]["psnr"] > 0.0
+    if strategy == "ddp_spawn":
+        return
+
+    from splatcli.lightning import stored_run
+
+    stored = torch.load(tmp_path / "lightning.ckpt", weights_only=True)
+    checkpoint = stored_run(stored)
+    assert (checkpoint.step, len(checkpoint.gaussians)) == (STEPS, 150)
+    assert float(checkpoint.gaussians.log_scales.min()) < 0.0  # raw
+
+
+def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: tuple[list[float], int]) -> None:
+    import lightning.pytorch as pl
+
+    from splatcli.lightning import SceneData, SplatModule
+
+    config = config_of(str(scene))
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "limit_val_batches": 0}
+    path = scene.parent / "half.ckpt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own, about workers and loggers
+        first = pl.Trainer(max_steps=8, **quiet)  # type: ignore[arg-type]
+        first.fit(SplatModule(config), datamodule=SceneData(config))
+        first.save_checkpoint(path)
+        second, module = pl.Trainer(max_steps=STEPS, **quiet), SplatModule(config)  # type: ignore[arg-type]
+        second.fit(module, datamodule=SceneData(config), ckpt_path=path)
+    assert module.run is not None
+    assert (module.run.state.step, state_digest(module.run.state)) == (STEPS, expected[1])
