@@ -21,6 +21,9 @@ REQUIRE_GPU = "SPLATCLI_REQUIRE_GPU"
 # that is sent a Ctrl-C never hears of it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+# nohup ignores SIGHUP, which programs heed; a handler that does nothing is not inherited.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
