@@ -34,8 +34,10 @@ CACHE = 32 << 20
 PROCESS, NAMED = 600 << 20, 8 << 10
 #: What a thread gives back after decoding stays in its part of the heap for a while, beside what the next one takes.
 _GIVEN_BACK = 2
-#: Bytes a pixel of a training step (docs/memory.md).
-STEP = 68
+#: Bytes of a training step: a pixel, and a pair of a Gaussian and a tile (docs/memory.md). Random Gaussians are large:
+#: each may touch every tile.
+STEP, PAIR = 68, 86
+GAUSSIANS, TILE = 500, 16
 #: Photos of a folder: file systems get slow with more.
 _IN_FOLDER = 1000
 
@@ -82,7 +84,7 @@ def _pose(index: int) -> list[list[float]]:
 
 def train(scene: Path, output: Path, steps: int) -> Ran:
     """``splat train`` in a process of its own, few Gaussians, no held-out views."""
-    settings = ("model.random_points=500", "strategy.prune_scale3d=100", "strategy.prune_opacity=0.0001")
+    settings = (f"model.random_points={GAUSSIANS}", "strategy.prune_scale3d=100", "strategy.prune_opacity=0.0001")
     words = ["train", str(scene), "-o", str(output), "-n", str(steps), "-r", str(HALVED), "--test-every", "0"]
     words += ["--init", "random", "--sh-degree", "0", "--cache-budget", f"{CACHE >> 20}M", "--device", "cpu", "--json"]
     words += [word for setting in settings for word in ("--set", setting)]
@@ -107,7 +109,8 @@ def allowed(count: int) -> int:
     pixels = WIDTH * HEIGHT
     decoding = _GIVEN_BACK * min(AHEAD, os.cpu_count() or 1) * DECODE_BYTES * pixels
     waiting = (AHEAD + 1) * 3 * pixels // HALVED**2  # asked for ahead, and not in the cache
-    return PROCESS + count * NAMED + CACHE + decoding + waiting + STEP * pixels // HALVED**2
+    pairs = GAUSSIANS * math.ceil(WIDTH / HALVED / TILE) * math.ceil(HEIGHT / HALVED / TILE)
+    return PROCESS + count * NAMED + CACHE + decoding + waiting + STEP * pixels // HALVED**2 + PAIR * pairs
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
