@@ -16,7 +16,8 @@ from splatcli.checkpoint.foreign.stored import Stored
 from splatcli.errors import ModelFileError
 from splatcli.formats.bounds import file_size
 from splatcli.formats.gltf import BINARY, CHUNK, COLOUR_SPACE, EXTENSION, HEADER, JSON, MAGIC, POINTS, band_of
-from splatcli.formats.turn import half_turn
+from splatcli.formats.gltf_nodes import Index, Node, placement
+from splatcli.formats.turn import half_turn, transformed
 from splatcli.formats.units import Columns, Doubles, log_scales_of, logits_of, stored_of
 from splatcli.gaussians import SH_REST
 
@@ -27,8 +28,6 @@ _WIDTHS = {"SCALAR": 1, "VEC3": 3, "VEC4": 4}
 _MAX_JSON = 16 << 20
 #: A float opacity is as fine as this near 1.
 _FLOAT_STEP = 4 * 2.0**-23
-
-Index = Annotated[int, Field(ge=0, lt=1 << 40)]
 
 
 class _Named(BaseModel):
@@ -64,21 +63,13 @@ class _Mesh(_Named):
     primitives: list[_Primitive]
 
 
-class _Node(_Named):
-    mesh: Index | None = None
-    matrix: list[float] | None = None
-    translation: list[float] | None = None
-    rotation: list[float] | None = None
-    scale: list[float] | None = None
-
-
 class _Document(_Named):
     """The JSON part, as far as it is needed."""
 
     accessors: list[_Accessor] = []
     bufferViews: list[_View] = []
     meshes: list[_Mesh] = []
-    nodes: list[_Node] = []
+    nodes: list[Node] = []
 
 
 def read_stored_gltf(path: Path, *, lenient: bool = False) -> Stored:
@@ -86,7 +77,10 @@ def read_stored_gltf(path: Path, *, lenient: bool = False) -> Stored:
     size = file_size(path)
     document, binary = _chunks(path, size)
     found = [
-        primitive for mesh in document.meshes for primitive in mesh.primitives if EXTENSION in primitive.extensions
+        (place, primitive)
+        for place, mesh in enumerate(document.meshes)
+        for primitive in mesh.primitives
+        if EXTENSION in primitive.extensions
     ]
     if len(found) != 1:
         raise ModelFileError(
@@ -94,8 +88,7 @@ def read_stored_gltf(path: Path, *, lenient: bool = False) -> Stored:
             where=path,
             remedy="export the one that is wanted from the program that made it",
         )
-    (primitive,) = found
-    _check_nodes(document, path)
+    ((mesh, primitive),) = found
     if primitive.mode != POINTS:
         raise ModelFileError(f"the Gaussians have mode {primitive.mode}; points ({POINTS}) are expected", where=path)
     told = primitive.extensions[EXTENSION]
@@ -131,16 +124,15 @@ def read_stored_gltf(path: Path, *, lenient: bool = False) -> Stored:
         for place in range(SH_REST[degree]):
             band, coefficient = band_of(place + 1)
             shN[:, place] = table(f"{EXTENSION}:SH_DEGREE_{band}_COEF_{coefficient}", 3)
-        columns = half_turn(
-            Columns(
-                means.astype(np.float32),
-                rotations[:, [3, 0, 1, 2]].astype(np.float32),
-                log_scales_of(scales).astype(np.float32),
-                logits_of(opacities, _FLOAT_STEP).astype(np.float32),
-                sh0.astype(np.float32),
-                shN,
-            )
+        columns = Columns(
+            means.astype(np.float32),
+            rotations[:, [3, 0, 1, 2]].astype(np.float32),
+            log_scales_of(scales).astype(np.float32),
+            logits_of(opacities, _FLOAT_STEP).astype(np.float32),
+            sh0.astype(np.float32),
+            shN,
         )
+        columns = half_turn(_placed(columns, document, mesh, path))
     return stored_of("glTF", **columns._asdict(), notes=notes)
 
 
@@ -177,22 +169,22 @@ def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
     return document, parts.get(BINARY, memoryview(b""))
 
 
-def _check_nodes(document: _Document, path: Path) -> None:
-    """Raises ModelFileError when a node moves what it holds: harmonics would have to be turned along."""
-    identity = {
-        "matrix": [1.0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1],
-        "translation": [0.0, 0, 0],
-        "rotation": [0.0, 0, 0, 1],
-        "scale": [1.0, 1, 1],
-    }
-    for place, node in enumerate(document.nodes):
-        for name, still in identity.items():
-            if getattr(node, name) not in (None, still):
-                raise ModelFileError(
-                    f"node {place} has a {name}; Gaussians are read where nodes do not move them",
-                    where=path,
-                    remedy="apply the node's transform in the program that made it",
-                )
+def _placed(columns: Columns, document: _Document, mesh: int, path: Path) -> Columns:
+    """The Gaussians where the nodes show them."""
+    try:
+        matrix = placement(document.nodes, mesh)
+    except ValueError as error:
+        raise ModelFileError(str(error), where=path) from None
+    if np.array_equal(matrix, np.eye(4)):
+        return columns
+    try:
+        return transformed(columns, matrix)
+    except ValueError as error:
+        raise ModelFileError(
+            f"its nodes move the Gaussians by a transform that {error}",
+            where=path,
+            remedy="apply the transform in the program that made it",
+        ) from None
 
 
 def _values(document: _Document, place: int, name: str, width: int, binary: memoryview, path: Path) -> Doubles:

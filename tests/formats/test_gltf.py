@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from splatcli.errors import ModelFileError
 from splatcli.formats.gltf import encode_gltf
 from splatcli.formats.gltf_read import read_stored_gltf
-from splatcli.formats.units import Told
+from splatcli.formats.turn import half_turn, transformed
+from splatcli.formats.units import Columns, Told
 from tests.formats.made import scene
 
 PREFIX = "KHR_gaussian_splatting:"
@@ -98,7 +100,13 @@ def accessor_of(document: dict[str, Any], name: str) -> dict[str, Any]:
         (lambda d: d["meshes"].append(d["meshes"][0]), "2 sets of Gaussians"),
         (lambda d: d["meshes"][0]["primitives"][0]["attributes"].pop(f"{PREFIX}SCALE"), "have no KHR"),
         (lambda d: d["meshes"][0]["primitives"][0]["attributes"].pop(f"{PREFIX}SH_DEGREE_2_COEF_3"), "DEGREE_2_COEF_3"),
-        (lambda d: d["nodes"][0].update(rotation=[0, 0, 1, 0]), "has a rotation"),
+        (lambda d: d["nodes"][0].update(scale=[1, 1, 2]), "shears, or scales its axes differently"),
+        (lambda d: d["nodes"][0].update(scale=[-1, 1, 1]), "mirrors"),
+        (lambda d: d["nodes"][0].update(rotation=[0, 0, 0, 0]), "node 0: "),
+        (lambda d: d["nodes"][0].update(children=[0]), "node 0 hangs under itself"),
+        (lambda d: d["nodes"][0].update(children=[7]), "child 7, which there is not"),
+        (lambda d: d["nodes"][0].update(matrix=[1.0]), "matrix"),
+        (lambda d: d["nodes"].append({"mesh": 0}), "2 nodes show the Gaussians"),
         (lambda d: d.update(accessors=3), "accessors"),
     ],
 )
@@ -110,6 +118,34 @@ def test_what_does_not_fit_is_refused(
     (tmp_path / "a.glb").write_bytes(glb(document, binary))
     with pytest.raises(ModelFileError, match=said):
         read_stored_gltf(tmp_path / "a.glb")
+
+
+@pytest.mark.parametrize("as_matrix", [False, True])
+def test_gaussians_are_where_the_nodes_show_them(good: bytes, as_matrix: bool, tmp_path: Path) -> None:
+    """A node under another: both transforms count, the parent's last, and harmonics turn along."""
+    document, binary = parts_of(good)
+    child = {"mesh": 0, "translation": [1, 2, 3], "rotation": [0, 0, 0.6, 0.8], "scale": [2, 2, 2]}
+    parent = {"children": [0], "translation": [0, 5, 0], "rotation": [0.5, 0.5, 0.5, 0.5]}
+    matrices = []
+    for told in (parent, child):
+        matrix = np.eye(4)
+        matrix[:3, :3] = Rotation.from_quat(told["rotation"]).as_matrix() * np.array(told.get("scale", 1))
+        matrix[:3, 3] = told["translation"]
+        matrices.append(matrix)
+    nodes = [child, parent]
+    if as_matrix:
+        nodes = [{"mesh": 0, "matrix": matrices[1].T.reshape(-1).tolist()}, {"children": [0]}]
+        nodes[1]["matrix"] = matrices[0].T.reshape(-1).tolist()
+    document["nodes"] = nodes
+    (tmp_path / "a.glb").write_bytes(glb(document, binary))
+    found, still = read_stored_gltf(tmp_path / "a.glb").tables, scene(20, 2)
+    columns = Columns(
+        *(getattr(still, name).numpy() for name in ("means", "quats", "log_scales", "logit_opacities", "sh0", "shN"))
+    )
+    expected = half_turn(transformed(half_turn(columns), matrices[0] @ matrices[1]))
+    np.testing.assert_allclose(found.means, expected.means, atol=1e-5)
+    np.testing.assert_allclose(found.shN, expected.shN, atol=1e-5)
+    np.testing.assert_allclose(found.scales, expected.log_scales, atol=1e-5)
 
 
 def test_normalised_integers_are_read(tmp_path: Path) -> None:
