@@ -50,7 +50,7 @@ class Fitting:
         ends = time.monotonic() + limit - clock.process_age()
         self._remake = remake
         self._values: dict[str, Any] = {
-            "model.random_points": min(RANDOM_POINTS, remake({}).model.random_points),
+            "model.random_points": RANDOM_POINTS,
             "schedule.num_downscales": halvings_for(scene),
         }
         asked = remake(self._values)

@@ -13,6 +13,7 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.scene import Scene
+from splatcli.train.capacity import auto_cap
 from splatcli.train.strategies.default import logit
 
 #: The constant SH basis function, 1 / (2 sqrt(pi)).
@@ -26,6 +27,9 @@ MIN_POINTS = 4
 
 #: A point nearer to a camera centre than this, times the extent, is noise that would fill that camera's view.
 MIN_CAMERA_DISTANCE = 1e-4
+
+#: Random points of a run whose cap leaves room for them (INRIA), and at least.
+RANDOM_POINTS, LEAST_RANDOM_POINTS = 100_000, 1_000
 
 #: Half the edge of the cube that random points fill: in a Blender scene, and elsewhere in scene extents.
 BLENDER_HALF_EDGE = 1.3
@@ -50,7 +54,7 @@ def initial_gaussians(
     cap = config.most_gaussians()
     points = _sfm_points(scene, notes) if config.model.init == "sfm" else None
     if points is None:
-        xyz, rgb = _random_points(scene, min(config.model.random_points, cap or math.inf), generator)
+        xyz, rgb = _random_points(scene, _random_count(config, scene), generator)
         notes.append(f"started from {len(xyz)} random points")
     else:
         xyz, rgb = points
@@ -120,11 +124,21 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
     return xyz, rgb.astype(np.float32) / 255.0
 
 
+def _random_count(config: Config, scene: Scene) -> int:
+    """How many random points a run starts from. A start at the cap would leave no room to grow where it is wanted
+    until the others, most of which are in empty space, have faded."""
+    cap = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else config.most_gaussians()
+    asked = config.model.random_points
+    if asked is None:
+        asked = RANDOM_POINTS if cap is None else min(RANDOM_POINTS, max(LEAST_RANDOM_POINTS, cap // 10))
+    most = config.most_gaussians()
+    return asked if most is None else min(asked, most)
+
+
 def _random_points(
-    scene: Scene, count: float, generator: torch.Generator
+    scene: Scene, n: int, generator: torch.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Uniform points with uniform colours: in Blender's usual cube, else in a cube around the training cameras."""
-    n = int(count)
     if scene.kind == "blender" and not scene.offset.any():
         center, half = np.zeros(3), BLENDER_HALF_EDGE
     else:

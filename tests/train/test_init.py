@@ -12,6 +12,7 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
+from splatcli.train.capacity import auto_cap
 from splatcli.train.init import initial_gaussians, mean_squared_distance
 from tests.train.worlds import made_scene, random_gaussians
 
@@ -114,6 +115,29 @@ def test_random_points_of_a_blender_scene_fill_its_usual_cube() -> None:
     means = initial_gaussians(settings, made_scene(kind="blender"), generator())[0].means
     assert len(means) == 100_000
     assert 1.29 < float(means.abs().max()) <= 1.3
+
+
+@pytest.mark.parametrize(
+    ("asked", "cap", "count"),
+    [
+        (None, None, 100_000),
+        (None, 2_000_000, 100_000),
+        (None, 30_000, 3_000),
+        (None, 5_000, 1_000),
+        (None, 600, 600),
+        (200, 30_000, 200),
+        (9_000, 5_000, 5_000),
+    ],
+)
+def test_random_points_leave_room_under_the_cap(asked: int | None, cap: int | None, count: int) -> None:
+    settings = config(model={"init": "random", "random_points": asked}, strategy={"cap_max": cap})
+    assert len(initial_gaussians(settings, made_scene(), generator())[0]) == count
+
+
+def test_random_points_leave_room_under_a_cap_that_is_yet_to_be_chosen() -> None:
+    scene = made_scene()
+    settings = config(model={"init": "random"}, strategy={"cap_max": "auto"})
+    assert len(initial_gaussians(settings, scene, generator())[0]) == max(1_000, auto_cap(scene, 0) // 10)
 
 
 def test_random_points_come_from_the_generator_alone() -> None:

@@ -45,7 +45,8 @@ def test_a_shorter_run_is_fast_first_and_slow_in_the_end() -> None:
         assert first > 3.9 * usual[name], name
         assert last == pytest.approx(first * 10**-0.9, rel=1e-2), name
         assert middle == pytest.approx(math.sqrt(first * last), rel=1e-2), name
-    assert {rate["shN"] for rate in rates} == {usual["shN"]}, "coefficients out of view catch up with one rate"
+    (shN,) = {rate["shN"] for rate in rates}  # coefficients out of view catch up with one rate
+    assert shN > 3.9 * usual["shN"]
     assert OptimConfig.scaled(30_000) == OptimConfig.scaled(60_000) == OptimConfig()
     assert OptimConfig.scaled(300) == short, "no further than a tenth of the recipe's length"
 
