@@ -77,7 +77,7 @@ class Trainer:
         self.scene = scene
         self.run_dir = run_dir
         #: One for engine and renderer, so that bands are told of once.
-        self._budget = Budget(state.gaussians.device, state.config.memory.budget)
+        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
         self.crew = crew
         self.leads = crew is None or crew.rank == 0
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
@@ -115,7 +115,7 @@ class Trainer:
         crew: Crew | None = None,
     ) -> Trainer:
         """A new run; arguments as in new_state()."""
-        state, notes = new_state(config, scene, device, given, planned=engine is None)
+        state, notes = new_state(config, scene, device, given, planned=engine is None, folder=run_dir.path)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     @classmethod
@@ -139,7 +139,13 @@ class Trainer:
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         """
         state, scene, found = resumed_state(
-            checkpoint, scene, device, config=config, allowed=allowed, planned=engine is None
+            checkpoint,
+            scene,
+            device,
+            config=config,
+            allowed=allowed,
+            planned=engine is None,
+            folder=run_dir.path,
         )
         notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
