@@ -338,7 +338,9 @@ class Trainer:
         if edit is None:
             return []
         shares = None if state.smoothing is None else self._shares
-        state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats, shares)
+        state.gaussians, state.adam, state.stats = apply_edit(
+            edit.in_order(), state.gaussians, state.adam, state.stats, shares
+        )
         if state.smoothing is not None:
             state.refilter()
         check_count(step, len(state.gaussians))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,10 +29,12 @@ from splatcli.train import forecast as forecasts
 from splatcli.train.changes import changed_config
 from splatcli.train.crew import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
+from splatcli.train.failures import as_splat_error, is_out_of_memory
 from splatcli.train.forecast import Forecast, plan_memory
 from splatcli.train.loop import Trainer
 from splatcli.train.state import TrainState
 from tests.native.cases import NEEDS_COMPILER, float32
+from tests.torture.harness import fork
 from tests.train.test_oom import SmallMachine
 from tests.train.worlds import PlainEngine, made_scene, plain_renderer, random_gaussians, ring_cameras, short_config
 
@@ -289,3 +292,41 @@ def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkey
         plan_memory(config, made_scene(size=64), random_gaussians(50, degree=3), cpu, own=0, store=store)
         caps.append(config.memory.cap or 0)
     assert caps[1] > 3 * caps[0] > 0
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("offload", [False, True])
+def test_a_run_larger_than_the_memory_of_its_process_trains(offload: bool, tmp_path: Path) -> None:
+    """The memory that is its own is bounded to less than the state takes, which pages of files are no part of."""
+    child = fork()
+    if child == 0:
+        status = 1
+        try:
+            torch.set_num_threads(1)
+            status = _train_within(0.75 * state_bytes(200_000, 3), tmp_path, offload=offload)
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == (0 if offload else 4)
+
+
+def _train_within(more: float, folder: Path, *, offload: bool) -> int:
+    """Three steps on 200,000 Gaussians with ``more`` bytes than the process has; the exit code."""
+    random = np.random.default_rng(5)
+    scene = made_scene(5, size=64)
+    xyz = random.uniform(-20.0, 20.0, (200_000, 3)).astype(np.float32)
+    scene.points = PointCloud(xyz, random.integers(0, 256, xyz.shape, dtype=np.uint8))
+    config = short_config(3, model={"sh_degree": 3}, memory={"offload": offload}, guard={"finite_every": 1})
+    config.schedule.sh_degree_interval = 1
+    engine = NativeEngine(float32())
+    words = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    limit = int(words["VmData"].split()[0]) * 1024 + int(more)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    with RunDir.create(folder / "run") as run_dir:
+        try:
+            trainer = Trainer.start(config, scene, run_dir=run_dir, engine=engine, renderer=plain_renderer)
+            for _ in range(3):  # saving maps the file that was written once more, which counts here
+                trainer.advance()
+        except Exception as error:
+            return as_splat_error(error).exit_code if is_out_of_memory(error) else 1
+    return 0 if away(trainer) and trainer.state.step == 3 else 2

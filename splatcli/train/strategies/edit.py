@@ -49,6 +49,15 @@ class Edit:
     def __len__(self) -> int:
         return self.source.shape[0]
 
+    def in_order(self) -> Edit:
+        """The same with new rows beside those that they come from.
+
+        Gaussians begin in Morton order, and so it stays: what a view reaches lies together in memory.
+        """
+        order = self.source.argsort(stable=True)
+        values = {name: column[order] for name, column in self.values.items()}
+        return replace(self, source=self.source[order], fresh=self.fresh[order], values=values)
+
 
 @torch.no_grad()
 def apply_edit(
