@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import mmap
 import os
 import secrets
@@ -96,7 +97,15 @@ class Pinned(_Elsewhere):
     """In the host's memory, locked in its place, where a GPU reaches it at the same address."""
 
     def empty(self, rows: int, like: Tensor) -> Tensor:
-        return torch.empty(rows, *like.shape[1:], dtype=like.dtype, pin_memory=True)
+        try:
+            return torch.empty(rows, *like.shape[1:], dtype=like.dtype, pin_memory=True)
+        except RuntimeError as error:
+            nbytes = self.nbytes(rows * math.prod(like.shape[1:]) * like.dtype.itemsize)
+            raise ResourceError(
+                f"no room for {gib(nbytes)} of offloaded SH coefficients in pinned memory of the host: "
+                f"{str(error).splitlines()[0]}",
+                remedy="--cap-max for fewer Gaussians, or a lower --sh-degree",
+            ) from None
 
     def free(self) -> int:
         return int(SHARE * free_memory(torch.device("cpu")))
@@ -121,7 +130,7 @@ class Mapped(_Elsewhere):
     folder: Path
 
     def empty(self, rows: int, like: Tensor) -> Tensor:
-        numel = rows * like[:1].numel() if len(like) else rows * like.new_empty(1, *like.shape[1:]).numel()
+        numel = rows * math.prod(like.shape[1:])
         if numel == 0:
             return like.new_empty(rows, *like.shape[1:], device="cpu")
         # The mapping goes when the last tensor on it does, and the file with it.

@@ -396,6 +396,8 @@ class Trainer:
                 self.engine.drain()
         gc.collect()
         if plan.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # a GPU that has failed tells so again soon enough
+                torch.cuda.synchronize(plan.device)  # pinned memory is given out anew, whatever a kernel does to it
             torch.cuda.empty_cache()
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
