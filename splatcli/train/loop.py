@@ -337,10 +337,9 @@ class Trainer:
         edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
         if edit is None:
             return []
+        edit = edit.in_order()
         shares = None if state.smoothing is None else self._shares
-        state.gaussians, state.adam, state.stats = apply_edit(
-            edit.in_order(), state.gaussians, state.adam, state.stats, shares
-        )
+        state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats, shares)
         if state.smoothing is not None:
             state.refilter()
         check_count(step, len(state.gaussians))
