@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -114,13 +114,20 @@ class TrainState:
             )
         assert checkpoint.moments is not None
         seed = checkpoint.config.train.seed
-        gaussians = _copy(checkpoint.gaussians, device, store)
+        gaussians, stored = _copy(checkpoint.gaussians, device, store), _adam(checkpoint)
+        adam = replace(
+            stored,
+            exp_avg=_copy(stored.exp_avg, device, store),
+            exp_avg_sq=_copy(stored.exp_avg_sq, device, store),
+            rest_steps=stored.rest_steps.to(device, copy=True),
+            store=store,
+        )
         stats = GrowthStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config.model_copy(deep=True),
             step=checkpoint.step,
             gaussians=gaussians,
-            adam=_adam(checkpoint, device, store),
+            adam=adam,
             stats=stats,
             sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler),
             generators={name: _generator(name, checkpoint.rng[name]) for name in TRAINING_STREAMS},
@@ -147,23 +154,21 @@ def _generator(name: str, state: Tensor) -> torch.Generator:
         raise ModelFileError(f"the random state of {name!r} is not one of torch's: {error}") from None
 
 
-def _adam(checkpoint: Checkpoint, device: str | torch.device, store: Store = RESIDENT) -> AdamState:
-    optim, steps = checkpoint.config.optim, checkpoint.rest_steps
-    assert checkpoint.moments is not None
-    first, second = (
-        _copy(Gaussians(**{name: checkpoint.moments[name][i] for name in GROUPS}), device, store) for i in (0, 1)
-    )
+def _adam(checkpoint: Checkpoint) -> AdamState:
+    """The optimiser's state, sharing tensors with ``checkpoint``."""
+    optim, steps, moments = checkpoint.config.optim, checkpoint.rest_steps, checkpoint.moments
+    assert moments is not None
+    first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
     if steps is None:
         steps = torch.full((len(checkpoint.gaussians),), checkpoint.adam_step, dtype=torch.int32)
-    steps = steps.to(device, copy=True)
-    return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps, store)
+    return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps)
 
 
 def settled(checkpoint: Checkpoint) -> Gaussians:
     """The Gaussians of a checkpoint with SH coefficients as of its step and its 3D filter, to render or to export."""
     gaussians = checkpoint.gaussians
     if checkpoint.moments is not None and checkpoint.rest_steps is not None:
-        gaussians = _adam(checkpoint, "cpu").settled(gaussians, checkpoint.config.optim.shN_lr)
+        gaussians = _adam(checkpoint).settled(gaussians, checkpoint.config.optim.shN_lr)
     return gaussians if checkpoint.smoothing is None else smoothed(gaussians, checkpoint.smoothing)
 
 
