@@ -311,6 +311,9 @@ class MemoryConfig(_Section):
     budget: Annotated[int | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     #: No more Gaussians than this. A run with a budget finds it when it is made, and keeps it when it is resumed.
     cap: int | None = Field(None, gt=0)
+    #: SH coefficients beside the constant one, and their moments, lie outside the device: on the host for a GPU, in a
+    #: file in the run folder on the CPU. It changes no bit.
+    offload: bool = False
 
 
 class Config(_Section):
@@ -326,6 +329,15 @@ class Config(_Section):
     save: SaveConfig = Field(default_factory=SaveConfig)
     guard: GuardConfig = Field(default_factory=GuardConfig)
     memory: MemoryConfig = Field(default_factory=MemoryConfig)
+
+    @model_validator(mode="after")
+    def _offloaded_gradients(self) -> Config:
+        if self.memory.offload and self.train.batch_size > 1:
+            raise ValueError(
+                "memory.offload and train.batch_size > 1 exclude each other: the gradients of several views are summed "
+                "on the device, for all Gaussians"
+            )
+        return self
 
     @property
     def depth_lambda(self) -> float:

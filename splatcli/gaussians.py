@@ -30,7 +30,8 @@ class Gaussians:
     sh0              [N, 3]    constant SH coefficient of R G B; colour = 0.5 + 0.2820948 sh0 + ...
     shN              [N, K, 3] the other coefficients, K = 0, 3, 8, 15 or 24 (INRIA's order and signs)
 
-    The object is a bundle of names: optimisers change the numbers in place.
+    The object is a bundle of names: optimisers change the numbers in place. Of Gaussians on a GPU, shN may lie in
+    pinned memory of the host, which kernels reach too (raster/store.py).
     """
 
     means: Tensor
@@ -53,7 +54,7 @@ class Gaussians:
         for name, tensor in self.items():
             if tuple(tensor.shape) != expected[name]:
                 raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {expected[name]}")
-            if tensor.device != self.means.device:
+            if tensor.device != self.means.device and not (name == "shN" and reachable(tensor, self.means.device)):
                 raise ValueError(f"{name} is on {tensor.device}, means on {self.means.device}")
             if tensor.dtype != self.means.dtype:
                 raise ValueError(f"{name} is {tensor.dtype}, means {self.means.dtype}")
@@ -77,12 +78,19 @@ class Gaussians:
         for name in GROUPS:
             yield name, getattr(self, name)
 
-    def map(self, fn: Callable[[Tensor], Tensor]) -> Gaussians:
-        """A new bundle with ``fn`` applied to each tensor."""
-        return Gaussians(**{name: fn(tensor) for name, tensor in self.items()})
+    def map(self, fn: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor] | None = None) -> Gaussians:
+        """A new bundle with ``fn`` applied to each tensor, or ``rest`` to shN."""
+        own = {} if rest is None else {"shN": rest}
+        return Gaussians(**{name: own.get(name, fn)(tensor) for name, tensor in self.items()})
 
     def to(self, device: torch.device | str) -> Gaussians:
         return self.map(lambda t: t.to(device))
 
     def detach_clone(self) -> Gaussians:
         return self.map(lambda t: t.detach().clone())
+
+
+def reachable(tensor: Tensor, device: torch.device) -> bool:
+    """Whether kernels on ``device``, a GPU, reach a tensor of the host at its own address: pinned memory, all of which
+    has one address for both."""
+    return device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()

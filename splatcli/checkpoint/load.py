@@ -13,14 +13,16 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import ModelFileError
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, *, mapped: bool = False) -> Checkpoint:
     """The state stored in a checkpoint file, tensors on the CPU.
+
+    mapped: tensors are pages of the file instead of memory; only while nobody truncates it.
 
     Order: the zip, the pickle's imports, the manifest and its digest, the version, names, dtypes, shapes, storage,
     the sha256 of every tensor, finite values, the parameters' space, settings and cameras.
     Raises ModelFileError (damaged, changed, hostile, or another kind of file) or VersionError.
     """
-    container = read_container(path)
+    container = read_container(path, mmap=mapped)
     for name, tensor in container.tensors.items():
         if (found := nonfinite(tensor)) is not None:
             count, index = found

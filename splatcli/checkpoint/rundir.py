@@ -147,10 +147,10 @@ class RunDir:
         return self.checkpoint_path(step).exists()
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is sound in every byte; None when there is none."""
+        """The newest checkpoint that is sound in every byte, mapped; None when there is none."""
         for path in reversed(self.checkpoints()):
             try:
-                return load_checkpoint(path)
+                return load_checkpoint(path, mapped=True)
             except SplatError as error:
                 _log.warning("passed over: %s", error)
         return None

@@ -126,7 +126,8 @@ def resume_training(
         )
     with Requests(ECHO if crew else 0.0) as requests:
         with _apart(crew, "reading the checkpoint"):
-            checkpoint = load_checkpoint(path)
+            # A state that does not fit the memory must not be read into it.
+            checkpoint = load_checkpoint(path, mapped=_offloads(path, wishes))
         config, notes = changed_config(
             checkpoint.config, file=wishes.file, assignments=wishes.settings, allowed=wishes.allowed
         )
@@ -162,8 +163,23 @@ def resume_training(
             return _drive(trainer, stop_at, requests, live, out)
 
 
+def _offloads(path: Path, wishes: Wishes) -> bool:
+    """Whether the run of a checkpoint, or whoever resumes it, wants --offload. Raises as load_checkpoint()."""
+    from splatcli.checkpoint.container import read_container
+
+    memory = read_container(path, digests=False, mmap=True).manifest.config.get("memory")
+    stored = isinstance(memory, dict) and memory.get("offload") is True
+    return stored or "memory.offload=true" in wishes.settings
+
+
 def check_batch(config: Config, crew: World | None) -> None:
-    """Raises UsageError when ranks would have no view to work on."""
+    """Raises UsageError when ranks would have no view to work on, or each a place to offload to."""
+    if crew is not None and config.memory.offload:
+        raise UsageError(
+            "ranks sum up the gradients of all Gaussians, which takes the memory that --offload saves",
+            where="--offload",
+            remedy="give --offload or ranks",
+        )
     views = config.train.batch_size
     if crew is not None and views < crew.size:
         raise UsageError(

@@ -74,6 +74,15 @@ VramBudget = Annotated[
     ),
 ]
 
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload",
+        help="For scenes that do not fit the memory: SH coefficients and their moments, three quarters of a Gaussian, "
+        "lie on the host while a GPU trains, and in a file in the run folder with --device cpu. Slower; the same bits.",
+    ),
+]
+
 Port = Annotated[
     int | None,
     typer.Option(

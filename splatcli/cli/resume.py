@@ -36,6 +36,14 @@ def resume(
     distributed: options.Distributed = None,
     stop_at: options.StopAt = None,
     vram_budget: options.VramBudget = None,
+    offload: Annotated[
+        bool | None,
+        typer.Option(
+            "--offload/--no-offload",
+            help="Keep SH coefficients and their moments outside the device from now on; --no-offload: inside.  "
+            "[default: as the run did]",
+        ),
+    ] = None,
     cache_budget: options.CacheBudget = None,
     data: options.Data = None,
     assignments: Annotated[
@@ -81,6 +89,7 @@ def resume(
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
+    settings += [] if offload is None else [f"memory.offload={str(offload).lower()}"]
     settings += [] if cache_budget is None else [f"data.cache_bytes={cache_budget}"]
     with speaking(json=json, quiet=quiet) as out:
         path = find_model(checkpoint)

@@ -106,6 +106,7 @@ def train(
         str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")
     ] = "default",
     vram_budget: options.VramBudget = None,
+    offload: options.Offload = False,
     sh_degree: Annotated[
         int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
     ] = None,
@@ -215,6 +216,7 @@ def train(
         "strategy.name": strategy,
         "strategy.cap_max": options.cap(cap_max),
         "memory.budget": vram_budget,
+        "memory.offload": offload or None,
         "train.iterations": iterations,
         "train.batch_size": batch_size,
         "train.seed": seed,
@@ -232,6 +234,12 @@ def train(
             "--max-time plans for one process and one view a step",
             where="--max-time",
             remedy="give --iterations, or leave out --ranks, --distributed and --batch-size",
+        )
+    if offload and (shared or (batch_size or 1) > 1 or max_time is not None):
+        raise UsageError(
+            "--offload is for one process, one view a step, and a number of steps",
+            where="--offload",
+            remedy="leave out --ranks, --distributed, --batch-size and --max-time",
         )
     with speaking(json=json, quiet=quiet) as out:
         if ranks is not None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from splatcli.checkpoint.foreign.stored import Stored
 from splatcli.errors import ModelFileError
-from splatcli.formats.morton import morton_order
 from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
 from splatcli.formats.rotations import largest_and_rest, with_largest
 from splatcli.formats.units import (
@@ -35,6 +34,7 @@ from splatcli.formats.units import (
     unit_quats,
 )
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.scene.morton import morton_order
 
 CHUNK = 256
 #: Bits of three components in a word, the first highest.

@@ -21,10 +21,10 @@ from PIL import Image
 from splatcli import __version__
 from splatcli.errors import UsageError
 from splatcli.formats.clusters import codebook, nearest, palette
-from splatcli.formats.morton import morton_order
 from splatcli.formats.rotations import largest_and_rest
 from splatcli.formats.units import Columns, Encoded, Floats, Told, columns_of, opacities_of, quantised, unit_quats
 from splatcli.gaussians import Gaussians
+from splatcli.scene.morton import morton_order
 
 VERSION = 2
 CODES = 256

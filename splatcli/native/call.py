@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from splatcli.errors import ResourceError
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import Gaussians, reachable
 from splatcli.native import abi
 from splatcli.native import library as libraries
 
@@ -102,14 +102,15 @@ class Backend:
             raise ResourceError(f"the rasterizer refused: {message}")
         return result
 
-    def pointer(self, tensor: Tensor, *shape: int, dtype: torch.dtype | None = None) -> int:
+    def pointer(self, tensor: Tensor, *shape: int, dtype: torch.dtype | None = None, from_host: bool = False) -> int:
         """The address of a contiguous tensor of the given shape on this backend's device.
 
         dtype: by default the backend's.
+        from_host: whether a GPU may also be given pinned memory of the host.
         Raises TypeError for another device, dtype or layout, ValueError for another shape.
         """
         wanted = self.dtype if dtype is None else dtype
-        if tensor.device != self.device:
+        if tensor.device != self.device and not (from_host and reachable(tensor, self.device)):
             raise TypeError(f"the {self.device} rasterizer was given a tensor on {tensor.device}")
         if tensor.dtype != wanted:
             raise TypeError(f"the rasterizer wants {wanted}, was given {tensor.dtype}")
@@ -130,5 +131,5 @@ class Backend:
             log_scales=self.pointer(gaussians.log_scales, n, 3),
             logit_opacities=self.pointer(gaussians.logit_opacities, n),
             sh0=self.pointer(gaussians.sh0, n, 3),
-            shN=self.pointer(gaussians.shN, n, rest, 3),
+            shN=self.pointer(gaussians.shN, n, rest, 3, from_host=True),  # where a run offloads
         )

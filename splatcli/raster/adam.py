@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-
-#: Rows that settled() works on at once, so that its temporaries stay small.
-_ROWS = 1 << 18
+from splatcli.raster.store import RESIDENT, ROWS, Store
 
 
 @dataclass(slots=True)
@@ -26,6 +24,7 @@ class AdamState:
     rest_steps: [N] int32, the step that shN of a Gaussian and its moments stand at. A step without a gradient moves a
         number by its moments alone, so that the native engines leave shN of what a view does not reach, and make up
         for all missed steps at once when a view does (docs/math.md section 8.1). ``settled`` gives current values.
+    store: where shN and its moments lie.
     """
 
     exp_avg: Gaussians
@@ -35,14 +34,21 @@ class AdamState:
     beta2: float
     eps: float
     rest_steps: Tensor
+    store: Store = RESIDENT
 
     @classmethod
     def zeros_like(
-        cls, gaussians: Gaussians, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-15
+        cls,
+        gaussians: Gaussians,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-15,
+        store: Store = RESIDENT,
     ) -> AdamState:
         """The state before the first update of ``gaussians``."""
         steps = torch.zeros(len(gaussians), dtype=torch.int32, device=gaussians.device)
-        return cls(gaussians.map(torch.zeros_like), gaussians.map(torch.zeros_like), 0, beta1, beta2, eps, steps)
+        first, second = (gaussians.map(torch.zeros_like, rest=store.zeros) for _ in range(2))
+        return cls(first, second, 0, beta1, beta2, eps, steps, store)
 
     @property
     def lazy(self) -> bool:
@@ -55,28 +61,40 @@ class AdamState:
 
         lr: the learning rate of shN.
         """
-        late = (self.rest_steps < self.step).nonzero().squeeze(1)
-        if not self.lazy or len(late) == 0 or gaussians.shN.numel() == 0:
+        late = self._late(gaussians)
+        if len(late) == 0:
             return gaussians
-        shN = gaussians.shN.clone()
-        for rows in torch.split(late, _ROWS):
-            rate, eps, _, _ = self._gaps(rows, lr)
-            first, second = self.exp_avg.shN[rows], self.exp_avg_sq.shN[rows]
-            shN[rows] -= _column(rate, first) * first / (second.sqrt() + _column(eps, first))
+        shN = self.store.copy(gaussians.shN, gaussians.device)
+        for rows in torch.split(late, ROWS):
+            self._move(shN, rows, lr)
         return replace(gaussians, shN=shN)
 
     @torch.no_grad()
     def settle(self, gaussians: Gaussians, lr: float) -> None:
         """The same in place, moments too. lr: the learning rate of shN."""
-        settled = self.settled(gaussians, lr)
-        if settled is gaussians:
+        late = self._late(gaussians)
+        if len(late) == 0:
             return
-        gaussians.shN.copy_(settled.shN)
-        rows = (self.rest_steps < self.step).nonzero().squeeze(1)
-        _, _, decay1, decay2 = self._gaps(rows, lr)
-        self.exp_avg.shN[rows] *= _column(decay1, gaussians.shN)
-        self.exp_avg_sq.shN[rows] *= _column(decay2, gaussians.shN)
+        for rows in torch.split(late, ROWS):
+            self._move(gaussians.shN, rows, lr)
+            _, _, *decays = self._gaps(rows, lr)
+            for moment, decay in zip((self.exp_avg.shN, self.exp_avg_sq.shN), decays, strict=True):
+                there = rows.to(moment.device)
+                moment[there] = (_here(moment, rows) * _column(decay, moment)).to(moment.device)
         self.rest_steps.fill_(self.step)
+
+    def _late(self, gaussians: Gaussians) -> Tensor:
+        """[R] the rows whose shN has steps to make up for."""
+        if not self.lazy or gaussians.shN.numel() == 0:
+            return self.rest_steps.new_zeros(0, dtype=torch.int64)
+        return (self.rest_steps < self.step).nonzero().squeeze(1)
+
+    def _move(self, shN: Tensor, rows: Tensor, lr: float) -> None:
+        """Moves these rows of shN to now by their moments."""
+        rate, eps, _, _ = self._gaps(rows, lr)
+        first, second = _here(self.exp_avg.shN, rows), _here(self.exp_avg_sq.shN, rows)
+        moved = _here(shN, rows) - _column(rate, first) * first / (second.sqrt() + _column(eps, first))
+        shN[rows.to(shN.device)] = moved.to(shN.device)
 
     def _gaps(self, rows: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Rate, eps and both decays [R] between where each row stands and now, float64."""
@@ -125,6 +143,11 @@ def gap_table(beta1: float, beta2: float) -> Tensor:
         a, b = ratio_a * (math.sqrt(second) / first + a), ratio_b * (second / first + b)
         rows.append((a, b))
     return torch.tensor(rows[::-1], dtype=torch.float64)
+
+
+def _here(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The ``rows`` of a tensor that may lie elsewhere, on their own device."""
+    return tensor[rows.to(tensor.device)].to(rows.device)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:

@@ -86,7 +86,8 @@ class Footprint:
 class Work:
     """What is to be done: one view of so many Gaussians.
 
-    exposed, gridded: with a trained exposure, or grid. depths: with depths that are known.
+    exposed, gridded: with a trained exposure, or grid. depths: with depths that are known. offloads: with the SH rest
+    of what is trained elsewhere, see raster/store.py.
     """
 
     gaussians: int
@@ -97,6 +98,7 @@ class Work:
     exposed: bool = False
     gridded: bool = False
     depths: bool = False
+    offloads: bool = False
 
 
 def parameter_bytes(sh_degree: int) -> int:
@@ -104,9 +106,18 @@ def parameter_bytes(sh_degree: int) -> int:
     return _FLOAT * (_NUMBERS + 3 * SH_REST[sh_degree])
 
 
-def state_bytes(count: int, sh_degree: int) -> int:
-    """What a run holds of ``count`` Gaussians between two steps: parameters, two moments of each, statistics."""
-    return count * (3 * parameter_bytes(sh_degree) + _TRAINED)
+def state_bytes(count: int, sh_degree: int, *, offloads: bool = False) -> int:
+    """What a run holds of ``count`` Gaussians between two steps: parameters, two moments of each, statistics.
+
+    offloads: without the SH rest and its moments, which are three tensors of rest_bytes().
+    """
+    away = 3 * rest_bytes(count, sh_degree) if offloads else 0
+    return count * (3 * parameter_bytes(sh_degree) + _TRAINED) - away
+
+
+def rest_bytes(count: int, sh_degree: int) -> int:
+    """The SH rest of ``count`` Gaussians, or one moment of it."""
+    return _FLOAT * 3 * SH_REST[sh_degree] * count
 
 
 def step_footprint(backend: Backend, work: Work) -> Footprint:
@@ -123,7 +134,7 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
     pairs = _pair_bytes(backend, work, roomy(work.pairs.boxes), with_rows=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return Footprint(
-        state=state_bytes(work.gaussians, work.sh_degree),
+        state=state_bytes(work.gaussians, work.sh_degree, offloads=work.offloads),
         frame=int(slack * frame),
         pixels=int(slack * images) + pixels * (_PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0)),
         pairs=int(slack * pairs),
@@ -136,7 +147,8 @@ def render_footprint(backend: Backend, work: Work) -> Footprint:
     frame = _frame_bytes(backend, work)
     images = work.width * work.height * _RENDER_PIXEL
     pairs = _pair_bytes(backend, work, work.pairs.boxes, with_rows=False)
-    state = work.gaussians * parameter_bytes(work.sh_degree)
+    away = rest_bytes(work.gaussians, work.sh_degree) if work.offloads else 0
+    state = work.gaussians * parameter_bytes(work.sh_degree) - away
     return Footprint(state, frame, images, pairs, _lost(backend, frame + images + pairs))
 
 

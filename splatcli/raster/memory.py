@@ -26,18 +26,24 @@ class Budget:
     """How many bytes a run may hold on its device.
 
     limit: in all, tensors and (on the CPU) the process itself; None: whatever the device has free.
+    offloads: whether what lies in files that are mapped is not counted, see held_memory().
     told: whether the user has heard already that views are made in bands.
     """
 
     device: torch.device
     limit: int | None = None
+    offloads: bool = False
     told: bool = False
 
     def left(self, reusable: int = 0) -> int:
         """Bytes that pairs may take now, ``reusable`` bytes of ours among them that would be given back first."""
         left = int(SHARE * (free_memory(self.device) + reusable))
         if self.limit is not None:
-            left = min(left, self.limit - held_memory(self.device) + reusable, int(PAIRS_SHARE * self.limit))
+            left = min(
+                left,
+                self.limit - held_memory(self.device, offloads=self.offloads) + reusable,
+                int(PAIRS_SHARE * self.limit),
+            )
         return max(0, left)
 
 
@@ -102,12 +108,16 @@ def free_memory(device: torch.device) -> int:
     return max(0, min([_UNTOLD if available is None else available, *(limit - used for limit, used in _limits())]))
 
 
-def held_memory(device: torch.device) -> int:
-    """Bytes that this process holds: tensors on a GPU, all that is resident on the CPU."""
+def held_memory(device: torch.device, *, offloads: bool = False) -> int:
+    """Bytes that this process holds: tensors on a GPU, all that is resident on the CPU.
+
+    offloads: on the CPU, without pages of files, which the system takes back when it needs them.
+    """
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
     try:
-        return int(_words("/proc/self/statm")[1]) * resource.getpagesize()
+        _, resident, of_files = (int(word) for word in _words("/proc/self/statm")[:3])
+        return (resident - of_files if offloads else resident) * resource.getpagesize()
     except (OSError, ValueError, IndexError):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.store import Store, store_for
 from splatcli.scene.coverage import coverage_notes
 from splatcli.scene.depths import check_depths
 from splatcli.scene.scene import Scene
@@ -27,12 +29,19 @@ from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
 
 def new_state(
-    config: Config, scene: Scene, device: str, given: Gaussians | None, *, planned: bool = True
+    config: Config,
+    scene: Scene,
+    device: str,
+    given: Gaussians | None,
+    *,
+    planned: bool = True,
+    folder: Path | None = None,
 ) -> tuple[TrainState, list[str]]:
     """The state of a new run on ``device``, and notes for the user.
 
     given: the model that ``config.model.init`` names.
     planned: whether the memory of the device's own engine is looked at, see plan_memory().
+    folder: where a run that offloads on the CPU has its file, see store_for().
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     if not scene.train:
@@ -45,18 +54,18 @@ def new_state(
         )
     if config.depth_lambda > 0.0:
         check_depths(scene)
-    seed = config.train.seed
+    seed, store = config.train.seed, store_for(config.memory.offload, device, folder)
     gaussians, notes = first_gaussians(config, scene, given)
     notes += settle_cap(config, scene, len(gaussians))
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
-        notes += plan_memory(config, scene, gaussians, torch.device(device), own=own)
-    gaussians = gaussians.to(device)
+        notes += plan_memory(config, scene, gaussians, torch.device(device), own=own, store=store)
+    gaussians = _placed(gaussians, device, store)
     state = TrainState(
         config=config,
         step=0,
         gaussians=gaussians,
-        adam=AdamState.zeros_like(gaussians, config.optim.beta1, config.optim.beta2, config.optim.eps),
+        adam=AdamState.zeros_like(gaussians, config.optim.beta1, config.optim.beta2, config.optim.eps, store),
         stats=GrowthStats.zeros(len(gaussians), gaussians.device),
         sampler=ViewSampler(len(scene.train), seed),
         generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
@@ -86,12 +95,13 @@ def resumed_state(
     config: Config | None = None,
     allowed: Collection[str] = (),
     planned: bool = True,
+    folder: Path | None = None,
 ) -> tuple[TrainState, Scene, list[str]]:
     """The state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 
     config: settings to go on with in place of the stored ones.
     allowed: what of the scene may have changed, see check_same_scene().
-    planned: as for a new run.
+    planned, folder: as for a new run.
     Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed,
     ResourceError where the memory cannot suffice.
     """
@@ -101,9 +111,10 @@ def resumed_state(
     notes = list(scene.notes)
     if config is not None:
         notes += settle_cap(config, scene, len(checkpoint.gaussians))
+    store = store_for((config or checkpoint.config).memory.offload, device, folder)
     if planned:
-        notes += _plan_again(checkpoint, scene, torch.device(device), config)
-    state = TrainState.from_checkpoint(checkpoint, device)
+        notes += _plan_again(checkpoint, scene, torch.device(device), config, store)
+    state = TrainState.from_checkpoint(checkpoint, device, store)
     if config is not None:
         if config.train.iterations < state.step:
             raise UsageError(
@@ -122,10 +133,20 @@ def gaussian_bytes(gaussians: Gaussians) -> int:
     return sum(tensor.nbytes for _, tensor in gaussians.items())
 
 
-def _plan_again(checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None) -> list[str]:
+def _placed(gaussians: Gaussians, device: str, store: Store) -> Gaussians:
+    """``gaussians`` where the run wants them; tensors that are there already are shared."""
+    if not store.offloads:
+        return gaussians.to(device)
+    return gaussians.map(lambda tensor: tensor.to(device), rest=lambda tensor: store.copy(tensor, device))
+
+
+def _plan_again(
+    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None, store: Store
+) -> list[str]:
     """plan_memory() for a run that goes on: it keeps the cap that it found, unless it is given another budget."""
     config = config or checkpoint.config
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
         config.memory.cap = None
-    own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" else 0
-    return plan_memory(config, scene, checkpoint.gaussians, device, own=own)
+    # A run that offloads maps its checkpoint, which then counts as little as what it offloads.
+    own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not store.offloads else 0
+    return plan_memory(config, scene, checkpoint.gaussians, device, own=own, store=store)

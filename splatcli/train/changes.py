@@ -14,7 +14,7 @@ from splatcli.train.resume import CONSENT
 from splatcli.train.state import TrainState
 
 #: They touch no bit that is trained.
-_HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes")
+_HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "memory.offload")
 
 #: They were used up before the first step.
 _FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid")

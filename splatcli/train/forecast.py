@@ -8,7 +8,7 @@ they never need more than a part of the memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,10 +20,11 @@ from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
 from splatcli.raster.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, Crowd, Largest
-from splatcli.raster.footprint import Work, line_bytes, render_footprint, state_bytes, step_footprint
+from splatcli.raster.footprint import Work, line_bytes, render_footprint, rest_bytes, state_bytes, step_footprint
 from splatcli.raster.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
 from splatcli.raster.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
 from splatcli.raster.rendering import backend_for
+from splatcli.raster.store import RESIDENT, ROWS, Store
 from splatcli.raster.view import lines_of
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
@@ -43,6 +44,9 @@ _SCORE_PIXEL = 420
 #: Bytes of a row while density control works out an edit, beside the new state.
 _EDIT_ROW = 64
 
+#: Pieces of SH rest that are worked on at once, when steps that were missed are made up for.
+_PIECES = 6
+
 #: What a process holds is rounded up to this, so that two runs find the same cap.
 _GRAIN = 256 << 20
 
@@ -59,7 +63,8 @@ class Forecast:
 
     held: bytes of everything else: on the CPU the process itself. photos: bytes that they may take beside. work: the
     largest image, and the pairs of the fullest view, now. camera: of that view. grows: whether density control is still
-    to come. room: bytes that there may be in all. batched: whether gradients of several views are summed up.
+    to come. room: bytes that there may be in all. batched: whether gradients of several views are summed up. store: of
+    the SH rest.
     """
 
     backend: Backend
@@ -70,6 +75,7 @@ class Forecast:
     grows: bool
     room: int
     batched: bool = False
+    store: Store = RESIDENT
 
     def least(self) -> int:
         """Bytes without which not even a step in bands can be done."""
@@ -91,24 +97,28 @@ class Forecast:
         shown = render_footprint(self.backend, work)
         most = self._most_pairs()
         sums = count * (4 * abi.ROW + 4) if step.pairs > most else 0
-        late = 4 * 3 * SH_REST[work.sh_degree] * count  # SH coefficients brought up to date
-        scoring = (
-            late + shown.frame + min(shown.pairs, int(_SCORE_PAIRS * most)) + work.width * work.height * _SCORE_PIXEL
-        )
-        growing = state_bytes(count, work.sh_degree) + _EDIT_ROW * count if self.grows else 0
+        # SH coefficients brought up to date, all of them or those that lie elsewhere piece by piece.
+        late = rest_bytes(count, work.sh_degree)
+        pieces = _PIECES * rest_bytes(min(count, ROWS), work.sh_degree) if work.offloads else 0
+        scoring = (0 if work.offloads else late) + shown.frame + min(shown.pairs, int(_SCORE_PAIRS * most))
+        scoring += work.width * work.height * _SCORE_PIXEL
+        growing = state_bytes(count, work.sh_degree, offloads=work.offloads) + _EDIT_ROW * count if self.grows else 0
         banded = step.total - step.pairs + min(step.pairs, most) + sums
-        return self.held + self.photos + self._sums(count) + banded + max(scoring, growing)
+        return self.held + self.photos + self._sums(count) + banded + max(scoring, growing) + pieces
 
     def most(self) -> int:
         """The most Gaussians that fit; rounded down to three digits."""
-        low, high = 0, 1
-        while self.at(high) <= self.room:
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.at(middle) <= self.room else (low, middle)
-        grain = 10 ** max(0, len(str(low)) - 3)
-        return int(low // grain * grain)
+        return _most(lambda count: self.at(count) <= self.room)
+
+    def elsewhere(self, count: int) -> int:
+        """Bytes that are offloaded at the worst moment with ``count`` Gaussians."""
+        one = self.store.nbytes(rest_bytes(count, self.work.sh_degree))
+        # Coefficients and two moments; twice that while rows are replaced, or the coefficients while a view is scored.
+        return (6 if self.grows else 4) * one
+
+    def most_elsewhere(self, free: int) -> int:
+        """The most Gaussians for which ``free`` bytes there are enough; rounded down to three digits."""
+        return _most(lambda count: self.elsewhere(count) <= free)
 
     def crowd(self, gaussians: Gaussians) -> Crowd:
         """The fullest view, in words."""
@@ -144,18 +154,27 @@ class Forecast:
         return int(PAIRS_SHARE * self.room)
 
 
-def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torch.device, *, own: int) -> list[str]:
+def plan_memory(
+    config: Config,
+    scene: Scene,
+    gaussians: Gaussians,
+    device: torch.device,
+    *,
+    own: int,
+    store: Store = RESIDENT,
+) -> list[str]:
     """Sentences for the user about the memory of a run that begins with ``gaussians``.
 
-    own: bytes that the process holds of this state already. With a budget, ``config.memory.cap`` is set where it is
-    not. Raises ResourceError, before anything large is allocated, when the state and a step on it cannot fit.
+    own: bytes that the process holds of this state already. store: of the SH rest. With a budget, ``config.memory.cap``
+    is set where it is not. Raises ResourceError, before anything large is allocated, when the state and a step on it
+    cannot fit.
     """
     budget = config.memory.budget
     try:
         backend = backend_for(device)
     except NoCompilerError:
         return []  # plain torch: whoever waits for it has other worries
-    held = max(0, held_memory(device) - own)
+    held = max(0, held_memory(device, offloads=store.offloads) - own)
     if budget is None:
         room = held + own + int(SHARE * free_memory(device))
     else:
@@ -177,17 +196,19 @@ def plan_memory(config: Config, scene: Scene, gaussians: Gaussians, device: torc
             exposed=config.views.exposure,
             gridded=config.views.bilateral_grid,
             depths=config.depth_lambda > 0.0,
+            offloads=store.offloads,
         ),
         camera=camera,
         grows=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
         room=room,
         batched=config.train.batch_size > 1,
+        store=store,
     )
     if forecast.is_absurd():
         raise forecast.crowd(gaussians).refusal()
     if (least := forecast.least()) > room:
         raise _refusal(forecast, least, budget is not None)
-    return _sentences(config, forecast)
+    return _sentences(config, forecast) + _offloaded(config, forecast)
 
 
 def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camera, PairCount]:
@@ -220,6 +241,42 @@ def _sentences(config: Config, forecast: Forecast) -> list[str]:
     elif at_cap > forecast.room:
         notes.append(f"the memory suffices for about {forecast.most():,} Gaussians; --cap-max {cap} is more")
     return notes
+
+
+def _offloaded(config: Config, forecast: Forecast) -> list[str]:
+    """The same about what is offloaded. Raises ResourceError where there is no room for it."""
+    store, count, degree = forecast.store, forecast.work.gaussians, forecast.work.sh_degree
+    if not store.offloads:
+        return []
+    if degree == 0:
+        return ["nothing is offloaded: at SH degree 0 there are no coefficients but the constant one"]
+    now, free = 3 * store.nbytes(rest_bytes(count, degree)), store.free()
+    if now > free:
+        raise ResourceError(
+            f"the SH coefficients of {count:,} Gaussians and their moments take {gib(now)} {store.place()}; "
+            f"{gib(free)} are free there",
+            remedy=f"free some space there, --sh-degree {degree - 1}, or --cap-max {forecast.most_elsewhere(free)}",
+        )
+    text = f"offloaded {store.place()}: {gib(now)} now"
+    cap = config.most_gaussians() if forecast.grows else None
+    most = forecast.elsewhere(max(count, cap or 0))
+    text += f", {gib(most)} at most" if cap is not None or not forecast.grows else ""
+    notes = [f"{text}; {gib(free)} are free there"]
+    if most > free:
+        notes.append(f"that suffices for about {forecast.most_elsewhere(free):,} Gaussians; --cap-max takes a number")
+    return notes + store.notes()
+
+
+def _most(fits: Callable[[int], bool]) -> int:
+    """The largest count that fits, rounded down to three digits; with one that does, all below do."""
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    grain = 10 ** max(0, len(str(low)) - 3)
+    return int(low // grain * grain)
 
 
 def _refusal(forecast: Forecast, least: int, has_budget: bool) -> ResourceError:

@@ -12,6 +12,7 @@ from scipy.spatial import cKDTree
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.scene.morton import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
 from splatcli.train.strategies.default import logit
@@ -62,7 +63,9 @@ def initial_gaussians(
             rows = torch.randperm(len(xyz), generator=generator)[:cap].sort().values.numpy()
             notes.append(f"kept {cap} of {len(xyz)} points, the cap")
             xyz, rgb = xyz[rows], rgb[rows]
-    return gaussians_from_points(xyz, rgb, config), notes
+    # What a view reaches then lies together, and so do its descendants: density control appends in the order of rows.
+    order = morton_order(xyz)
+    return gaussians_from_points(xyz[order], rgb[order], config), notes
 
 
 def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], config: Config) -> Gaussians:

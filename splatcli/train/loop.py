@@ -77,7 +77,7 @@ class Trainer:
         self.scene = scene
         self.run_dir = run_dir
         #: One for engine and renderer, so that bands are told of once.
-        self._budget = Budget(state.gaussians.device, state.config.memory.budget)
+        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
         self.crew = crew
         self.leads = crew is None or crew.rank == 0
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
@@ -115,7 +115,7 @@ class Trainer:
         crew: Crew | None = None,
     ) -> Trainer:
         """A new run; arguments as in new_state()."""
-        state, notes = new_state(config, scene, device, given, planned=engine is None)
+        state, notes = new_state(config, scene, device, given, planned=engine is None, folder=run_dir.path)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     @classmethod
@@ -139,7 +139,13 @@ class Trainer:
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         """
         state, scene, found = resumed_state(
-            checkpoint, scene, device, config=config, allowed=allowed, planned=engine is None
+            checkpoint,
+            scene,
+            device,
+            config=config,
+            allowed=allowed,
+            planned=engine is None,
+            folder=run_dir.path,
         )
         notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
@@ -331,6 +337,7 @@ class Trainer:
         edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
         if edit is None:
             return []
+        edit = edit.in_order()
         shares = None if state.smoothing is None else self._shares
         state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats, shares)
         if state.smoothing is not None:
@@ -388,6 +395,8 @@ class Trainer:
                 self.engine.drain()
         gc.collect()
         if plan.device.type == "cuda":
+            with contextlib.suppress(RuntimeError):  # a GPU that has failed tells so again soon enough
+                torch.cuda.synchronize(plan.device)  # pinned memory is given out anew, whatever a kernel does to it
             torch.cuda.empty_cache()
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:

@@ -22,7 +22,7 @@ from splatcli.train.sampler import ViewSampler
 Some = TypeVar("Some")
 
 #: Settings in which the blocks of a scene may differ; those of the merged run are its own.
-_OWN = frozenset({"data.block", "strategy.cap_max", "memory.cap", "memory.budget", "data.scene"})
+_OWN = frozenset({"data.block", "strategy.cap_max", "memory.cap", "memory.budget", "memory.offload", "data.scene"})
 
 
 def own_rows(checkpoint: Checkpoint, grid: Grid, block: int) -> Tensor:

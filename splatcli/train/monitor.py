@@ -15,6 +15,7 @@ from torch import Tensor
 from splatcli.config import GuardConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.store import ROWS
 from splatcli.train.events import Alarmed, Probed, Refined
 from splatcli.train.failures import StepDivergedError
 
@@ -82,7 +83,8 @@ class FiniteWatch:
     def look(self, step: int, gaussians: Gaussians, adam: AdamState) -> None:
         """Asks about the state after ``step``. Raises StepDivergedError for what is known by now."""
         self.read()
-        extremes = [torch.stack(torch.aminmax(t.detach())) for _, t in state_tensors(gaussians, adam) if t.numel()]
+        device = gaussians.device
+        extremes = [_extremes(t.detach(), device) for _, t in state_tensors(gaussians, adam) if t.numel()]
         if not extremes:
             return
         found = torch.stack(extremes)
@@ -104,6 +106,17 @@ class FiniteWatch:
             done.synchronize()
         if not bool(extremes.isfinite().all()):
             raise StepDivergedError(f"parameters or moments are not finite after step {step}", step=step)
+
+
+def _extremes(tensor: Tensor, device: torch.device) -> Tensor:
+    """[2] the least and the largest number of a tensor, on ``device``; what lies elsewhere comes there in pieces.
+
+    Steps may be on their way that change it. Copies to a GPU come after them, what the host reads does not.
+    """
+    if tensor.device == device:
+        return torch.stack(torch.aminmax(tensor))
+    pieces = [torch.stack(torch.aminmax(piece.to(device, non_blocking=True))) for piece in torch.split(tensor, ROWS)]
+    return torch.stack(torch.aminmax(torch.stack(pieces)))
 
 
 def state_tensors(gaussians: Gaussians, adam: AdamState) -> Iterator[tuple[str, Tensor]]:

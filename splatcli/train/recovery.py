@@ -16,6 +16,7 @@ from splatcli.checkpoint.rundir import RunDir
 from splatcli.config import Config
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError
 from splatcli.gaussians import Gaussians
+from splatcli.raster.store import Store
 from splatcli.train.dump import divergence_report
 from splatcli.train.events import RolledBack
 from splatcli.train.failures import as_splat_error
@@ -45,6 +46,7 @@ class Plan:
     epoch: int
     config: Config
     device: torch.device
+    store: Store
 
 
 class Recovery:
@@ -80,6 +82,7 @@ class Recovery:
             epoch=state.sampler.epoch,
             config=state.config,
             device=state.gaussians.device,
+            store=state.adam.store,
         )
 
     def carry_out(self, plan: Plan) -> tuple[TrainState, RolledBack]:
@@ -88,7 +91,7 @@ class Recovery:
         if found is None:
             raise ResourceError(f"{plan.what}; and there is no sound checkpoint to go back to", where=self.run_dir.path)
         try:
-            state = TrainState.from_checkpoint(found, plan.device)
+            state = TrainState.from_checkpoint(found, plan.device, plan.store)
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(
                 f"{plan.what}; and the last checkpoint does not fit either: {as_splat_error(error).what}",

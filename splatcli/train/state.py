@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.smoothing import filter_sizes, smoothed
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.store import RESIDENT, Store
 from splatcli.scene.camera import Camera
 from splatcli.train.corrections import Corrections
 from splatcli.train.lr import active_sh_degree
@@ -74,7 +75,7 @@ class TrainState:
     def to_checkpoint(self) -> Checkpoint:
         """The state on the CPU. Tensors may be shared with the state: write it before the next step."""
         strategy: dict[str, Tensor | Scalar] = {
-            "grad2d": self.stats.grad2d.cpu(),
+            "grad2d": self.stats.grad2d.cpu(),  # and waits for the device: memory that it shares with the host is done
             "count": self.stats.count.cpu(),
         }
         first, second = self.adam.exp_avg.to("cpu"), self.adam.exp_avg_sq.to("cpu")
@@ -98,8 +99,10 @@ class TrainState:
         )
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, device: str | torch.device = "cpu") -> TrainState:
-        """The state that was saved, on ``device``, sharing no tensor with ``checkpoint``.
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", store: Store = RESIDENT
+    ) -> TrainState:
+        """The state that was saved, on ``device``, its SH rest in ``store``, sharing no tensor with ``checkpoint``.
 
         Raises ModelFileError, with all that is missing, when the checkpoint holds no state of a training run.
         """
@@ -111,13 +114,20 @@ class TrainState:
             )
         assert checkpoint.moments is not None
         seed = checkpoint.config.train.seed
-        gaussians = _copy(checkpoint.gaussians, device)
+        gaussians, stored = _copy(checkpoint.gaussians, device, store), _adam(checkpoint)
+        adam = replace(
+            stored,
+            exp_avg=_copy(stored.exp_avg, device, store),
+            exp_avg_sq=_copy(stored.exp_avg_sq, device, store),
+            rest_steps=stored.rest_steps.to(device, copy=True),
+            store=store,
+        )
         stats = GrowthStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config.model_copy(deep=True),
             step=checkpoint.step,
             gaussians=gaussians,
-            adam=_adam(checkpoint, device),
+            adam=adam,
             stats=stats,
             sampler=ViewSampler(len(checkpoint.train), seed, **checkpoint.sampler),
             generators={name: _generator(name, checkpoint.rng[name]) for name in TRAINING_STREAMS},
@@ -144,27 +154,26 @@ def _generator(name: str, state: Tensor) -> torch.Generator:
         raise ModelFileError(f"the random state of {name!r} is not one of torch's: {error}") from None
 
 
-def _adam(checkpoint: Checkpoint, device: str | torch.device) -> AdamState:
-    optim, steps = checkpoint.config.optim, checkpoint.rest_steps
-    assert checkpoint.moments is not None
-    first, second = (_copy(Gaussians(**{name: checkpoint.moments[name][i] for name in GROUPS}), device) for i in (0, 1))
+def _adam(checkpoint: Checkpoint) -> AdamState:
+    """The optimiser's state, sharing tensors with ``checkpoint``."""
+    optim, steps, moments = checkpoint.config.optim, checkpoint.rest_steps, checkpoint.moments
+    assert moments is not None
+    first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
     if steps is None:
         steps = torch.full((len(checkpoint.gaussians),), checkpoint.adam_step, dtype=torch.int32)
-    return AdamState(
-        first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps.to(device, copy=True)
-    )
+    return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps)
 
 
 def settled(checkpoint: Checkpoint) -> Gaussians:
     """The Gaussians of a checkpoint with SH coefficients as of its step and its 3D filter, to render or to export."""
     gaussians = checkpoint.gaussians
     if checkpoint.moments is not None and checkpoint.rest_steps is not None:
-        gaussians = _adam(checkpoint, "cpu").settled(gaussians, checkpoint.config.optim.shN_lr)
+        gaussians = _adam(checkpoint).settled(gaussians, checkpoint.config.optim.shN_lr)
     return gaussians if checkpoint.smoothing is None else smoothed(gaussians, checkpoint.smoothing)
 
 
-def _copy(gaussians: Gaussians, device: str | torch.device) -> Gaussians:
-    return gaussians.map(lambda t: t.detach().to(device, copy=True).contiguous())
+def _copy(gaussians: Gaussians, device: str | torch.device, store: Store) -> Gaussians:
+    return gaussians.map(lambda t: RESIDENT.copy(t, device), rest=lambda t: store.copy(t, device))
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:

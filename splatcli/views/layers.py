@@ -116,7 +116,7 @@ class Viewer:
         away = (axes * (gaussians.means - center)).sum(-1, keepdim=True) > 0
         flip = torch.tensor([1.0, -1.0, -1.0]).to(axes)
         normals = torch.where(away, -axes, axes) @ rotation.T * flip
-        coloured = replace(gaussians, sh0=normals / (2 * _SH_C0), shN=gaussians.shN[:, :0])
+        coloured = replace(gaussians, sh0=normals / (2 * _SH_C0), shN=gaussians.sh0[:, None][:, :0])
         with torch.no_grad():
             grey = torch.full((3,), 0.5).to(axes)
             image = render(coloured, camera, background=grey, antialiased=self._look.antialiased).image

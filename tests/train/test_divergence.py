@@ -22,6 +22,7 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stepping import StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
+from splatcli.train import monitor
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
 from splatcli.train.failures import StepDivergedError
 from splatcli.train.loop import Trainer
@@ -256,6 +257,17 @@ def test_huge_numbers_and_empty_tensors_are_no_divergence() -> None:
     FiniteWatch().look(1, gaussians, AdamState.zeros_like(gaussians))
     empty = random_gaussians(0)
     FiniteWatch().look(1, empty, AdamState.zeros_like(empty))
+
+
+def test_extremes_of_what_lies_elsewhere_are_found_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor, "ROWS", 4)
+    tensor = torch.randn(11, 3, 3, generator=torch.Generator().manual_seed(2))
+    # Of one and the same memory, but another device by its name.
+    here, elsewhere = (monitor._extremes(tensor, torch.device(name)) for name in ("cpu", "cpu:0"))
+    assert torch.equal(here, torch.stack([tensor.min(), tensor.max()]))
+    assert torch.equal(here, elsewhere)
+    tensor[9, 1, 2] = math.nan
+    assert bool(monitor._extremes(tensor, torch.device("cpu:0")).isnan().any())
 
 
 def bits(checkpoint: Checkpoint) -> bytes:

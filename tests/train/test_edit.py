@@ -28,6 +28,22 @@ def test_all_groups_moments_and_statistics_follow_their_source() -> None:
     assert (moments.step, moments.beta1, moments.beta2, moments.eps) == (7, 0.9, 0.999, 1e-15)
 
 
+def test_new_rows_come_to_lie_beside_those_that_they_come_from() -> None:
+    source, fresh = torch.tensor([0, 1, 3, 1, 3, 3]), torch.tensor([False, False, False, True, True, True])
+    means = torch.arange(18.0).reshape(6, 3)
+    gaussians = random_gaussians(5)
+    adam, stats = random_adam(gaussians), GrowthStats(torch.arange(5.0), torch.arange(5.0))
+    edit = Edit(source, fresh, {"means": means}, clear_stats=False, cloned=3)
+    plain, sorted_rows = (apply_edit(e, gaussians, adam, stats) for e in (edit, edit.in_order()))
+    order = [0, 1, 3, 2, 4, 5]
+    assert edit.in_order().source.tolist() == [0, 1, 1, 3, 3, 3]
+    assert (edit.in_order().cloned, edit.in_order().clear_stats) == (3, False)
+    for name in GROUPS:
+        assert torch.equal(getattr(sorted_rows[0], name), getattr(plain[0], name)[order])
+        assert torch.equal(getattr(sorted_rows[1].exp_avg_sq, name), getattr(plain[1].exp_avg_sq, name)[order])
+    assert torch.equal(sorted_rows[2].grad2d, plain[2].grad2d[order])
+
+
 def test_statistics_start_anew_when_asked() -> None:
     gaussians = random_gaussians(5)
     stats = GrowthStats(torch.ones(5), torch.ones(5))

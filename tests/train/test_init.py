@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
+from splatcli.scene.morton import morton_order
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
@@ -36,6 +37,30 @@ def cloud(n: int, seed: int = 0) -> NDArray[np.float32]:
     return np.random.default_rng(seed).normal(0.0, 0.4, (n, 3)).astype(np.float32)
 
 
+def ordered(xyz: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In the order in which a run takes them."""
+    return xyz[morton_order(xyz)]
+
+
+@pytest.mark.parametrize("init", ["sfm", "random"])
+def test_neighbours_in_space_begin_as_neighbours_in_memory(init: str) -> None:
+    random = np.random.default_rng(4)
+    xyz = random.permutation(np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3)).astype(np.float32)
+    scene = scene_with(xyz, random.integers(0, 256, xyz.shape, dtype=np.uint8))
+    gaussians, _ = initial_gaussians(config(model={"init": init, "random_points": 512}), scene, generator())
+    steps = gaussians.means.diff(dim=0).norm(dim=1)
+    shuffled = gaussians.means[torch.randperm(len(gaussians), generator=generator())].diff(dim=0).norm(dim=1)
+    assert float(steps.mean()) < 0.4 * float(shuffled.mean())
+    assert scene.points is not None
+    if init == "sfm":
+        places = {tuple(place): tuple(colour) for place, colour in zip(xyz, scene.points.rgb, strict=True)}
+        colours = ((0.5 + 0.28209479 * gaussians.sh0) * 255.0).round().int()
+        assert all(
+            places[tuple(mean)] == tuple(colour)
+            for mean, colour in zip(gaussians.means.numpy(), colours.tolist(), strict=True)
+        )
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 200])
 def test_neighbour_distances_equal_brute_force(n: int) -> None:
     points = cloud(n)
@@ -51,7 +76,7 @@ def test_neighbour_distances_have_a_floor() -> None:
 
 
 def test_points_become_round_gaussians_of_their_neighbours_size_and_colour() -> None:
-    xyz = cloud(30)
+    xyz = ordered(cloud(30))
     rgb = np.random.default_rng(1).integers(0, 256, (30, 3), dtype=np.uint8)
     gaussians, notes = initial_gaussians(
         config(model={"sh_degree": 2, "init_scale": 0.5, "init_opacity": 0.2}), scene_with(xyz, rgb), generator()
@@ -69,7 +94,7 @@ def test_points_become_round_gaussians_of_their_neighbours_size_and_colour() -> 
 
 
 def test_repeated_points_count_once() -> None:
-    xyz = cloud(20)
+    xyz = ordered(cloud(20))
     gaussians, notes = initial_gaussians(config(), scene_with(np.concatenate([xyz, xyz[3:8]])), generator())
     assert_close(gaussians.means, torch.from_numpy(xyz), rtol=0, atol=0)
     assert notes == ["dropped 5 points that repeat another"]

@@ -49,6 +49,15 @@ class Edit:
     def __len__(self) -> int:
         return self.source.shape[0]
 
+    def in_order(self) -> Edit:
+        """The same with new rows beside those that they come from.
+
+        Gaussians begin in Morton order, and so it stays: what a view reaches lies together in memory.
+        """
+        order = self.source.argsort(stable=True)
+        values = {name: column[order] for name, column in self.values.items()}
+        return replace(self, source=self.source[order], fresh=self.fresh[order], values=values)
+
 
 @torch.no_grad()
 def apply_edit(
@@ -67,15 +76,17 @@ def apply_edit(
     if unknown:
         raise ValueError(f"an edit names unknown groups {sorted(unknown)}")
 
-    rows = gaussians.map(lambda column: column[edit.source])
+    def taken(old: Gaussians) -> Gaussians:
+        return old.map(lambda column: column[edit.source], rest=lambda shN: adam.store.rows(shN, edit.source))
+
+    def moments(old: Gaussians) -> Gaussians:
+        return taken(old).map(lambda column: column.masked_fill_(_as_column(edit.fresh, column), 0.0))
+
+    rows = taken(gaussians)
     for name, column in edit.values.items():
         if column.shape != getattr(rows, name).shape:
             raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
-        setattr(rows, name, column.clone())
-
-    def moments(old: Gaussians) -> Gaussians:
-        taken = old.map(lambda column: column[edit.source])
-        return taken.map(lambda column: column.masked_fill_(_as_column(edit.fresh, column), 0.0))
+        setattr(rows, name, adam.store.copy(column, gaussians.device) if name == "shN" else column.clone())
 
     first, second = moments(adam.exp_avg), moments(adam.exp_avg_sq)
     if edit.opacity_ceiling is not None:
@@ -100,5 +111,5 @@ def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tens
 
 
 def _as_column(mask: Tensor, like: Tensor) -> Tensor:
-    """[M] -> [M, 1, ...] with as many dimensions as ``like``."""
-    return mask.reshape(-1, *[1] * (like.dim() - 1))
+    """[M] -> [M, 1, ...] with as many dimensions as ``like``, on its device."""
+    return mask.to(like.device).reshape(-1, *[1] * (like.dim() - 1))

@@ -1,17 +1,15 @@
-"""Morton order: Gaussians that are neighbours in space become neighbours in a file, which then packs better."""
+"""Morton order: what is near in space becomes near in memory, which then is read in longer pieces and packs better."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.formats.units import Floats
-
 #: Cells along an axis: 2**21 three times fit into 63 bits.
 _BITS = 21
 
 
-def morton_order(means: Floats) -> NDArray[np.int64]:
+def morton_order(means: NDArray[np.floating]) -> NDArray[np.int64]:
     """[N] the order of positions [N, 3] along a Z curve through their bounds."""
     if not len(means):
         return np.zeros(0, np.int64)
