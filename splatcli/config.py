@@ -121,8 +121,8 @@ class OptimConfig(_Section):
 
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
         their way. What is four times as fast in the beginning must become slow again to be exact in the end. The SH
-        rest begins at zero, moves least and does not blur what it moves: it is eight times as fast from 7,500 steps
-        down, to the end (benchmarks/README.md has what each brings).
+        rest begins at zero and has the lowest rate of all, by which a short run does not get it where it has to be: it
+        is eight times as fast from 7,500 steps down, to the end (benchmarks/README.md has what each brings).
         """
         shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)))
         wider, recipe = math.sqrt(batch_size), cls()
