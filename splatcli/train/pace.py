@@ -32,7 +32,7 @@ MEAN_SHARE = 0.8
 PLANNED = 0.97
 
 #: Random points to begin with when their number is to be chosen: enough to find what is there, quick to draw.
-RANDOM_POINTS = 10_000
+RANDOM_POINTS = 4_000
 
 #: The first look at how the plan holds is after this part of the time, each further one after another part of what is
 #: left of it then, or of the steps. The first steps tell little of the later ones: random points are large and lie one
