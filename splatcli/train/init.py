@@ -138,9 +138,7 @@ def _random_count(config: Config, scene: Scene) -> int:
     return asked if most is None else min(asked, most)
 
 
-def _random_points(
-    scene: Scene, n: int, generator: torch.Generator
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def _random_points(scene: Scene, n: int, generator: torch.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Uniform points with uniform colours: in Blender's usual cube, else in a cube around the training cameras."""
     if scene.kind == "blender" and not scene.offset.any():
         center, half = np.zeros(3), BLENDER_HALF_EDGE
