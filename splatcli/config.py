@@ -120,18 +120,18 @@ class OptimConfig(_Section):
         fall below zero). What counts as a short run is the views that it sees.
 
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
-        their way. What is four times as fast in the beginning must become slow again to be exact in the end. The SH
-        rest begins at zero and has the lowest rate of all, by which a short run does not get it where it has to be: it
-        is eight times as fast from 7,500 steps down, to the end (benchmarks/README.md has what each brings).
+        their way. What is four times as fast in the beginning, as from 7,000 steps down, must become slow again to be
+        exact in the end. The SH rest begins at zero and has the lowest rate of all, by which a short run does not get
+        it where it has to be: it stays eight times as fast (benchmarks/README.md has what each brings).
         """
-        shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)))
+        shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)) ** 1.6)
         wider, recipe = math.sqrt(batch_size), cls()
         first = wider * shorter**0.6
         geometry = first * shorter**0.3
         return cls(
             means_lr=first * recipe.means_lr,
             means_lr_final=wider * recipe.means_lr_final,
-            shN_lr=wider * min(8.0, shorter**1.5) * recipe.shN_lr,
+            shN_lr=geometry * recipe.shN_lr,
             beta1=recipe.beta1**batch_size,
             beta2=recipe.beta2**batch_size,
             log_scales_lr=geometry * recipe.log_scales_lr,
@@ -163,8 +163,8 @@ class Schedule(_Section):
         """The 30,000-step recipe squeezed into a shorter run (compare gsplat's ``steps_scaler``); never stretched.
 
         Two intervals do not shrink in proportion. ``refine_every`` stays as long as fifteen refinements fit into the
-        window: a decision needs statistics over enough views. ``reset_every`` stays: recovering from a reset takes as
-        many steps as ever.
+        window: a decision needs statistics over enough views. ``reset_every`` is half as long at least, and a run of up
+        to 6,000 steps has no reset: recovering from one takes its steps.
         """
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
@@ -175,6 +175,7 @@ class Schedule(_Section):
             refine_start=scale(500),
             refine_stop=scale(15_000),
             refine_every=min(100, max(1, scale(15_000) // 15)),
+            reset_every=max(1_500, scale(3_000)) if iterations > 6_000 else 3_000,
             prune_huge_start=max(300, scale(3_000)),  # first ones of few random points are huge
             sh_degree_interval=scale(1_000),
             resolution_schedule=scale(3_000),
