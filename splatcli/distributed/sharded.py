@@ -20,7 +20,7 @@ from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster.frame import Frame
 from splatcli.raster.rendering import Render, backend_for
-from splatcli.raster.shards import frame_of, returned_sums, take_sums, visible_records
+from splatcli.raster.shards import fill_frame, returned_sums, take_sums, visible_records
 from splatcli.raster.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
 
@@ -105,7 +105,8 @@ class _Sharded(torch.autograd.Function):
             sent.append(records)
         received = world.exchange_rows(sent)
         view = job.view(world.rank)
-        frame, arrays = frame_of(job.backend, torch.cat(received), None)
+        frame = Frame(job.backend, slack=0.0)
+        arrays = fill_frame(frame, torch.cat(received))
         frame.bin(view, arrays)
         size = (view.height, view.width)
         image, alpha, depth = background.new_empty(*size, 3), background.new_empty(size), background.new_empty(size)

@@ -8,6 +8,7 @@ different shapes would hang or give rubbish. Tensors follow only when the cards 
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from splatcli.raster.rendering import Render
 from splatcli.raster.view import Z_FAR, Z_NEAR
 from splatcli.scene.camera import Camera
 
-#: Numbers on a card: four of its head, and what is told.
+#: Numbers on a card: four of its head, and what is told; with more than ten ranks, two for each.
 CARD = 24
 _HEAD = 4
 
@@ -38,7 +39,10 @@ NAMES = (
     "the state",
     "words",
     "wishes",
+    "an exchange",
     "a view",
+    "a score",
+    "the numbers",
     "a rendering",
     "a rasterization",
     "colours",
@@ -73,6 +77,7 @@ class World:
     ) -> None:
         """control: a gloo group. data: the group for tensors, NCCL where they are on GPUs."""
         self.rank, self.size = rank, size
+        self._card = max(CARD, _HEAD + 2 * size)
         self.patience = patience
         self.sent: dict[str, int] = {}
         self._store = store
@@ -93,7 +98,7 @@ class World:
             self._store.set(f"problem/{self._number}/{self.rank}", problem_of(problem))
         bits = [struct.unpack("<q", struct.pack("<d", float(number)))[0] for number in numbers]
         head = [self._number, crc32(what.encode()), len(bits), problem is not None]
-        card = torch.tensor([*head, *bits, *[0] * (CARD - _HEAD - len(bits))], dtype=torch.int64)
+        card = torch.tensor([*head, *bits, *[0] * (self._card - _HEAD - len(bits))], dtype=torch.int64)
         cards = [torch.empty_like(card) for _ in range(self.size)]
         self._count("cards", card.nbytes * (self.size - 1))
         self._complete(f"{what} ({self._number})", lambda: dist.all_gather(cards, card, self._control, True))
@@ -166,22 +171,45 @@ class World:
         self._complete("a gathering", lambda: dist.all_gather(parts, own.contiguous(), self._control, True))
         return parts
 
-    def exchange_rows(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Part r [V_r, width] goes to rank r; what came from each rank, [V, width], by rank. float32, on the CPU."""
-        width = parts[0].shape[1]
-        counts = self.gather(torch.tensor([len(part) for part in parts]))
-        incoming = [int(row[self.rank]) for row in counts]
+    def exchange_rows(self, parts: Sequence[Tensor], problem: Exception | None = None) -> list[Tensor]:
+        """Part r [V_r, width] goes to rank r; what came from each rank, [V, width], by rank. Four bytes a number.
+
+        A rank with a ``problem`` raises it, and all others an error like it; its parts are not looked at.
+        Raises DistributedError, naming the sender, when what arrives is not what was sent.
+        """
+        received, counts = self._exchange([] if problem is not None else parts, problem)
+        return list(torch.split(received, counts))
+
+    def collect(self, own: Tensor, *, everywhere: bool) -> Tensor | None:
+        """The rows of all ranks, one rank after another: on every rank, or on the first one, and None on the others.
+
+        own: [n, ...], of another n on each rank. Four bytes a number.
+        """
+        rows = own.reshape(len(own), math.prod(own.shape[1:]))
+        parts = [rows if everywhere or rank == 0 else rows[:0] for rank in range(self.size)]
+        received, counts = self._exchange(parts, None)
+        return received.view(sum(counts), *own.shape[1:]) if everywhere or self.rank == 0 else None
+
+    def _exchange(self, parts: Sequence[Tensor], problem: Exception | None) -> tuple[Tensor, list[int]]:
+        """What came for this rank [V, width], one rank's after another, and how much from each.
+
+        Every rank says on a card how many rows go to each other, and a sum of their bits, which have to arrive.
+        """
+        facts = [float(fact) for part in parts for fact in (len(part), _bits_of(part))] or [0.0] * (2 * self.size)
+        told = self.tell("an exchange", facts, problem)
+        incoming = [(int(row[2 * self.rank]), int(row[2 * self.rank + 1])) for row in told]
+        width, counts = parts[0].shape[1], [count for count, _ in incoming]
         own = torch.cat([part.reshape(-1) for part in parts])
-        received = own.new_empty(sum(incoming) * width)
-        sizes = [count * width for count in incoming], [part.numel() for part in parts]
+        received = own.new_empty(sum(counts), width)
         self._count("rows", own.nbytes - parts[self.rank].nbytes)
-
-        def begin() -> dist.Work | None:
-            work: dist.Work | None = dist.all_to_all_single(received, own, *sizes, group=self._data, async_op=True)
-            return work
-
-        self._complete("an exchange of Gaussians", begin)
-        return [rows.view(-1, width) for rows in torch.split(received, sizes[0])]
+        sizes = [count * width for count in counts], [part.numel() for part in parts]
+        self._complete("an exchange of rows", lambda: self._swap(received.view(-1), own, sizes), in_stream=self._on_gpu)
+        for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, counts), incoming, strict=True)):
+            if _bits_of(part) != bits:
+                what = f"what rank {rank} has sent to rank {self.rank} is not what arrived"
+                self.watch.judge([rank], what)
+                raise self.watch.error()
+        return received, counts
 
     def add_in_order(self, total: Tensor, own: Tensor, count: int) -> None:
         """Adds the ``own`` [L] of the first ``count`` ranks to ``total`` [L], one after the other; L divides by size.
@@ -196,9 +224,11 @@ class World:
         for part in received.chunk(self.size)[:count]:
             mine += part
 
-    def _swap(self, received: Tensor, own: Tensor) -> dist.Work | None:
-        """Part r of ``own`` goes to rank r."""
-        work: dist.Work | None = dist.all_to_all_single(received, own, group=self._data, async_op=True)
+    def _swap(
+        self, received: Tensor, own: Tensor, sizes: tuple[list[int] | None, list[int] | None] = (None, None)
+    ) -> dist.Work | None:
+        """Part r of ``own`` goes to rank r; ``sizes`` of what comes from each and goes to each, by default equal."""
+        work: dist.Work | None = dist.all_to_all_single(received, own, *sizes, group=self._data, async_op=True)
         return work
 
     def complete(self, total: Tensor) -> None:
@@ -281,3 +311,9 @@ class World:
         """Waits for all to come to their end, and leaves in good order."""
         self.tell("the end", [])
         self.watch.close()
+
+
+def _bits_of(rows: Tensor) -> int:
+    """A sum of all bits, which no change of a single number leaves as it is; exact in a float64."""
+    words = rows.contiguous().view(torch.int32)
+    return int(words.sum(dtype=torch.int64)) & ((1 << 52) - 1) if words.numel() else 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from splatcli.raster.batch import BatchEngine
 from splatcli.raster.engine import teach
+from splatcli.raster.sharded import ShardedEngine
 from splatcli.raster.stepping import StepInputs
+from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.inputs import given_camera, step_inputs, training_background, view_of_step
@@ -20,7 +22,7 @@ class Batches:
     pairs: (Gaussian, tile) pairs of the fullest view of the last step.
     """
 
-    def __init__(self, engine: BatchEngine, views: int) -> None:
+    def __init__(self, engine: BatchEngine | ShardedEngine, views: int) -> None:
         self.engine = engine
         self.views = views
         self.pairs = 0
@@ -42,7 +44,11 @@ class Batches:
             return step_inputs(state, strategy, step, rows[i], given, target, colours[i])
 
         try:
-            outcome = self.engine.step(state.gaussians, state.adam, self.views, inputs_of)
+            if isinstance(self.engine, ShardedEngine):
+                cameras = [self._camera(state, scene, step, row) for row in rows]
+                outcome = self.engine.step(state.gaussians, state.adam, cameras, inputs_of)
+            else:
+                outcome = self.engine.step(state.gaussians, state.adam, self.views, inputs_of)
         except Exception:
             state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
             state.generators["background"].set_state(background)
@@ -53,6 +59,11 @@ class Batches:
             extent, device = state.dataset.extent, state.gaussians.device
             teach(state.corrections.of(row, given, state.config, extent, step, device), slopes)
         return rows, outcome.losses
+
+    @staticmethod
+    def _camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
+        """That of a training view in this step, as whoever has its photo sees it."""
+        return state.corrections.camera(row, given_camera(state, scene, step, row))
 
     def _prefetch(self, state: TrainState, targets: Targets) -> None:
         """Starts decoding what this process is going to draw soon."""

@@ -161,13 +161,14 @@ def plan_memory(
     device: torch.device,
     *,
     own: int,
+    parts: int = 1,
     store: Store = RESIDENT,
 ) -> list[str]:
     """Sentences for the user about the memory of a run that begins with ``gaussians``.
 
-    own: bytes that the process holds of this state already. store: of the SH rest. With a budget, ``config.memory.cap``
-    is set where it is not. Raises ResourceError, before anything large is allocated, when the state and a step on it
-    cannot fit.
+    own: bytes that the process holds of this state already. parts: processes that share the Gaussians out. store: of
+    the SH rest. With a budget, ``config.memory.cap`` is set where it is not. Raises ResourceError, before anything
+    large is allocated, when the state and a step on it cannot fit.
     """
     budget = config.memory.budget
     try:
