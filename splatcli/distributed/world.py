@@ -61,7 +61,8 @@ class World:
     """This process' place among ``size`` others.
 
     rank: 0 to size - 1.
-    sent: bytes of tensors that this rank has sent to others, as exchanges of this kind have to; and cards, by "cards".
+    sent: bytes of tensors that this rank has sent to others, as exchanges of this kind have to: in a "sum", as "rows",
+        to make a "whole" of them, or when they "gather"; and "cards".
     patience: seconds that a rank may come later to an exchange than this one.
     """
 
@@ -177,7 +178,7 @@ class World:
         A rank with a ``problem`` raises it, and all others an error like it; its parts are not looked at.
         Raises DistributedError, naming the sender, when what arrives is not what was sent.
         """
-        received, counts = self._exchange([] if problem is not None else parts, problem)
+        received, counts = self._exchange("rows", [] if problem is not None else parts, problem)
         return list(torch.split(received, counts))
 
     def collect(self, own: Tensor, *, everywhere: bool) -> Tensor | None:
@@ -187,11 +188,11 @@ class World:
         """
         rows = own.reshape(len(own), math.prod(own.shape[1:]))
         parts = [rows if everywhere or rank == 0 else rows[:0] for rank in range(self.size)]
-        received, counts = self._exchange(parts, None)
+        received, counts = self._exchange("whole", parts, None)
         return received.view(sum(counts), *own.shape[1:]) if everywhere or self.rank == 0 else None
 
-    def _exchange(self, parts: Sequence[Tensor], problem: Exception | None) -> tuple[Tensor, list[int]]:
-        """What came for this rank [V, width], one rank's after another, and how much from each.
+    def _exchange(self, what: str, parts: Sequence[Tensor], problem: Exception | None) -> tuple[Tensor, list[int]]:
+        """What came for this rank [V, width], one rank's after another, and how much from each. what: see ``sent``.
 
         Every rank says on a card how many rows go to each other, and a sum of their bits, which have to arrive.
         """
@@ -201,13 +202,12 @@ class World:
         width, counts = parts[0].shape[1], [count for count, _ in incoming]
         own = torch.cat([part.reshape(-1) for part in parts])
         received = own.new_empty(sum(counts), width)
-        self._count("rows", own.nbytes - parts[self.rank].nbytes)
+        self._count(what, own.nbytes - parts[self.rank].nbytes)
         sizes = [count * width for count in counts], [part.numel() for part in parts]
         self._complete("an exchange of rows", lambda: self._swap(received.view(-1), own, sizes), in_stream=self._on_gpu)
         for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, counts), incoming, strict=True)):
             if _bits_of(part) != bits:
-                what = f"what rank {rank} has sent to rank {self.rank} is not what arrived"
-                self.watch.judge([rank], what)
+                self.watch.judge([rank], f"what rank {rank} has sent to rank {self.rank} is not what arrived")
                 raise self.watch.error()
         return received, counts
 

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.distributed.world import World
-from tests.distributed.ranks import results
-from tests.distributed.training import STEPS, batch_config, go_on, train
+from splatcli.distributed.world import CARD, World
+from splatcli.errors import ResourceError, SceneError
+from splatcli.raster.batch import BatchEngine
+from splatcli.raster.shards import RETURNED, SENT, Shard
+from splatcli.train.crew import ReadRunDir
+from splatcli.train.events import RolledBack, Stepped
+from splatcli.train.loop import Trainer
+from splatcli.train.sharding import whole_state
+from tests.distributed.ranks import results, run_ranks
+from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
 from tests.native.cases import NEEDS_COMPILER
+from tests.train.worlds import made_scene, plain_renderer
 
 pytestmark = NEEDS_COMPILER
 
@@ -91,3 +102,142 @@ def test_a_run_goes_from_shares_to_copies_to_one_and_back_without_losing_a_bit(a
         digests |= first["digests"]
     last = part(None, checkpoint, None, False)
     assert {**digests, **last["digests"]} == alone["default"]["digests"]
+
+
+STILL = batch_config(5, schedule={"refine_start": 1000}, model={"sh_degree": 1})
+
+
+def bytes_of_steps(world: World) -> dict[str, int]:
+    """What this rank sends in four steps."""
+    trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(world), crew=world, sharded=True)
+    before = dict(world.sent)
+    for _ in range(4):
+        trainer.advance()
+    return {what: sent - before.get(what, 0) for what, sent in world.sent.items()}
+
+
+def seen_in_steps() -> list[Tensor]:
+    """The Gaussians that each view of these steps sees."""
+    trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(None))
+    assert trainer.batches is not None
+    engine = trainer.batches.engine
+    assert isinstance(engine, BatchEngine)
+    make, seen = engine._make, []
+
+    def watched(*arguments: Any) -> list[float]:
+        told = make(*arguments)
+        seen.append(engine._stages.frame.seen()[0].clone())
+        return told
+
+    engine._make = watched  # type: ignore[method-assign]
+    for _ in range(4):
+        trainer.advance()
+    return seen
+
+
+def test_ranks_send_what_the_formula_says() -> None:
+    """68 bytes for each Gaussian that a view of another rank sees, and as many back; and three cards a round."""
+    size, views, numbers = 3, 5, 4 * SENT
+    assert numbers == 4 * RETURNED == 68
+    expected = [0] * size
+    seen = seen_in_steps()
+    assert len(seen) == 4 * views
+    for i, ids in enumerate(seen):
+        has_view = i % views % size
+        for rank in range(size):
+            rows = Shard(rank, size, 20).rows
+            foreign = int(((ids >= rows.start) & (ids < rows.stop)).sum()) if rank != has_view else 0
+            expected[rank] += numbers * foreign
+            expected[has_view] += numbers * foreign
+    found = results(bytes_of_steps, size)
+    assert [rank["rows"] for rank in found] == expected
+    assert min(expected) > 0
+    rounds = 2
+    assert {rank["cards"] for rank in found} == {4 * rounds * 3 * 8 * CARD * (size - 1)}
+    assert not any(rank.get("whole") or rank.get("sum") for rank in found)
+
+
+def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, int, int]:
+    """(causes of going back, last step, Gaussians, digest) of a run in which one rank is in trouble after step 6."""
+    path = Path(folder) / trouble
+    if world.rank == 0:
+        path.mkdir()
+        run_dir: RunDir = RunDir.create(path / "run")
+    world.tell("words", [])
+    if world.rank:
+        run_dir = ReadRunDir(path / "run")
+    config = batch_config(4, guard={"finite_every": 1}, save={"steps": (4,)}, train={"filter_3d": True})
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, crew=world, sharded=True)
+    causes = []
+    for event in trainer.run():
+        if isinstance(event, RolledBack):
+            causes.append(event.cause)
+            assert event.step == 4
+        if isinstance(event, Stepped) and event.step == 6 and not causes and world.rank == 1:
+            if trouble == "diverged":
+                trainer.state.adam.exp_avg.means[0, 0] = float("nan")
+            else:
+                run_out_once(trainer)
+    return causes, trainer.state.step, trainer.state.count, digest_of(trainer.state, world)
+
+
+def run_out_once(trainer: Trainer) -> None:
+    """The next view of this rank finds no memory."""
+    assert trainer.batches is not None
+    engine: Any = trainer.batches.engine
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ResourceError("no memory for this view")
+
+    engine._stages.compare = fail
+
+
+@pytest.mark.parametrize("trouble", ["diverged", "memory"])
+def test_ranks_go_back_together_when_one_has_to(trouble: str, tmp_path: Path) -> None:
+    first, second = results(troubled, 2, str(tmp_path), trouble)
+    assert first == second
+    assert first[:2] == ([trouble], STEPS)
+
+
+def without_a_photo(world: World) -> None:
+    scene = made_scene(12)
+    if world.rank == 1:
+        scene.images.photo = fail_to_read  # type: ignore[method-assign]
+    Trainer.start(STILL, scene, run_dir=run_of(world), renderer=plain_renderer, crew=world, sharded=True).advance()
+
+
+def fail_to_read(view: int) -> Any:
+    raise SceneError("a photo is damaged", where="view_07.png")
+
+
+def test_a_photo_that_one_rank_cannot_read_ends_all_in_the_same_words() -> None:
+    first, second = run_ranks(without_a_photo, 2)
+    assert second.error == "a photo is damaged"
+    assert first.error == "rank 1: a photo is damaged"
+    assert first.code == second.code == SceneError.exit_code
+
+
+def whole_in(world: World, folder: str) -> tuple[bool, list[str]]:
+    """(whether this rank has the whole state; what is in the folder)."""
+    config = batch_config(4, model={"sh_degree": 0})
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_of(world), crew=world, sharded=True)
+    trainer.advance()
+    whole = whole_state(trainer.state, world, Path(folder))
+    if whole is None:
+        return False, []
+    assert len(whole.gaussians) == whole.count == 20
+    with Path("/proc/self/maps").open() as maps:
+        files = [line.split(maxsplit=5)[5].strip() for line in maps if folder in line]
+    return True, files
+
+
+def test_the_whole_of_a_state_lies_in_files_without_names(tmp_path: Path) -> None:
+    first, second = results(whole_in, 2, str(tmp_path))
+    assert first[0]
+    assert not second[0]
+    # Five columns of parameters, ten of moments, and three of what else is known of a Gaussian.
+    assert len(first[1]) == 18
+    assert all("(deleted)" in line for line in first[1])
+    assert list(tmp_path.iterdir()) == []
+    first, _ = results(whole_in, 2, str(tmp_path / "nowhere"))
+    assert first == (True, [])

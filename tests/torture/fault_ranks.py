@@ -4,8 +4,8 @@ Two to four processes train on a made-up scene over gloo. At a random step somet
 it is killed, stopped, raises, leaves, falls behind, has other photos or settings than the rest, skips an exchange, or
 has a number changed in its memory. Whatever ends with exit code 0 must have ended on all ranks, in the same state.
 
-Where the Gaussians are shared out, nobody else has the numbers of a rank: one that changes in its memory, and not on its
-way, is seen by no one, and the trials say so.
+Where the Gaussians are shared out, nobody else has the numbers of a rank: one that changes in its memory, and not on
+its way, is seen by no one, and the trials say so.
 """
 
 from __future__ import annotations
