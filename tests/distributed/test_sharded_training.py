@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +16,8 @@ from splatcli.distributed.world import CARD, World
 from splatcli.errors import ResourceError, SceneError
 from splatcli.raster.batch import BatchEngine
 from splatcli.raster.shards import RETURNED, SENT, Shard
+from splatcli.scene.images import Photo
+from splatcli.scene.scene import Scene
 from splatcli.train.crew import ReadRunDir
 from splatcli.train.events import RolledBack, Stepped
 from splatcli.train.loop import Trainer
@@ -22,7 +25,7 @@ from splatcli.train.sharding import whole_state
 from tests.distributed.ranks import results, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
 from tests.native.cases import NEEDS_COMPILER
-from tests.train.worlds import made_scene, plain_renderer
+from tests.train.worlds import MadeImages, made_scene, plain_renderer
 
 pytestmark = NEEDS_COMPILER
 
@@ -32,17 +35,40 @@ RUNS = {
     "mcmc": batch_config(4, strategy={"name": "mcmc", "opacity_reg": 0.01, "scale_reg": 0.01, "cap_max": 60}),
     "filtered": batch_config(4, views={"exposure": True}, train={"filter_3d": True, "antialiased": True}),
     "absgrad": batch_config(5, strategy={"name": "absgrad"}, views={"bilateral_grid": True}),
+    "pictured": batch_config(4, data={"depths": "auto"}, schedule={"num_downscales": 1, "resolution_schedule": 5}),
 }
 Runs = dict[str, dict[str, Any]]
 
 
+class Photos(MadeImages):
+    """Photos with all that there may be beside their colours."""
+
+    def photo(self, i: int) -> Photo:
+        pixels = super().photo(i).pixels
+        random = np.random.default_rng(i)
+        hidden, alpha = random.random(pixels.shape[:2]) < 0.2, random.integers(0, 256, pixels.shape[:2], np.uint8)
+        depth = random.uniform(2.0, 4.0, pixels.shape[:2]).astype(np.float32)
+        depth[random.random(depth.shape) < 0.5] = 0.0
+        return Photo(np.where(hidden[..., None], 0, pixels).astype(np.uint8), hidden, alpha, depth)
+
+    def knows_depth(self, i: int) -> bool:
+        return True
+
+
+def scene_of(name: str) -> Scene:
+    scene = made_scene(12)
+    if name == "pictured":
+        scene.images = Photos(scene.images.pixels)  # type: ignore[attr-defined, assignment]
+    return scene
+
+
 @pytest.fixture(scope="module")
 def alone() -> Runs:
-    return {name: train(None, config, renderer=None) for name, config in RUNS.items()}
+    return {name: train(None, config, renderer=None, scene=scene_of(name)) for name, config in RUNS.items()}
 
 
 def several(world: World, names: list[str]) -> Runs:
-    return {name: train(world, RUNS[name], sharded=True) for name in names}
+    return {name: train(world, RUNS[name], sharded=True, scene=scene_of(name)) for name in names}
 
 
 def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
@@ -67,7 +93,7 @@ def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "names"), [(2, ["default", "filtered"]), (3, ["mcmc", "absgrad"]), (4, ["default", "mcmc"])]
+    ("size", "names"), [(2, ["default", "filtered"]), (3, ["mcmc", "absgrad", "pictured"]), (4, ["default", "mcmc"])]
 )
 def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: Runs) -> None:
     found = results(several, size, names)
