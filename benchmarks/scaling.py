@@ -1,13 +1,14 @@
-"""Steps a second and bytes a step of 1, 2 and 4 ranks of one machine: ``python benchmarks/scaling.py --json FILE``.
+"""Bytes a step, memory and seconds of 1, 2 and 4 ranks of one machine: ``python benchmarks/scaling.py --json FILE``.
 
-A made scene, a batch of four views, replicated over gloo. Ranks share the processors: with fewer processors than ranks
-there is nothing to gain, and what is measured is what the exchange costs.
+A made scene, a batch of four views over gloo, with a copy of the Gaussians on each rank and with a part of them. Ranks
+share the processors: with fewer processors than ranks the seconds say what the exchange costs, and nothing of a gain.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,22 @@ from splatcli.distributed.world import World
 from splatcli.settings import build_config
 from splatcli.train.crew import ReadRunDir
 from splatcli.train.loop import Trainer
+from splatcli.train.sharding import whole_state
+from splatcli.train.strategies import Edit
 from tests.distributed.ranks import results
 from tests.torture.harness import circumstances
 from tests.train.worlds import made_scene
 
 VIEWS, SIZE, WARM, STEPS = 12, 256, 2, 8
+
+
+class Staying:
+    """A strategy whose edit leaves everything as it is, and takes the memory that edits take."""
+
+    absgrad = False
+
+    def edit(self, step: int, gaussians: Any, stats: Any, generator: Any) -> Edit:
+        return Edit.same_rows(len(gaussians), gaussians.device)
 
 
 def config_of(points: int) -> Config:
@@ -34,11 +46,14 @@ def config_of(points: int) -> Config:
     })  # fmt: skip
 
 
-def measure(world: World | None, points: int) -> dict[str, Any]:
+def measure(world: World | None, points: int, sharded: bool) -> dict[str, Any]:
+    """Of a rank: seconds and bytes sent of a step; MiB that steps, then also an edit and a save, took at most."""
     random = np.random.default_rng(0)
     pixels = [random.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8) for _ in range(VIEWS)]
     scene = made_scene(VIEWS, size=SIZE, pixels=pixels)
-    trainer = Trainer.start(config_of(points), scene, run_dir=ReadRunDir(Path("run")), crew=world)
+    held = memory("VmRSS")
+    trainer = Trainer.start(config_of(points), scene, run_dir=ReadRunDir(Path("run")), crew=world, sharded=sharded)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building it
     for _ in range(WARM):
         trainer.advance()
     before, start = dict(world.sent) if world else {}, time.perf_counter()
@@ -46,7 +61,20 @@ def measure(world: World | None, points: int) -> dict[str, Any]:
         trainer.advance()
     seconds = (time.perf_counter() - start) / STEPS
     sent = {what: (n - before.get(what, 0)) / STEPS for what, n in world.sent.items()} if world else {}
-    return {"seconds": seconds, "sent": sent}
+    stepping = memory("VmHWM") - held
+    trainer.density.edit(trainer.state, Staying(), trainer.state.step)  # type: ignore[arg-type]
+    editing = memory("VmHWM") - held
+    if sharded and world is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            whole_state(trainer.state, world, Path(folder))
+    rows = len(trainer.state.gaussians)
+    return {"seconds": seconds, "sent": sent, "rows": rows, "stepping": stepping, "editing": editing}
+
+
+def memory(key: str) -> float:
+    """MiB of this process now (VmRSS), without what is mapped of files, or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{key}:"))
 
 
 def main() -> None:
@@ -55,9 +83,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     rows = []
-    for ranks in (1, 2, 4):
-        found = results(measure, ranks, options.points, limit=3000.0) if ranks > 1 else [measure(None, options.points)]
-        rows.append({"ranks": ranks, "seconds": max(r["seconds"] for r in found), "sent": found[0]["sent"]})
+    for ranks, sharded in [(1, False), (2, False), (4, False), (2, True), (4, True)]:
+        arguments = (options.points, sharded)
+        found = results(measure, ranks, *arguments, limit=3000.0)
+        row = {key: max(rank[key] for rank in found) for key in ("seconds", "rows", "stepping", "editing")}
+        rows.append({"ranks": ranks, "sharded": sharded, **row, "sent": [rank["sent"] for rank in found]})
         print(rows[-1], flush=True)
     told = {"gaussians": options.points, "views": [SIZE, SIZE], "batch": 4, "rows": rows, "run": circumstances()}
     options.json.write_text(json.dumps(told, indent=1) + "\n")

@@ -50,6 +50,9 @@ NAMES = (
 )
 _NAMES = {crc32(name.encode()): name for name in NAMES}
 
+#: Numbers that are summed at once: torch makes a wider copy of them.
+_PIECE = 1 << 18
+
 #: Seconds that a wait for the others is cut into, to look in between at what has become of them.
 SLICE = timedelta(seconds=0.5)
 
@@ -172,14 +175,15 @@ class World:
         self._complete("a gathering", lambda: dist.all_gather(parts, own.contiguous(), self._control, True))
         return parts
 
-    def exchange_rows(self, parts: Sequence[Tensor], problem: Exception | None = None) -> list[Tensor]:
-        """Part r [V_r, width] goes to rank r; what came from each rank, [V, width], by rank. Four bytes a number.
+    def exchange_rows(
+        self, rows: Tensor, counts: Sequence[int], problem: Exception | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """The first ``counts[0]`` of ``rows`` [V, width] go to rank 0, and so on; (what came, how much from each rank).
 
-        A rank with a ``problem`` raises it, and all others an error like it; its parts are not looked at.
+        Four bytes a number. A rank with a ``problem`` raises it, and all others an error like it; its rows stay.
         Raises DistributedError, naming the sender, when what arrives is not what was sent.
         """
-        received, counts = self._exchange("rows", [] if problem is not None else parts, problem)
-        return list(torch.split(received, counts))
+        return self._exchange("rows", rows, counts, problem)
 
     def collect(self, own: Tensor, *, everywhere: bool) -> Tensor | None:
         """The rows of all ranks, one rank after another: on every rank, or on the first one, and None on the others.
@@ -187,29 +191,37 @@ class World:
         own: [n, ...], of another n on each rank. Four bytes a number.
         """
         rows = own.reshape(len(own), math.prod(own.shape[1:]))
-        parts = [rows if everywhere or rank == 0 else rows[:0] for rank in range(self.size)]
-        received, counts = self._exchange("whole", parts, None)
-        return received.view(sum(counts), *own.shape[1:]) if everywhere or self.rank == 0 else None
+        counts = [len(own) if everywhere or rank == 0 else 0 for rank in range(self.size)]
+        received, came = self._exchange("whole", rows.repeat(self.size if everywhere else 1, 1), counts, None)
+        return received.view(sum(came), *own.shape[1:]) if everywhere or self.rank == 0 else None
 
-    def _exchange(self, what: str, parts: Sequence[Tensor], problem: Exception | None) -> tuple[Tensor, list[int]]:
-        """What came for this rank [V, width], one rank's after another, and how much from each. what: see ``sent``.
+    def _exchange(
+        self, what: str, rows: Tensor, counts: Sequence[int], problem: Exception | None
+    ) -> tuple[Tensor, list[int]]:
+        """See exchange_rows(). what: see ``sent``.
 
         Every rank says on a card how many rows go to each other, and a sum of their bits, which have to arrive.
         """
-        facts = [float(fact) for part in parts for fact in (len(part), _bits_of(part))] or [0.0] * (2 * self.size)
+        facts = [0.0] * (2 * self.size)
+        if problem is None:
+            parts = torch.split(rows, list(counts))
+            facts = [float(fact) for part in parts for fact in (len(part), _bits_of(part))]
         told = self.tell("an exchange", facts, problem)
         incoming = [(int(row[2 * self.rank]), int(row[2 * self.rank + 1])) for row in told]
-        width, counts = parts[0].shape[1], [count for count, _ in incoming]
-        own = torch.cat([part.reshape(-1) for part in parts])
-        received = own.new_empty(sum(counts), width)
-        self._count(what, own.nbytes - parts[self.rank].nbytes)
-        sizes = [count * width for count in counts], [part.numel() for part in parts]
-        self._complete("an exchange of rows", lambda: self._swap(received.view(-1), own, sizes), in_stream=self._on_gpu)
-        for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, counts), incoming, strict=True)):
+        width, came = rows.shape[1], [count for count, _ in incoming]
+        received = rows.new_empty(sum(came), width)
+        sizes = [count * width for count in came], [count * width for count in counts]
+        self._count(what, rows.nbytes - parts[self.rank].nbytes)
+        self._complete(
+            "an exchange of rows",
+            lambda: self._swap(received.view(-1), rows.reshape(-1), sizes),
+            in_stream=self._on_gpu,
+        )
+        for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, came), incoming, strict=True)):
             if _bits_of(part) != bits:
                 self.watch.judge([rank], f"what rank {rank} has sent to rank {self.rank} is not what arrived")
                 raise self.watch.error()
-        return received, counts
+        return received, came
 
     def add_in_order(self, total: Tensor, own: Tensor, count: int) -> None:
         """Adds the ``own`` [L] of the first ``count`` ranks to ``total`` [L], one after the other; L divides by size.
@@ -315,5 +327,5 @@ class World:
 
 def _bits_of(rows: Tensor) -> int:
     """A sum of all bits, which no change of a single number leaves as it is; exact in a float64."""
-    words = rows.contiguous().view(torch.int32)
-    return int(words.sum(dtype=torch.int64)) & ((1 << 52) - 1) if words.numel() else 0
+    words = rows.reshape(-1).view(torch.int32)
+    return sum(int(piece.sum(dtype=torch.int64)) for piece in torch.split(words, _PIECE)) & ((1 << 52) - 1)

@@ -33,8 +33,10 @@ from splatcli.scene.camera import Camera
 class ShardTeam(Team, Protocol):
     """Processes of which each holds some of the Gaussians."""
 
-    def exchange_rows(self, parts: Sequence[Tensor], problem: Exception | None = None) -> list[Tensor]:
-        """Part r [V_r, width] goes to process r; what came from each of them, [V, width], by process.
+    def exchange_rows(
+        self, rows: Tensor, counts: Sequence[int], problem: Exception | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """The first ``counts[0]`` of ``rows`` [V, width] go to process 0, and so on; (what came, how much from each).
 
         Raises on all of them when one has a ``problem``, sends what does not arrive, or does not come.
         """
@@ -87,7 +89,7 @@ class ShardedEngine:
             group = cameras[first : first + size]
             inputs: StepInputs | None = None
             seen: list[Seen] = []
-            rows: list[Tensor] = []
+            records, counts = gaussians.means.new_zeros(0, SENT), [0] * size
             problem: Exception | None = None
             try:
                 if rank < len(group):
@@ -95,22 +97,24 @@ class ShardedEngine:
                     shared = shared or inputs
                 assert shared is not None
                 views = [self._stages.view(gaussians, camera, shared) for camera in group]
-                seen, rows = self._projected(gaussians, views)
+                seen, records, counts = self._projected(gaussians, views)
             except Exception as error:
                 problem = error
-            rows = self.team.exchange_rows(rows, problem)
-            numbers, back = [0.0, 0.0], [sent.new_zeros(0, RETURNED) for sent in rows]
+            records, counts = self.team.exchange_rows(records, counts, problem)
+            numbers, sums = [0.0, 0.0], records.new_zeros(0, RETURNED)
             try:
                 if inputs is not None:
-                    numbers, back = self._compared(inputs, rows)
+                    numbers, sums = self._compared(inputs, records)
             except Exception as error:
                 problem = error
-            del rows
             told += self.team.tell("a view", numbers, problem)[: len(group)]
             assert shared is not None
-            for view, returned in zip(seen, self.team.exchange_rows(back), strict=False):
+            del records
+            sums, counts = self.team.exchange_rows(sums, counts)
+            for view, returned in zip(seen, torch.split(sums, counts), strict=False):
                 self._gradients(view, returned, gaussians, shared, own)
                 total.flat += own.flat
+            del sums
             if shared.correction is not None:
                 slopes += self.team.gather(self._stages.slopes.cpu())[: len(group)]
         assert shared is not None
@@ -127,48 +131,46 @@ class ShardedEngine:
         """
         rank, backend = self.team.rank, self._stages.backend
         views = [view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False) for camera in cameras]
-        sent: list[Tensor] = []
+        records, counts = gaussians.means.new_zeros(0, SENT), [0] * self.team.size
         problem: Exception | None = None
         try:
-            _, sent = self._projected(gaussians, views)
+            _, records, counts = self._projected(gaussians, views)
         except Exception as error:
             problem = error
-        received = self.team.exchange_rows(sent, problem)
+        records, _ = self.team.exchange_rows(records, counts, problem)
         if rank >= len(views):
             return None, None
         view, frame = views[rank], Frame(backend, self._budget, slack=0.0)
         image = background.new_empty(view.height, view.width, 3)
         try:
-            arrays = fill_frame(frame, torch.cat(received))
+            arrays = fill_frame(frame, records)
             frame.bin(view, arrays, with_rows=False)
             frame.blend(view, background, image, background.new_empty(view.height, view.width), None)
         except Exception as error:
             return None, error
         return image, None
 
-    def _projected(self, gaussians: Gaussians, views: Sequence[abi.View]) -> tuple[list[Seen], list[Tensor]]:
-        """What is left to know of each view, and the records that go to each process."""
+    def _projected(self, gaussians: Gaussians, views: Sequence[abi.View]) -> tuple[list[Seen], Tensor, list[int]]:
+        """What is left to know of each view; the records of one after another, and how many go to each process."""
         frame, seen, sent = self._projection, [], []
         for view in views:
             arrays = frame.project(view, gaussians)
             records, slots = visible_records(frame, arrays)
             seen.append(Seen.of(frame, view, arrays, slots))
             sent.append(records)
-        without = self.team.size - len(views)
-        return seen, sent + [gaussians.means.new_zeros(0, SENT)] * without
+        counts = [len(records) for records in sent]
+        return seen, torch.cat(sent), counts + [0] * (self.team.size - len(views))
 
-    def _compared(self, inputs: StepInputs, received: list[Tensor]) -> tuple[list[float], list[Tensor]]:
-        """([loss, pairs] of a view; what goes back to each process for the records that came from it)."""
+    def _compared(self, inputs: StepInputs, records: Tensor) -> tuple[list[float], Tensor]:
+        """([loss, pairs] of a view; [V, RETURNED] what goes back for its ``records`` [V, SENT])."""
         stages, camera = self._stages, inputs.camera
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
-        arrays = fill_frame(stages.frame, torch.cat(received))
+        arrays = fill_frame(stages.frame, records)
         job = stages.compare(view, arrays, inputs)
-        counts = [len(rows) for rows in received]
-        back = torch.split(returned_sums(stages.frame, sum(counts)), counts)
         depth = float(stages.depth_term) if known else 0.0
         loss = loss_of(inputs.ssim_lambda, job.l1, job.ssim) + depth
-        return [loss, float(stages.frame.native.pair_bound)], list(back)
+        return [loss, float(stages.frame.native.pair_bound)], returned_sums(stages.frame, len(records))
 
     def _gradients(self, view: Seen, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums) -> None:
         """Fills ``own`` with what a view wants of this process' Gaussians, and what it tells of them."""

@@ -6,6 +6,7 @@ Gaussian's 720. Whole rows travel only to where they belong afterwards, each pro
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 from collections.abc import Callable
@@ -135,22 +136,23 @@ class _Moves:
         self._crew = crew
         self.after = after = before.of(len(edit))
         ends = torch.tensor([before.start(rank + 1) for rank in range(before.size)], device=edit.source.device)
-        #: For each process, the rows of ours that it wants, in the order of its new rows.
-        self._wanted = []
+        wanted = []
         for rank in range(after.size):
             source = edit.source[after.start(rank) : after.start(rank + 1)] - before.first
-            self._wanted.append(source[(source >= 0) & (source < len(before))])
+            wanted.append(source[(source >= 0) & (source < len(before))])
+        #: The rows of ours that each process wants, one process after another, in the order of its new rows.
+        self._wanted, self._counts = torch.cat(wanted), [len(rows) for rows in wanted]
         holder = torch.bucketize(edit.source[after.rows], ends, right=True)
-        #: For each process, the new rows of ours that come from it.
-        self._places = [(holder == rank).nonzero().squeeze(1) for rank in range(before.size)]
+        #: Where among our new rows those belong that come from one process after another.
+        self._places = torch.cat([(holder == rank).nonzero().squeeze(1) for rank in range(before.size)])
 
     def carry(self, column: Tensor) -> Tensor:
         """The new rows [m, ...] of a column of which this process holds the old ones [n, ...]."""
-        width = column[:1].numel() if len(column) else column.new_empty(1, *column.shape[1:]).numel()
-        arrived = self._crew.exchange_rows([column[rows].reshape(len(rows), width) for rows in self._wanted])
+        rows = column[self._wanted].reshape(len(self._wanted), math.prod(column.shape[1:]))
+        arrived, _ = self._crew.exchange_rows(rows, self._counts)
+        del rows
         made = column.new_empty(len(self.after), *column.shape[1:])
-        for places, rows in zip(self._places, arrived, strict=True):
-            made[places] = rows.view(len(rows), *column.shape[1:])
+        made[self._places] = arrived.view_as(made)
         return made
 
 

@@ -128,20 +128,22 @@ def _change_own(world: World, trainer: Trainer) -> None:
 def _skip_rows(world: World, trainer: Trainer) -> None:
     exchange = world.exchange_rows
 
-    def skipped(parts: Sequence[Tensor], problem: Exception | None = None) -> list[Tensor]:
+    def skipped(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
         world.exchange_rows = exchange  # type: ignore[method-assign]
-        return [part[:0] for part in parts]
+        return rows[:0], [0] * world.size
 
     world.exchange_rows = skipped  # type: ignore[method-assign]
 
 
 def _lose_rows(world: World, trainer: Trainer) -> None:
-    """One rank takes its last row for nobody's."""
+    """One rank takes the last row for the last rank for nobody's."""
     exchange = world.exchange_rows
 
-    def lost(parts: Sequence[Tensor], problem: Exception | None = None) -> list[Tensor]:
+    def lost(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
+        if not counts[-1]:
+            return exchange(rows, counts, problem)
         world.exchange_rows = exchange  # type: ignore[method-assign]
-        return exchange([part[:-1] for part in parts], problem)
+        return exchange(rows[:-1], [*counts[:-1], counts[-1] - 1], problem)
 
     world.exchange_rows = lost  # type: ignore[method-assign]
 
@@ -161,9 +163,10 @@ def _change_on_the_way(world: World, trainer: Trainer) -> None:
 def _change_arrived(world: World, trainer: Trainer) -> None:
     exchange = world.exchange_rows
 
-    def changed(parts: Sequence[Tensor], problem: Exception | None = None) -> list[Tensor]:
+    def changed(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
         world.exchange_rows = exchange  # type: ignore[method-assign]
-        return [part * 1.001 for part in exchange(parts, problem)]
+        received, came = exchange(rows, counts, problem)
+        return received * 1.001, came
 
     world.exchange_rows = changed  # type: ignore[method-assign]
 
