@@ -48,8 +48,6 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
                 else f"{asked} {count}, or --device cpu",
             )
     kind = ["--device", "cuda" if on_gpus else "cpu"]
-    if on_gpus:
-        _check_sharded_device(mode, "cuda")
     command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", mode or REPLICATED, *kind]
     return launch(command, ranks, share_cores=not on_gpus)
 
@@ -75,15 +73,6 @@ def _check_mode(mode: str) -> None:
         raise UsageError(f"{mode!r} is no way to share a run", where="--distributed", remedy=" or ".join(MODES))
 
 
-def _check_sharded_device(mode: str | None, device: str) -> None:
-    if mode == SHARDED and device.startswith("cuda"):
-        raise UsageError(
-            "sharing the Gaussians out works on the CPU so far",
-            where="--distributed sharded",
-            remedy="--device cpu, or --distributed replicated, which works on GPUs",
-        )
-
-
 @contextmanager
 def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World | None, str]]:
     """(the ranks that this process is one of, the device of this one); without a mode it works alone.
@@ -106,7 +95,6 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
 
     place = Place.of(os.environ)
     own = resolve_device(f"cuda:{place.local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
-    _check_sharded_device(mode, own)
     if own.startswith("cuda"):
         torch.cuda.set_device(own)
     if place.rank:

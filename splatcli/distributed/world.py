@@ -212,15 +212,19 @@ class World:
         received = rows.new_empty(sum(came), width)
         sizes = [count * width for count in came], [count * width for count in counts]
         self._count(what, rows.nbytes - parts[self.rank].nbytes)
+
+        def look() -> None:
+            for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, came), incoming, strict=True)):
+                if _bits_of(part) != bits:
+                    self.watch.judge([rank], f"what rank {rank} has sent to rank {self.rank} is not what arrived")
+                    raise self.watch.error()
+
         self._complete(
             "an exchange of rows",
             lambda: self._swap(received.view(-1), rows.reshape(-1), sizes),
             in_stream=self._on_gpu,
+            look=look,
         )
-        for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, came), incoming, strict=True)):
-            if _bits_of(part) != bits:
-                self.watch.judge([rank], f"what rank {rank} has sent to rank {self.rank} is not what arrived")
-                raise self.watch.error()
         return received, came
 
     def add_in_order(self, total: Tensor, own: Tensor, count: int) -> None:
@@ -254,10 +258,18 @@ class World:
 
     # --- how an exchange is waited for --------------------------------------------------------------------------
 
-    def _complete(self, what: str, begin: Callable[[], dist.Work | None], *, in_stream: bool = False) -> None:
+    def _complete(
+        self,
+        what: str,
+        begin: Callable[[], dist.Work | None],
+        *,
+        in_stream: bool = False,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         """Does an exchange. Raises DistributedError, naming who is to blame, when it does not come about.
 
-        in_stream: it is ordered by a GPU's stream, and nothing need be waited for.
+        in_stream: it is ordered by a GPU's stream, and nothing need be waited for. look: at what has come, for which a
+        GPU has to be waited for all the same.
         """
         self.watch.enter(what)
         try:
@@ -265,11 +277,13 @@ class World:
             assert work is not None
             if in_stream:
                 work.wait()
+                look()
                 return
             began = time.monotonic()
             while not self._arrived(work):
                 self.watch.check()
                 self.watch.waited(time.monotonic() - began, self.patience)
+            look()
         except RuntimeError as error:
             raise self._lost(what, error) from None
         finally:

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
@@ -44,23 +43,18 @@ class ShardTeam(Team, Protocol):
 
 
 class ShardedEngine:
-    """Makes steps on several views; each is done when step() returns. On the CPU.
+    """Makes steps on several views, on any device that has kernels; each is done when step() returns.
 
     team: the processes; each hands in its own rows, and calls the methods as often as the others.
     """
 
     def __init__(self, backend: Backend, team: ShardTeam, *, budget: PairBudget | None = None) -> None:
-        if backend.deferred:
-            raise UsageError(
-                "spreading the Gaussians over GPUs has not been made yet",
-                where="--distributed sharded",
-                remedy="--distributed replicated works on GPUs; --device cpu shares the Gaussians out",
-            )
         self.team = team
         self._budget = budget
         self._stages = Stages(backend, budget)
         #: The frame that this process' Gaussians are projected with, for one view after another.
         self._projection = Frame(backend, budget)
+        self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
         self._total: FlatSums | None = None
 
@@ -167,9 +161,11 @@ class ShardedEngine:
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
         arrays = fill_frame(stages.frame, records)
-        job = stages.compare(view, arrays, inputs)
+        deferred = stages.backend.deferred
+        job = stages.compare(view, arrays, inputs, means=self._means if deferred else None)
+        l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
         depth = float(stages.depth_term) if known else 0.0
-        loss = loss_of(inputs.ssim_lambda, job.l1, job.ssim) + depth
+        loss = loss_of(inputs.ssim_lambda, l1, ssim) + depth
         return [loss, float(stages.frame.native.pair_bound)], returned_sums(stages.frame, len(records))
 
     def _gradients(self, view: Seen, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums) -> None:
@@ -197,5 +193,5 @@ class ShardedEngine:
 
 
 def sharded_engine_for(device: torch.device, team: ShardTeam, budget: PairBudget | None = None) -> ShardedEngine:
-    """The engine of a device. Raises UsageError on a GPU, ResourceError where there is no compiler."""
+    """The engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
     return ShardedEngine(backend_for(device), team, budget=budget)

@@ -122,6 +122,9 @@ def fill_frame(frame: Frame, sent: Tensor) -> abi.GaussianArrays:
     native.records, native.ids, native.chunk_counts = address(records), address(ids), address(counts)
     native.row_counts, native.row_starts = address(tiles), address(starts)
     native.visible, native.pair_bound = count, int(per_chunk[:, 1].sum())
+    if frame.counters is not None:
+        native.visible = padded
+        frame.counters.copy_(torch.tensor([count, native.pair_bound, 0, 0]))
     # Nobody reads the parameters of what is projected; they are there to be counted.
     blank = Gaussians(*(sent.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
     arrays = frame.backend.arrays(blank)

@@ -200,12 +200,12 @@ def _everywhere(crew: Crew, column: Tensor) -> Tensor:
 def _on_disk(column: Tensor, folder: Path) -> Tensor:
     """``column`` in pages of a file that nobody else sees."""
     if column.numel() == 0:
-        return column
+        return column.cpu()
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             os.posix_fallocate(file.fileno(), 0, column.nbytes)  # a page without a place on the disk would end us
             path = f"/proc/self/fd/{file.fileno()}"
             mapped = torch.from_file(path, shared=True, size=column.numel(), dtype=column.dtype)
     except (OSError, RuntimeError):
-        return column
+        return column.cpu()
     return mapped.view(column.shape).copy_(column)

@@ -14,8 +14,15 @@ from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.world import CARD, World
 from splatcli.errors import ResourceError, SceneError
+from splatcli.gaussians import Gaussians
+from splatcli.native.call import Backend
+from splatcli.raster.adam import AdamState
 from splatcli.raster.batch import BatchEngine
+from splatcli.raster.rendering import render
+from splatcli.raster.sharded import ShardedEngine
 from splatcli.raster.shards import RETURNED, SENT, Shard
+from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import Correction, Pressure, StepInputs
 from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene
 from splatcli.train.crew import ReadRunDir
@@ -25,6 +32,7 @@ from splatcli.train.sharding import whole_state
 from tests.distributed.ranks import results, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
 from tests.native.cases import NEEDS_COMPILER
+from tests.raster.scenes import random_camera, random_gaussians, random_image
 from tests.train.worlds import MadeImages, made_scene, plain_renderer
 
 pytestmark = NEEDS_COMPILER
@@ -267,3 +275,51 @@ def test_the_whole_of_a_state_lies_in_files_without_names(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
     first, _ = results(whole_in, 2, str(tmp_path / "nowhere"))
     assert first == (True, [])
+
+
+LRS = {"means": 2e-3, "quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
+
+
+def steps_under_the_emulator(world: World | None) -> tuple[list[float], list[Tensor]]:
+    """(losses, parameters and moments of this rank's rows and their statistics) after three steps on five views."""
+    whole, views = random_gaussians(3, 300, sh_degree=1), [random_camera(30 + i, 37, 29) for i in range(5)]
+    whole.logit_opacities -= 2.0  # not all of them opaque, so that noise moves some
+    shard = None if world is None else Shard(world.rank, world.size, len(whole))
+    own = whole.map(lambda column: column if shard is None else column[shard.rows].clone())
+    adam, stats = AdamState.zeros_like(own), GrowthStats.zeros(len(own))
+    pressure = Pressure(opacity_reg=0.01, scale_reg=0.01, noise=30.0, seed=7)
+
+    def inputs_of(i: int) -> StepInputs:
+        picture = (random_image(50 + i, 37, 29) * 255).round().to(torch.uint8)
+        behind, exposure = torch.tensor([0.2, 0.4, 0.6]), 0.9 * torch.eye(3, 4)
+        return StepInputs(
+            views[i], picture, LRS, 1, behind, 0.2, True, stats,
+            pressure=pressure, absgrad=True, shard=shard, correction=Correction(lambda *_: None, exposure=exposure),
+        )  # fmt: skip
+
+    losses: list[float] = []
+    single, shared = BatchEngine(Backend.simt()), None if world is None else ShardedEngine(Backend.simt(), world)
+    for _ in range(3):
+        outcome = single.step(own, adam, 5, inputs_of) if shared is None else shared.step(own, adam, views, inputs_of)
+        assert outcome.slopes is not None
+        losses += [*outcome.losses, *(float(slope.double().sum()) for slope in outcome.slopes)]
+    bundles = (own, adam.exp_avg, adam.exp_avg_sq)
+    if shared is not None:
+        image, problem = shared.render(own, views[:2], sh_degree=1, background=torch.zeros(3), antialiased=True)
+        assert image is not None, problem
+        losses.append(float(image.double().sum()))
+    return losses, [*(tensor for bundle in bundles for _, tensor in bundle.items()), stats.grad2d, stats.count]
+
+
+def test_the_kernels_of_gpus_have_the_bits_of_the_whole_too() -> None:
+    """Under the emulator, which is as good as the CPU can tell."""
+    losses, columns = steps_under_the_emulator(None)
+    found = results(steps_under_the_emulator, 2)
+    for place, column in enumerate(columns):
+        assert torch.equal(torch.cat([rank[1][place] for rank in found]), column), place
+        assert column.unique().numel() > 1 or column.numel() == 0
+    for rank, (told, _) in enumerate(found):
+        assert told[:-1] == losses
+        whole = Gaussians(*columns[:6])
+        image = render(whole, random_camera(30 + rank, 37, 29), antialiased=True, backend=Backend.simt()).image
+        assert told[-1] == float(image.double().sum())
