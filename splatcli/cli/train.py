@@ -173,7 +173,7 @@ def train(
       splat train scene/ --viewer
       splat train scene/ | splat render --views
       splat train scene/ --ranks 4
-      splat train scene/ --ranks 4 --distributed sharded --device cpu
+      splat train scene/ --ranks 4 --distributed sharded
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
