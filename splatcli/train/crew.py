@@ -32,6 +32,9 @@ COMPARE_EVERY = 10
 #: Why a run stops, in the order in which one reason goes before another; "asked" is any that is not listed.
 REASONS = ("", "SIGINT", "SIGTERM", "SIGHUP", "asked", "max-time", "finished", "stop-at")
 
+#: Rows that a digest looks at together: torch makes a wider copy of them.
+_ROWS = 1 << 13
+
 #: A digest has as many bits as a float64 holds exactly.
 _DIGEST_BITS = (1 << 52) - 1
 
@@ -159,8 +162,12 @@ def _row_sum(tensor: Tensor, first: int = 0) -> Tensor:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
     words = tensor.detach().reshape(len(tensor), -1)
     words = words if words.dtype == torch.uint8 else words.contiguous().view(torch.int32)
-    weights = torch.arange(2 * first + 1, 2 * (first + len(words)), 2, device=tensor.device)
-    return (words.sum(dim=1, dtype=torch.int64) * weights).sum()
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(words), _ROWS):
+        rows = words[start : start + _ROWS]
+        places = torch.arange(first + start, first + start + len(rows), device=tensor.device)
+        total += (rows.sum(dim=1, dtype=torch.int64) * (2 * places + 1)).sum()
+    return total
 
 
 class Bystander(Keeper):
