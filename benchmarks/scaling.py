@@ -17,6 +17,9 @@ import numpy as np
 
 from splatcli.config import Config
 from splatcli.distributed.world import World
+from splatcli.raster.batch import FlatSums
+from splatcli.raster.shards import SENT, Shard
+from splatcli.scene.scene import Scene
 from splatcli.settings import build_config
 from splatcli.train.crew import ReadRunDir
 from splatcli.train.loop import Trainer
@@ -45,6 +48,12 @@ def config_of(points: int) -> Config:
     })  # fmt: skip
 
 
+def scene() -> Scene:
+    random = np.random.default_rng(0)
+    pixels = [random.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8) for _ in range(VIEWS)]
+    return made_scene(VIEWS, size=SIZE, pixels=pixels)
+
+
 def measure(world: World | None, points: int, sharded: bool) -> dict[str, Any]:
     """Of a rank: seconds and bytes sent of a step; MiB that steps, and then an edit too, took at most."""
     run(world, 1000, sharded, 1)  # loads and builds what every process has
@@ -53,11 +62,8 @@ def measure(world: World | None, points: int, sharded: bool) -> dict[str, Any]:
 
 
 def run(world: World | None, points: int, sharded: bool, steps: int) -> dict[str, Any]:
-    random = np.random.default_rng(0)
-    pixels = [random.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8) for _ in range(VIEWS)]
-    scene = made_scene(VIEWS, size=SIZE, pixels=pixels)
-    held = memory("VmRSS")
-    trainer = Trainer.start(config_of(points), scene, run_dir=ReadRunDir(Path("run")), crew=world, sharded=sharded)
+    photos, held = scene(), memory("VmRSS")
+    trainer = Trainer.start(config_of(points), photos, run_dir=ReadRunDir(Path("run")), crew=world, sharded=sharded)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building it
     for _ in range(WARM):
         trainer.advance()
@@ -70,6 +76,36 @@ def run(world: World | None, points: int, sharded: bool, steps: int) -> dict[str
     trainer.density.edit(trainer.state, Staying(), trainer.state.step)  # type: ignore[arg-type]
     rows, editing = len(trainer.state.gaussians), memory("VmHWM") - held
     return {"seconds": seconds, "sent": sent, "rows": rows, "stepping": stepping, "editing": editing}
+
+
+def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
+    """Bytes of sums or rows that each rank has to send in one of these steps, by (ranks, sharded)."""
+    trainer = Trainer.start(config_of(points), scene(), run_dir=ReadRunDir(Path("run")))
+    assert trainer.batches is not None
+    engine: Any = trainer.batches.engine
+    make, seen = engine._make, []
+
+    def watched(*arguments: Any) -> Any:
+        told = make(*arguments)
+        seen.append(engine._stages.frame.seen()[0].clone())
+        return told
+
+    engine._make = watched
+    for _ in range(WARM + STEPS):
+        trainer.advance()
+    found = {}
+    for ranks in (1, 2, 4):
+        sums = 4 * len(FlatSums(trainer.state.gaussians, ranks).flat) * (4 // ranks + 1) * (ranks - 1) / ranks
+        rows = [0.0] * ranks
+        for i, ids in enumerate(seen[4 * WARM :]):
+            for rank in range(ranks):
+                part = Shard(rank, ranks, points).rows
+                if rank != i % 4 % ranks:
+                    there = 4 * SENT * int(((ids >= part.start) & (ids < part.stop)).sum())
+                    rows[rank] += there / STEPS
+                    rows[i % 4 % ranks] += there / STEPS
+        found |= {(ranks, False): [sums] * ranks, (ranks, True): rows}
+    return found
 
 
 def memory(key: str) -> float:
@@ -85,11 +121,13 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     for points in options.points:
+        formula = by_the_formula(points)
         for ranks, sharded in [(1, False), (2, False), (4, False), (2, True), (4, True)]:
             found = results(measure, ranks, points, sharded, limit=3000.0)
             row = {key: max(rank[key] for rank in found) for key in ("seconds", "rows", "stepping", "editing")}
             sent = [rank["sent"] for rank in found]
             rows.append({"gaussians": points, "ranks": ranks, "sharded": sharded, **row, "sent": sent})
+            rows[-1]["by_the_formula"] = formula[ranks, sharded]
             print(rows[-1], flush=True)
     told = {"views": [SIZE, SIZE], "batch": 4, "rows": rows, "run": circumstances()}
     options.json.write_text(json.dumps(told, indent=1) + "\n")
