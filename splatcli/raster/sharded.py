@@ -82,33 +82,21 @@ class ShardedEngine:
         for first in range(0, len(cameras), size):
             group = cameras[first : first + size]
             inputs: StepInputs | None = None
-            seen: list[Seen] = []
-            records, counts = gaussians.means.new_zeros(0, SENT), [0] * size
             problem: Exception | None = None
             try:
                 if rank < len(group):
                     inputs = inputs_of(first + rank)
-                    shared = shared or inputs
-                assert shared is not None
-                views = [self._stages.view(gaussians, camera, shared) for camera in group]
-                seen, records, counts = self._projected(gaussians, views)
             except Exception as error:
                 problem = error
-            records, counts = self.team.exchange_rows(records, counts, problem)
-            numbers, sums = [0.0, 0.0], records.new_zeros(0, RETURNED)
-            try:
-                if inputs is not None:
-                    numbers, sums = self._compared(inputs, records)
-            except Exception as error:
-                problem = error
-            told += self.team.tell("a view", numbers, problem)[: len(group)]
+            shared = shared or inputs
+            seen, records, counts = self._meet(gaussians, self._views(gaussians, group, shared), problem)
+            numbers, sums, counts = self._answer(inputs, records, counts)
+            told += numbers[: len(group)]
             assert shared is not None
-            del records
-            sums, counts = self.team.exchange_rows(sums, counts)
             for view, returned in zip(seen, torch.split(sums, counts), strict=False):
                 self._gradients(view, returned, gaussians, shared, own)
                 total.flat += own.flat
-            del sums
+            del records, sums
             if shared.correction is not None:
                 slopes += self.team.gather(self._stages.slopes.cpu())[: len(group)]
         assert shared is not None
@@ -125,13 +113,7 @@ class ShardedEngine:
         """
         rank, backend = self.team.rank, self._stages.backend
         views = [view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False) for camera in cameras]
-        records, counts = gaussians.means.new_zeros(0, SENT), [0] * self.team.size
-        problem: Exception | None = None
-        try:
-            _, records, counts = self._projected(gaussians, views)
-        except Exception as error:
-            problem = error
-        records, _ = self.team.exchange_rows(records, counts, problem)
+        _, records, _ = self._meet(gaussians, views, None)
         if rank >= len(views):
             return None, None
         view, frame = views[rank], Frame(backend, self._budget, slack=0.0)
@@ -144,16 +126,45 @@ class ShardedEngine:
             return None, error
         return image, None
 
-    def _projected(self, gaussians: Gaussians, views: Sequence[abi.View]) -> tuple[list[Seen], Tensor, list[int]]:
-        """What is left to know of each view; the records of one after another, and how many go to each process."""
-        frame, seen, sent = self._projection, [], []
-        for view in views:
-            arrays = frame.project(view, gaussians)
-            records, slots = visible_records(frame, arrays)
-            seen.append(Seen.of(frame, view, arrays, slots))
-            sent.append(records)
-        counts = [len(records) for records in sent]
-        return seen, torch.cat(sent), counts + [0] * (self.team.size - len(views))
+    def _views(self, gaussians: Gaussians, cameras: Sequence[Camera], shared: StepInputs | None) -> list[abi.View]:
+        """The views of a round, whoever has them; none where this process has failed before its first one."""
+        return [] if shared is None else [self._stages.view(gaussians, camera, shared) for camera in cameras]
+
+    def _meet(
+        self, gaussians: Gaussians, views: Sequence[abi.View], problem: Exception | None
+    ) -> tuple[list[Seen], Tensor, list[int]]:
+        """Projects for all views of a round; (what is left to know of each, what this process' view sees, from whom).
+
+        problem: what has gone wrong in this process before; then it is raised in all.
+        """
+        frame, size = self._projection, self.team.size
+        seen: list[Seen] = []
+        sent = [gaussians.means.new_zeros(0, SENT)]
+        try:
+            for view in views:
+                arrays = frame.project(view, gaussians)
+                records, slots = visible_records(frame, arrays)
+                seen.append(Seen.of(frame, view, arrays, slots))
+                sent.append(records)
+            together = torch.cat(sent)
+        except Exception as error:
+            problem, together = problem or error, sent[0]
+        counts = [len(view.slots) for view in seen] + [0] * (size - len(seen))
+        del sent
+        return seen, *self.team.exchange_rows(together, counts, problem)
+
+    def _answer(
+        self, inputs: StepInputs | None, records: Tensor, counts: list[int]
+    ) -> tuple[list[list[float]], Tensor, list[int]]:
+        """Draws this process' view, if it has one; ([loss, pairs] of all; what comes back for own records; by view)."""
+        numbers, sums, problem = [0.0, 0.0], records.new_zeros(0, RETURNED), None
+        try:
+            if inputs is not None:
+                numbers, sums = self._compared(inputs, records)
+        except Exception as error:
+            problem = error
+        told = self.team.tell("a view", numbers, problem)
+        return told, *self.team.exchange_rows(sums, counts)
 
     def _compared(self, inputs: StepInputs, records: Tensor) -> tuple[list[float], Tensor]:
         """([loss, pairs] of a view; [V, RETURNED] what goes back for its ``records`` [V, SENT])."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from splatcli.raster.batch import BatchEngine
+from splatcli.raster.allowance import PairBudget
+from splatcli.raster.batch import BatchEngine, batch_engine_for
 from splatcli.raster.engine import teach
-from splatcli.raster.sharded import ShardedEngine
+from splatcli.raster.sharded import ShardedEngine, sharded_engine_for
 from splatcli.raster.stepping import StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
+from splatcli.train.crew import Crew
 from splatcli.train.inputs import given_camera, step_inputs, training_background, view_of_step
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.state import TrainState
@@ -70,3 +72,13 @@ class Batches:
         team = self.engine.team
         rank, size = (0, 1) if team is None else (team.rank, team.size)
         targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
+
+
+def batches_for(state: TrainState, budget: PairBudget, crew: Crew | None) -> Batches | None:
+    """What makes steps on several views; None where a step has one, and is fused. Raises as the engines do."""
+    views, device = state.config.train.batch_size, state.gaussians.device
+    if views == 1 and (crew is None or crew.size == 1):
+        return None
+    if state.shard is not None and crew is not None:
+        return Batches(sharded_engine_for(device, crew, budget), views)
+    return Batches(batch_engine_for(device, budget, crew), views)

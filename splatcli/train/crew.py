@@ -59,6 +59,11 @@ class Crew(ShardTeam, Protocol):
         ...
 
 
+def place_of(crew: Crew | None, sharded: bool) -> tuple[int, int] | None:
+    """(rank, size) where processes hold a part of the Gaussians each; a single one holds all."""
+    return (crew.rank, crew.size) if crew is not None and sharded and crew.size > 1 else None
+
+
 def agreed_wish(crew: Crew | None, reason: str | None, save: bool) -> tuple[str | None, bool]:
     """Why to stop, if at all, and whether to save: what any process wishes. A crew compares states before a save."""
     if crew is None:

@@ -17,17 +17,24 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.batch import batch_engine_for
 from splatcli.raster.engine import engine_for
 from splatcli.raster.memory import Budget
-from splatcli.raster.sharded import ShardedEngine, sharded_engine_for
 from splatcli.raster.stepping import StepEngine
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.batch import Batches
+from splatcli.train.batch import Batches, batches_for
 from splatcli.train.begin import new_state, resumed_state
 from splatcli.train.changes import apply_config
-from splatcli.train.crew import COMPARE_EVERY, Bystander, Crew, agreed_wish, begin_together, compare, found_together
+from splatcli.train.crew import (
+    COMPARE_EVERY,
+    Bystander,
+    Crew,
+    agreed_wish,
+    begin_together,
+    compare,
+    found_together,
+    place_of,
+)
 from splatcli.train.density import Density
 from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stepped, Stopped
 from splatcli.train.failures import is_survivable
@@ -37,7 +44,7 @@ from splatcli.train.keeper import Keeper
 from splatcli.train.lr import active_sh_degree
 from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_loss
 from splatcli.train.recovery import Recovery
-from splatcli.train.scoring import JointScorer, Renderer, Scorer, renderer_within
+from splatcli.train.scoring import Renderer, renderer_within, scorer_for
 from splatcli.train.sharding import whole_state
 from splatcli.train.state import TrainState
 from splatcli.train.strategies import make_strategy
@@ -79,7 +86,7 @@ class Trainer:
         self.crew = crew
         self.leads = crew is None or crew.rank == 0
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
-        self.batches = self._batches()
+        self.batches = batches_for(self.state, self._budget, self.crew)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self.targets = self._targets(state.config.memory.budget)
@@ -87,7 +94,7 @@ class Trainer:
         self.keeper = Keeper(run_dir, clock) if self.leads else Bystander(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
         self._renderer = renderer or renderer_within(self._budget)
-        self.scorer = self._scorer()
+        self.scorer = scorer_for(self.scene, self._renderer, self.batches and self.batches.engine)
         self.density = Density(crew)
         self.recovery = Recovery(run_dir)
         self.finite = FiniteWatch()
@@ -115,15 +122,8 @@ class Trainer:
         sharded: bool = False,
     ) -> Trainer:
         """A new run; arguments as in new_state(). sharded: each process of the crew holds some of the Gaussians."""
-        state, notes = new_state(
-            config,
-            scene,
-            device,
-            given,
-            planned=engine is None,
-            folder=run_dir.path,
-            place=_place(crew, sharded),
-        )
+        place, folder = place_of(crew, sharded), run_dir.path
+        state, notes = new_state(config, scene, device, given, planned=engine is None, folder=folder, place=place)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     @classmethod
@@ -148,6 +148,7 @@ class Trainer:
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         sharded: as for start(), whatever the run has been before.
         """
+        place, folder = place_of(crew, sharded), run_dir.path
         state, scene, found = resumed_state(
             checkpoint,
             scene,
@@ -155,8 +156,8 @@ class Trainer:
             config=config,
             allowed=allowed,
             planned=engine is None,
-            folder=run_dir.path,
-            place=_place(crew, sharded),
+            folder=folder,
+            place=place,
         )
         notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
@@ -253,10 +254,7 @@ class Trainer:
                 compare(self.crew, self.state)
             if save:
                 yield from self._settled()
-                whole = self._whole()
-                with self._apart("a save"):
-                    yield from self._logged([self.keeper.save(whole)])
-                del whole
+                yield from self._logged(self._save())
             if self._evaluates and guard.probe_every and step % guard.probe_every == 0:
                 yield from self._settled()
                 with self._apart("a look at the probe views"):
@@ -349,6 +347,14 @@ class Trainer:
         with self._apart("the last save"):
             yield from self._logged(self.keeper.finish(whole, patient=patient))
 
+    def _save(self) -> list[Event]:
+        saved: list[Event] = []
+        whole = self._whole()
+        with self._apart("a save"):
+            # What must not be kept is found by the first one, and all go back with it.
+            found_together(self.crew, lambda: saved.append(self.keeper.save(whole)))
+        return saved
+
     def _whole(self) -> TrainState:
         """The state as it is saved: with all rows on the first of the processes that share them out."""
         if self._sharers is None:
@@ -368,20 +374,6 @@ class Trainer:
     def _apart(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """What the first process of a crew does alone, while the others wait."""
         return self.crew.apart(doing) if self.crew is not None and self.leads else contextlib.nullcontext()
-
-    def _scorer(self) -> Scorer:
-        if self.batches is not None and isinstance(self.batches.engine, ShardedEngine):
-            return JointScorer(self.scene, self._renderer, self.batches.engine)
-        return Scorer(self.scene, self._renderer)
-
-    def _batches(self) -> Batches | None:
-        """What makes steps on several views; None where a step has one, and is fused."""
-        views, device = self.state.config.train.batch_size, self.state.gaussians.device
-        if views == 1 and (self.crew is None or self.crew.size == 1):
-            return None
-        if self._sharers is not None:
-            return Batches(sharded_engine_for(device, self._sharers, self._budget), views)
-        return Batches(batch_engine_for(device, self._budget, self.crew), views)
 
     def _targets(self, limit: int | None) -> Targets:
         state = self.state
@@ -408,8 +400,8 @@ class Trainer:
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
             self.engine = engine_for(plan.device, self._budget)
-            self.batches = self._batches()
-            self.scorer = self._scorer()
+            self.batches = batches_for(self.state, self._budget, self.crew)
+            self.scorer = scorer_for(self.scene, self._renderer, self.batches and self.batches.engine)
         self.targets = self._targets(limit)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)
@@ -422,16 +414,9 @@ class Trainer:
         return [probe] if alarm is None else [probe, alarm]
 
     def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
-        sharers = self._sharers
-        agreed = should_stop if sharers is None else (lambda: agreed_wish(sharers, should_stop(), False)[0])
-        event, reason = self.scorer.evaluate(self.state, agreed)
+        event, reason = self.scorer.evaluate(self.state, lambda: agreed_wish(self._sharers, should_stop(), False)[0])
         yield from self._logged([] if event is None else [event])
         return reason
 
     def _logged(self, events: Iterable[Event]) -> Iterator[Event]:
         return self.journal.log(events, lambda: self.state)
-
-
-def _place(crew: Crew | None, sharded: bool) -> tuple[int, int] | None:
-    """(rank, size) where processes hold a part of the Gaussians each; a single one holds all."""
-    return (crew.rank, crew.size) if crew is not None and sharded and crew.size > 1 else None

@@ -157,6 +157,11 @@ class JointScorer(Scorer):
             yield from (row[1:] if row[0] else None for row in told[: len(group)])
 
 
+def scorer_for(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
+    """What scores a run's views: one process, or with a ShardedEngine those that the Gaussians are shared out among."""
+    return JointScorer(scene, renderer, engine) if isinstance(engine, ShardedEngine) else Scorer(scene, renderer)
+
+
 def _looks(state: TrainState) -> _Looks:
     config = state.config
     background = torch.tensor(BACKGROUNDS[evaluation_background(config)], device=state.gaussians.device)
