@@ -202,7 +202,7 @@ class Trainer:
                 failure.__context__ = None
             yield from self._go_back(failure)
         if reason in ("finished", "max-time") and self._evaluates:
-            with self._apart("the evaluation"):
+            with self._leading("the evaluation"):
                 reason = (yield from self._evaluate(should_stop)) or reason
         assert self.keeper.saved is not None
         yield Stopped(self.state.step, reason, self.keeper.saved.path)
@@ -225,16 +225,9 @@ class Trainer:
         return events
 
     def _start_event(self) -> Started:
-        state = self.state
-        return Started(
-            state.step,
-            state.config.train.iterations,
-            state.count,
-            len(state.train),
-            len(state.test),
-            str(state.gaussians.device),
-            self.notes,
-        )
+        state, device = self.state, str(self.state.gaussians.device)
+        steps, views = state.config.train.iterations, (len(state.train), len(state.test))
+        return Started(state.step, steps, state.count, *views, device, self.notes)
 
     def _train(
         self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
@@ -257,11 +250,11 @@ class Trainer:
                 yield from self._logged(self._save())
             if self._evaluates and guard.probe_every and step % guard.probe_every == 0:
                 yield from self._settled()
-                with self._apart("a look at the probe views"):
+                with self._leading("a look at the probe views"):
                     yield from self._logged(self._probe())
             if self._evaluates and train.eval_every and step % train.eval_every == 0:
                 yield from self._settled()
-                with self._apart("an evaluation"):
+                with self._leading("an evaluation"):
                     yield from self._evaluate(should_stop)
         compare(self.crew, self.state)
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
@@ -319,7 +312,7 @@ class Trainer:
         rows, losses = batches.step(state, self.scene, self.targets, self.strategy, step)
         degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
         for row, loss in zip(rows, losses, strict=True):
-            check_loss(step, self.scene.cameras[state.train[row]].name, loss, state.gaussians)
+            check_loss(step, self.scene.cameras[state.train[row]].name, loss, state.gaussians, state.shard)
         self._largest = max(self._largest, state.count)
         return [Stepped(step, sum(losses) / len(losses), state.count, degree)]
 
@@ -328,7 +321,7 @@ class Trainer:
         events = []
         for loss in losses:
             step, view, count, degree = self._untold.popleft()
-            check_loss(step, view, loss, self.state.gaussians)
+            check_loss(step, view, loss, self.state.gaussians, self.state.shard)
             self._largest = max(self._largest, count)
             events.append(Stepped(step, loss, count, degree))
         return events
@@ -374,6 +367,10 @@ class Trainer:
     def _apart(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """What the first process of a crew does alone, while the others wait."""
         return self.crew.apart(doing) if self.crew is not None and self.leads else contextlib.nullcontext()
+
+    def _leading(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """The same, where processes that share the Gaussians out do it together."""
+        return self._apart(doing) if self._sharers is None else contextlib.nullcontext()
 
     def _targets(self, limit: int | None) -> Targets:
         state = self.state
