@@ -23,6 +23,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
 from splatcli.train.corrections import Corrections
+from splatcli.train.crew import digest_of
 from splatcli.train.forecast import plan_memory
 from splatcli.train.init import initial_gaussians
 from splatcli.train.resume import check_same_scene
@@ -71,7 +72,9 @@ def new_state(
     if config.train.filter_3d:
         cameras = [corrections.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
         sizes = filter_sizes(gaussians.means.to(device), cameras)
+    origin = 0
     if shard is not None:
+        origin = digest_of(column for _, column in gaussians.items())
         gaussians = gaussians.map(lambda column: column[shard.rows].clone())
         sizes = None if sizes is None else sizes[shard.rows].clone()
     gaussians = _placed(gaussians, device, store)
@@ -92,6 +95,7 @@ def new_state(
         corrections=corrections,
         smoothing=sizes,
         shard=shard,
+        origin=origin,
     )
     return state, [*scene.notes, *coverage_notes(scene.images), *notes]
 

@@ -8,7 +8,7 @@ writes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
@@ -121,13 +121,14 @@ def _sum_of(facts: object) -> int:
 def compare(crew: Crew | None, state: TrainState) -> None:
     """Raises DistributedError, naming the odd ones, unless the states of all processes are the same.
 
-    Of Gaussians that are shared out nobody else has the numbers: there it is the rest that is compared.
+    Of Gaussians that are shared out nobody else has the numbers: there it is the rest that is compared, and what the
+    parts were cut out of.
     """
     if crew is None:
         return
     of_rows, of_rest = digests(state)
     digest = of_rest if state.shard is not None else joint_digest([of_rows], of_rest)
-    crew.agree("the state", step=state.step, Gaussians=state.count, digest=digest)
+    crew.agree("the state", step=state.step, Gaussians=state.count, origin=state.origin, digest=digest)
 
 
 def state_digest(state: TrainState) -> int:
@@ -152,6 +153,12 @@ def digests(state: TrainState) -> tuple[int, int]:
     rest += [int(_row_sum(generator.get_state())) for generator in state.generators.values()]
     rest += [state.sampler.epoch, state.sampler.position]
     return _weighted(of_rows, 0), _weighted(rest, len(rows))
+
+
+@torch.no_grad()
+def digest_of(columns: Iterable[Tensor]) -> int:
+    """52 bits of all numbers of some tensors."""
+    return _weighted([int(_row_sum(column)) for column in columns], 0)
 
 
 def _weighted(sums: Sequence[int], place: int) -> int:

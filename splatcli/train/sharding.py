@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.shards import Shard
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.store import RESIDENT, Store
-from splatcli.train.crew import Crew
+from splatcli.train.crew import Crew, digest_of
 from splatcli.train.state import TrainState, check_resumable
 from splatcli.train.strategies.edit import Edit, apply_edit, as_column, edited_rows
 
@@ -60,6 +60,7 @@ def part_of(
     rows: slice | Tensor = shard.rows if kept is None else kept[shard.rows]
     state = TrainState.from_checkpoint(rows_of(checkpoint, rows), device, store)
     state.shard = shard
+    state.origin = digest_of(_columns_of(checkpoint))
     return state
 
 
@@ -71,6 +72,13 @@ def _all_of(checkpoint: Checkpoint, device: str | torch.device, kept: Tensor | N
         state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats)
         state.smoothing = None if state.smoothing is None else state.smoothing[source]
     return state
+
+
+def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
+    yield from (column for _, column in checkpoint.gaussians.items())
+    yield from (moment for pair in (checkpoint.moments or {}).values() for moment in pair)
+    others = (checkpoint.rest_steps, checkpoint.smoothing, *checkpoint.strategy.values())
+    yield from (column for column in others if isinstance(column, Tensor))
 
 
 def looked_at(state: TrainState, crew: Crew) -> tuple[Gaussians, GrowthStats]:

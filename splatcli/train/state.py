@@ -41,6 +41,7 @@ class TrainState:
     corrections: what is trained of the training views, a row for each of ``train``.
     smoothing: [N] sizes of the 3D filter as they were measured last (REFILTER_EVERY); None without one.
     shard: which rows of the run these are, where processes have a part each; None: all.
+    origin: digest of all rows when these were cut out of them, which has to be the same in all processes.
     """
 
     config: Config
@@ -57,6 +58,7 @@ class TrainState:
     corrections: Corrections = field(default_factory=Corrections)
     smoothing: Tensor | None = None
     shard: Shard | None = None
+    origin: int = 0
 
     @property
     def count(self) -> int:
