@@ -35,6 +35,9 @@ _CHUNK_COUNTS = 2 * 8
 #: Of a visible Gaussian whose record goes to another process: as it is made, put in order, sent, and arrived.
 _ON_ITS_WAY = 4 * (abi.RECORD + 1) * _FLOAT
 
+#: What exchanges between processes hold, whatever they carry.
+_TOGETHER = 16 << 20
+
 #: Of each tile: its first pair and the one after its last, and a sum of background gradients.
 _TILE = 8 + 4 + 3 * _FLOAT
 
@@ -160,7 +163,7 @@ def shared_footprint(backend: Backend, work: Work, parts: int) -> Footprint:
     slots = -(-own // abi.CHUNK) * abi.CHUNK
     projected = slots * (_SLOT + abi.ROW * _FLOAT + 4) + slots // abi.CHUNK * _CHUNK_COUNTS
     frame = step.frame + projected + seen * _ON_ITS_WAY + 2 * sums_bytes(work.sh_degree) * own
-    return replace(step, state=state_bytes(own, work.sh_degree), frame=frame)
+    return replace(step, state=state_bytes(own, work.sh_degree), frame=frame, lost=step.lost + _TOGETHER)
 
 
 def render_footprint(backend: Backend, work: Work) -> Footprint:

@@ -193,8 +193,9 @@ class SharedForecast(Forecast):
         saving = column * (count + own)
         growing = 0
         if self.grows:
-            # What decisions look at before and after, and what they are worked out with; and columns on their way.
-            growing = (2 * _LOOKED_AT + _EDIT_ROW) * count + state_bytes(own, degree) + 2 * column * own
+            # What decisions look at before, after and in another order, and what they are worked out with; and columns
+            # on their way.
+            growing = (3 * _LOOKED_AT + _EDIT_ROW) * count + state_bytes(own, degree) + 3 * column * own
         banded = step.total - step.pairs + min(step.pairs, most) + sums
         return self.held + self.photos + banded + max(scoring, growing, saving)
 
