@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 7
+#define SPLAT_ABI_VERSION 8
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -131,9 +131,11 @@ typedef struct SplatAdam {
   /* Weights of mean opacity and of mean standard deviation (world units) in what is minimised, beside the image's loss:
    * their gradients are added here, and are in no SplatProjectGrad.gradients. docs/math.md 8.2 */
   double opacity_reg, scale_reg;
+  int64_t total;      /* Gaussians that these means are over, where others hold some of them; 0: those of the call */
 } SplatAdam;
 
-/* Random pushes of the means, docs/math.md 9. The same numbers on every backend: they depend on seed, step and index. */
+/* Random pushes of the means, docs/math.md 9. The same numbers on every backend: they depend on seed, step and index, which
+ * is counted from the first Gaussian of all where others hold those before. */
 typedef struct SplatNoise {
   uint32_t struct_size;
   int32_t reserved;
@@ -142,6 +144,7 @@ typedef struct SplatNoise {
   double scale;                 /* world units of push for a covariance of 1 */
   double threshold, steepness;  /* what is more opaque than the threshold is hardly pushed */
   const int64_t* counters;      /* CUDA: as in SplatFrame, or NULL; nothing is done when the overflow flag is up */
+  int64_t first;                /* index of the call's first Gaussian */
 } SplatNoise;
 
 /* Where splat_project_vjp puts things; every pointer may be NULL. */

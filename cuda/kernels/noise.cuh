@@ -10,7 +10,7 @@ struct NoiseJob {
   RawArrays gaussians;
   float* means;
   uint64_t seed;
-  int64_t step;
+  int64_t step, first;
   float scale, threshold, steepness;
   const int64_t* counters;
 };
@@ -21,7 +21,8 @@ __global__ void __launch_bounds__(kNoiseThreads) push_means(NoiseJob job) {
   if (overflowed(job.counters)) return;
   const int64_t i = int64_t(blockIdx.x) * kNoiseThreads + threadIdx.x;
   if (i >= job.gaussians.n) return;
-  uint32_t words[4] = {uint32_t(i), uint32_t(job.step), uint32_t(uint64_t(job.step) >> 32), 0};
+  const uint64_t index = uint64_t(job.first + i);
+  uint32_t words[4] = {uint32_t(index), uint32_t(job.step), uint32_t(uint64_t(job.step) >> 32), uint32_t(index >> 32)};
   philox(words, uint32_t(job.seed), uint32_t(job.seed >> 32));
   float normal[4];
   for (int k = 0; k < 4; k += 2)

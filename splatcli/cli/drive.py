@@ -15,6 +15,7 @@ from splatcli.cli.fitting import Fitting
 from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
+from splatcli.cli.ranks import check_sharded
 from splatcli.cli.signals import ECHO, Requests, exit_code
 from splatcli.cli.solving import scene_of
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UsageError
@@ -56,10 +57,12 @@ def start_training(
     live: LiveRun | None,
     out: Output,
     crew: World | None = None,
+    sharded: bool = False,
 ) -> int:
     """Train a new run to its end or until it is stopped; returns the exit code.
 
     crew: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
+    sharded: each holds a part of the Gaussians.
     limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
     dotted keys, schedules scaled to them. live: shows the run to browsers.
     """
@@ -91,7 +94,9 @@ def start_training(
         requests.heed_stops()
         with _folder(crew, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
             with _apart(crew, "building the model"):
-                trainer = Trainer.start(config, scene, run_dir=run_dir, device=device, given=given, crew=crew)
+                trainer = Trainer.start(
+                    config, scene, run_dir=run_dir, device=device, given=given, crew=crew, sharded=sharded
+                )
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given
             return _drive(trainer, stop_at, requests, live, out, fitting=fitting)
@@ -106,8 +111,9 @@ def resume_training(
     live: LiveRun | None,
     out: Output,
     crew: World | None = None,
+    sharded: bool = False,
 ) -> int:
-    """Go on with the run of a checkpoint; returns the exit code. crew: as for start_training()."""
+    """Go on with the run of a checkpoint; returns the exit code. crew, sharded: as for start_training()."""
     from splatcli.checkpoint.load import load_checkpoint
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
@@ -126,8 +132,9 @@ def resume_training(
         )
     with Requests(ECHO if crew else 0.0) as requests:
         with _apart(crew, "reading the checkpoint"):
-            # A state that does not fit the memory must not be read into it.
-            checkpoint = load_checkpoint(path, mapped=_offloads(path, wishes))
+            # A state that does not fit the memory must not be read into it; of one that is shared out, each process
+            # reads its part of the file.
+            checkpoint = load_checkpoint(path, mapped=sharded or _offloads(path, wishes))
         config, notes = changed_config(
             checkpoint.config, file=wishes.file, assignments=wishes.settings, allowed=wishes.allowed
         )
@@ -139,6 +146,8 @@ def resume_training(
                 remedy="--data DIR says where it is now",
             )
         check_batch(config, crew)
+        if sharded:
+            check_sharded(config, viewer=live is not None)
         with _apart(crew, "reading the scene"):
             scene = read_scene(root, config.data, background=training_background(config))
         run = run_folder(path)
@@ -155,6 +164,7 @@ def resume_training(
                     allowed=wishes.allowed,
                     notes=notes,
                     crew=crew,
+                    sharded=sharded,
                 )
             # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
             run_dir.rewind(checkpoint.step)

@@ -39,10 +39,13 @@ StopAt = Annotated[
 
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:1.")]
 
+#: Names of one option; under the second one the processors are no answer.
+RANKS = ("--ranks", "--gpus")
+
 Ranks = Annotated[
     int | None,
     typer.Option(
-        "--ranks",
+        *RANKS,
         metavar="N",
         min=1,
         help="Share the work among N processes of this machine: a GPU each, or with --device cpu its processors.",
@@ -54,8 +57,8 @@ Distributed = Annotated[
     typer.Option(
         "--distributed",
         metavar="MODE",
-        help="Be one of the processes that torchrun has started on one run. replicated: each holds all Gaussians, and "
-        "they share the views of a batch.",
+        help="Share the views of a batch among processes: those of --ranks, or those that torchrun has started. "
+        "replicated: each holds all Gaussians; sharded: each holds a part of them.  [default with --ranks: replicated]",
     ),
 ]
 
@@ -356,12 +359,17 @@ def time_limit(text: str) -> float:
 
 
 def without_ranks(arguments: list[str]) -> list[str]:
-    """A command line that asks for --ranks, without that."""
+    """A command line that asks for ranks, without that and without how they share the work."""
     kept = []
     pending = iter(arguments)
     for word in pending:
-        if word == "--ranks":
+        if word in (*RANKS, "--distributed"):
             next(pending, None)
-        elif not word.startswith("--ranks="):
+        elif not word.startswith(tuple(f"{name}=" for name in (*RANKS, "--distributed"))):
             kept.append(word)
     return kept
+
+
+def name_of_ranks(arguments: list[str]) -> str:
+    """The one of its names under which a command line asks for ranks."""
+    return next((name for name in RANKS for word in arguments if word.split("=")[0] == name), RANKS[0])

@@ -12,37 +12,65 @@ from splatcli.cli.output import Output
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from splatcli.config import Config
     from splatcli.distributed.world import World
 
 #: What ``--distributed`` takes.
-MODES = ("replicated",)
+REPLICATED, SHARDED = MODES = ("replicated", "sharded")
 
 
-def start_ranks(ranks: int, arguments: list[str], *, device: str, distributed: str | None) -> int:
+def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | None, asked: str) -> int:
     """Runs ``splat`` with ``arguments`` as ``ranks`` processes of this machine; the exit code of all.
 
-    device: as on the command line; with GPUs there has to be one for each.
+    device: as on the command line; with GPUs there has to be one for each. mode: of MODES. asked: the option's name.
     """
     from splatcli.cli.device import resolve_device
     from splatcli.distributed.launch import launch
 
-    if distributed is not None:
+    if mode is not None and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError(
-            "--ranks starts the ranks, --distributed joins those that a launcher has started", remedy="give one"
+            f"a launcher has started {os.environ['WORLD_SIZE']} ranks, of which this is one, and {asked} starts others",
+            where=asked,
+            remedy=f"leave out {asked}",
         )
+    _check_mode(mode or REPLICATED)
     on_gpus = resolve_device(device).startswith("cuda")
-    if on_gpus:
+    if on_gpus or (asked == "--gpus" and device != "cpu"):
         import torch
 
-        if torch.cuda.device_count() < ranks:
+        count = torch.cuda.device_count() if on_gpus else 0
+        if count < ranks:
             raise UsageError(
-                f"{ranks} ranks want as many GPUs, and there are {torch.cuda.device_count()}",
-                where="--ranks",
-                remedy="fewer ranks, or --device cpu",
+                f"{ranks} ranks want as many GPUs, and there are {count} that can be used",
+                where=asked,
+                remedy="--device cpu shares out the processors instead; splat doctor says what a GPU here lacks"
+                if not count
+                else f"{asked} {count}, or --device cpu",
             )
     kind = ["--device", "cuda" if on_gpus else "cpu"]
-    command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", "replicated", *kind]
+    command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", mode or REPLICATED, *kind]
     return launch(command, ranks, share_cores=not on_gpus)
+
+
+def check_sharded(config: Config, *, viewer: bool) -> None:
+    """Raises UsageError for what needs all Gaussians in one process."""
+    if config.views.pose_opt:
+        raise UsageError(
+            "a pose's gradient is a sum over all Gaussians, and would have other bits where processes hold a part each",
+            where="views.pose_opt",
+            remedy="--distributed replicated refines poses",
+        )
+    if viewer:
+        raise UsageError(
+            "a page shows what one process holds, and with sharded Gaussians that is a part of them",
+            where="--viewer",
+            remedy="leave out --viewer, or use --distributed replicated",
+        )
+
+
+def _check_mode(mode: str) -> None:
+    if mode not in MODES:
+        raise UsageError(f"{mode!r} is no way to share a run", where="--distributed", remedy=" or ".join(MODES))
 
 
 @contextmanager
@@ -60,8 +88,7 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
             out.warn(f"WORLD_SIZE is {ranks}, but this process works alone; --distributed replicated lets ranks share")
         yield None, resolve_device(device)
         return
-    if mode not in MODES:
-        raise UsageError(f"{mode!r} is no way to share a run", where="--distributed", remedy=" or ".join(MODES))
+    _check_mode(mode)
     import torch
 
     from splatcli.distributed.joining import Place, join

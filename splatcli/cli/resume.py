@@ -85,7 +85,7 @@ def resume(
     from splatcli.cli.model import find_model
     from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
-    from splatcli.cli.ranks import crew_of, start_ranks
+    from splatcli.cli.ranks import SHARDED, crew_of, start_ranks
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
@@ -94,10 +94,11 @@ def resume(
     with speaking(json=json, quiet=quiet) as out:
         path = find_model(checkpoint)
         if ranks is not None:
+            asked = options.name_of_ranks(sys.argv[1:])
             arguments = options.without_ranks(sys.argv[1:])
             # What came through a pipe, or was looked for, is named, so that all ranks take the same.
             named = arguments if checkpoint is not None else [arguments[0], str(path), *arguments[1:]]
-            return start_ranks(ranks, named, device=device, distributed=distributed)
+            return start_ranks(ranks, named, device=device, mode=distributed, asked=asked)
         with (
             crew_of(distributed, device, out) as (crew, own_device),
             live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live,
@@ -110,4 +111,5 @@ def resume(
                 live=live,
                 out=out,
                 crew=crew,
+                sharded=distributed == SHARDED,
             )

@@ -173,13 +173,14 @@ def train(
       splat train scene/ --viewer
       splat train scene/ | splat render --views
       splat train scene/ --ranks 4
+      splat train scene/ --ranks 4 --distributed sharded
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.drive import check_batch, default_folder, start_training
     from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
-    from splatcli.cli.ranks import crew_of, start_ranks
+    from splatcli.cli.ranks import SHARDED, check_sharded, crew_of, start_ranks
 
     if white_background and random_background:
         raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
@@ -243,7 +244,9 @@ def train(
         )
     with speaking(json=json, quiet=quiet) as out:
         if ranks is not None:
-            return start_ranks(ranks, options.without_ranks(sys.argv[1:]), device=device, distributed=distributed)
+            arguments = sys.argv[1:]
+            asked = options.name_of_ranks(arguments)
+            return start_ranks(ranks, options.without_ranks(arguments), device=device, mode=distributed, asked=asked)
         with crew_of(distributed, device, out) as (crew, own_device):
             from splatcli.settings import build_config
 
@@ -251,6 +254,9 @@ def train(
                 flags["train.batch_size"] = crew.size
             settings = build_config(flags, file=config, assignments=assignments, preset=preset)
             check_batch(settings, crew)
+            sharded = distributed == SHARDED
+            if sharded:
+                check_sharded(settings, viewer=viewer)
             limit = None if max_time is None else options.time_limit(max_time)
             if limit is not None and iterations is not None:
                 raise UsageError(
@@ -298,4 +304,5 @@ def train(
                     live=live,
                     out=out,
                     crew=crew,
+                    sharded=sharded,
                 )

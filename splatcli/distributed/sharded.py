@@ -20,7 +20,7 @@ from splatcli.native import abi
 from splatcli.native.call import Backend
 from splatcli.raster.frame import Frame
 from splatcli.raster.rendering import Render, backend_for
-from splatcli.raster.shards import frame_of, returned_sums, take_sums, visible_records
+from splatcli.raster.shards import fill_frame, returned_sums, take_sums, visible_records
 from splatcli.raster.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
 
@@ -103,15 +103,16 @@ class _Sharded(torch.autograd.Function):
             records, slots = visible_records(frame, arrays)
             frames.append((frame, view, arrays, slots))
             sent.append(records)
-        received = world.exchange_rows(sent)
+        received, counts = world.exchange_rows(torch.cat(sent), [len(records) for records in sent])
         view = job.view(world.rank)
-        frame, arrays = frame_of(job.backend, torch.cat(received), None)
+        frame = Frame(job.backend, slack=0.0)
+        arrays = fill_frame(frame, received)
         frame.bin(view, arrays)
         size = (view.height, view.width)
         image, alpha, depth = background.new_empty(*size, 3), background.new_empty(size), background.new_empty(size)
         frame.blend(view, background, image, alpha, depth)
         ctx.job, ctx.frames, ctx.own = job, frames, (frame, view)
-        ctx.counts = [len(rows) for rows in received]
+        ctx.counts = counts
         ctx.save_for_backward(background, image, alpha, depth, *parameters)
         return image, alpha, depth
 
@@ -127,10 +128,10 @@ class _Sharded(torch.autograd.Function):
         out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
         frame.blend_vjp(view, background, out, v_out, v_background)
         sums = returned_sums(frame, sum(ctx.counts))
-        returned = ctx.job.world.exchange_rows(list(torch.split(sums, ctx.counts)))
+        returned, counts = ctx.job.world.exchange_rows(sums, ctx.counts)
         total = Gaussians(*parameters).map(torch.zeros_like)
         part = total.map(torch.empty_like)
-        for (own, own_view, arrays, slots), rows in zip(ctx.frames, returned, strict=True):
+        for (own, own_view, arrays, slots), rows in zip(ctx.frames, torch.split(returned, counts), strict=True):
             take_sums(own, slots, rows)
             own.project_vjp(own_view, arrays, gradients=own.backend.arrays(part))
             for name in GROUPS:

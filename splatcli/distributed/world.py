@@ -8,6 +8,7 @@ different shapes would hang or give rubbish. Tensors follow only when the cards 
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +28,7 @@ from splatcli.raster.rendering import Render
 from splatcli.raster.view import Z_FAR, Z_NEAR
 from splatcli.scene.camera import Camera
 
-#: Numbers on a card: four of its head, and what is told.
+#: Numbers on a card: four of its head, and what is told; with more than ten ranks, two for each.
 CARD = 24
 _HEAD = 4
 
@@ -38,13 +39,19 @@ NAMES = (
     "the state",
     "words",
     "wishes",
+    "an exchange",
     "a view",
+    "a score",
+    "the numbers",
     "a rendering",
     "a rasterization",
     "colours",
     "the end",
 )
 _NAMES = {crc32(name.encode()): name for name in NAMES}
+
+#: Numbers that are summed at once: torch makes a wider copy of them.
+_PIECE = 1 << 18
 
 #: Seconds that a wait for the others is cut into, to look in between at what has become of them.
 SLICE = timedelta(seconds=0.5)
@@ -57,7 +64,8 @@ class World:
     """This process' place among ``size`` others.
 
     rank: 0 to size - 1.
-    sent: bytes of tensors that this rank has sent to others, as exchanges of this kind have to; and cards, by "cards".
+    sent: bytes of tensors that this rank has sent to others, as exchanges of this kind have to: in a "sum", as "rows",
+        to make a "whole" of them, or when they "gather"; and "cards".
     patience: seconds that a rank may come later to an exchange than this one.
     """
 
@@ -73,6 +81,7 @@ class World:
     ) -> None:
         """control: a gloo group. data: the group for tensors, NCCL where they are on GPUs."""
         self.rank, self.size = rank, size
+        self._card = max(CARD, _HEAD + 2 * size)
         self.patience = patience
         self.sent: dict[str, int] = {}
         self._store = store
@@ -93,7 +102,7 @@ class World:
             self._store.set(f"problem/{self._number}/{self.rank}", problem_of(problem))
         bits = [struct.unpack("<q", struct.pack("<d", float(number)))[0] for number in numbers]
         head = [self._number, crc32(what.encode()), len(bits), problem is not None]
-        card = torch.tensor([*head, *bits, *[0] * (CARD - _HEAD - len(bits))], dtype=torch.int64)
+        card = torch.tensor([*head, *bits, *[0] * (self._card - _HEAD - len(bits))], dtype=torch.int64)
         cards = [torch.empty_like(card) for _ in range(self.size)]
         self._count("cards", card.nbytes * (self.size - 1))
         self._complete(f"{what} ({self._number})", lambda: dist.all_gather(cards, card, self._control, True))
@@ -166,22 +175,57 @@ class World:
         self._complete("a gathering", lambda: dist.all_gather(parts, own.contiguous(), self._control, True))
         return parts
 
-    def exchange_rows(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Part r [V_r, width] goes to rank r; what came from each rank, [V, width], by rank. float32, on the CPU."""
-        width = parts[0].shape[1]
-        counts = self.gather(torch.tensor([len(part) for part in parts]))
-        incoming = [int(row[self.rank]) for row in counts]
-        own = torch.cat([part.reshape(-1) for part in parts])
-        received = own.new_empty(sum(incoming) * width)
-        sizes = [count * width for count in incoming], [part.numel() for part in parts]
-        self._count("rows", own.nbytes - parts[self.rank].nbytes)
+    def exchange_rows(
+        self, rows: Tensor, counts: Sequence[int], problem: Exception | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """The first ``counts[0]`` of ``rows`` [V, width] go to rank 0, and so on; (what came, how much from each rank).
 
-        def begin() -> dist.Work | None:
-            work: dist.Work | None = dist.all_to_all_single(received, own, *sizes, group=self._data, async_op=True)
-            return work
+        Four bytes a number. A rank with a ``problem`` raises it, and all others an error like it; its rows stay.
+        Raises DistributedError, naming the sender, when what arrives is not what was sent.
+        """
+        return self._exchange("rows", rows, counts, problem)
 
-        self._complete("an exchange of Gaussians", begin)
-        return [rows.view(-1, width) for rows in torch.split(received, sizes[0])]
+    def collect(self, own: Tensor, *, everywhere: bool) -> Tensor | None:
+        """The rows of all ranks, one rank after another: on every rank, or on the first one, and None on the others.
+
+        own: [n, ...], of another n on each rank. Four bytes a number.
+        """
+        rows = own.reshape(len(own), math.prod(own.shape[1:]))
+        counts = [len(own) if everywhere or rank == 0 else 0 for rank in range(self.size)]
+        received, came = self._exchange("whole", rows.repeat(self.size if everywhere else 1, 1), counts, None)
+        return received.view(sum(came), *own.shape[1:]) if everywhere or self.rank == 0 else None
+
+    def _exchange(
+        self, what: str, rows: Tensor, counts: Sequence[int], problem: Exception | None
+    ) -> tuple[Tensor, list[int]]:
+        """See exchange_rows(). what: see ``sent``.
+
+        Every rank says on a card how many rows go to each other, and a sum of their bits, which have to arrive.
+        """
+        facts = [0.0] * (2 * self.size)
+        if problem is None:
+            parts = torch.split(rows, list(counts))
+            facts = [float(fact) for part in parts for fact in (len(part), _bits_of(part))]
+        told = self.tell("an exchange", facts, problem)
+        incoming = [(int(row[2 * self.rank]), int(row[2 * self.rank + 1])) for row in told]
+        width, came = rows.shape[1], [count for count, _ in incoming]
+        received = rows.new_empty(sum(came), width)
+        sizes = [count * width for count in came], [count * width for count in counts]
+        self._count(what, rows.nbytes - parts[self.rank].nbytes)
+
+        def look() -> None:
+            for rank, (part, (_, bits)) in enumerate(zip(torch.split(received, came), incoming, strict=True)):
+                if _bits_of(part) != bits:
+                    self.watch.judge([rank], f"what rank {rank} has sent to rank {self.rank} is not what arrived")
+                    raise self.watch.error()
+
+        self._complete(
+            "an exchange of rows",
+            lambda: self._swap(received.view(-1), rows.reshape(-1), sizes),
+            in_stream=self._on_gpu,
+            look=look,
+        )
+        return received, came
 
     def add_in_order(self, total: Tensor, own: Tensor, count: int) -> None:
         """Adds the ``own`` [L] of the first ``count`` ranks to ``total`` [L], one after the other; L divides by size.
@@ -196,9 +240,11 @@ class World:
         for part in received.chunk(self.size)[:count]:
             mine += part
 
-    def _swap(self, received: Tensor, own: Tensor) -> dist.Work | None:
-        """Part r of ``own`` goes to rank r."""
-        work: dist.Work | None = dist.all_to_all_single(received, own, group=self._data, async_op=True)
+    def _swap(
+        self, received: Tensor, own: Tensor, sizes: tuple[list[int] | None, list[int] | None] = (None, None)
+    ) -> dist.Work | None:
+        """Part r of ``own`` goes to rank r; ``sizes`` of what comes from each and goes to each, by default equal."""
+        work: dist.Work | None = dist.all_to_all_single(received, own, *sizes, group=self._data, async_op=True)
         return work
 
     def complete(self, total: Tensor) -> None:
@@ -212,10 +258,18 @@ class World:
 
     # --- how an exchange is waited for --------------------------------------------------------------------------
 
-    def _complete(self, what: str, begin: Callable[[], dist.Work | None], *, in_stream: bool = False) -> None:
+    def _complete(
+        self,
+        what: str,
+        begin: Callable[[], dist.Work | None],
+        *,
+        in_stream: bool = False,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
         """Does an exchange. Raises DistributedError, naming who is to blame, when it does not come about.
 
-        in_stream: it is ordered by a GPU's stream, and nothing need be waited for.
+        in_stream: it is ordered by a GPU's stream, and nothing need be waited for. look: at what has come, for which a
+        GPU has to be waited for all the same.
         """
         self.watch.enter(what)
         try:
@@ -223,11 +277,13 @@ class World:
             assert work is not None
             if in_stream:
                 work.wait()
+                look()
                 return
             began = time.monotonic()
             while not self._arrived(work):
                 self.watch.check()
                 self.watch.waited(time.monotonic() - began, self.patience)
+            look()
         except RuntimeError as error:
             raise self._lost(what, error) from None
         finally:
@@ -281,3 +337,9 @@ class World:
         """Waits for all to come to their end, and leaves in good order."""
         self.tell("the end", [])
         self.watch.close()
+
+
+def _bits_of(rows: Tensor) -> int:
+    """A sum of all bits, which no change of a single number leaves as it is; exact in a float64."""
+    words = rows.reshape(-1).view(torch.int32)
+    return sum(int(piece.sum(dtype=torch.int64)) for piece in torch.split(words, _PIECE)) & ((1 << 52) - 1)

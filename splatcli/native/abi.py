@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 7
+ABI_VERSION = 8
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -122,6 +122,7 @@ class Adam(_Sized):
         ("gap_count", c.c_int64),
         ("opacity_reg", c.c_double),
         ("scale_reg", c.c_double),
+        ("total", c.c_int64),
     ]
 
 
@@ -135,6 +136,7 @@ class Noise(_Sized):
         ("threshold", c.c_double),
         ("steepness", c.c_double),
         ("counters", c.c_void_p),
+        ("first", c.c_int64),
     ]
 
 

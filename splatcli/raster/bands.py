@@ -95,10 +95,11 @@ class Crowd:
     def refusal(self) -> ResourceError:
         each = self.pairs / max(1, self.visible)
         line = "" if self.line_wanted is None else f" ({gib(self.line_wanted)} for the fullest row of tiles alone)"
+        largest = f"; the largest: {self.largest}" if self.largest.ids else ""
         return ResourceError(
             f"{self.visible:,} visible Gaussians would cover {self.pairs:,} tiles ({each:,.0f} each, of "
             f"{self.tiles:,}) of the {self.width}x{self.height} image: {gib(self.wanted)} wanted{line}, "
-            f"{gib(self.left)} allowed; the largest: {self.largest}",
+            f"{gib(self.left)} allowed{largest}",
             remedy=self._remedy(each),
         )
 

@@ -118,7 +118,7 @@ class BatchEngine:
         assert shared is not None
         if self.team is not None:
             self.team.complete(total.flat)
-        self._move(gaussians, adam, total, views, shared)
+        move(self._stages, gaussians, adam, total, views, shared)
         return Outcome([loss for loss, _ in told], int(max(pairs for _, pairs in told)), slopes or None)
 
     def _make(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs, own: FlatSums) -> list[float]:
@@ -145,20 +145,6 @@ class BatchEngine:
 
     def _gathered(self, own: Tensor) -> list[Tensor]:
         return [own.cpu().clone()] if self.team is None else self.team.gather(own.cpu())
-
-    def _move(self, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs) -> None:
-        """Adam along the mean of the gradients; the statistics are those of ``views`` single steps."""
-        if shared.stats is not None:
-            shared.stats.grad2d += total.stats.grad2d
-            shared.stats.count += total.stats.count
-        for _, gradient in total.gradients.items():
-            gradient /= views
-        adam.settle(gaussians, shared.lrs["shN"])
-        self._stages.apply(gaussians, total.gradients, adam, shared)
-        adam.step += 1
-        adam.rest_steps.fill_(adam.step)
-        if shared.pressure.noise > 0.0:
-            self._stages.noise(gaussians, adam.step, shared.pressure)
 
     def _buffers(self, gaussians: Gaussians) -> tuple[FlatSums, FlatSums]:
         """Room for a view's gradients and for their sum; the same as in the last step unless rows came or went."""
@@ -190,6 +176,26 @@ class FlatSums:
     def fits(self, gaussians: Gaussians) -> bool:
         """Whether it was made for as many numbers."""
         return self.gradients.shN.shape == gaussians.shN.shape and self.flat.device == gaussians.device
+
+
+def move(
+    stages: Stages, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs
+) -> None:
+    """Adam along the mean of ``views`` gradients, whose sum is ``total``; the statistics are those of as many steps.
+
+    shared: the inputs of any of the views, which differ in nothing that matters here.
+    """
+    if shared.stats is not None:
+        shared.stats.grad2d += total.stats.grad2d
+        shared.stats.count += total.stats.count
+    for _, gradient in total.gradients.items():
+        gradient /= views
+    adam.settle(gaussians, shared.lrs["shN"])
+    stages.apply(gaussians, total.gradients, adam, shared)
+    adam.step += 1
+    adam.rest_steps.fill_(adam.step)
+    if shared.pressure.noise > 0.0:
+        stages.noise(gaussians, adam.step, shared)
 
 
 def batch_engine_for(device: torch.device, budget: PairBudget | None = None, team: Team | None = None) -> BatchEngine:

@@ -28,7 +28,6 @@ from splatcli.raster.stepping import (
     NOISE_THRESHOLD,
     Correction,
     ImmediateEngine,
-    Pressure,
     StepEngine,
     StepInputs,
 )
@@ -69,16 +68,50 @@ class Stages:
         means: Tensor | None = None,
         gradients: Gaussians | None = None,
     ) -> abi.Loss:
-        """One step, which is Adam's ``number``-th. room: see Frame.bin. means: see ``loss``.
+        """One step, which is Adam's ``number``-th. room, means: see compare().
 
         gradients: filled with those of the loss; then nothing moves, and the pressure is left to the caller.
         """
-        frame, camera, known = self.frame, inputs.camera, inputs.depth
-        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known is not None)
-        if inputs.smoothing is not None:
-            view.smoothing = self.backend.pointer(inputs.smoothing, len(gaussians))
+        frame, stats, correction = self.frame, inputs.stats, inputs.correction
+        view = self.view(gaussians, inputs.camera, inputs)
         update = self._update(adam, number, inputs) if gradients is None else None
         arrays = frame.project(view, gaussians, update)
+        loss = self.compare(view, arrays, inputs, room=room, means=means)
+        frame.project_vjp(
+            view,
+            arrays,
+            gradients=None if gradients is None else self.backend.arrays(gradients),
+            adam=update,
+            v_viewmat=self.slopes[:_POSE].view(4, 4) if correction is not None and correction.pose else None,
+            grad2d=None if stats is None else stats.grad2d,
+            count=None if stats is None else stats.count,
+        )
+        if inputs.pressure.noise > 0.0 and gradients is None:
+            self.noise(gaussians, number, inputs)
+        return loss
+
+    def view(self, gaussians: Gaussians, camera: Camera, inputs: StepInputs) -> abi.View:
+        """What ``camera`` is to the native side in a step with ``inputs``."""
+        known = inputs.depth is not None
+        view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
+        if inputs.smoothing is not None:
+            view.smoothing = self.backend.pointer(inputs.smoothing, len(gaussians))
+        return view
+
+    def compare(
+        self,
+        view: abi.View,
+        arrays: abi.GaussianArrays,
+        inputs: StepInputs,
+        *,
+        room: int | None = None,
+        means: Tensor | None = None,
+    ) -> abi.Loss:
+        """Draws the view that the frame has projected, and leaves the gradient rows of its loss there.
+
+        room: see Frame.bin. means: see ``loss``.
+        """
+        frame, camera, known = self.frame, inputs.camera, inputs.depth
         frame.bin(view, arrays, room=room)
         image, v_image, alpha = self._images(camera)
         depth = None if known is None else self._plane("depth", camera)
@@ -98,25 +131,13 @@ class Stages:
             # The image that was shown is done with; its memory takes the gradient of what is below the exposure.
             recolour_vjp(image, colours, v_image, shown, self.slopes[_POSE:].view(colours.shape))
             v_image = shown
-        stats = inputs.stats
-        frame.native.with_abs = inputs.absgrad and stats is not None
+        frame.native.with_abs = inputs.absgrad and inputs.stats is not None
         v_alpha = v_depth = None
         if known is not None and depth is not None:
             v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
             self.depth_term.copy_(depth_loss(alpha, depth, known, v_alpha, v_depth))
         out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
         frame.blend_vjp(view, inputs.background, out, v_out)
-        frame.project_vjp(
-            view,
-            arrays,
-            gradients=None if gradients is None else self.backend.arrays(gradients),
-            adam=update,
-            v_viewmat=self.slopes[:_POSE].view(4, 4) if correction is not None and correction.pose else None,
-            grad2d=None if stats is None else stats.grad2d,
-            count=None if stats is None else stats.count,
-        )
-        if inputs.pressure.noise > 0.0 and gradients is None:
-            self.noise(gaussians, number, inputs.pressure)
         return loss
 
     def loss(
@@ -152,8 +173,9 @@ class Stages:
         update = self._update(adam, adam.step + 1, inputs)
         self.backend.call("adam", self.backend.arrays(gaussians), self.backend.arrays(gradients), update)
 
-    def noise(self, gaussians: Gaussians, number: int, pressure: Pressure) -> None:
+    def noise(self, gaussians: Gaussians, number: int, inputs: StepInputs) -> None:
         """Pushes the means at random, as step ``number`` does."""
+        pressure = inputs.pressure
         job = abi.Noise(
             seed=pressure.seed,
             step=number,
@@ -161,6 +183,7 @@ class Stages:
             threshold=NOISE_THRESHOLD,
             steepness=NOISE_STEEPNESS,
             counters=self.frame.native.counters,
+            first=0 if inputs.shard is None else inputs.shard.first,
         )
         self.backend.call("noise", self.backend.arrays(gaussians), job)
 
@@ -195,6 +218,7 @@ class Stages:
             exp_avg_sq=self.backend.arrays(adam.exp_avg_sq),
             opacity_reg=inputs.pressure.opacity_reg,
             scale_reg=inputs.pressure.scale_reg,
+            total=0 if inputs.shard is None else inputs.shard.total,
         )
         if adam.lazy:
             if self._gaps is None or self._gaps_of != (adam.beta1, adam.beta2):

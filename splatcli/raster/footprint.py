@@ -32,6 +32,12 @@ _TRAINED = 4 + 2 * _FLOAT
 _SLOT = abi.RECORD * _FLOAT + 3 * 4
 _CHUNK_COUNTS = 2 * 8
 
+#: Of a visible Gaussian whose record goes to another process: as it is made, put in order, sent, and arrived.
+_ON_ITS_WAY = 4 * (abi.RECORD + 1) * _FLOAT
+
+#: What exchanges between processes hold, whatever they carry.
+_TOGETHER = 16 << 20
+
 #: Of each tile: its first pair and the one after its last, and a sum of background gradients.
 _TILE = 8 + 4 + 3 * _FLOAT
 
@@ -140,6 +146,24 @@ def step_footprint(backend: Backend, work: Work) -> Footprint:
         pairs=int(slack * pairs),
         lost=_lost(backend, frame + images + pairs),
     )
+
+
+def sums_bytes(sh_degree: int) -> int:
+    """Of a Gaussian whose gradients of several views are added: one sum of them, and of what is told of it."""
+    return parameter_bytes(sh_degree) + 2 * _FLOAT
+
+
+def shared_footprint(backend: Backend, work: Work, parts: int) -> Footprint:
+    """A training step of a process that holds one of ``parts`` parts of the Gaussians; ``work`` is of all of them.
+
+    Its own Gaussians are projected, and keep the sums of their gradients; the view is drawn of what it sees of all.
+    """
+    own, seen = -(-work.gaussians // parts), min(work.pairs.visible, work.gaussians)
+    step = step_footprint(backend, replace(work, gaussians=seen))
+    slots = -(-own // abi.CHUNK) * abi.CHUNK
+    projected = slots * (_SLOT + abi.ROW * _FLOAT + 4) + slots // abi.CHUNK * _CHUNK_COUNTS
+    frame = step.frame + projected + seen * _ON_ITS_WAY + 2 * sums_bytes(work.sh_degree) * own
+    return replace(step, state=state_bytes(own, work.sh_degree), frame=frame, lost=step.lost + _TOGETHER)
 
 
 def render_footprint(backend: Backend, work: Work) -> Footprint:

@@ -186,12 +186,8 @@ class Frame:
         self.native.rows, self.native.row_counts = sums, reached
 
     def hold(self, arrays: abi.GaussianArrays) -> None:
-        """Parameters that were projected and are blended elsewhere (raster/shards.py)."""
+        """Parameters that were projected here and are blended elsewhere, or the other way round (raster/shards.py)."""
         self._arrays, self._source = arrays, None
-
-    def stand_for(self, gaussians: Gaussians) -> None:
-        """Where records come from elsewhere, what words about the largest of them are taken from."""
-        self._source = gaussians
 
     def take_sums(self, slots: Tensor, sums: Tensor, reached: Tensor) -> None:
         """Sums of gradient rows [V, ROW] that were made elsewhere, for the records in ``slots`` [V]; see seen()."""
@@ -282,7 +278,6 @@ class Frame:
 
     def _crowd(self, view: abi.View, bound: int, fullest_line: int | None, with_rows: bool) -> Crowd:
         """What there is to say of a view that is over the budget."""
-        assert self._source is not None
         slots = self._padded()
 
         def chunks(name: str, dtype: torch.dtype, numel: int) -> Tensor:
@@ -300,5 +295,6 @@ class Frame:
             nbytes(view, self.native, bound, with_rows),
             None if fullest_line is None else nbytes(view, self.native, fullest_line, with_rows),
             self.allowance.left(),
-            Largest.of(ids, tiles, visible, self._source.log_scales),
+            # Where records come from elsewhere, nothing is known of what they are of.
+            Largest([], [], []) if self._source is None else Largest.of(ids, tiles, visible, self._source.log_scales),
         )

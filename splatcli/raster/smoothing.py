@@ -7,7 +7,7 @@ later has the blur in its own scales and opacities, so that any viewer shows wha
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -31,18 +31,19 @@ _ROWS = 1 << 20
 
 
 @torch.no_grad()
-def filter_sizes(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
+def filter_sizes(means: Tensor, cameras: Sequence[Camera], largest_of_all: Callable[[float], float] = float) -> Tensor:
     """[N] float32: standard deviation of each Gaussian's filter in world units, for training views ``cameras``.
 
     means: [N, 3]. The best view of a Gaussian is the one with most pixels to a world unit there. What no view sees
     gets the largest size that any other has; 0 where none sees anything.
+    largest_of_all: gives the largest size anywhere for the largest of these, where other processes have more Gaussians.
     """
     rates = torch.cat(
         [_best_rates(rows, cameras) for rows in torch.split(means.float(), _ROWS)] or [means.new_zeros(0)]
     )
     sizes = math.sqrt(VARIANCE) / rates
     seen = rates > 0.0
-    coarsest = torch.where(seen, sizes, 0.0).max() if len(sizes) else sizes.new_zeros(())
+    coarsest = largest_of_all(float(torch.where(seen, sizes, 0.0).max()) if len(sizes) else 0.0)
     return torch.where(seen, sizes, coarsest)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.depth import DepthTarget
+from splatcli.raster.shards import Shard
 from splatcli.raster.stats import GrowthStats
 from splatcli.scene.camera import Camera
 
@@ -71,6 +72,7 @@ class StepInputs:
     absgrad: the statistics take each pixel's share of the gradient by its magnitude (AbsGS), docs/math.md 6.3.
     correction: what of the view itself is trained along; None: nothing.
     smoothing: [N] sizes of the Gaussians' 3D filter, see raster/smoothing.py; None: there is none.
+    shard: which of all Gaussians those of this process are; None: all.
     depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
     """
 
@@ -88,6 +90,7 @@ class StepInputs:
     correction: Correction | None = None
     depth: DepthTarget | None = None
     smoothing: Tensor | None = None
+    shard: Shard | None = None
 
 
 class StepEngine(Protocol):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from splatcli.raster.batch import BatchEngine
+from splatcli.raster.allowance import PairBudget
+from splatcli.raster.batch import BatchEngine, batch_engine_for
 from splatcli.raster.engine import teach
+from splatcli.raster.sharded import ShardedEngine, sharded_engine_for
 from splatcli.raster.stepping import StepInputs
+from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
+from splatcli.train.crew import Crew
 from splatcli.train.inputs import given_camera, step_inputs, training_background, view_of_step
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.state import TrainState
@@ -20,7 +24,7 @@ class Batches:
     pairs: (Gaussian, tile) pairs of the fullest view of the last step.
     """
 
-    def __init__(self, engine: BatchEngine, views: int) -> None:
+    def __init__(self, engine: BatchEngine | ShardedEngine, views: int) -> None:
         self.engine = engine
         self.views = views
         self.pairs = 0
@@ -42,7 +46,11 @@ class Batches:
             return step_inputs(state, strategy, step, rows[i], given, target, colours[i])
 
         try:
-            outcome = self.engine.step(state.gaussians, state.adam, self.views, inputs_of)
+            if isinstance(self.engine, ShardedEngine):
+                cameras = [self._camera(state, scene, step, row) for row in rows]
+                outcome = self.engine.step(state.gaussians, state.adam, cameras, inputs_of)
+            else:
+                outcome = self.engine.step(state.gaussians, state.adam, self.views, inputs_of)
         except Exception:
             state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
             state.generators["background"].set_state(background)
@@ -54,8 +62,23 @@ class Batches:
             teach(state.corrections.of(row, given, state.config, extent, step, device), slopes)
         return rows, outcome.losses
 
+    @staticmethod
+    def _camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
+        """That of a training view in this step, as whoever has its photo sees it."""
+        return state.corrections.camera(row, given_camera(state, scene, step, row))
+
     def _prefetch(self, state: TrainState, targets: Targets) -> None:
         """Starts decoding what this process is going to draw soon."""
         team = self.engine.team
         rank, size = (0, 1) if team is None else (team.rank, team.size)
         targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
+
+
+def batches_for(state: TrainState, budget: PairBudget, crew: Crew | None) -> Batches | None:
+    """What makes steps on several views; None where a step has one, and is fused. Raises as the engines do."""
+    views, device = state.config.train.batch_size, state.gaussians.device
+    if views == 1 and (crew is None or crew.size == 1):
+        return None
+    if state.shard is not None and crew is not None:
+        return Batches(sharded_engine_for(device, crew, budget), views)
+    return Batches(batch_engine_for(device, budget, crew), views)

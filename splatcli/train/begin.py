@@ -13,6 +13,8 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.shards import Shard
+from splatcli.raster.smoothing import filter_sizes
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.store import Store, store_for
 from splatcli.scene.coverage import coverage_notes
@@ -21,10 +23,12 @@ from splatcli.scene.scene import Scene
 from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
 from splatcli.train.corrections import Corrections
+from splatcli.train.crew import digest_of
 from splatcli.train.forecast import plan_memory
 from splatcli.train.init import initial_gaussians
 from splatcli.train.resume import check_same_scene
 from splatcli.train.sampler import ViewSampler
+from splatcli.train.sharding import part_of
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
 
@@ -36,12 +40,14 @@ def new_state(
     *,
     planned: bool = True,
     folder: Path | None = None,
+    place: tuple[int, int] | None = None,
 ) -> tuple[TrainState, list[str]]:
     """The state of a new run on ``device``, and notes for the user.
 
     given: the model that ``config.model.init`` names.
     planned: whether the memory of the device's own engine is looked at, see plan_memory().
     folder: where a run that offloads on the CPU has its file, see store_for().
+    place: (rank, size) of this process among those that share the Gaussians out; None: it holds all.
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     if not scene.train:
@@ -59,7 +65,18 @@ def new_state(
     notes += settle_cap(config, scene, len(gaussians))
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
-        notes += plan_memory(config, scene, gaussians, torch.device(device), own=own, store=store)
+        parts = 1 if place is None else place[1]
+        notes += plan_memory(config, scene, gaussians, torch.device(device), own=own, parts=parts, store=store)
+    shard = None if place is None else Shard(*place, len(gaussians))
+    corrections, sizes = Corrections.new(config.views, len(scene.train)), None
+    if config.train.filter_3d:
+        cameras = [corrections.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
+        sizes = filter_sizes(gaussians.means.to(device), cameras)
+    origin = 0
+    if shard is not None:
+        origin = digest_of(column for _, column in gaussians.items())
+        gaussians = gaussians.map(lambda column: column[shard.rows].clone())
+        sizes = None if sizes is None else sizes[shard.rows].clone()
     gaussians = _placed(gaussians, device, store)
     state = TrainState(
         config=config,
@@ -75,10 +92,11 @@ def new_state(
         dataset=DatasetInfo(
             str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
         ),
-        corrections=Corrections.new(config.views, len(scene.train)),
+        corrections=corrections,
+        smoothing=sizes,
+        shard=shard,
+        origin=origin,
     )
-    if config.train.filter_3d:
-        state.refilter()
     return state, [*scene.notes, *coverage_notes(scene.images), *notes]
 
 
@@ -96,12 +114,13 @@ def resumed_state(
     allowed: Collection[str] = (),
     planned: bool = True,
     folder: Path | None = None,
+    place: tuple[int, int] | None = None,
 ) -> tuple[TrainState, Scene, list[str]]:
     """The state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 
     config: settings to go on with in place of the stored ones.
     allowed: what of the scene may have changed, see check_same_scene().
-    planned, folder: as for a new run.
+    planned, folder, place: as for a new run.
     Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed,
     ResourceError where the memory cannot suffice.
     """
@@ -113,8 +132,9 @@ def resumed_state(
         notes += settle_cap(config, scene, len(checkpoint.gaussians))
     store = store_for((config or checkpoint.config).memory.offload, device, folder)
     if planned:
-        notes += _plan_again(checkpoint, scene, torch.device(device), config, store)
-    state = TrainState.from_checkpoint(checkpoint, device, store)
+        parts = 1 if place is None else place[1]
+        notes += _plan_again(checkpoint, scene, torch.device(device), config, parts, store)
+    state = part_of(checkpoint, place, device, store=store)
     if config is not None:
         if config.train.iterations < state.step:
             raise UsageError(
@@ -141,12 +161,14 @@ def _placed(gaussians: Gaussians, device: str, store: Store) -> Gaussians:
 
 
 def _plan_again(
-    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None, store: Store
+    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None, parts: int, store: Store
 ) -> list[str]:
     """plan_memory() for a run that goes on: it keeps the cap that it found, unless it is given another budget."""
     config = config or checkpoint.config
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
         config.memory.cap = None
-    # A run that offloads maps its checkpoint, which then counts as little as what it offloads.
-    own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not store.offloads else 0
-    return plan_memory(config, scene, checkpoint.gaussians, device, own=own, store=store)
+    # A run that offloads maps its checkpoint, and so do processes with a part each: it counts as little as what they
+    # offload.
+    mapped = store.offloads or parts > 1
+    own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
+    return plan_memory(config, scene, checkpoint.gaussians, device, own=own, parts=parts, store=store)

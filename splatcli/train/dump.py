@@ -31,7 +31,8 @@ def divergence_report(problem: DivergedError, state: TrainState) -> dict[str, An
         "view": view,
         "loss": None if loss is None else _number(loss),
         "reached_step": state.step,
-        "num_gaussians": len(state.gaussians),
+        "num_gaussians": state.count,
+        "first_row": 0 if state.shard is None else state.shard.first,
         "learning_rates": learning_rates(state.config.optim, state.config.schedule, state.dataset.extent, max(1, step)),
         "tensors": {name: _facts(tensor) for name, tensor in state_tensors(state.gaussians, state.adam)},
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -20,7 +21,15 @@ from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
 from splatcli.raster.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, Crowd, Largest
-from splatcli.raster.footprint import Work, line_bytes, render_footprint, rest_bytes, state_bytes, step_footprint
+from splatcli.raster.footprint import (
+    Work,
+    line_bytes,
+    render_footprint,
+    rest_bytes,
+    shared_footprint,
+    state_bytes,
+    step_footprint,
+)
 from splatcli.raster.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
 from splatcli.raster.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
 from splatcli.raster.rendering import backend_for
@@ -46,6 +55,8 @@ _EDIT_ROW = 64
 
 #: Pieces of SH rest that are worked on at once, when steps that were missed are made up for.
 _PIECES = 6
+#: Bytes of a row as decisions look at it where processes hold a part of the rows each: all but colours, and statistics.
+_LOOKED_AT = 4 * (3 + 4 + 3 + 1 + 2)
 
 #: What a process holds is rounded up to this, so that two runs find the same cap.
 _GRAIN = 256 << 20
@@ -154,6 +165,41 @@ class Forecast:
         return int(PAIRS_SHARE * self.room)
 
 
+@dataclass(frozen=True, slots=True)
+class SharedForecast(Forecast):
+    """The same of a process that holds one of ``parts`` parts of the Gaussians; ``work`` and counts are of all."""
+
+    parts: int = 1
+
+    def least(self) -> int:
+        step = shared_footprint(self.backend, self.work, self.parts)
+        pairs = min(step.pairs, line_bytes(self.backend, self.work))
+        return self.held + step.total - step.pairs + pairs
+
+    def now(self) -> int:
+        step = shared_footprint(self.backend, self.work, self.parts)
+        return self.held + self.photos + step.total - step.pairs + min(step.pairs, self._most_pairs())
+
+    def at(self, count: int) -> int:
+        more = count / max(1, self.work.gaussians)
+        # More Gaussians are smaller, but as large a part of them is seen.
+        pairs = replace(self.work.pairs.times(math.pow(more, _PAIRS_GROW)), visible=self.work.pairs.times(more).visible)
+        work = replace(self.work, gaussians=count, pairs=pairs)
+        step, shown = shared_footprint(self.backend, work, self.parts), render_footprint(self.backend, work)
+        most, own, degree = self._most_pairs(), -(-count // self.parts), work.sh_degree
+        sums = work.pairs.visible * (4 * abi.ROW + 4) if step.pairs > most else 0
+        column = 4 * 3 * max(1, SH_REST[degree])  # the widest one there is
+        scoring = column * own + min(shown.pairs, int(_SCORE_PAIRS * most)) + work.width * work.height * _SCORE_PIXEL
+        saving = column * (count + own)
+        growing = 0
+        if self.grows:
+            # What decisions look at before, after and in another order, and what they are worked out with; and columns
+            # on their way.
+            growing = (3 * _LOOKED_AT + _EDIT_ROW) * count + state_bytes(own, degree) + 3 * column * own
+        banded = step.total - step.pairs + min(step.pairs, most) + sums
+        return self.held + self.photos + banded + max(scoring, growing, saving)
+
+
 def plan_memory(
     config: Config,
     scene: Scene,
@@ -161,13 +207,14 @@ def plan_memory(
     device: torch.device,
     *,
     own: int,
+    parts: int = 1,
     store: Store = RESIDENT,
 ) -> list[str]:
     """Sentences for the user about the memory of a run that begins with ``gaussians``.
 
-    own: bytes that the process holds of this state already. store: of the SH rest. With a budget, ``config.memory.cap``
-    is set where it is not. Raises ResourceError, before anything large is allocated, when the state and a step on it
-    cannot fit.
+    own: bytes that the process holds of this state already. parts: processes that share the Gaussians out. store: of
+    the SH rest. With a budget, ``config.memory.cap`` is set where it is not. Raises ResourceError, before anything
+    large is allocated, when the state and a step on it cannot fit.
     """
     budget = config.memory.budget
     try:
@@ -183,7 +230,7 @@ def plan_memory(
         scene.images.limit(int(SHARE_OF_MEMORY * room))
     camera, pairs = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
     largest = max((scene.cameras[i] for i in (*scene.train, *scene.test)), key=lambda c: c.width * c.height)
-    forecast = Forecast(
+    forecast = (Forecast if parts == 1 else partial(SharedForecast, parts=parts))(
         backend=backend,
         held=held,
         photos=photo_room(scene, device, room),

@@ -51,6 +51,7 @@ def step_inputs(
         correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
         depth=target.depth,
         smoothing=state.smoothing,
+        shard=state.shard,
     )
 
 

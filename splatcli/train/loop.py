@@ -11,39 +11,44 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 import torch
-from torch import Tensor
 
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.batch import batch_engine_for
 from splatcli.raster.engine import engine_for
 from splatcli.raster.memory import Budget
-from splatcli.raster.smoothing import filter_sizes, opacity_shares
 from splatcli.raster.stepping import StepEngine
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.batch import Batches
+from splatcli.train.batch import Batches, batches_for
 from splatcli.train.begin import new_state, resumed_state
 from splatcli.train.changes import apply_config
-from splatcli.train.crew import COMPARE_EVERY, Bystander, Crew, agreed_wish, begin_together, compare
-from splatcli.train.events import Capped, Event, OpacityReset, Probed, Refined, Rescheduled, Started, Stepped, Stopped
+from splatcli.train.crew import (
+    COMPARE_EVERY,
+    Bystander,
+    Crew,
+    agreed_wish,
+    begin_together,
+    compare,
+    found_together,
+    place_of,
+)
+from splatcli.train.density import Density
+from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stepped, Stopped
 from splatcli.train.failures import is_survivable
 from splatcli.train.inputs import step_inputs, training_background, view_of_step
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
 from splatcli.train.lr import active_sh_degree
-from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_count, check_loss, judge_refinement
+from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_loss
 from splatcli.train.recovery import Recovery
-from splatcli.train.scoring import Renderer, Scorer, renderer_within
+from splatcli.train.scoring import Renderer, renderer_within, scorer_for
+from splatcli.train.sharding import whole_state
 from splatcli.train.state import TrainState
-from splatcli.train.strategies import apply_edit, make_strategy
+from splatcli.train.strategies import make_strategy
 from splatcli.train.targets import Targets
-
-#: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
-FULL = 0.99
 
 #: Steps between two measurements of the 3D filter (Mip-Splatting); each edit of the Gaussians makes one too.
 REFILTER_EVERY = 100
@@ -81,20 +86,21 @@ class Trainer:
         self.crew = crew
         self.leads = crew is None or crew.rank == 0
         self.engine = engine or engine_for(state.gaussians.device, self._budget)
-        self.batches = self._batches()
+        self.batches = batches_for(self.state, self._budget, self.crew)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self.targets = self._targets(state.config.memory.budget)
         self._clock = clock
         self.keeper = Keeper(run_dir, clock) if self.leads else Bystander(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
-        self.scorer = Scorer(scene, renderer or renderer_within(self._budget))
+        self._renderer = renderer or renderer_within(self._budget)
+        self.scorer = scorer_for(self.scene, self._renderer, self.batches and self.batches.engine)
+        self.density = Density(crew)
         self.recovery = Recovery(run_dir)
         self.finite = FiniteWatch()
         self.crowding = PairsWatch()
         self.quality = QualityWatch(state.config.guard)
         self._engine_is_ours = engine is None
-        self._capped_told = False
         #: The most Gaussians that a step was done with.
         self._largest = 0
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
@@ -113,9 +119,11 @@ class Trainer:
         given: Gaussians | None = None,
         clock: Callable[[], float] = time.monotonic,
         crew: Crew | None = None,
+        sharded: bool = False,
     ) -> Trainer:
-        """A new run; arguments as in new_state()."""
-        state, notes = new_state(config, scene, device, given, planned=engine is None, folder=run_dir.path)
+        """A new run; arguments as in new_state(). sharded: each process of the crew holds some of the Gaussians."""
+        place, folder = place_of(crew, sharded), run_dir.path
+        state, notes = new_state(config, scene, device, given, planned=engine is None, folder=folder, place=place)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     @classmethod
@@ -133,11 +141,14 @@ class Trainer:
         notes: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
         crew: Crew | None = None,
+        sharded: bool = False,
     ) -> Trainer:
         """The run that ``checkpoint`` was saved from, going on with the same bits; arguments as in resumed_state().
 
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
+        sharded: as for start(), whatever the run has been before.
         """
+        place, folder = place_of(crew, sharded), run_dir.path
         state, scene, found = resumed_state(
             checkpoint,
             scene,
@@ -145,7 +156,8 @@ class Trainer:
             config=config,
             allowed=allowed,
             planned=engine is None,
-            folder=run_dir.path,
+            folder=folder,
+            place=place,
         )
         notes = (*found, *notes)
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
@@ -174,8 +186,10 @@ class Trainer:
         self.journal.begin()
         yield self._start_event()
         compare(self.crew, self.state)
+        whole = self._whole()
         with self._apart("the first checkpoint"):
-            yield from self._logged(self.keeper.begin(self.state))
+            yield from self._logged(self.keeper.begin(whole))
+        del whole
         while True:
             try:
                 reason = yield from self._train(stop_at, ends, should_save)
@@ -187,8 +201,8 @@ class Trainer:
                 failure = error.with_traceback(None)
                 failure.__context__ = None
             yield from self._go_back(failure)
-        if reason in ("finished", "max-time") and self.leads:
-            with self._apart("the evaluation"):
+        if reason in ("finished", "max-time") and self._evaluates:
+            with self._leading("the evaluation"):
                 reason = (yield from self._evaluate(should_stop)) or reason
         assert self.keeper.saved is not None
         yield Stopped(self.state.step, reason, self.keeper.saved.path)
@@ -211,16 +225,9 @@ class Trainer:
         return events
 
     def _start_event(self) -> Started:
-        state = self.state
-        return Started(
-            state.step,
-            state.config.train.iterations,
-            len(state.gaussians),
-            len(state.train),
-            len(state.test),
-            str(state.gaussians.device),
-            self.notes,
-        )
+        state, device = self.state, str(self.state.gaussians.device)
+        steps, views = state.config.train.iterations, (len(state.train), len(state.test))
+        return Started(state.step, steps, state.count, *views, device, self.notes)
 
     def _train(
         self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
@@ -240,15 +247,14 @@ class Trainer:
                 compare(self.crew, self.state)
             if save:
                 yield from self._settled()
-                with self._apart("a save"):
-                    yield from self._logged([self.keeper.save(self.state)])
-            if self.leads and guard.probe_every and step % guard.probe_every == 0:
+                yield from self._logged(self._save())
+            if self._evaluates and guard.probe_every and step % guard.probe_every == 0:
                 yield from self._settled()
-                with self._apart("a look at the probe views"):
+                with self._leading("a look at the probe views"):
                     yield from self._logged(self._probe())
-            if self.leads and train.eval_every and step % train.eval_every == 0:
+            if self._evaluates and train.eval_every and step % train.eval_every == 0:
                 yield from self._settled()
-                with self._apart("an evaluation"):
+                with self._leading("an evaluation"):
                     yield from self._evaluate(should_stop)
         compare(self.crew, self.state)
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
@@ -270,17 +276,19 @@ class Trainer:
         edits: list[Event] = []
         if self.strategy.edits(step):
             told += self._told(self.engine.drain())
-            edits = self._edit(step)
+            edits = self.density.edit(state, self.strategy, step)
+            if any(isinstance(edit, OpacityReset) for edit in edits):
+                self.quality.reset(step)
             # The step is told with the count that it leaves behind.
-            told[-1] = dataclasses.replace(told[-1], num_gaussians=len(state.gaussians))
+            told[-1] = dataclasses.replace(told[-1], num_gaussians=state.count)
         elif state.smoothing is not None and step % REFILTER_EVERY == 0:
             told += self._told(self.engine.drain())
-            state.refilter()
+            self.density.refilter(state)
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
-            self.finite.look(step, state.gaussians, state.adam)
+            found_together(self._sharers, lambda: self.finite.look(step, state.gaussians, state.adam))
         pairs = self.engine.pairs if self.batches is None else self.batches.pairs
-        alarm = self.crowding.judge(step, pairs, len(state.gaussians))
+        alarm = self.crowding.judge(step, pairs, state.count)
         return [*told, *edits, *([] if alarm is None else [alarm])]
 
     def _single(self, step: int) -> list[Stepped]:
@@ -304,16 +312,16 @@ class Trainer:
         rows, losses = batches.step(state, self.scene, self.targets, self.strategy, step)
         degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
         for row, loss in zip(rows, losses, strict=True):
-            check_loss(step, self.scene.cameras[state.train[row]].name, loss, state.gaussians)
-        self._largest = max(self._largest, len(state.gaussians))
-        return [Stepped(step, sum(losses) / len(losses), len(state.gaussians), degree)]
+            check_loss(step, self.scene.cameras[state.train[row]].name, loss, state.gaussians, state.shard)
+        self._largest = max(self._largest, state.count)
+        return [Stepped(step, sum(losses) / len(losses), state.count, degree)]
 
     def _told(self, losses: list[float]) -> list[Stepped]:
         """The steps whose losses have become known, each checked."""
         events = []
         for loss in losses:
             step, view, count, degree = self._untold.popleft()
-            check_loss(step, view, loss, self.state.gaussians)
+            check_loss(step, view, loss, self.state.gaussians, self.state.shard)
             self._largest = max(self._largest, count)
             events.append(Stepped(step, loss, count, degree))
         return events
@@ -321,60 +329,48 @@ class Trainer:
     def _settled(self) -> Iterator[Event]:
         """Nothing is on its way any more, and all that is known of the state has been looked at."""
         yield from self._logged(self._told(self.engine.drain()))
-        self.finite.read()
+        found_together(self._sharers, self.finite.read)
 
     def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
         yield from self._settled()
+        saved = self.keeper.saved is not None and self.keeper.saved.step == self.state.step
+        if self._sharers is not None and not agreed_wish(self.crew, None, self.leads and not saved)[1]:
+            return
+        whole = self._whole()
         with self._apart("the last save"):
-            yield from self._logged(self.keeper.finish(self.state, patient=patient))
+            yield from self._logged(self.keeper.finish(whole, patient=patient))
 
-    def _edit(self, step: int) -> list[Event]:
-        """Density control after ``step``, and what it did."""
-        state = self.state
-        before = len(state.gaussians)
-        # A new row copies coefficients but no moments, so it could not make up for steps that its source missed.
-        state.adam.settle(state.gaussians, state.config.optim.shN_lr)
-        edit = self.strategy.edit(step, state.gaussians, state.stats, state.generators["splits"])
-        if edit is None:
-            return []
-        edit = edit.in_order()
-        shares = None if state.smoothing is None else self._shares
-        state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats, shares)
-        if state.smoothing is not None:
-            state.refilter()
-        check_count(step, len(state.gaussians))
-        events: list[Event] = []
-        if edit.clear_stats:
-            refined = Refined(step, edit.cloned, edit.split, edit.pruned, len(state.gaussians), edit.relocated)
-            alarm = judge_refinement(refined, before, state.config.guard)
-            events += [refined] if alarm is None else [refined, alarm]
-            events += self._capped(step)
-        if edit.opacity_ceiling is not None:
-            events.append(OpacityReset(step))
-            self.quality.reset(step)
-        return events
+    def _save(self) -> list[Event]:
+        saved: list[Event] = []
+        whole = self._whole()
+        with self._apart("a save"):
+            # What must not be kept is found by the first one, and all go back with it.
+            found_together(self.crew, lambda: saved.append(self.keeper.save(whole)))
+        return saved
 
-    def _shares(self, rows: Gaussians) -> Tensor:
-        """[M] what the 3D filter is going to leave of the opacities of ``rows``."""
-        return opacity_shares(rows, filter_sizes(rows.means, self.state.training_cameras()))
+    def _whole(self) -> TrainState:
+        """The state as it is saved: with all rows on the first of the processes that share them out."""
+        if self._sharers is None:
+            return self.state
+        return whole_state(self.state, self._sharers, self.run_dir.path) or self.state
 
-    def _capped(self, step: int) -> list[Event]:
-        count, cap = len(self.state.gaussians), self.state.config.memory.cap
-        if self._capped_told or cap is None or cap != self.state.config.most_gaussians() or count < FULL * cap:
-            return []
-        self._capped_told = True
-        return [Capped(step, count, cap)]
+    @property
+    def _sharers(self) -> Crew | None:
+        """The processes, where each holds some of the Gaussians."""
+        return None if self.state.shard is None else self.crew
+
+    @property
+    def _evaluates(self) -> bool:
+        """Whether this process takes part where views are scored."""
+        return self.leads or self._sharers is not None
 
     def _apart(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """What the first process of a crew does alone, while the others wait."""
         return self.crew.apart(doing) if self.crew is not None and self.leads else contextlib.nullcontext()
 
-    def _batches(self) -> Batches | None:
-        """What makes steps on several views; None where a step has one, and is fused."""
-        views, device = self.state.config.train.batch_size, self.state.gaussians.device
-        if views == 1 and (self.crew is None or self.crew.size == 1):
-            return None
-        return Batches(batch_engine_for(device, self._budget, self.crew), views)
+    def _leading(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """The same, where processes that share the Gaussians out do it together."""
+        return self._apart(doing) if self._sharers is None else contextlib.nullcontext()
 
     def _targets(self, limit: int | None) -> Targets:
         state = self.state
@@ -401,7 +397,8 @@ class Trainer:
         self.state, event = self.recovery.carry_out(plan)
         if self._engine_is_ours:
             self.engine = engine_for(plan.device, self._budget)
-            self.batches = self._batches()
+            self.batches = batches_for(self.state, self._budget, self.crew)
+            self.scorer = scorer_for(self.scene, self._renderer, self.batches and self.batches.engine)
         self.targets = self._targets(limit)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)
@@ -414,7 +411,7 @@ class Trainer:
         return [probe] if alarm is None else [probe, alarm]
 
     def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
-        event, reason = self.scorer.evaluate(self.state, should_stop)
+        event, reason = self.scorer.evaluate(self.state, lambda: agreed_wish(self._sharers, should_stop(), False)[0])
         yield from self._logged([] if event is None else [event])
         return reason
 

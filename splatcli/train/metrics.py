@@ -80,12 +80,19 @@ def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Itera
     render: gives the [H, W, 3] float image of a camera, with the scene's size; it is quantised to 8 bits first.
     """
     for i in indices:
-        camera = scene.cameras[i]
-        image = quantised(render(camera))
-        target, hidden = load_photo(scene, i, image.device)
-        truth = target.to(image.dtype) / 255.0
-        if hidden is None or not bool(hidden.all()):
-            yield ViewScore(camera.name, psnr(image, truth, hidden), ssim(image, truth, hidden))
+        scores = score_view(render(scene.cameras[i]), scene, i)
+        if scores is not None:
+            yield ViewScore(scene.cameras[i].name, *scores)
+
+
+def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] | None:
+    """(PSNR, SSIM) of a rendered image [H, W, 3] of view ``index``, see score_views()."""
+    image = quantised(image)
+    target, hidden = load_photo(scene, index, image.device)
+    if hidden is not None and bool(hidden.all()):
+        return None
+    truth = target.to(image.dtype) / 255.0
+    return psnr(image, truth, hidden), ssim(image, truth, hidden)
 
 
 def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:

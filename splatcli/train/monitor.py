@@ -15,6 +15,7 @@ from torch import Tensor
 from splatcli.config import GuardConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.shards import Shard
 from splatcli.raster.store import ROWS
 from splatcli.train.events import Alarmed, Probed, Refined
 from splatcli.train.failures import StepDivergedError
@@ -28,11 +29,14 @@ PAIRS_WINDOW = 100
 PAIRS_JUMP = 20.0
 
 
-def check_loss(step: int, view: str, loss: float, gaussians: Gaussians) -> None:
-    """Raises StepDivergedError when ``loss`` is NaN or infinite; its message names the broken groups."""
+def check_loss(step: int, view: str, loss: float, gaussians: Gaussians, shard: Shard | None = None) -> None:
+    """Raises StepDivergedError when ``loss`` is NaN or infinite; its message names the broken groups.
+
+    shard: which of all these Gaussians are.
+    """
     if not math.isfinite(loss):
         raise StepDivergedError(
-            f"the loss is {loss} at step {step} on view {view!r}; {_broken(gaussians)}",
+            f"the loss is {loss} at step {step} on view {view!r}; {_broken(gaussians, shard)}",
             step=step,
             view=view,
             loss=loss,
@@ -134,10 +138,11 @@ def nonfinite_rows(tensor: Tensor) -> Tensor:
     return bad.nonzero().squeeze(1)
 
 
-def _broken(gaussians: Gaussians) -> str:
+def _broken(gaussians: Gaussians, shard: Shard | None) -> str:
+    before, of = (0, "") if shard is None else (shard.first, f" of rank {shard.rank}")
     rows = {name: nonfinite_rows(tensor) for name, tensor in gaussians.items()}
-    found = [f"{name} of {len(r)} Gaussians (first: {int(r[0])})" for name, r in rows.items() if len(r)]
-    return f"not finite: {', '.join(found)}" if found else f"all {len(gaussians)} Gaussians are finite"
+    found = [f"{name} of {len(r)} Gaussians (first: {before + int(r[0])})" for name, r in rows.items() if len(r)]
+    return f"not finite: {', '.join(found)}" if found else f"all {len(gaussians)} Gaussians{of} are finite"
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.config import Config
@@ -21,8 +22,8 @@ from splatcli.train.dump import divergence_report
 from splatcli.train.events import RolledBack
 from splatcli.train.failures import as_splat_error
 from splatcli.train.sampler import ViewSampler
+from splatcli.train.sharding import part_of
 from splatcli.train.state import TrainState
-from splatcli.train.strategies import Edit, apply_edit
 
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ class Plan:
     config: Config
     device: torch.device
     store: Store
+    #: (rank, size) where processes have a part of the rows each.
+    place: tuple[int, int] | None
 
 
 class Recovery:
@@ -77,12 +80,13 @@ class Recovery:
             cause=cause,
             what=problem.what,
             step=state.step,
-            count=len(state.gaussians),
+            count=state.count,
             largest=largest,
             epoch=state.sampler.epoch,
             config=state.config,
             device=state.gaussians.device,
             store=state.adam.store,
+            place=None if state.shard is None else (state.shard.rank, state.shard.size),
         )
 
     def carry_out(self, plan: Plan) -> tuple[TrainState, RolledBack]:
@@ -90,8 +94,12 @@ class Recovery:
         found = self.run_dir.newest()
         if found is None:
             raise ResourceError(f"{plan.what}; and there is no sound checkpoint to go back to", where=self.run_dir.path)
+        # A cap below what has been seen to fit; and if there are more Gaussians already, the most transparent ones go.
+        cap = max(1, math.floor(FEWER * min(plan.count, plan.largest))) if plan.cause == "memory" else None
+        before = len(found.gaussians)
         try:
-            state = TrainState.from_checkpoint(found, plan.device, plan.store)
+            kept = None if cap is None or cap >= before else most_opaque(found.gaussians, cap)
+            state = part_of(found, plan.place, plan.device, kept, plan.store)
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(
                 f"{plan.what}; and the last checkpoint does not fit either: {as_splat_error(error).what}",
@@ -101,8 +109,8 @@ class Recovery:
         state.config = plan.config  # with what earlier rollbacks changed since this checkpoint was written
         # Views in an order that has not been, so that nothing comes the same way again.
         state.sampler = ViewSampler(len(state.train), state.config.train.seed, epoch=plan.epoch + 1)
-        text = _slow_down(state) if plan.cause == "diverged" else _shrink(state, plan)
-        event = RolledBack(state.step, plan.step, plan.cause, f"{plan.what}; {text}", len(state.gaussians))
+        text = _slow_down(state) if cap is None else _shrink(state, plan, cap, before)
+        event = RolledBack(state.step, plan.step, plan.cause, f"{plan.what}; {text}", state.count)
         self._note(state, event)
         return state, event
 
@@ -135,7 +143,7 @@ class Recovery:
                 remedy=f"splat resume {run} --set optim.means_lr={0.5 * state.config.optim.means_lr:.2g} tries smaller "
                 f"steps from the last checkpoint; check the poses and the scene's scale{seen}",
             )
-        count = len(state.gaussians)
+        count = state.count
         return ResourceError(
             f"{problem.what} (at step {state.step}, with {count:,} Gaussians)",
             where=problem.where,
@@ -150,21 +158,14 @@ def _slow_down(state: TrainState) -> str:
     return f"going on with optim.means_lr = {optim.means_lr:.3g} and the views in another order"
 
 
-def _shrink(state: TrainState, plan: Plan) -> str:
-    """A cap below what has been seen to fit; and if there are more Gaussians already, the most transparent ones go."""
-    cap = max(1, math.floor(FEWER * min(plan.count, plan.largest)))
+def _shrink(state: TrainState, plan: Plan, cap: int, before: int) -> str:
     state.config.strategy.cap_max = cap
-    surplus = len(state.gaussians) - cap
     text = f"{plan.count:,} Gaussians were too many, going on with strategy.cap_max = {cap}"
-    if surplus <= 0:
-        return text
-    edit = keep_most_opaque(state.gaussians, cap)
-    state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats)
-    return f"{text} and without the {surplus:,} most transparent ones"
+    gone = before - state.count
+    return f"{text} and without the {gone:,} most transparent ones" if gone else text
 
 
-def keep_most_opaque(gaussians: Gaussians, count: int) -> Edit:
-    """The edit that leaves the ``count`` most opaque Gaussians, in their order; of equal ones the first."""
+def most_opaque(gaussians: Gaussians, count: int) -> Tensor:
+    """[count] the rows of the most opaque Gaussians, in their order; of equal ones the first."""
     order = torch.sort(gaussians.logit_opacities, descending=True, stable=True).indices[:count]
-    source = order.sort().values
-    return Edit(source, torch.zeros_like(source, dtype=torch.bool), clear_stats=False, pruned=len(gaussians) - count)
+    return order.sort().values

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from splatcli.config import Config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
+from splatcli.raster.shards import Shard
 from splatcli.raster.smoothing import filter_sizes, smoothed
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.store import RESIDENT, Store
@@ -39,6 +40,8 @@ class TrainState:
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
     corrections: what is trained of the training views, a row for each of ``train``.
     smoothing: [N] sizes of the 3D filter as they were measured last (REFILTER_EVERY); None without one.
+    shard: which rows of the run these are, where processes have a part each; None: all.
+    origin: digest of all rows when these were cut out of them, which has to be the same in all processes.
     """
 
     config: Config
@@ -54,6 +57,13 @@ class TrainState:
     dataset: DatasetInfo
     corrections: Corrections = field(default_factory=Corrections)
     smoothing: Tensor | None = None
+    shard: Shard | None = None
+    origin: int = 0
+
+    @property
+    def count(self) -> int:
+        """Gaussians of the run, wherever they are."""
+        return len(self.gaussians) if self.shard is None else self.shard.total
 
     def sh_degree(self) -> int:
         """The SH degree that the last step used."""
@@ -64,9 +74,9 @@ class TrainState:
         gaussians = self.adam.settled(self.gaussians, self.config.optim.shN_lr)
         return gaussians if self.smoothing is None else smoothed(gaussians, self.smoothing)
 
-    def refilter(self) -> None:
-        """Measures the sizes of the 3D filter anew; no step may be on its way."""
-        self.smoothing = filter_sizes(self.gaussians.means, self.training_cameras())
+    def refilter(self, largest_of_all: Callable[[float], float] = float) -> None:
+        """Measures the sizes of the 3D filter anew; no step may be on its way. largest_of_all: see filter_sizes()."""
+        self.smoothing = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
 
     def training_cameras(self) -> list[Camera]:
         """Those of the training views, as far as they are refined."""
@@ -106,12 +116,7 @@ class TrainState:
 
         Raises ModelFileError, with all that is missing, when the checkpoint holds no state of a training run.
         """
-        problems = list(_problems(checkpoint))
-        if problems:
-            raise ModelFileError(
-                "this checkpoint cannot be resumed: " + "; ".join(problems),
-                remedy="start a new run from its Gaussians: splat train SCENE --init CKPT",
-            )
+        check_resumable(checkpoint)
         assert checkpoint.moments is not None
         seed = checkpoint.config.train.seed
         gaussians, stored = _copy(checkpoint.gaussians, device, store), _adam(checkpoint)
@@ -137,6 +142,16 @@ class TrainState:
             dataset=checkpoint.dataset,
             corrections=Corrections.from_checkpoint(checkpoint),
             smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing.to(device, copy=True),
+        )
+
+
+def check_resumable(checkpoint: Checkpoint) -> None:
+    """Raises ModelFileError, with all that is missing, unless a checkpoint holds the state of a training run."""
+    problems = list(_problems(checkpoint))
+    if problems:
+        raise ModelFileError(
+            "this checkpoint cannot be resumed: " + "; ".join(problems),
+            remedy="start a new run from its Gaussians: splat train SCENE --init CKPT",
         )
 
 

@@ -16,7 +16,10 @@ import torch
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import find_latest
 from splatcli.cli.boundary import run as splat
+from splatcli.cli.ranks import check_sharded
 from splatcli.distributed.launch import joint_code
+from splatcli.errors import UsageError
+from splatcli.settings import build_config
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done
@@ -31,10 +34,12 @@ def parameters(run: Path) -> dict[str, torch.Tensor]:
 
 
 @NEEDS_COMPILER
-def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(mode: str, tmp_path: Path) -> None:
     scene = str(write_scene(tmp_path / "scene"))
     train = ["train", scene, *SETTINGS, "--device", "cpu"]
-    command = [sys.executable, "-m", "splatcli", *train, "-o", str(tmp_path / "two"), "--ranks", "2", "--json"]
+    ranks = ["--ranks", "2", "--distributed", mode]
+    command = [sys.executable, "-m", "splatcli", *train, "-o", str(tmp_path / "two"), *ranks, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = []
@@ -61,13 +66,12 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @NEEDS_COMPILER
-def test_torchruns_ranks_are_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_torchruns_ranks_are_the_same(mode: str, tmp_path: Path) -> None:
     scene = str(write_scene(tmp_path / "scene"))
     train = ["train", scene, *QUICK, "--iterations", "12", "--device", "cpu", "-q"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "splatcli"]
-    subprocess.run(
-        [*launcher, *train, "-o", str(tmp_path / "two"), "--distributed", "replicated"], check=True, timeout=300
-    )
+    subprocess.run([*launcher, *train, "-o", str(tmp_path / "two"), "--distributed", mode], check=True, timeout=300)
     assert splat([*train, "-o", str(tmp_path / "one"), "--batch-size", "2"]) == 0
     expected = parameters(tmp_path / "one")
     assert all(torch.equal(tensor, expected[name]) for name, tensor in parameters(tmp_path / "two").items())
@@ -78,8 +82,9 @@ def test_torchruns_ranks_are_the_same(tmp_path: Path) -> None:
     [
         (["--distributed", "replicated"], {}, 2, "no launcher has given this process a rank"),
         (["--distributed", "replicated"], {"RANK": "0", "WORLD_SIZE": "2"}, 7, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
-        (["--distributed", "sharded"], {}, 2, "'sharded' is no way to share a run"),
-        (["--ranks", "2", "--distributed", "replicated"], {}, 2, "--ranks starts the ranks"),
+        (["--distributed", "shared"], {}, 2, "'shared' is no way to share a run"),
+        (["--ranks", "2", "--distributed", "shared"], {}, 2, "replicated or sharded"),
+        (["--ranks", "2", "--distributed", "sharded"], {"RANK": "0", "WORLD_SIZE": "2"}, 2, "of which this is one"),
         (["--ranks", "0"], {}, 2, "--ranks"),
         (["--ranks", "2", "--max-time", "60s"], {}, 2, "--max-time plans for one process"),
         (["--batch-size", "0"], {}, 2, "train.batch_size = 0"),
@@ -100,6 +105,51 @@ def test_what_cannot_be_is_refused_at_once(
         monkeypatch.setenv(name, value)
     assert splat(["train", str(tmp_path), "--device", "cpu", *flags]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "resume"])
+@pytest.mark.parametrize("name", ["--gpus", "--ranks"])
+def test_gpus_that_are_not_there_are_not_replaced_by_processors(
+    command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asked for under the name of GPUs; asked for as ranks, they share whatever there is."""
+    started: list[tuple[list[str], int, bool]] = []
+
+    def launch(command: list[str], ranks: int, *, share_cores: bool) -> int:
+        started.append((command, ranks, share_cores))
+        return 0
+
+    monkeypatch.setattr("splatcli.distributed.launch.launch", launch)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    model = tmp_path / "ckpt.pt"
+    model.touch()
+    arguments = [command, str(model), f"{name}=3", "--distributed", "sharded"]
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["splat", *arguments])
+        return splat(list(arguments))
+
+    assert run(*arguments) == (2 if name == "--gpus" else 0)
+    said = capsys.readouterr().err
+    if name == "--gpus":
+        assert "3 ranks want as many GPUs, and there are 0" in said
+        assert "--device cpu" in said
+        assert started == []
+        assert run(*arguments, "--device", "cpu") == 0
+    told, ranks, share_cores = started[0]
+    assert (ranks, share_cores) == (3, True)
+    assert told.count("--distributed") == 1
+    assert told[-4:] == ["--distributed", "sharded", "--device", "cpu"]
+    assert not any(word.startswith(name) for word in told)
+
+
+def test_what_wants_all_gaussians_in_one_process_is_refused() -> None:
+    check_sharded(build_config({"views.exposure": True, "data.scene": "scene"}), viewer=False)
+    with pytest.raises(UsageError, match="a pose's gradient is a sum over all Gaussians"):
+        check_sharded(build_config({"views.pose_opt": True, "data.scene": "scene"}), viewer=False)
+    with pytest.raises(UsageError, match="a page shows what one process holds"):
+        check_sharded(build_config({"data.scene": "scene"}), viewer=True)
 
 
 def test_variables_of_a_launcher_change_nothing_but_a_warning(

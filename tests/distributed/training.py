@@ -8,9 +8,12 @@ from typing import Any
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.distributed.world import World
-from splatcli.train.crew import ReadRunDir, state_digest
-from splatcli.train.events import Refined, Stepped, Stopped
+from splatcli.scene.scene import Scene
+from splatcli.train.crew import ReadRunDir, digests, joint_digest, state_digest
+from splatcli.train.events import Evaluated, Probed, Refined, Stepped, Stopped
 from splatcli.train.loop import Trainer
+from splatcli.train.scoring import Renderer
+from splatcli.train.state import TrainState
 from tests.train.worlds import MemoryRun, copied, made_scene, plain_renderer, short_config
 
 #: Refinements are after steps 10 and 15, a reset after 12.
@@ -22,42 +25,82 @@ def run_of(world: World | None) -> Any:
     return MemoryRun() if world is None or world.rank == 0 else ReadRunDir(Path("run"))
 
 
-def train(world: World | None, config: Config, *, stop_at: int | None = None, views: int = 12) -> dict[str, Any]:
+def train(
+    world: World | None,
+    config: Config,
+    *,
+    stop_at: int | None = None,
+    views: int = 12,
+    sharded: bool = False,
+    renderer: Renderer | None = plain_renderer,
+    scene: Scene | None = None,
+) -> dict[str, Any]:
     """A new run; see followed()."""
-    trainer = Trainer.start(config, made_scene(views), run_dir=run_of(world), renderer=plain_renderer, crew=world)
+    trainer = Trainer.start(
+        config,
+        scene or made_scene(views),
+        run_dir=run_of(world),
+        renderer=renderer,
+        crew=world,
+        sharded=sharded,
+    )
     return followed(trainer, world, stop_at)
 
 
 def go_on(
-    world: World | None, checkpoint: Checkpoint, *, stop_at: int | None = None, views: int = 12
+    world: World | None,
+    checkpoint: Checkpoint,
+    *,
+    stop_at: int | None = None,
+    views: int = 12,
+    sharded: bool = False,
+    renderer: Renderer | None = plain_renderer,
 ) -> dict[str, Any]:
     """The run of a checkpoint; see followed()."""
     trainer = Trainer.resume(
-        copied(checkpoint), made_scene(views), run_dir=run_of(world), renderer=plain_renderer, crew=world
+        copied(checkpoint), made_scene(views), run_dir=run_of(world), renderer=renderer, crew=world, sharded=sharded
     )
     return followed(trainer, world, stop_at)
 
 
 def followed(trainer: Trainer, world: World | None, stop_at: int | None) -> dict[str, Any]:
-    """Losses and digests of the state step by step, what ended the run, and on the first rank its last checkpoint."""
-    losses, digests, refined, reason = {}, {}, 0, None
+    """Losses and digests of the state step by step, what ended the run, and on the first rank its last checkpoint.
+
+    scores: what was measured, in the order of the events. rows: how many this rank held at last.
+    """
+    losses: dict[int, float] = {}
+    found: dict[int, int] = {}
+    scores: list[Evaluated | Probed] = []
+    refined, reason = 0, None
     before = {} if world is None else dict(world.sent)
     for event in trainer.run(stop_at):
         if isinstance(event, Stepped):
-            losses[event.step], digests[event.step] = event.loss, state_digest(trainer.state)
+            losses[event.step], found[event.step] = event.loss, digest_of(trainer.state, world)
         elif isinstance(event, Refined):
             refined += event.cloned + event.split + event.pruned + event.relocated
+        elif isinstance(event, Evaluated | Probed):
+            scores.append(event)
         elif isinstance(event, Stopped):
             reason = event.reason
     run = trainer.run_dir
     return {
         "losses": losses,
-        "digests": digests,
+        "digests": found,
         "refined": refined,
         "reason": reason,
+        "scores": scores,
+        "rows": len(trainer.state.gaussians),
         "checkpoint": run.newest() if isinstance(run, MemoryRun) else None,
         "sent": {} if world is None else {what: n - before.get(what, 0) for what, n in world.sent.items()},
     }
+
+
+def digest_of(state: TrainState, world: World | None) -> int:
+    """The digest of one process with all rows, also where they are shared out."""
+    if state.shard is None or world is None:
+        return state_digest(state)
+    of_rows, of_rest = digests(state)
+    return joint_digest([int(part) for (part,) in world.tell("the numbers", [of_rows])], of_rest)
 
 
 def batch_config(batch_size: int, **sections: dict[str, object]) -> Config:

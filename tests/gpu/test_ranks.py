@@ -32,7 +32,8 @@ def test_one_rank_is_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.multigpu
-def test_two_ranks_are_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_two_ranks_are_one_process(mode: str, tmp_path: Path) -> None:
     expected = trained(tmp_path, "alone", "--batch-size", "4")
-    found = trained(tmp_path, "ranks", "--batch-size", "4", "--ranks", "2")
+    found = trained(tmp_path, "ranks", "--batch-size", "4", "--ranks", "2", "--distributed", mode)
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -3,6 +3,9 @@
 Two to four processes train on a made-up scene over gloo. At a random step something happens to one of them:
 it is killed, stopped, raises, leaves, falls behind, has other photos or settings than the rest, skips an exchange, or
 has a number changed in its memory. Whatever ends with exit code 0 must have ended on all ranks, in the same state.
+
+Where the Gaussians are shared out, nobody else has the numbers of a rank: one that changes in its memory, and not on
+its way, is seen by no one, and the trials say so.
 """
 
 from __future__ import annotations
@@ -11,18 +14,19 @@ import dataclasses
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from splatcli.distributed.world import World
 from splatcli.native.library import best_isa, load_cpu
-from splatcli.train.crew import state_digest
 from splatcli.train.events import Stepped
 from splatcli.train.loop import Trainer
 from tests.distributed.ranks import Ended, run_ranks
-from tests.distributed.training import STEPS, batch_config, run_of
-from tests.torture.harness import Figure, Tally, enough, main, rng_of
+from tests.distributed.training import STEPS, batch_config, digest_of, run_of
+from tests.torture.harness import Figure, Tally, enough, main, rng_of, wanted
 from tests.train.worlds import made_scene, plain_renderer
 
 #: Seconds in which all must be over from when a rank has met the others; and with those for starting them.
@@ -34,11 +38,12 @@ PATIENCE, LATE = 8.0, 40.0
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to ``rank`` after ``step``; kind is a key of KINDS."""
+    """What happens to ``rank`` after ``step``; kind is a key of KINDS, or of SHARDED where Gaussians are shared out."""
 
     kind: str
     rank: int
     step: int
+    sharded: bool = False
 
 
 def train_with(world: World, fault: Fault) -> tuple[int, int]:
@@ -54,12 +59,17 @@ def train_with(world: World, fault: Fault) -> tuple[int, int]:
     if mine and fault.kind == "setting":
         config.optim.sh0_lr *= 1.01
     trainer = Trainer.start(
-        config, made_scene(12, pixels=pixels), run_dir=run_of(world), renderer=plain_renderer, crew=world
+        config,
+        made_scene(12, pixels=pixels),
+        run_dir=run_of(world),
+        renderer=plain_renderer,
+        crew=world,
+        sharded=fault.sharded,
     )
     for event in trainer.run():
         if mine and isinstance(event, Stepped) and event.step == fault.step:
-            KINDS[fault.kind](world, trainer)
-    return trainer.state.step, state_digest(trainer.state)
+            kinds_of(fault.sharded)[fault.kind](world, trainer)
+    return trainer.state.step, digest_of(trainer.state, world)
 
 
 def _send(number: signal.Signals) -> Callable[[World, Trainer], None]:
@@ -115,6 +125,52 @@ def _change_own(world: World, trainer: Trainer) -> None:
     world.add_in_order = changed  # type: ignore[method-assign]
 
 
+def _skip_rows(world: World, trainer: Trainer) -> None:
+    exchange = world.exchange_rows
+
+    def skipped(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
+        world.exchange_rows = exchange  # type: ignore[method-assign]
+        return rows[:0], [0] * world.size
+
+    world.exchange_rows = skipped  # type: ignore[method-assign]
+
+
+def _lose_rows(world: World, trainer: Trainer) -> None:
+    """One rank takes the last row for the last rank for nobody's."""
+    exchange = world.exchange_rows
+
+    def lost(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
+        if not counts[-1]:
+            return exchange(rows, counts, problem)
+        world.exchange_rows = exchange  # type: ignore[method-assign]
+        return exchange(rows[:-1], [*counts[:-1], counts[-1] - 1], problem)
+
+    world.exchange_rows = lost  # type: ignore[method-assign]
+
+
+def _change_on_the_way(world: World, trainer: Trainer) -> None:
+    swap = world._swap
+
+    def changed(received: Tensor, own: Tensor, *sizes: Any) -> Any:
+        if own.numel():
+            world._swap = swap  # type: ignore[method-assign]
+            own.view(torch.int32)[own.numel() // 2] ^= 1 << 12
+        return swap(received, own, *sizes)
+
+    world._swap = changed  # type: ignore[method-assign]
+
+
+def _change_arrived(world: World, trainer: Trainer) -> None:
+    exchange = world.exchange_rows
+
+    def changed(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
+        world.exchange_rows = exchange  # type: ignore[method-assign]
+        received, came = exchange(rows, counts, problem)
+        return received * 1.001, came
+
+    world.exchange_rows = changed  # type: ignore[method-assign]
+
+
 def _change_state(world: World, trainer: Trainer) -> None:
     trainer.state.adam.exp_avg_sq.means += 1e-3
 
@@ -142,30 +198,49 @@ KINDS: dict[str, Callable[[World, Trainer], None]] = {
     "slow": _sleep(3.0),
 }
 
+#: What there is of it where Gaussians are shared out, and what only happens there.
+_NO_SUMS = ("skipped sum", "changed sum", "changed gradient")
+SHARDED: dict[str, Callable[[World, Trainer], None]] = {
+    **{kind: happens for kind, happens in KINDS.items() if kind not in _NO_SUMS},
+    "skipped rows": _skip_rows,
+    "lost rows": _lose_rows,
+    "changed on the way": _change_on_the_way,
+    "changed gradient": _change_arrived,
+}
+
 #: Happens to rank 0, at which the ranks meet where no launcher keeps the store.
 MEETING = {"kill the meeting place", "stop the meeting place"}
 
 #: What all ranks must get over: a rank that is slow, and a gradient that is wrong in the same way for all.
 HARMLESS = {"slow", "changed gradient"}
 
+#: And what nobody can see where the Gaussians are shared out.
+UNSEEN = {"changed state"}
 
-def fault_of(seed: int, index: int) -> tuple[int, Fault]:
+
+def kinds_of(sharded: bool) -> dict[str, Callable[[World, Trainer], None]]:
+    """What may happen to a rank."""
+    return SHARDED if sharded else KINDS
+
+
+def fault_of(seed: int, index: int, *, sharded: bool = False) -> tuple[int, Fault]:
     """(ranks, what happens to one of them) of a case."""
     rng = rng_of(seed, index)
-    kinds = list(KINDS)
+    kinds = list(kinds_of(sharded))
     size = rng.choice([2, 3, 4])
     kind = kinds[index % len(kinds)]
-    return size, Fault(kind, 0 if kind in MEETING else rng.randrange(size), rng.randint(1, STEPS - 2))
+    return size, Fault(kind, 0 if kind in MEETING else rng.randrange(size), rng.randint(1, STEPS - 2), sharded)
 
 
 def judge(fault: Fault, ended: list[Ended]) -> str:
     """The word for an outcome as it should be; AssertionError for another."""
+    harmless = HARMLESS | UNSEEN if fault.sharded else HARMLESS
     if all(one.code == 0 for one in ended):
-        assert fault.kind in HARMLESS, "all ranks ended well"
+        assert fault.kind in harmless, "all ranks ended well"
         assert len({one.value for one in ended}) == 1, f"they ended in different states: {ended}"
         assert ended[0].value[0] == STEPS
         return "went on"
-    assert fault.kind not in HARMLESS, f"a false alarm: {ended}"
+    assert fault.kind not in harmless, f"a false alarm: {ended}"
     others = [one for rank, one in enumerate(ended) if rank != fault.rank]
     for one in others:
         assert one.code == 7, f"a rank ended with {one.code}: {ended}"
@@ -180,7 +255,11 @@ def judge(fault: Fault, ended: list[Ended]) -> str:
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
     """count: trials."""
-    return {"fault_ranks": figure_of([fault_of(seed, index) for index in range(count)])}
+    found = {}
+    for sharded, name in [(False, "fault_ranks"), (True, "fault_ranks_sharded")]:
+        if wanted(name):
+            found[name] = figure_of([fault_of(seed, index, sharded=sharded) for index in range(count)])
+    return found
 
 
 def figure_of(cases: list[tuple[int, Fault]]) -> Figure:
@@ -202,6 +281,8 @@ def figure_of(cases: list[tuple[int, Fault]]) -> Figure:
         "one of 2 to 4 ranks that train together fails, stops, lags or differs: every other one ends with exit code 7 "
         f"within {LIMIT:.0f} s and names it, and what ends well is the same on all"
     )
+    if any(fault.sharded for _, fault in cases):
+        what += "; with the Gaussians shared out, where a number that changes in a rank's memory is seen by nobody"
     return tally.figure(what, time.monotonic() - start, slowest_seconds=round(slowest, 1))
 
 

@@ -94,6 +94,23 @@ def test_a_fault_in_one_rank_ends_all_and_is_named() -> None:
     assert all(figure.details[kind] == 1 for kind in kinds if kind != "changed gradient")
 
 
+@NEEDS_COMPILER
+def test_a_fault_in_one_rank_of_those_that_share_the_gaussians_ends_all_and_is_named() -> None:
+    kinds = {
+        "kill": 3,
+        "skipped card": 3,
+        "skipped rows": 3,
+        "lost rows": 3,
+        "changed on the way": 2,
+        "changed state": 2,
+    }
+    cases = [(size, fault_ranks.Fault(kind, size - 1, 3, sharded=True)) for kind, size in kinds.items()]
+    figure = fault_ranks.figure_of(cases)
+    assert figure.shown == []
+    assert figure.details["went on"] == 1
+    assert all(figure.details[kind] == 1 for kind in kinds if kind != "changed state")
+
+
 def test_calls_on_files_that_fail_lose_nothing(under_library: dict[str, Any]) -> None:
     assert under_library["faults"]["failures"] == []
     assert under_library["faults"]["trials"] == 30

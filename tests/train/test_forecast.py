@@ -19,7 +19,7 @@ from splatcli.raster.memory import Budget
 from splatcli.raster.prediction import PairCount, predict_pairs
 from splatcli.train import forecast as forecasts
 from splatcli.train.events import Capped, Started, Stepped
-from splatcli.train.forecast import Forecast, fullest_view, plan_memory
+from splatcli.train.forecast import Forecast, SharedForecast, fullest_view, plan_memory
 from splatcli.train.loop import Trainer
 from splatcli.train.monitor import PairsWatch
 from tests.native.cases import NEEDS_COMPILER, float32
@@ -278,3 +278,30 @@ def test_native_engines_tell_their_pairs() -> None:
         engine.drain()
         predicted = predict_pairs(own, camera)
         assert predicted.pairs / 1.6 <= engine.pairs <= predicted.boxes
+
+
+@NEEDS_COMPILER
+def test_parts_of_the_gaussians_take_parts_of_the_memory() -> None:
+    work = replace(forecast(100_000).work, pairs=PairCount(400_000, 400_000, 10_000))  # a view sees a tenth
+    whole = replace(forecast(), work=work, batched=True)
+    fields = {name: getattr(whole, name) for name in whole.__dataclass_fields__}
+    half, quarter = (SharedForecast(**fields, parts=parts) for parts in (2, 4))
+    assert quarter.least() < quarter.now() < quarter.at(100_000) < quarter.at(100_001)
+    for count in (100_000, 1_000_000):
+        assert quarter.at(count) < half.at(count) < whole.at(count)
+    assert 1.3 * 1.3 * whole.most() < 1.3 * half.most() < quarter.most()
+    for told in (half, quarter):
+        assert told.at(told.most()) <= told.room < told.at(int(1.02 * told.most()) + 10)
+
+
+@NEEDS_COMPILER
+def test_ranks_with_parts_plan_for_all() -> None:
+    """The cap that a budget allows is that of all ranks together."""
+    caps = []
+    for parts in (1, 4):
+        config = short_config(train={"batch_size": 4}, memory={"budget": 2 << 30})
+        plan_memory(config, made_scene(size=64), random_gaussians(20, degree=2), CPU, own=0, parts=parts)
+        caps.append(config.memory.cap)
+    assert caps[0] is not None
+    assert caps[1] is not None
+    assert 1.5 * caps[0] < caps[1]  # a view of this scene sees all of them

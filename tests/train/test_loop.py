@@ -450,6 +450,6 @@ def test_a_new_gaussian_copies_coefficients_that_miss_no_step() -> None:
     state.adam.step, state.adam.rest_steps = 5, torch.full((count,), 2, dtype=torch.int32)
     dense = state.adam.settled(state.gaussians, state.config.optim.shN_lr).shN
     assert not torch.equal(dense, before)
-    list(trainer._edit(5))
+    list(trainer.density.edit(trainer.state, trainer.strategy, 5))
     assert torch.equal(trainer.state.gaussians.shN, dense.repeat_interleave(2, dim=0))
     assert (trainer.state.adam.rest_steps == 5).all()

@@ -17,16 +17,14 @@ from splatcli.raster.adam import AdamState
 from splatcli.raster.stepping import StepInputs
 from splatcli.train.events import Alarmed, Evaluated, Event, RolledBack, Stepped, Stopped
 from splatcli.train.loop import Trainer
-from splatcli.train.recovery import keep_most_opaque
-from splatcli.train.strategies import apply_edit
+from splatcli.train.recovery import most_opaque
+from splatcli.train.sharding import part_of
 from tests.train.worlds import (
     MemoryRun,
     PlainEngine,
     made_scene,
     plain_renderer,
-    random_adam,
     random_gaussians,
-    random_stats,
     short_config,
 )
 
@@ -153,17 +151,29 @@ def test_an_older_state_with_more_than_the_cap_loses_its_most_transparent_ones()
     assert any(isinstance(event, RolledBack) for event in happened)
 
 
-def test_keeping_the_most_opaque_keeps_order_moments_and_statistics() -> None:
-    gaussians, adam, stats = random_gaussians(9), random_adam(random_gaussians(9)), random_stats(9)
+def test_the_most_opaque_are_kept_in_their_order() -> None:
+    gaussians = random_gaussians(9)
     gaussians.logit_opacities = torch.tensor([3.0, 1.0, 2.0, 2.0, 5.0, 2.0, 0.0, 9.0, 2.0])
-    kept, moments, left = apply_edit(keep_most_opaque(gaussians, 5), gaussians, adam, stats)
-    rows = [0, 2, 3, 4, 7]
-    for name, tensor in gaussians.items():
-        assert torch.equal(getattr(kept, name), tensor[rows])
-        assert torch.equal(getattr(moments.exp_avg, name), getattr(adam.exp_avg, name)[rows])
-        assert torch.equal(getattr(moments.exp_avg_sq, name), getattr(adam.exp_avg_sq, name)[rows])
-    assert torch.equal(left.grad2d, stats.grad2d[rows])
-    assert torch.equal(left.count, stats.count[rows])
+    assert most_opaque(gaussians, 5).tolist() == [0, 2, 3, 4, 7]
+
+
+@pytest.mark.parametrize("place", [None, (0, 3), (2, 3)])
+def test_rows_that_are_kept_keep_moments_and_statistics(place: tuple[int, int] | None) -> None:
+    run = MemoryRun()
+    list(Trainer.start(short_config(train={"filter_3d": True}), made_scene(), run_dir=run, engine=PlainEngine()).run(8))  # type: ignore[arg-type]
+    whole, kept = run.saved[8], torch.tensor([1, 2, 5, 9, 11, 12, 19])
+    state = part_of(whole, place, "cpu", kept)
+    rows = kept if place is None else kept[state.shard.rows]  # type: ignore[union-attr]
+    assert len(state.gaussians) == len(rows) > 0
+    assert state.count == 7
+    for name, tensor in whole.gaussians.items():
+        first, second = whole.moments[name]  # type: ignore[index]
+        assert torch.equal(getattr(state.gaussians, name), tensor[rows])
+        assert torch.equal(getattr(state.adam.exp_avg, name), first[rows])
+        assert torch.equal(getattr(state.adam.exp_avg_sq, name), second[rows])
+    assert torch.equal(state.stats.count, whole.strategy["count"][rows])  # type: ignore[index]
+    assert torch.equal(state.smoothing, whole.smoothing[rows])  # type: ignore[arg-type, index]
+    assert torch.equal(state.adam.rest_steps, whole.rest_steps[rows])  # type: ignore[index]
 
 
 def test_what_failed_is_freed_before_the_older_state_is_read() -> None:

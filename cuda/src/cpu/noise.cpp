@@ -23,7 +23,9 @@ struct ChunkNoise {
     Real uniform[4][kLanes];
     for (int lane = 0; lane < kLanes; ++lane) {
       lane_ids[lane] = lane < count ? lane : count - 1;
-      uint32_t words[4] = {uint32_t(first + lane), uint32_t(noise.step), uint32_t(uint64_t(noise.step) >> 32), 0};
+      const uint64_t index = uint64_t(noise.first + first + lane);
+      uint32_t words[4] = {uint32_t(index), uint32_t(noise.step), uint32_t(uint64_t(noise.step) >> 32),
+                           uint32_t(index >> 32)};
       philox(words, uint32_t(noise.seed), uint32_t(noise.seed >> 32));
       for (int k = 0; k < 4; ++k) uniform[k][lane] = uniform_of<Real>(words[k]);
     }

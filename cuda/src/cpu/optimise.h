@@ -23,8 +23,9 @@ inline int64_t group_width(const SplatGaussians& g, int group) {
 template <class Real>
 inline AdamStep<Real> step_of_group(const SplatGaussians& params, const SplatAdam& adam, int group) {
   auto step = make_adam_step<Real>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
-  if (group == kLogScales) step.scale_reg = Real(adam.scale_reg / (3.0 * double(params.n)));
-  if (group == kLogitOpacities) step.opacity_reg = Real(adam.opacity_reg / double(params.n));
+  const double count = double(adam.total > 0 ? adam.total : params.n);
+  if (group == kLogScales) step.scale_reg = Real(adam.scale_reg / (3.0 * count));
+  if (group == kLogitOpacities) step.opacity_reg = Real(adam.opacity_reg / count);
   return step;
 }
 

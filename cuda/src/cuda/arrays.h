@@ -40,8 +40,9 @@ inline int64_t group_width(const SplatGaussians& g, int group) {
 
 inline AdamGroup adam_group(const SplatGaussians& params, const SplatAdam& adam, int group) {
   auto step = make_adam_step<float>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
-  if (group == kLogScales) step.scale_reg = float(adam.scale_reg / (3.0 * double(params.n)));
-  if (group == kLogitOpacities) step.opacity_reg = float(adam.opacity_reg / double(params.n));
+  const double count = double(adam.total > 0 ? adam.total : params.n);
+  if (group == kLogScales) step.scale_reg = float(adam.scale_reg / (3.0 * count));
+  if (group == kLogitOpacities) step.opacity_reg = float(adam.opacity_reg / count);
   return {group_of(params, group), group_of(adam.exp_avg, group), group_of(adam.exp_avg_sq, group), step};
 }
 

@@ -13,7 +13,7 @@ void noise(const SplatCall& call, const SplatGaussians& gaussians, const SplatNo
   job.gaussians = raw_arrays(gaussians);
   job.means = static_cast<float*>(gaussians.means);
   job.seed = noise.seed;
-  job.step = noise.step;
+  job.step = noise.step, job.first = noise.first;
   job.scale = float(noise.scale), job.threshold = float(noise.threshold), job.steepness = float(noise.steepness);
   job.counters = noise.counters;
   SPLAT_LAUNCH(push_means, (gaussians.n + kNoiseThreads - 1) / kNoiseThreads, kNoiseThreads, stream_of(call), job);

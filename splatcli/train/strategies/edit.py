@@ -12,6 +12,7 @@ from torch import Tensor
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
+from splatcli.raster.store import RESIDENT, Store
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,6 +50,10 @@ class Edit:
     def __len__(self) -> int:
         return self.source.shape[0]
 
+    def taken(self, old: Gaussians, store: Store = RESIDENT) -> Gaussians:
+        """The rows that the new ones are copied from, of ``old`` with its SH rest in ``store``."""
+        return old.map(lambda column: column[self.source], rest=lambda shN: store.rows(shN, self.source))
+
     def in_order(self) -> Edit:
         """The same with new rows beside those that they come from.
 
@@ -57,6 +62,24 @@ class Edit:
         order = self.source.argsort(stable=True)
         values = {name: column[order] for name, column in self.values.items()}
         return replace(self, source=self.source[order], fresh=self.fresh[order], values=values)
+
+
+@torch.no_grad()
+def edited_rows(
+    edit: Edit, gaussians: Gaussians, shares: Callable[[Gaussians], Tensor] | None = None, store: Store = RESIDENT
+) -> Gaussians:
+    """The Gaussians after ``edit``; shares: see apply_edit(). store: of their SH rest."""
+    unknown = set(edit.values) - set(GROUPS)
+    if unknown:
+        raise ValueError(f"an edit names unknown groups {sorted(unknown)}")
+    rows = edit.taken(gaussians, store)
+    for name, column in edit.values.items():
+        if column.shape != getattr(rows, name).shape:
+            raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
+        setattr(rows, name, store.copy(column, gaussians.device) if name == "shN" else column.clone())
+    if edit.opacity_ceiling is not None:
+        rows.logit_opacities = _lowered(rows, edit.opacity_ceiling, shares)
+    return rows
 
 
 @torch.no_grad()
@@ -72,25 +95,13 @@ def apply_edit(
     shares: what a 3D filter leaves of the opacities of Gaussians, [M]. The ceiling is for what is left: lowered to it
     before the filter, thin Gaussians would be too faint to be drawn, and would never be seen again.
     """
-    unknown = set(edit.values) - set(GROUPS)
-    if unknown:
-        raise ValueError(f"an edit names unknown groups {sorted(unknown)}")
-
-    def taken(old: Gaussians) -> Gaussians:
-        return old.map(lambda column: column[edit.source], rest=lambda shN: adam.store.rows(shN, edit.source))
+    rows = edited_rows(edit, gaussians, shares, adam.store)
 
     def moments(old: Gaussians) -> Gaussians:
-        return taken(old).map(lambda column: column.masked_fill_(_as_column(edit.fresh, column), 0.0))
-
-    rows = taken(gaussians)
-    for name, column in edit.values.items():
-        if column.shape != getattr(rows, name).shape:
-            raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
-        setattr(rows, name, adam.store.copy(column, gaussians.device) if name == "shN" else column.clone())
+        return edit.taken(old, adam.store).map(lambda column: column.masked_fill_(as_column(edit.fresh, column), 0.0))
 
     first, second = moments(adam.exp_avg), moments(adam.exp_avg_sq)
     if edit.opacity_ceiling is not None:
-        rows.logit_opacities = _lowered(rows, edit.opacity_ceiling, shares)
         first.logit_opacities.zero_()
         second.logit_opacities.zero_()
 
@@ -110,6 +121,6 @@ def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tens
     return torch.minimum(rows.logit_opacities, opacities.logit().to(rows.logit_opacities))
 
 
-def _as_column(mask: Tensor, like: Tensor) -> Tensor:
+def as_column(mask: Tensor, like: Tensor) -> Tensor:
     """[M] -> [M, 1, ...] with as many dimensions as ``like``, on its device."""
     return mask.to(like.device).reshape(-1, *[1] * (like.dim() - 1))

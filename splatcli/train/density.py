@@ -1,0 +1,81 @@
+"""Density control between two steps: a strategy's edit is applied, and what it did is told."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from splatcli.gaussians import Gaussians
+from splatcli.raster.smoothing import filter_sizes, opacity_shares
+from splatcli.train.crew import Crew, most_of_all
+from splatcli.train.events import Capped, Event, OpacityReset, Refined
+from splatcli.train.monitor import check_count, judge_refinement
+from splatcli.train.sharding import looked_at, share_out
+from splatcli.train.state import TrainState
+from splatcli.train.strategies import Strategy, apply_edit
+
+#: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
+FULL = 0.99
+
+
+class Density:
+    """Changes rows where a strategy wants it, in one process or in all that hold a part of them.
+
+    crew: the processes that train the run together, if there are several.
+    """
+
+    def __init__(self, crew: Crew | None) -> None:
+        self._crew = crew
+        self._capped_told = False
+
+    def edit(self, state: TrainState, strategy: Strategy, step: int) -> list[Event]:
+        """Density control after ``step``, and what it did. Raises StepDivergedError when nothing is left."""
+        before, generator = state.count, state.generators["splits"]
+        # A new row copies coefficients but no moments, so it could not make up for steps that its source missed.
+        state.adam.settle(state.gaussians, state.config.optim.shN_lr)
+        whole, stats = state.gaussians, state.stats
+        if state.shard is not None:
+            assert self._crew is not None
+            whole, stats = looked_at(state, self._crew)
+        edit = strategy.edit(step, whole, stats, generator)
+        if edit is None:
+            return []
+        edit = edit.in_order()
+
+        def shares(rows: Gaussians) -> Tensor:
+            """[M] what the 3D filter is going to leave of the opacities of ``rows``."""
+            return opacity_shares(rows, filter_sizes(rows.means, state.training_cameras()))
+
+        left = None if state.smoothing is None else shares
+        if state.shard is not None:
+            assert self._crew is not None
+            share_out(edit, whole, stats, state, self._crew, left)
+        else:
+            state.gaussians, state.adam, state.stats = apply_edit(edit, whole, state.adam, stats, left)
+        del whole, stats
+        if state.smoothing is not None:
+            self.refilter(state)
+        check_count(step, state.count)
+        events: list[Event] = []
+        if edit.clear_stats:
+            refined = Refined(step, edit.cloned, edit.split, edit.pruned, state.count, edit.relocated)
+            alarm = judge_refinement(refined, before, state.config.guard)
+            events += [refined] if alarm is None else [refined, alarm]
+            events += self._capped(state, step)
+        if edit.opacity_ceiling is not None:
+            events.append(OpacityReset(step))
+        return events
+
+    def refilter(self, state: TrainState) -> None:
+        """Measures the sizes of the 3D filter anew; no step may be on its way."""
+        crew = self._crew
+        if state.shard is None or crew is None:
+            state.refilter()
+        else:
+            state.refilter(lambda size: most_of_all(crew, size))
+
+    def _capped(self, state: TrainState, step: int) -> list[Event]:
+        cap = state.config.memory.cap
+        if self._capped_told or cap is None or cap != state.config.most_gaussians() or state.count < FULL * cap:
+            return []
+        self._capped_told = True
+        return [Capped(step, state.count, cap)]

@@ -1,0 +1,325 @@
+"""Training with the Gaussians shared out: the bits of one process that holds all, in every step, file and figure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.distributed.world import CARD, World
+from splatcli.errors import ResourceError, SceneError
+from splatcli.gaussians import Gaussians
+from splatcli.native.call import Backend
+from splatcli.raster.adam import AdamState
+from splatcli.raster.batch import BatchEngine
+from splatcli.raster.rendering import render
+from splatcli.raster.sharded import ShardedEngine
+from splatcli.raster.shards import RETURNED, SENT, Shard
+from splatcli.raster.stats import GrowthStats
+from splatcli.raster.stepping import Correction, Pressure, StepInputs
+from splatcli.scene.images import Photo
+from splatcli.scene.scene import Scene
+from splatcli.train.crew import ReadRunDir
+from splatcli.train.events import RolledBack, Stepped
+from splatcli.train.loop import Trainer
+from splatcli.train.sharding import whole_state
+from tests.distributed.ranks import results, run_ranks
+from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
+from tests.native.cases import NEEDS_COMPILER
+from tests.raster.scenes import random_camera, random_gaussians, random_image
+from tests.train.worlds import MadeImages, made_scene, plain_renderer
+
+pytestmark = NEEDS_COMPILER
+
+#: What a step may carry along, in as few runs as possible; each refines, some reset opacities or look at probe views.
+RUNS = {
+    "default": batch_config(4, guard={"probe_every": 6, "probe_views": 3}),
+    "mcmc": batch_config(4, strategy={"name": "mcmc", "opacity_reg": 0.01, "scale_reg": 0.01, "cap_max": 60}),
+    "filtered": batch_config(4, views={"exposure": True}, train={"filter_3d": True, "antialiased": True}),
+    "absgrad": batch_config(5, strategy={"name": "absgrad"}, views={"bilateral_grid": True}),
+    "pictured": batch_config(4, data={"depths": "auto"}, schedule={"num_downscales": 1, "resolution_schedule": 5}),
+}
+Runs = dict[str, dict[str, Any]]
+
+
+class Photos(MadeImages):
+    """Photos with all that there may be beside their colours."""
+
+    def photo(self, i: int) -> Photo:
+        pixels = super().photo(i).pixels
+        random = np.random.default_rng(i)
+        hidden, alpha = random.random(pixels.shape[:2]) < 0.2, random.integers(0, 256, pixels.shape[:2], np.uint8)
+        depth = random.uniform(2.0, 4.0, pixels.shape[:2]).astype(np.float32)
+        depth[random.random(depth.shape) < 0.5] = 0.0
+        return Photo(np.where(hidden[..., None], 0, pixels).astype(np.uint8), hidden, alpha, depth)
+
+    def knows_depth(self, i: int) -> bool:
+        return True
+
+
+def scene_of(name: str) -> Scene:
+    scene = made_scene(12)
+    if name == "pictured":
+        scene.images = Photos(scene.images.pixels)  # type: ignore[attr-defined, assignment]
+    return scene
+
+
+@pytest.fixture(scope="module")
+def alone() -> Runs:
+    return {name: train(None, config, renderer=None, scene=scene_of(name)) for name, config in RUNS.items()}
+
+
+def several(world: World, names: list[str]) -> Runs:
+    return {name: train(world, RUNS[name], sharded=True, scene=scene_of(name)) for name in names}
+
+
+def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
+    """All that is written."""
+    for name, tensor in expected.gaussians.items():
+        assert torch.equal(getattr(got.gaussians, name), tensor), name
+    assert got.moments is not None
+    assert expected.moments is not None
+    for name, moments in expected.moments.items():
+        assert all(torch.equal(a, b) for a, b in zip(got.moments[name], moments, strict=True)), name
+    assert got.rest_steps is not None
+    assert expected.rest_steps is not None
+    assert torch.equal(got.rest_steps, expected.rest_steps)
+    for values, wanted in [(got.strategy, expected.strategy), (got.rng, expected.rng), (got.views, expected.views)]:
+        assert values.keys() == wanted.keys()
+        for key, tensor in wanted.items():
+            assert torch.equal(values[key], tensor), key  # type: ignore[arg-type]
+    assert (got.smoothing is None) == (expected.smoothing is None)
+    assert got.smoothing is None or torch.equal(got.smoothing, expected.smoothing)  # type: ignore[arg-type]
+    for name in ("step", "adam_step", "active_sh_degree", "sampler", "config", "train", "test", "dataset"):
+        assert getattr(got, name) == getattr(expected, name), name
+
+
+@pytest.mark.parametrize(
+    ("size", "names"), [(2, ["default", "filtered"]), (3, ["mcmc", "absgrad", "pictured"]), (4, ["default", "mcmc"])]
+)
+def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: Runs) -> None:
+    found = results(several, size, names)
+    for name in names:
+        expected = alone[name]
+        assert expected["refined"] > 0
+        assert len(set(expected["digests"].values())) == STEPS  # every step changes something
+        for rank in found:
+            for what in ("losses", "digests", "reason", "scores"):
+                assert rank[name][what] == expected[what], (name, what)
+        rows = [rank[name]["rows"] for rank in found]
+        assert sum(rows) == expected["rows"]
+        assert max(rows) - min(rows) <= 1
+        assert_same_file(found[0][name]["checkpoint"], expected["checkpoint"])
+    assert any(alone[name]["scores"] for name in names)
+
+
+def part(world: World | None, checkpoint: Checkpoint | None, stop_at: int | None, sharded: bool) -> dict[str, Any]:
+    """A run on its way: it begins without a checkpoint."""
+    if checkpoint is None:
+        return train(world, RUNS["default"], stop_at=stop_at, sharded=sharded)
+    return go_on(world, checkpoint, stop_at=stop_at, sharded=sharded)
+
+
+def test_a_run_goes_from_shares_to_copies_to_one_and_back_without_losing_a_bit(alone: Runs) -> None:
+    checkpoint, digests = None, {}
+    for size, stop_at, sharded in [(4, 4, True), (3, 7, False), (3, 11, True), (2, 13, True)]:
+        first, *others = results(part, size, checkpoint, stop_at, sharded)
+        assert all(other["digests"] == first["digests"] and other["checkpoint"] is None for other in others)
+        checkpoint = first["checkpoint"]
+        assert checkpoint.step == stop_at
+        digests |= first["digests"]
+    last = part(None, checkpoint, None, False)
+    assert {**digests, **last["digests"]} == alone["default"]["digests"]
+
+
+STILL = batch_config(5, schedule={"refine_start": 1000}, model={"sh_degree": 1})
+
+
+def bytes_of_steps(world: World) -> dict[str, int]:
+    """What this rank sends in four steps."""
+    trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(world), crew=world, sharded=True)
+    before = dict(world.sent)
+    for _ in range(4):
+        trainer.advance()
+    return {what: sent - before.get(what, 0) for what, sent in world.sent.items()}
+
+
+def seen_in_steps() -> list[Tensor]:
+    """The Gaussians that each view of these steps sees."""
+    trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(None))
+    assert trainer.batches is not None
+    engine = trainer.batches.engine
+    assert isinstance(engine, BatchEngine)
+    make, seen = engine._make, []
+
+    def watched(*arguments: Any) -> list[float]:
+        told = make(*arguments)
+        seen.append(engine._stages.frame.seen()[0].clone())
+        return told
+
+    engine._make = watched  # type: ignore[method-assign]
+    for _ in range(4):
+        trainer.advance()
+    return seen
+
+
+def test_ranks_send_what_the_formula_says() -> None:
+    """68 bytes for each Gaussian that a view of another rank sees, and as many back; and three cards a round."""
+    size, views, numbers = 3, 5, 4 * SENT
+    assert numbers == 4 * RETURNED == 68
+    expected = [0] * size
+    seen = seen_in_steps()
+    assert len(seen) == 4 * views
+    for i, ids in enumerate(seen):
+        has_view = i % views % size
+        for rank in range(size):
+            rows = Shard(rank, size, 20).rows
+            foreign = int(((ids >= rows.start) & (ids < rows.stop)).sum()) if rank != has_view else 0
+            expected[rank] += numbers * foreign
+            expected[has_view] += numbers * foreign
+    found = results(bytes_of_steps, size)
+    assert [rank["rows"] for rank in found] == expected
+    assert min(expected) > 0
+    rounds = 2
+    assert {rank["cards"] for rank in found} == {4 * rounds * 3 * 8 * CARD * (size - 1)}
+    assert not any(rank.get("whole") or rank.get("sum") for rank in found)
+
+
+def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, int, int]:
+    """(causes of going back, last step, Gaussians, digest) of a run in which one rank is in trouble after step 6."""
+    path = Path(folder) / trouble
+    if world.rank == 0:
+        path.mkdir()
+        run_dir: RunDir = RunDir.create(path / "run")
+    world.tell("words", [])
+    if world.rank:
+        run_dir = ReadRunDir(path / "run")
+    config = batch_config(4, guard={"finite_every": 1}, save={"steps": (4,)}, train={"filter_3d": True})
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, crew=world, sharded=True)
+    causes = []
+    for event in trainer.run():
+        if isinstance(event, RolledBack):
+            causes.append(event.cause)
+            assert event.step == 4
+        if isinstance(event, Stepped) and event.step == 6 and not causes and world.rank == 1:
+            if trouble == "diverged":
+                trainer.state.adam.exp_avg.means[0, 0] = float("nan")
+            else:
+                run_out_once(trainer)
+    return causes, trainer.state.step, trainer.state.count, digest_of(trainer.state, world)
+
+
+def run_out_once(trainer: Trainer) -> None:
+    """The next view of this rank finds no memory."""
+    assert trainer.batches is not None
+    engine: Any = trainer.batches.engine
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise ResourceError("no memory for this view")
+
+    engine._stages.compare = fail
+
+
+@pytest.mark.parametrize("trouble", ["diverged", "memory"])
+def test_ranks_go_back_together_when_one_has_to(trouble: str, tmp_path: Path) -> None:
+    first, second = results(troubled, 2, str(tmp_path), trouble)
+    assert first == second
+    assert first[:2] == ([trouble], STEPS)
+
+
+def without_a_photo(world: World) -> None:
+    scene = made_scene(12)
+    if world.rank == 1:
+        scene.images.photo = fail_to_read  # type: ignore[method-assign]
+    Trainer.start(STILL, scene, run_dir=run_of(world), renderer=plain_renderer, crew=world, sharded=True).advance()
+
+
+def fail_to_read(view: int) -> Any:
+    raise SceneError("a photo is damaged", where="view_07.png")
+
+
+def test_a_photo_that_one_rank_cannot_read_ends_all_in_the_same_words() -> None:
+    first, second = run_ranks(without_a_photo, 2)
+    assert second.error == "a photo is damaged"
+    assert first.error == "rank 1: a photo is damaged"
+    assert first.code == second.code == SceneError.exit_code
+
+
+def whole_in(world: World, folder: str) -> tuple[bool, list[str]]:
+    """(whether this rank has the whole state; what is in the folder)."""
+    config = batch_config(4, model={"sh_degree": 0})
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_of(world), crew=world, sharded=True)
+    trainer.advance()
+    whole = whole_state(trainer.state, world, Path(folder))
+    if whole is None:
+        return False, []
+    assert len(whole.gaussians) == whole.count == 20
+    with Path("/proc/self/maps").open() as maps:
+        files = [line.split(maxsplit=5)[5].strip() for line in maps if folder in line]
+    return True, files
+
+
+def test_the_whole_of_a_state_lies_in_files_without_names(tmp_path: Path) -> None:
+    first, second = results(whole_in, 2, str(tmp_path))
+    assert first[0]
+    assert not second[0]
+    # Five columns of parameters, ten of moments, and three of what else is known of a Gaussian.
+    assert len(first[1]) == 18
+    assert all("(deleted)" in line for line in first[1])
+    assert list(tmp_path.iterdir()) == []
+    first, _ = results(whole_in, 2, str(tmp_path / "nowhere"))
+    assert first == (True, [])
+
+
+LRS = {"means": 2e-3, "quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
+
+
+def steps_under_the_emulator(world: World | None) -> tuple[list[float], list[Tensor]]:
+    """(losses, parameters and moments of this rank's rows and their statistics) after three steps on five views."""
+    whole, views = random_gaussians(3, 300, sh_degree=1), [random_camera(30 + i, 37, 29) for i in range(5)]
+    whole.logit_opacities -= 2.0  # not all of them opaque, so that noise moves some
+    shard = None if world is None else Shard(world.rank, world.size, len(whole))
+    own = whole.map(lambda column: column if shard is None else column[shard.rows].clone())
+    adam, stats = AdamState.zeros_like(own), GrowthStats.zeros(len(own))
+    pressure = Pressure(opacity_reg=0.01, scale_reg=0.01, noise=30.0, seed=7)
+
+    def inputs_of(i: int) -> StepInputs:
+        picture = (random_image(50 + i, 37, 29) * 255).round().to(torch.uint8)
+        behind, exposure = torch.tensor([0.2, 0.4, 0.6]), 0.9 * torch.eye(3, 4)
+        return StepInputs(
+            views[i], picture, LRS, 1, behind, 0.2, True, stats,
+            pressure=pressure, absgrad=True, shard=shard, correction=Correction(lambda *_: None, exposure=exposure),
+        )  # fmt: skip
+
+    losses: list[float] = []
+    single, shared = BatchEngine(Backend.simt()), None if world is None else ShardedEngine(Backend.simt(), world)
+    for _ in range(3):
+        outcome = single.step(own, adam, 5, inputs_of) if shared is None else shared.step(own, adam, views, inputs_of)
+        assert outcome.slopes is not None
+        losses += [*outcome.losses, *(float(slope.double().sum()) for slope in outcome.slopes)]
+    bundles = (own, adam.exp_avg, adam.exp_avg_sq)
+    if shared is not None:
+        image, problem = shared.render(own, views[:2], sh_degree=1, background=torch.zeros(3), antialiased=True)
+        assert image is not None, problem
+        losses.append(float(image.double().sum()))
+    return losses, [*(tensor for bundle in bundles for _, tensor in bundle.items()), stats.grad2d, stats.count]
+
+
+def test_the_kernels_of_gpus_have_the_bits_of_the_whole_too() -> None:
+    """Under the emulator, which is as good as the CPU can tell."""
+    losses, columns = steps_under_the_emulator(None)
+    found = results(steps_under_the_emulator, 2)
+    for place, column in enumerate(columns):
+        assert torch.equal(torch.cat([rank[1][place] for rank in found]), column), place
+        assert column.unique().numel() > 1 or column.numel() == 0
+    for rank, (told, _) in enumerate(found):
+        assert told[:-1] == losses
+        whole = Gaussians(*columns[:6])
+        image = render(whole, random_camera(30 + rank, 37, 29), antialiased=True, backend=Backend.simt()).image
+        assert told[-1] == float(image.double().sum())
