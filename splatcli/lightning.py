@@ -108,7 +108,8 @@ class SplatModule(pl.LightningModule):
         """Makes the run, or goes on with that of a checkpoint. Raises UsageError where ranks would have no view."""
         if self.run is not None:
             return
-        data, ranks = self.trainer.datamodule, self.trainer.world_size
+        # Lightning puts it there without declaring it.
+        data, ranks = getattr(self.trainer, "datamodule", None), self.trainer.world_size
         if not isinstance(data, SceneData) or data.scene is None:
             raise UsageError(
                 "a SplatModule trains on a SceneData", remedy="trainer.fit(module, datamodule=SceneData(config))"
