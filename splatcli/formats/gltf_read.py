@@ -17,7 +17,7 @@ from splatcli.errors import ModelFileError
 from splatcli.formats.bounds import file_size
 from splatcli.formats.gltf import BINARY, CHUNK, COLOUR_SPACE, EXTENSION, HEADER, JSON, MAGIC, POINTS, band_of
 from splatcli.formats.gltf_nodes import Index, Node, placement
-from splatcli.formats.turn import half_turn, transformed
+from splatcli.formats.turn import half_turn, placed
 from splatcli.formats.units import Columns, Doubles, log_scales_of, logits_of, stored_of
 from splatcli.gaussians import SH_REST
 
@@ -175,16 +175,7 @@ def _placed(columns: Columns, document: _Document, mesh: int, path: Path) -> Col
         matrix = placement(document.nodes, mesh)
     except ValueError as error:
         raise ModelFileError(str(error), where=path) from None
-    if np.array_equal(matrix, np.eye(4)):
-        return columns
-    try:
-        return transformed(columns, matrix)
-    except ValueError as error:
-        raise ModelFileError(
-            f"its nodes move the Gaussians by a transform that {error}",
-            where=path,
-            remedy="apply the transform in the program that made it",
-        ) from None
+    return placed(columns, matrix, path)
 
 
 def _values(document: _Document, place: int, name: str, width: int, binary: memoryview, path: Path) -> Doubles:

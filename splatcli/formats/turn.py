@@ -8,12 +8,14 @@ the sign of the quaternion, which means nothing. Any other rotation mixes the ha
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from splatcli.errors import ModelFileError
 from splatcli.formats.units import Columns, Doubles, Floats
 from splatcli.gaussians import SH_REST
 from splatcli.raster.reference_projection import sh_basis
@@ -67,6 +69,20 @@ def transformed(columns: Columns, matrix: NDArray[np.float64]) -> Columns:
         log_scales=(columns.log_scales + math.log(scale)).astype(np.float32),
         shN=mixed.astype(np.float32),
     )
+
+
+def placed(columns: Columns, matrix: NDArray[np.float64], path: Path) -> Columns:
+    """``transformed`` for what a file says of its Gaussians. Raises ModelFileError."""
+    if np.array_equal(matrix, np.eye(4)):
+        return columns
+    try:
+        return transformed(columns, matrix)
+    except ValueError as error:
+        raise ModelFileError(
+            f"it moves the Gaussians by a transform that {error}",
+            where=path,
+            remedy="apply the transform in the program that made the file",
+        ) from None
 
 
 def sh_rotation(rotation: NDArray[np.float64], coefficients: int) -> Doubles:

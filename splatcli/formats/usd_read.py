@@ -20,7 +20,7 @@ import numpy as np
 from splatcli.checkpoint.foreign.stored import Stored
 from splatcli.errors import ModelFileError, ResourceError
 from splatcli.formats.bounds import file_size
-from splatcli.formats.turn import half_turn, transformed
+from splatcli.formats.turn import half_turn, placed
 from splatcli.formats.units import Columns, log_scales_of, logits_of, stored_of
 from splatcli.gaussians import SH_REST
 
@@ -75,8 +75,8 @@ def read_stored_usd(path: Path, *, lenient: bool = False) -> Stored:
         coefficients[:, 1:],
     )
     with np.errstate(all="ignore"):  # NaN are refused later, with their place
-        placed = half_turn(_placed(columns, facts, path))
-    return stored_of("USD", **placed._asdict())
+        turned = half_turn(_placed(columns, facts, path))
+    return stored_of("USD", **turned._asdict())
 
 
 def _placed(columns: Columns, facts: dict[str, Any], path: Path) -> Columns:
@@ -86,16 +86,7 @@ def _placed(columns: Columns, facts: dict[str, Any], path: Path) -> Columns:
         raise ModelFileError(f"the stage's up axis is {facts['up'][:20]!r}; Y and Z are known", where=path)
     if facts["up"] == "Z":
         matrix = _TO_Y_UP @ matrix
-    if np.array_equal(matrix, np.eye(4)):
-        return columns
-    try:
-        return transformed(columns, matrix)
-    except ValueError as error:
-        raise ModelFileError(
-            f"the stage moves the Gaussians by a transform that {error}",
-            where=path,
-            remedy="apply the transform in the program that made the stage",
-        ) from None
+    return placed(columns, matrix, path)
 
 
 def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
