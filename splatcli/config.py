@@ -122,20 +122,20 @@ class OptimConfig(_Section):
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
         their way. What is four times as fast in the beginning, as from 7,000 steps down, must become slow again to be
         exact in the end. The SH rest begins at zero and has the lowest rate of all, by which a short run does not get
-        it where it has to be: it stays eight times as fast (benchmarks/README.md has what each brings).
+        it where it has to be: it stays four times as fast (benchmarks/README.md has what each brings). Twice that for
+        sizes helps what begins with random points and harms skies.
         """
         shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)) ** 1.6)
         wider, recipe = math.sqrt(batch_size), cls()
         first = wider * shorter**0.6
-        geometry = first * shorter**0.3
         return cls(
             means_lr=first * recipe.means_lr,
             means_lr_final=wider * recipe.means_lr_final,
-            shN_lr=geometry * recipe.shN_lr,
+            shN_lr=first * recipe.shN_lr,
             beta1=recipe.beta1**batch_size,
             beta2=recipe.beta2**batch_size,
-            log_scales_lr=geometry * recipe.log_scales_lr,
-            quats_lr=geometry * recipe.quats_lr,
+            log_scales_lr=first * recipe.log_scales_lr,
+            quats_lr=first * recipe.quats_lr,
             logit_opacities_lr=first * recipe.logit_opacities_lr,
             sh0_lr=first * recipe.sh0_lr,
             final_factor=shorter**-0.9,
@@ -196,17 +196,23 @@ def _cap(value: object) -> int | Literal["auto"] | None:
     return value
 
 
+def _strategy_name(value: object) -> object:
+    return "adc" if value == "default" else value
+
+
 class StrategyConfig(_Section):
     """Density control: where Gaussians are added and removed."""
 
-    #: "default": clone, split, prune and reset (ADC). "absgrad": the same by magnitudes of the gradient (AbsGS).
-    #: "mcmc": relocate, and grow by a factor.
-    name: Literal["default", "absgrad", "mcmc"] = "default"
+    #: "adc": clone, split, prune and reset (gsplat's "default", a name that is taken too). "absgrad": the same by
+    #: magnitudes of the gradient (AbsGS), the default by measurement (docs/quality.md). "mcmc": relocate, and grow by
+    #: a factor.
+    name: Annotated[Literal["adc", "absgrad", "mcmc"], BeforeValidator(_strategy_name)] = "absgrad"
     #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
     #: (train/capacity.py).
     cap_max: Annotated[int | Literal["auto"] | None, PlainValidator(_cap)] = None
-    #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows.
-    grow_grad2d: float = Field(2e-4, gt=0)
+    #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows; None takes 2e-4 for adc, and
+    #: for absgrad, whose sums of magnitudes are larger, 8e-4.
+    grow_grad2d: float | None = Field(None, gt=0)
     #: Times the scene extent: smaller Gaussians are cloned, larger are split.
     grow_scale3d: float = Field(0.01, gt=0)
     #: Fainter Gaussians are removed, or relocated.
@@ -214,8 +220,8 @@ class StrategyConfig(_Section):
     #: Times the scene extent; applied from ``schedule.prune_huge_start`` on. INRIA's value is 0.1, which takes away
     #: what surrounds a scene and brings nothing back (docs/quality.md); what stands before a camera is larger still.
     prune_scale3d: float = Field(0.5, gt=0)
-    #: default, absgrad: two Gaussians from one are together as opaque as it was.
-    revised_opacity: bool = False
+    #: adc, absgrad: two Gaussians from one are together as opaque as it was; INRIA and gsplat leave each as opaque.
+    revised_opacity: bool = True
     #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
     opacity_reg: float = Field(0.0, ge=0)
     scale_reg: float = Field(0.0, ge=0)
@@ -223,6 +229,11 @@ class StrategyConfig(_Section):
     grow_factor: float = Field(1.05, ge=1)
     #: mcmc: times the learning rate of the means is how far noise pushes them.
     noise_lr: float = Field(5e5, ge=0)
+
+    @property
+    def grow_threshold(self) -> float:
+        """``grow_grad2d`` as given, or the strategy's own."""
+        return self.grow_grad2d or (8e-4 if self.name == "absgrad" else 2e-4)
 
 
 class TrainConfig(_Section):

@@ -90,7 +90,7 @@ def train(
     strategy: Annotated[
         str | None,
         typer.Option(
-            "--strategy", metavar="NAME", help="How Gaussians are added: default, absgrad or mcmc.  [default: default]"
+            "--strategy", metavar="NAME", help="How Gaussians are added: adc, absgrad or mcmc.  [default: absgrad]"
         ),
     ] = None,
     cap_max: Annotated[

@@ -15,7 +15,7 @@ from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.morton import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
-from splatcli.train.strategies.default import logit
+from splatcli.train.strategies.adc import logit
 
 #: The constant SH basis function, 1 / (2 sqrt(pi)).
 SH_C0 = 0.28209479177387814

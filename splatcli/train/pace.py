@@ -25,7 +25,7 @@ from splatcli.train.targets import Targets, reduced
 #: Gaussians a step: a run so short that it has no time to place more is better off with more steps.
 GAUSSIANS_PER_STEP = 20
 
-#: Growth is fast first: on average over a run this part of the last Gaussians is there (see DefaultStrategy).
+#: Growth is fast first: on average over a run this part of the last Gaussians is there (see AdcStrategy).
 MEAN_SHARE = 0.8
 
 #: Of the time that is left, steps are planned for this part: the machine may be slower later.

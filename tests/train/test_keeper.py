@@ -89,7 +89,8 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else() ->
     assert run.of(Saved) == [0, 23, 28, 33, 38, 40]
     assert run.of(Stepped) == list(range(1, 41))
     assert isinstance(happened[-1], Stopped)
-    assert run.of(Alarmed) == [5]
+    alarms = [event for event in happened if isinstance(event, Alarmed)]
+    assert [event.step for event in alarms if event.alarm != "count"] == [5]  # so few Gaussians may raise that one
     assert run.trainer.keeper.missed == []
 
 

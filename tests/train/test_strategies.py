@@ -14,8 +14,8 @@ from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.settings import build_config
-from splatcli.train.strategies import DefaultStrategy, Edit, apply_edit, make_strategy
-from splatcli.train.strategies.default import half_as_opaque
+from splatcli.train.strategies import AdcStrategy, Edit, apply_edit, make_strategy
+from splatcli.train.strategies.adc import half_as_opaque
 from tests.train.worlds import random_adam, random_gaussians
 
 EXTENT = 2.0
@@ -26,8 +26,9 @@ LAST = 14_900
 SCHEDULE = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, reset_every=3_000)
 
 
-def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: Any) -> DefaultStrategy:
-    return DefaultStrategy(StrategyConfig.model_validate(config), schedule, iterations, EXTENT, config.get("cap_max"))
+def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: Any) -> AdcStrategy:
+    settings = StrategyConfig.model_validate({"name": "adc", "revised_opacity": False, **config})
+    return AdcStrategy(settings, schedule, iterations, EXTENT, config.get("cap_max"))
 
 
 def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, GrowthStats]:
@@ -309,9 +310,16 @@ def test_half_as_opaque_holds_for_the_faintest_and_the_most_opaque() -> None:
 
 
 def test_absgrad_asks_for_magnitudes_and_its_own_threshold() -> None:
-    assert not strategy().absgrad
-    assert strategy(name="absgrad").absgrad
+    assert make_strategy(build_config({}), EXTENT).absgrad
+    assert not strategy(name="adc").absgrad
     config = build_config({"strategy.name": "absgrad"})
-    assert config.strategy.grow_grad2d == 8e-4
+    assert config.strategy.grow_threshold == 8e-4
     assert make_strategy(config, EXTENT).absgrad
-    assert build_config({"strategy.name": "absgrad", "strategy.grow_grad2d": 6e-4}).strategy.grow_grad2d == 6e-4
+    assert build_config({"strategy.name": "absgrad", "strategy.grow_grad2d": 6e-4}).strategy.grow_threshold == 6e-4
+    assert build_config({"strategy.name": "adc"}).strategy.grow_threshold == 2e-4
+
+
+def test_adc_has_the_name_default_too_by_which_gsplat_knows_it() -> None:
+    config = build_config({"strategy.name": "default"})
+    assert config.strategy.name == "adc"
+    assert not make_strategy(config, EXTENT).absgrad

@@ -260,7 +260,7 @@ def short_config(iterations: int = 40, **sections: dict[str, object]) -> Config:
             "sh_degree_interval": 9,
             "lr_steps": iterations,
         },
-        "strategy": {"grow_scale3d": 0.06, "prune_scale3d": 0.1},
+        "strategy": {"grow_grad2d": 2e-4, "grow_scale3d": 0.06, "prune_scale3d": 0.1},
         "train": {"iterations": iterations, "background": "random"},
         "save": {"steps": ()},
     }

@@ -1,4 +1,4 @@
-"""DefaultStrategy: adaptive density control (ADC) as in the original 3DGS and gsplat.
+"""AdcStrategy: adaptive density control as in the original 3DGS and gsplat.
 
 After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean wants to move, then
 prune faint and, later, huge ones. Now and then all opacities fall to 0.01, so that only useful Gaussians recover.
@@ -28,7 +28,7 @@ RESET_OPACITY = 0.01
 SPLIT_SHRINK = 1.6
 
 
-class DefaultStrategy:
+class AdcStrategy:
     """ADC; see Strategy for the interface.
 
     iterations: the run's length: its last step neither refines nor resets, and a reset needs a whole
@@ -95,7 +95,7 @@ class DefaultStrategy:
         # A candidate that is pruned anyway, with its offspring, does not count against the cap.
         kept = solid & fits
         becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
-        grow = (grad > self.config.grow_grad2d) & (becomes > 0)
+        grow = (grad > self.config.grow_threshold) & (becomes > 0)
         if self.cap is not None:
             grow = self._within_cap(grow, grad, becomes - kept.long(), self._room(step, int(kept.sum())))
 
