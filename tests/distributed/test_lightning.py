@@ -72,7 +72,7 @@ def test_a_run_under_lightning_has_the_same_bits(
     stored = torch.load(tmp_path / "lightning.ckpt", weights_only=True)
     checkpoint = stored_run(stored)
     assert (checkpoint.step, len(checkpoint.gaussians)) == (STEPS, 150)
-    assert float(checkpoint.gaussians.log_scales.min()) < 0.0  # raw
+    assert float(checkpoint.gaussians.logit_opacities.min()) < 0.0  # raw
 
 
 def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: tuple[list[float], int]) -> None:
