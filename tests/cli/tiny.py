@@ -15,14 +15,8 @@ WIDTH, HEIGHT, VIEWS = 40, 30, 10
 #: the rules for real scenes, and a refinement a step leaves them no time to show.
 QUICK = (
     *("--init", "random", "--set", "model.random_points=200", "--sh-degree", "1"),
-    *(
-        "--set",
-        "strategy.prune_scale3d=100",
-        "--set",
-        "strategy.prune_opacity=0.0001",
-        "--set",
-        "schedule.refine_every=10",
-    ),
+    *("--set", "strategy.prune_scale3d=100", "--set", "strategy.prune_opacity=0.0001"),
+    *("--set", "schedule.refine_every=10"),
 )
 
 
