@@ -81,7 +81,9 @@ class Run:
 
 
 def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else() -> None:
-    run = Run(lambda now: 60 <= now < 290)
+    # Of so few Gaussians a refinement may remove more than half, which is not what this is about.
+    config = short_config(40, save={"every_minutes": 1.0, "steps": ()}, guard={"prune_jump": 1.0})
+    run = Run(lambda now: 60 <= now < 290, config)
     happened = run.train()
     # Due at 65 s; then after 30, 60 and 120 seconds, at the next step each time. Saved again as ever from then on.
     assert run.of(SaveFailed) == [5, 8, 13]
@@ -89,8 +91,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else() ->
     assert run.of(Saved) == [0, 23, 28, 33, 38, 40]
     assert run.of(Stepped) == list(range(1, 41))
     assert isinstance(happened[-1], Stopped)
-    alarms = [event for event in happened if isinstance(event, Alarmed)]
-    assert [event.step for event in alarms if event.alarm != "count"] == [5]  # so few Gaussians may raise that one
+    assert run.of(Alarmed) == [5]
     assert run.trainer.keeper.missed == []
 
 
