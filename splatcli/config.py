@@ -83,12 +83,13 @@ class ModelConfig(_Section):
     """The Gaussians before the first step."""
 
     sh_degree: int = Field(3, ge=0, le=4)
-    #: "sfm", "random", or the path of a PLY or checkpoint.
+    #: "sfm", "hull", "random" (recipes.NAMED_STARTS, train/init.py), or the path of a PLY or checkpoint.
     init: str = "sfm"
     init_opacity: float = Field(0.1, gt=0, lt=1)
     #: Times the RMS distance to the three nearest neighbours.
     init_scale: float = Field(1.0, gt=0)
-    #: None takes 100,000, or a tenth of the cap, so that most of it is left for where there is something.
+    #: Of "hull" and "random". None takes 100,000, or a tenth of the cap, so that most of it is left for where there is
+    #: something.
     random_points: int | None = Field(None, gt=0)
 
 
@@ -112,7 +113,7 @@ class OptimConfig(_Section):
     eps: float = Field(1e-15, gt=0)
 
     @classmethod
-    def scaled(cls, iterations: int, batch_size: int = 1) -> OptimConfig:
+    def scaled(cls, iterations: int, batch_size: int = 1, *, made_points: bool = False) -> OptimConfig:
         """Higher learning rates for a shorter run, which fall towards its end; the recipe's own from 30,000 views on.
 
         With several views a step there are fewer steps to an epoch: rates grow with the root of the batch size, and
@@ -122,8 +123,10 @@ class OptimConfig(_Section):
         Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
         their way. What is four times as fast in the beginning, as from 7,000 steps down, must become slow again to be
         exact in the end. The SH rest begins at zero and has the lowest rate of all, by which a short run does not get
-        it where it has to be: it stays four times as fast (benchmarks/README.md has what each brings). Twice that for
-        sizes helps what begins with random points and harms skies.
+        it where it has to be: it stays four times as fast (benchmarks/README.md has what each brings).
+
+        made_points: the run has to make its own points, whose sizes say little. Twice as fast again is better for them,
+        and worse where there are skies over the points of a scene.
         """
         shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)) ** 1.6)
         wider, recipe = math.sqrt(batch_size), cls()
@@ -134,7 +137,7 @@ class OptimConfig(_Section):
             shN_lr=first * recipe.shN_lr,
             beta1=recipe.beta1**batch_size,
             beta2=recipe.beta2**batch_size,
-            log_scales_lr=first * recipe.log_scales_lr,
+            log_scales_lr=first * (shorter**0.3 if made_points else 1.0) * recipe.log_scales_lr,
             quats_lr=first * recipe.quats_lr,
             logit_opacities_lr=first * recipe.logit_opacities_lr,
             sh0_lr=first * recipe.sh0_lr,

@@ -13,6 +13,11 @@ from splatcli.errors import UsageError
 #: The run length that the field's schedules are written for.
 REFERENCE_ITERATIONS = 30_000
 
+#: Words that ``model.init`` takes beside a path: the scene's own points; and those of which a run makes its own points.
+SFM, HULL, RANDOM = "sfm", "hull", "random"
+MADE_STARTS = (HULL, RANDOM)
+NAMED_STARTS = (SFM, *MADE_STARTS)
+
 #: ``--preset``: docs/quality.md has what each brings.
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"strategy.cap_max": "auto", "train.iterations": 7_000},

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from splatcli.config import Config, OptimConfig, Schedule
 from splatcli.errors import UsageError
-from splatcli.recipes import preset_recipe, strategy_recipe
+from splatcli.recipes import MADE_STARTS, preset_recipe, strategy_recipe
 
 #: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
 _UNREADABLE = (ValueError, RecursionError)
@@ -31,8 +31,9 @@ def build_config(
     flags: dotted key -> value; a value of None means that the flag was not given.
     file: a TOML file with the sections above.
     assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
-    Later sources win. Schedule and learning rates are scaled to ``train.iterations`` and ``train.batch_size``; keys
-    given explicitly are not. Where the iterations are not given, larger batches make fewer steps, on as many views.
+    Later sources win. Schedule and learning rates are scaled to ``train.iterations``, ``train.batch_size`` and what
+    ``model.init`` starts from; keys given explicitly are not. Where the iterations are not given, larger batches make
+    fewer steps, on as many views.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
     given = read_settings(flags, file=file, assignments=assignments)
@@ -45,7 +46,7 @@ def build_config(
         steps = config.train.iterations
         recipe = {
             "schedule": Schedule.scaled(steps).model_dump(),
-            "optim": OptimConfig.scaled(steps, batch).model_dump(),
+            "optim": OptimConfig.scaled(steps, batch, made_points=config.model.init in MADE_STARTS).model_dump(),
         }
         strategy = strategy_recipe(config.strategy.name, steps, batch)
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}

@@ -69,6 +69,7 @@ def start_training(
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
+    from splatcli.train.init import start_for
     from splatcli.train.loop import Trainer
 
     with Requests(ECHO if crew else 0.0) as requests:
@@ -87,6 +88,10 @@ def start_training(
             scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
+        start = start_for(config, scene)
+        if start != config.model.init:  # known only now, and rates follow from it
+            moved["model.init"] = start
+            config = remake(moved)
         fitting = None
         if limit is not None:
             fitting = Fitting(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
@@ -256,15 +261,16 @@ def _check_movable(folder: Path, scene: Path) -> None:
 
 
 def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians | None:
-    """The Gaussians that ``--init`` names by a path; None for ``sfm`` and ``random``."""
+    """The Gaussians that ``--init`` names by a path; None for a word."""
+    from splatcli.recipes import NAMED_STARTS
     from splatcli.scene.read import read_scene
 
-    if config.model.init in ("sfm", "random"):
+    if config.model.init in NAMED_STARTS:
         return None
     path = Path(config.model.init)
     if not path.exists():
         raise UsageError(
-            f"there is no {path}", where="--init", remedy="sfm, random, or the path of a checkpoint or PLY"
+            f"there is no {path}", where="--init", remedy="sfm, hull, random, or the path of a checkpoint or PLY"
         )
     model = load_model(
         find_model(path),

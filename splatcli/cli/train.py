@@ -115,7 +115,13 @@ def train(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same bits.  [default: 42]")] = None,
     init: Annotated[
-        str | None, typer.Option("--init", metavar="HOW", help="sfm, random, or a model's path.  [default: sfm]")
+        str | None,
+        typer.Option(
+            "--init",
+            metavar="HOW",
+            help="Points of the scene (sfm), points on the outlines of what transparent photos show (hull), random "
+            "ones, or a model's path.  [default: sfm; where there are no points, hull or random]",
+        ),
     ] = None,
     param_space: options.ParamSpace = None,
     lenient: options.Lenient = False,
@@ -248,6 +254,7 @@ def train(
             asked = options.name_of_ranks(arguments)
             return start_ranks(ranks, options.without_ranks(arguments), device=device, mode=distributed, asked=asked)
         with crew_of(distributed, device, out) as (crew, own_device):
+            from splatcli.recipes import NAMED_STARTS
             from splatcli.settings import build_config
 
             if crew is not None and batch_size is None:
@@ -262,7 +269,7 @@ def train(
                 raise UsageError(
                     "--max-time chooses the steps itself", where="--iterations", remedy="give one of the two"
                 )
-            named = settings.model.init not in ("sfm", "random")
+            named = settings.model.init not in NAMED_STARTS
             options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
 
             def remake(values: dict[str, Any]) -> Config:

@@ -62,7 +62,7 @@ def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, prob
     train, test = split_views(source, [camera.name for camera in cameras], data.test_every, notes)
     _check_places([cameras[i] for i in train], data.scene_extent, source.file, notes)
     if points is None:
-        notes.append("the scene has no points: training starts from random ones")
+        notes.append("the scene has no points: training makes its own")
     return Scene(
         source.root,
         source.kind,

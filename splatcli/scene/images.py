@@ -19,7 +19,7 @@ from torch import Tensor
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import DECODE_BYTES, decode
+from splatcli.scene.decode import DECODE_BYTES, decode, read_header
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_hidden, read_opacity, reduce_hidden, resample_hidden
 from splatcli.scene.memory import max_pixels
@@ -177,11 +177,22 @@ class ImageStore:
         """Whether photo ``i`` has a map of its depths."""
         return self.sources[i].depth is not None
 
+    def may_be_transparent(self, i: int) -> bool:
+        """Whether photo ``i`` can have alpha, told without decoding it. Raises SceneError."""
+        source = self.sources[i]
+        if source.mask is not None and self.masks_cut:
+            return True
+        return not self.alpha_hides and read_header(source.path).has_alpha
+
     def of(self, sources: list[ImageSource]) -> ImageStore:
         """A store of other photos that is otherwise alike."""
         return ImageStore(
             sources, self.background, self._photos.budget, alpha_hides=self.alpha_hides, masks_cut=self.masks_cut
         )
+
+    def with_alpha(self) -> ImageStore:
+        """A store of the same photos that leaves transparency as it is, and keeps none of them in memory."""
+        return ImageStore(self.sources, None, 0, alpha_hides=self.alpha_hides, masks_cut=self.masks_cut)
 
     def limit(self, nbytes: int) -> None:
         """No more than so many bytes of photos are kept from now on."""

@@ -1,4 +1,4 @@
-"""The Gaussians before the first step: from SfM points, from random points, or from a model that is given."""
+"""The Gaussians before the first step: from SfM points, silhouettes, random points, or a model that is given."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from scipy.spatial import cKDTree
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.recipes import HULL, NAMED_STARTS, RANDOM, SFM
 from splatcli.scene.morton import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
+from splatcli.train.hull import hull_points, shows_silhouettes
 from splatcli.train.strategies.adc import logit
 
 #: The constant SH basis function, 1 / (2 sqrt(pi)).
@@ -37,6 +39,13 @@ BLENDER_HALF_EDGE = 1.3
 RANDOM_HALF_EDGE = 3.0
 
 
+def start_for(config: Config, scene: Scene) -> str:
+    """What ``config.model.init`` comes to for ``scene``: with no points there is nothing but making some."""
+    if config.model.init != SFM or (scene.points is not None and len(scene.points.xyz) >= MIN_POINTS):
+        return config.model.init
+    return HULL if shows_silhouettes(scene) else RANDOM
+
+
 def initial_gaussians(
     config: Config, scene: Scene, generator: torch.Generator, given: Gaussians | None = None
 ) -> tuple[Gaussians, list[str]]:
@@ -48,15 +57,14 @@ def initial_gaussians(
     """
     if given is not None:
         return _from_model(config, given)
-    if config.model.init not in ("sfm", "random"):
+    if config.model.init not in NAMED_STARTS:
         raise ValueError(f"the caller has to read {config.model.init!r}")
 
     notes: list[str] = []
     cap = config.most_gaussians()
-    points = _sfm_points(scene, notes) if config.model.init == "sfm" else None
+    points = _sfm_points(scene, notes) if config.model.init == SFM else None
     if points is None:
-        xyz, rgb = _random_points(scene, _random_count(config, scene), generator)
-        notes.append(f"started from {len(xyz)} random points")
+        xyz, rgb = _made_points(config, scene, generator, notes)
     else:
         xyz, rgb = points
         if cap is not None and len(xyz) > cap:
@@ -127,27 +135,40 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
     return xyz, rgb.astype(np.float32) / 255.0
 
 
-def _random_count(config: Config, scene: Scene) -> int:
-    """How many random points a run starts from. A start at the cap would leave no room to grow where it is wanted
-    until the others, most of which are in empty space, have faded."""
+def _made_points(
+    config: Config, scene: Scene, generator: torch.Generator, notes: list[str]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Points for a scene that has none, or whose own are not wanted: on the hull of what its photos show where these
+    are transparent around it, unless random ones are asked for; in Blender's usual cube, else around the cameras."""
+    if scene.kind == "blender" and not scene.offset.any():
+        center, half = np.zeros(3), BLENDER_HALF_EDGE
+    else:
+        center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)
+        half = RANDOM_HALF_EDGE * scene.extent
+    count = _made_count(config, scene)
+    if config.model.init != RANDOM and shows_silhouettes(scene):
+        found = hull_points(scene, center, half, count, generator)
+        if found is not None:
+            notes.append(f"started from {count} points on the hull of what is opaque in the photos")
+            return found
+        notes.append("the photos' transparency leaves no hull: poses or masks are off, or the scene is elsewhere")
+    elif config.model.init == HULL:
+        notes.append("too few photos have transparency for a hull")
+    cube = torch.rand(count, 3, generator=generator, dtype=torch.float64).numpy() * 2.0 - 1.0
+    rgb = torch.rand(count, 3, generator=generator).numpy()
+    notes.append(f"started from {count} random points")
+    return (center + half * cube).astype(np.float32), rgb
+
+
+def _made_count(config: Config, scene: Scene) -> int:
+    """How many points a run starts from that has to make its own. A start at the cap would leave no room to grow where
+    it is wanted until the others, most of which are in empty space, have faded."""
     cap = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else config.most_gaussians()
     asked = config.model.random_points
     if asked is None:
         asked = RANDOM_POINTS if cap is None else min(RANDOM_POINTS, max(LEAST_RANDOM_POINTS, cap // 10))
     most = config.most_gaussians()
     return asked if most is None else min(asked, most)
-
-
-def _random_points(scene: Scene, n: int, generator: torch.Generator) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Uniform points with uniform colours: in Blender's usual cube, else in a cube around the training cameras."""
-    if scene.kind == "blender" and not scene.offset.any():
-        center, half = np.zeros(3), BLENDER_HALF_EDGE
-    else:
-        center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)
-        half = RANDOM_HALF_EDGE * scene.extent
-    cube = torch.rand(n, 3, generator=generator, dtype=torch.float64).numpy() * 2.0 - 1.0
-    rgb = torch.rand(n, 3, generator=generator).numpy()
-    return (center + half * cube).astype(np.float32), rgb
 
 
 def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]:

@@ -51,6 +51,13 @@ def test_a_shorter_run_is_fast_first_and_slow_in_the_end() -> None:
     assert OptimConfig.scaled(300) == short, "no further than a tenth of the recipe's length"
 
 
+def test_sizes_of_points_that_a_short_run_makes_itself_are_twice_as_fast() -> None:
+    usual, made = OptimConfig.scaled(3_000), OptimConfig.scaled(3_000, made_points=True)
+    assert made.log_scales_lr == pytest.approx(2.0 * usual.log_scales_lr, rel=1e-2)
+    assert made.model_copy(update={"log_scales_lr": usual.log_scales_lr}) == usual
+    assert OptimConfig.scaled(30_000, made_points=True) == OptimConfig()
+
+
 def test_the_end_of_the_line_is_exact() -> None:
     assert log_linear(0.3, 0.007, 1.0) == 0.007
     assert log_linear(0.3, 0.007, 1.5) == 0.007

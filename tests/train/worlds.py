@@ -104,6 +104,12 @@ class MadeImages:
     def knows_depth(self, i: int) -> bool:
         return False
 
+    def may_be_transparent(self, i: int) -> bool:
+        return False
+
+    def with_alpha(self) -> MadeImages:
+        return self
+
     def has(self, i: int) -> bool:
         return 0 <= i < len(self.pixels)
 

@@ -1,0 +1,189 @@
+"""Hull: points on the visual hull of what is opaque in the photos, for a scene that has transparency and no points.
+
+A place that one photo sees through is empty; what no photo sees through is the hull (Laurentini, 1994). It is found on
+a grid of cells, first in the whole box and then, finer, where something was left. Its surface lies on or before that of
+what is in it, hollows are filled: a start for training, where random points have to find all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from splatcli.errors import SceneError
+from splatcli.scene.camera import Camera
+from splatcli.scene.images import OPAQUE
+from splatcli.scene.scene import Scene
+
+#: At most so many photos are looked at, spread over all; more of them hardly take anything away.
+VIEWS = 48
+
+#: Fewer photos with transparency than this have a hull too far from what is in it.
+FEWEST_VIEWS = 3
+
+#: What fewer than this part of the photos have in sight is not taken for full: nobody could have said otherwise.
+SEEN_BY = 0.5
+
+#: Cells along the longest edge of the box, at first and then.
+COARSE, FINE = 64, 96
+
+#: Photos are reduced to this for their silhouettes, in pixels of the longer side.
+SILHOUETTE_SIDE = 256
+
+#: Cells over which occupancy is averaged for a normal.
+NORMAL_CELLS = 5
+
+#: A photo tells the colour of a surface turned towards it: above this cosine, the more the higher.
+FACING = 0.3
+
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Silhouette:
+    """What one photo says: camera at the photo's size, its picture over black, alpha, both [H, W, ...] uint8."""
+
+    camera: Camera
+    pixels: NDArray[np.uint8]
+    alpha: NDArray[np.uint8]
+
+    def at(self, places: Floats, *, size: tuple[int, int]) -> tuple[NDArray[np.intp], NDArray[np.intp], Flags]:
+        """Column and row in a picture of ``size`` of each place [P, 3], and whether it is in sight."""
+        camera = self.camera.resized(*size)
+        # Sums in one order, whatever the number of threads: every process of a run starts from the same points.
+        x, y, z = (
+            (row[0] * places[:, 0] + row[1] * places[:, 1] + row[2] * places[:, 2] + row[3])
+            for row in camera.viewmat[:3].astype(np.float32)
+        )
+        before = z > 1e-6
+        depth = np.where(before, z, 1.0)
+        u = np.clip(np.floor(camera.fx * x / depth + camera.cx), -1, size[0]).astype(np.intp)
+        v = np.clip(np.floor(camera.fy * y / depth + camera.cy), -1, size[1]).astype(np.intp)
+        inside = before & (u >= 0) & (u < size[0]) & (v >= 0) & (v < size[1])
+        return np.where(inside, u, 0), np.where(inside, v, 0), inside
+
+    def outline(self, center: Floats, cell: float) -> Flags:
+        """[h, w] where a cell of edge ``cell`` may be full: something opaque within what it covers near ``center``."""
+        height, width = self.alpha.shape
+        step = max(1, math.ceil(max(height, width) / SILHOUETTE_SIDE))
+        opaque = self.alpha >= OPAQUE
+        padded = np.pad(opaque, ((0, -height % step), (0, -width % step)))
+        small = padded.reshape(padded.shape[0] // step, step, padded.shape[1] // step, step).any(axis=(1, 3))
+        depth = float(self.camera.viewmat[2, :3] @ center + self.camera.viewmat[2, 3])
+        pixels = self.camera.fx / step * cell / max(depth, cell)
+        reach = 2 * math.ceil(0.5 * pixels) + 1
+        return np.asarray(ndimage.maximum_filter(small, size=reach, mode="constant", cval=0))
+
+
+def hull_points(
+    scene: Scene, center: NDArray[np.float64], half: float, n: int, generator: torch.Generator
+) -> tuple[Floats, Floats] | None:
+    """``n`` points [n, 3] (world units) on the hull of what the training photos show, and colours [n, 3] in 0..1.
+
+    center, half: the box that is looked at, world units. generator: on the CPU.
+    None where too few photos have transparency, or where they leave nothing.
+    """
+    views = silhouettes(scene)
+    if len(views) < FEWEST_VIEWS:
+        return None
+    low = (center - half).astype(np.float32)
+    cells, shape, cell = _grid(low, low + np.float32(2.0 * half), COARSE)
+    full = carve(views, cells, cell)
+    if not full.any():
+        return None
+    left = cells[full]
+    cells, shape, cell = _grid(left.min(axis=0) - cell, left.max(axis=0) + cell, FINE)
+    full = carve(views, cells, cell).reshape(shape)
+    surface = np.flatnonzero(full & ~ndimage.binary_erosion(full))
+    if not len(surface):
+        return None
+    rounds = [torch.randperm(len(surface), generator=generator) for _ in range(math.ceil(n / len(surface)))]
+    chosen = surface[torch.cat(rounds)[:n].numpy()]
+    jitter = torch.rand(n, 3, generator=generator).numpy() - 0.5
+    points = (cells[chosen] + jitter * cell).astype(np.float32)
+    return points, _colours(views, points, _normals(full, chosen))
+
+
+def shows_silhouettes(scene: Scene) -> bool:
+    """Whether enough of the training photos may be transparent, told without decoding them."""
+    return sum(1 for _ in _transparent(scene)) >= FEWEST_VIEWS
+
+
+def silhouettes(scene: Scene) -> list[Silhouette]:
+    """Of the training photos that are partly transparent, at most VIEWS, spread over all."""
+    store, found = scene.images.with_alpha(), []
+    for i in _transparent(scene):
+        try:
+            photo = store.photo(i)
+        except SceneError:
+            continue  # whoever trains on it tells
+        if photo.alpha is not None and photo.hidden is None and (photo.alpha < OPAQUE).any():
+            found.append(Silhouette(scene.cameras[i], photo.pixels, photo.alpha))
+    return found
+
+
+def _transparent(scene: Scene) -> Iterator[int]:
+    """Of VIEWS training photos, spread over all, those that may be transparent."""
+    count = min(VIEWS, len(scene.train))
+    for i in (scene.train[k * len(scene.train) // count] for k in range(count)):
+        try:
+            if scene.images.may_be_transparent(i):
+                yield i
+        except SceneError:
+            continue  # whoever trains on it tells
+
+
+def carve(views: list[Silhouette], places: Floats, cell: float) -> Flags:
+    """[P] whether no photo sees through the cell of edge ``cell`` around each of ``places`` [P, 3]."""
+    left = np.arange(len(places))
+    seen = np.zeros(len(places), np.int32)
+    center = places.mean(axis=0)
+    for view in views:
+        outline = view.outline(center, cell)
+        u, v, inside = view.at(places[left], size=(outline.shape[1], outline.shape[0]))
+        seen[left] += inside
+        left = left[outline[v, u] | ~inside]
+    full = np.zeros(len(places), np.bool_)
+    full[left] = seen[left] >= max(FEWEST_VIEWS, SEEN_BY * len(views))
+    return full
+
+
+def _grid(low: Floats, high: Floats, cells: int) -> tuple[Floats, tuple[int, int, int], float]:
+    """Centres [P, 3] of cubic cells that fill a box, so many along its longest edge; how many each way; their edge."""
+    cell = float((high - low).max()) / cells
+    x, y, z = (max(1, math.ceil(float(span) / cell - 1e-3)) for span in high - low)
+    axes = [low[k] + cell * (np.arange(count, dtype=np.float32) + 0.5) for k, count in enumerate((x, y, z))]
+    return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3).astype(np.float32), (x, y, z), cell
+
+
+def _normals(full: Flags, chosen: NDArray[np.intp]) -> Floats:
+    """[n, 3] unit, out of what is full, at the cells ``chosen``; zero where that is in all directions."""
+    smooth = full.astype(np.float32)
+    for _ in range(2):
+        smooth = ndimage.uniform_filter(smooth, NORMAL_CELLS, mode="constant")
+    outward = np.stack([-slope.reshape(-1)[chosen] for slope in np.gradient(smooth)], axis=1)
+    length = np.linalg.norm(outward, axis=1, keepdims=True)
+    return np.asarray(outward / np.maximum(length, 1e-6), np.float32)
+
+
+def _colours(views: list[Silhouette], points: Floats, normals: Floats) -> Floats:
+    """[n, 3] in 0..1: the mean of what the photos show there that the surface is turned to; grey where none is."""
+    total, weights = np.zeros((len(points), 3), np.float32), np.zeros((len(points), 1), np.float32)
+    for view in views:
+        height, width = view.alpha.shape
+        u, v, inside = view.at(points, size=(width, height))
+        to_camera = view.camera.center.astype(np.float32) - points
+        to_camera /= np.maximum(np.linalg.norm(to_camera, axis=1, keepdims=True), 1e-12)
+        facing = (to_camera * normals).sum(axis=1) - FACING
+        alpha = view.alpha[v, u].astype(np.float32)
+        weight = np.where(inside & (alpha >= OPAQUE), np.maximum(facing, 0.0), 0.0)[:, None]
+        total += weight * view.pixels[v, u] / np.maximum(alpha, 1.0)[:, None]
+        weights += weight
+    return np.where(weights > 0.0, np.clip(total / np.maximum(weights, 1e-6), 0.0, 1.0), 0.5).astype(np.float32)
