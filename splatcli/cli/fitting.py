@@ -62,7 +62,7 @@ class Fitting:
         pace = measure_pace(asked, scene, gaussians, engine_for(device))
         scoring = SCORING_MARGIN * len(scene.test) * measure_scoring(asked, scene, gaussians)
         self.deadline = ends - END_SECONDS - scoring
-        self._pacer = Pacer(pace, self.deadline)
+        self._pacer = Pacer(pace, self.deadline, views=len(scene.train))
         left = self._pacer.left()
         if left <= 0:
             raise UsageError(

@@ -42,7 +42,7 @@ class Batches:
         self._prefetch(state, targets)
 
         def inputs_of(i: int) -> StepInputs:
-            given, target = view_of_step(state, scene, targets, step, rows[i])
+            given, target = view_of_step(state, targets, step, rows[i])
             return step_inputs(state, strategy, step, rows[i], given, target, colours[i])
 
         try:

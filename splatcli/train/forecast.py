@@ -233,7 +233,7 @@ def plan_memory(
     forecast = (Forecast if parts == 1 else partial(SharedForecast, parts=parts))(
         backend=backend,
         held=held,
-        photos=photo_room(scene, device, room),
+        photos=photo_room(scene, device, room, reduced=config.schedule.num_downscales > 0),
         work=Work(
             len(gaussians),
             gaussians.sh_degree,

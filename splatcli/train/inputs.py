@@ -12,16 +12,15 @@ from splatcli.train.lr import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.scoring import BACKGROUNDS
 from splatcli.train.state import TrainState
 from splatcli.train.strategies import Strategy
-from splatcli.train.targets import Target, Targets, reduced, to_device
+from splatcli.train.targets import Target, Targets, to_device
 
 
-def view_of_step(state: TrainState, scene: Scene, targets: Targets, step: int, row: int) -> tuple[Camera, Target]:
+def view_of_step(state: TrainState, targets: Targets, step: int, row: int) -> tuple[Camera, Target]:
     """Camera and photo of training view ``row``, as large as step number ``step`` has them.
 
     Raises SceneError when the photo is damaged.
     """
-    view = state.train[row]
-    return reduced(scene.cameras[view], targets.load(view), image_divisor(state.config.schedule, step))
+    return targets.reduced(state.train[row], image_divisor(state.config.schedule, step))
 
 
 def given_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:

@@ -295,7 +295,7 @@ class Trainer:
         """A step on one view, whose loss the engine may tell later; those that are known now."""
         state = self.state
         row = state.sampler.peek()
-        given, target = view_of_step(state, self.scene, self.targets, step, row)
+        given, target = view_of_step(state, self.targets, step, row)
         state.sampler.next()
         self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         background = training_background(state)

@@ -20,7 +20,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.lr import learning_rates
 from splatcli.train.metrics import score_views
 from splatcli.train.scoring import renderer_within
-from splatcli.train.targets import Targets, reduced
+from splatcli.train.targets import Targets
 
 #: Gaussians a step: a run so short that it has no time to place more is better off with more steps.
 GAUSSIANS_PER_STEP = 20
@@ -118,14 +118,20 @@ class Pacer:
     """Corrects the plan of a run while it goes, so that it fills its time whatever its steps turn out to take.
 
     deadline: when the last step has to be done, in seconds of ``clock``.
+    views: steps until each photo has been seen. Those before take longer, since photos are decoded, and tell nothing of
+        what comes after, unless that takes longer than up to the first look.
     """
 
-    def __init__(self, pace: Pace, deadline: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, pace: Pace, deadline: float, clock: Callable[[], float] = time.monotonic, *, views: int = 1
+    ) -> None:
         self.pace = pace
         self.deadline = deadline
+        self.views = views
         self._clock = clock
-        self._all = deadline - clock()
-        #: Time and step of the last look; the first step only starts the clock, whatever came before it.
+        self._began = clock()
+        self._all = deadline - self._began
+        #: Time and step of the last look; the first one only starts the clock, whatever came before it.
         self._then = -math.inf
         self._due = math.inf
         self._step = 0
@@ -143,6 +149,8 @@ class Pacer:
         """
         now = self._clock()
         if self._then == -math.inf:
+            if step < self.views and now < self._began + _FIRST_LOOK * self._all:
+                return None
             self._then, self._step, self._due = now, step, now + _FIRST_LOOK * self._all
             return None
         self._expected += self.pace.step(count, step / planned)
@@ -198,11 +206,16 @@ def _step_seconds(
     adam, stats = AdamState.zeros_like(gaussians), GrowthStats.zeros(len(gaussians), gaussians.device)
     lrs = learning_rates(config.optim, config.schedule, 1e-6, config.schedule.lr_steps)
     background = torch.zeros(3, device=gaussians.device)
-    inputs = []
-    for turn in range(_TIMED + 1):
-        view = scene.train[turn * (len(scene.train) - 1) // _TIMED]
-        camera, target = reduced(scene.cameras[view], targets.load(view), 1 << halved)
-        one = StepInputs(
+    views = [scene.train[turn * (len(scene.train) - 1) // _TIMED] for turn in range(_TIMED + 1)]
+    for view in views:
+        targets.reduced(view, 1 << halved)  # in a run most steps find them ready, too
+    started = 0.0
+    for turn, view in enumerate(views):
+        if turn == 1:
+            engine.drain()
+            started = clock()
+        camera, target = targets.reduced(view, 1 << halved)
+        inputs = StepInputs(
             camera,
             target.over(background),
             lrs,
@@ -214,13 +227,7 @@ def _step_seconds(
             target.hidden,
             depth=target.depth,
         )
-        inputs.append(one)
-    started = 0.0
-    for turn, one in enumerate(inputs):
-        if turn == 1:
-            engine.drain()
-            started = clock()
-        engine.submit(gaussians, adam, one)
+        engine.submit(gaussians, adam, inputs)
     engine.drain()
     return (clock() - started) / _TIMED
 

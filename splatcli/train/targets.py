@@ -19,6 +19,10 @@ from splatcli.train.metrics import tensor_of
 #: Of a budget, or of what is free on a GPU when training starts, this part may hold photos.
 SHARE_OF_MEMORY = 0.25
 
+#: On the CPU, photos at a smaller size may take this part of what whole ones take: halved ones have a quarter as many
+#: pixels. Each is used several times before the size changes, and to reduce one takes as long as a coarse step.
+SHARE_OF_PHOTOS = 0.25
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Target:
@@ -96,6 +100,9 @@ class Targets:
         self.device = device
         self._room = photo_room(scene, device, limit) if device.type == "cuda" else 0
         self._kept: dict[int, Target] = {}
+        #: Reduced ones, all by the same divisor, and how many bytes more there is room for.
+        self._reduced: dict[int, tuple[Camera, Target]] = {}
+        self._divisor = self._reduced_room = 0
 
     def load(self, view: int) -> Target:
         """The photo of ``view``. Raises SceneError when it is damaged."""
@@ -112,6 +119,22 @@ class Targets:
             self._kept[view] = target
         return target
 
+    def reduced(self, view: int, divisor: int) -> tuple[Camera, Target]:
+        """The camera and the photo of ``view`` with their sides divided. Raises SceneError when it is damaged."""
+        camera = self.scene.cameras[view]
+        if divisor == 1 or self.device.type == "cuda":
+            return reduced(camera, self.load(view), divisor)
+        if divisor != self._divisor:
+            self._reduced.clear()
+            self._divisor, self._reduced_room = divisor, int(SHARE_OF_PHOTOS * self.scene.images.most_bytes())
+        made = self._reduced.get(view)
+        if made is None:
+            made = reduced(camera, self.load(view), divisor)
+            if made[1].nbytes <= self._reduced_room:
+                self._reduced_room -= made[1].nbytes
+                self._reduced[view] = made
+        return made
+
     def _depth(self, view: int, photo: Photo) -> DepthTarget:
         """Depths of the pixels that count; what is known of none has no weight."""
         known = known_depths(self.scene, view) if photo.depth is None else depths_of_map(photo.depth)
@@ -125,14 +148,17 @@ class Targets:
     def prefetch(self, views: Iterable[int]) -> None:
         """Starts decoding what will be loaded soon; what is loaded, and its bits, stay the same."""
         for view in views:
-            if view not in self._kept:
+            if view not in self._kept and view not in self._reduced:
                 self.scene.images.prefetch(view)
 
 
-def photo_room(scene: Scene, device: torch.device, limit: int | None) -> int:
-    """Bytes that photos take at most beside a run: a part of ``limit`` bytes, by default of what is free."""
+def photo_room(scene: Scene, device: torch.device, limit: int | None, *, reduced: bool = False) -> int:
+    """Bytes that photos take at most beside a run: a part of ``limit`` bytes, by default of what is free.
+
+    reduced: the run begins with smaller ones.
+    """
     if device.type == "cpu":
-        return scene.images.most_bytes()
+        return int((1.0 + SHARE_OF_PHOTOS * reduced) * scene.images.most_bytes())
     room = int(SHARE_OF_MEMORY * (torch.cuda.mem_get_info(device)[0] if limit is None else limit))
     # Three bytes a pixel, and a mask; and alpha where it is kept; and of a known depth its place and its inverse.
     pixel = 4 + (scene.images.background is None) + 12 * scene.images.has_depths

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from splatcli.gaussians import GROUPS
+from splatcli.scene.camera import Camera
 from splatcli.train.events import Evaluated, Rescheduled, Stepped, Stopped
 from splatcli.train.loop import Trainer
 from splatcli.train.pace import (
@@ -21,6 +22,7 @@ from splatcli.train.pace import (
     measure_scoring,
     seconds_of,
 )
+from splatcli.train.targets import Target, Targets, reduced
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
 
 
@@ -118,6 +120,33 @@ def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(guess: Pace, e
     assert step == planned, "the last step of the plan is done, not cut off"
     assert 0.9 * deadline < now <= deadline
     assert len(set(plans)) <= 16, "a few corrections, not one at every step"
+
+
+@pytest.mark.parametrize("decoding", [0.01, 0.5], ids=["over soon", "long"])
+def test_steps_that_decode_photos_tell_nothing_of_later_ones_unless_they_take_long(decoding: float) -> None:
+    """decoding: seconds that each of the first 100 steps takes more than the planned 2 ms (COARSE)."""
+    now, planned = 0.0, 5_000
+    pacer = Pacer(COARSE, 60.0, lambda: now, views=100)
+    plans = []
+    for step in range(1, 400):
+        now += COARSE.step(5_000, step / planned) + (decoding if step <= 100 else 0.0)
+        plans.append(pacer.look(step, planned, 5_000, 5_000))
+    shorter = [plan for plan in plans if plan is not None and plan < 0.9 * planned]
+    assert bool(shorter) == (decoding > 0.1)
+
+
+def test_the_pace_counts_what_a_step_does_beside_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def slowly(targets: Targets, view: int, divisor: int) -> tuple[Camera, Target]:
+        now[0] += 0.003 * divisor
+        return reduced(targets.scene.cameras[view], targets.load(view), divisor)
+
+    monkeypatch.setattr(Targets, "reduced", slowly)
+    config = short_config()
+    config.schedule.num_downscales = 1
+    pace = measure_pace(config, made_scene(size=32), random_gaussians(30), PlainEngine(), lambda: now[0])
+    assert pace.fixed == pytest.approx((0.003, 0.006))
 
 
 def test_a_plan_that_holds_changes_only_to_use_what_was_kept_back() -> None:
