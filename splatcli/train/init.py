@@ -40,8 +40,8 @@ RANDOM_HALF_EDGE = 3.0
 
 
 def start_for(config: Config, scene: Scene) -> str:
-    """What ``config.model.init`` comes to for ``scene``: with no points there is nothing but making some."""
-    if config.model.init != SFM or (scene.points is not None and len(scene.points.xyz) >= MIN_POINTS):
+    """What ``config.model.init`` comes to for ``scene``: without points there is nothing but making some."""
+    if config.model.init != SFM or (scene.points is not None and len(scene.points.xyz)):
         return config.model.init
     return HULL if shows_silhouettes(scene) else RANDOM
 
