@@ -119,8 +119,8 @@ def train(
         typer.Option(
             "--init",
             metavar="HOW",
-            help="Points of the scene (sfm), points on the outlines of what transparent photos show (hull), random "
-            "ones, or a model's path.  [default: sfm; where there are no points, hull or random]",
+            help="Start from the scene's points (sfm), from points on the visual hull of transparent photos (hull), "
+            "from random ones, or from a model's path.  [default: sfm; where there are no points, hull or random]",
         ),
     ] = None,
     param_space: options.ParamSpace = None,
