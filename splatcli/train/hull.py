@@ -117,14 +117,20 @@ def shows_silhouettes(scene: Scene) -> bool:
 
 
 def silhouettes(scene: Scene) -> list[Silhouette]:
-    """Of the training photos that are partly transparent, at most VIEWS, spread over all."""
+    """Of the training photos that are partly transparent, at most VIEWS, spread over all.
+
+    One in which nothing is opaque is passed over: a mask that failed, more often than not, would leave nothing.
+    """
     store, found = scene.images.with_alpha(), []
     for i in _transparent(scene):
         try:
             photo = store.photo(i)
         except SceneError:
             continue  # whoever trains on it tells
-        if photo.alpha is not None and photo.hidden is None and (photo.alpha < OPAQUE).any():
+        if photo.alpha is None or photo.hidden is not None:
+            continue
+        opaque = photo.alpha >= OPAQUE
+        if opaque.any() and not opaque.all():
             found.append(Silhouette(scene.cameras[i], photo.pixels, photo.alpha))
     return found
 

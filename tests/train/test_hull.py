@@ -182,6 +182,16 @@ def test_a_ball_that_is_elsewhere_for_each_photo_has_no_hull(tmp_path: Path) -> 
     assert hull_points(scene, np.zeros(3), 1.3, 100, generator()) is None
 
 
+def test_a_photo_in_which_nothing_is_left_is_passed_over(tmp_path: Path) -> None:
+    folder = ball_folder(tmp_path / "ball")
+    Image.new("RGBA", (SIDE, SIDE)).save(folder / "train/r_07.png")
+    scene = read_scene(folder, DataConfig(test_every=0))
+    assert len(silhouettes(scene)) == 23
+    found = hull_points(scene, np.zeros(3), 1.3, 500, generator())
+    assert found is not None
+    assert abs(float(np.median(np.linalg.norm(found[0], axis=1))) - RADIUS) < 0.05 * RADIUS
+
+
 def test_masks_that_cut_make_silhouettes(tmp_path: Path) -> None:
     folder = ball_folder(tmp_path / "ball", opaque=True)
     (folder / "masks/train").mkdir(parents=True)
