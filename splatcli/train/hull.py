@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from scipy import ndimage
 
 from splatcli.errors import SceneError
@@ -33,8 +34,8 @@ SEEN_BY = 0.5
 #: Cells along the longest edge of the box, at first and then.
 COARSE, FINE = 64, 96
 
-#: Photos are reduced to this for their silhouettes, in pixels of the longer side.
-SILHOUETTE_SIDE = 256
+#: Photos are reduced to this, in pixels of the longer side: a cell covers a few of them.
+SILHOUETTE_SIDE = 400
 
 #: Cells over which occupancy is averaged for a normal.
 NORMAL_CELLS = 5
@@ -48,15 +49,34 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Silhouette:
-    """What one photo says: camera at the photo's size, its picture over black, alpha, both [H, W, ...] uint8."""
+    """What one photo says, at a size of at most SILHOUETTE_SIDE.
+
+    pixels: [H, W, 3] uint8 over black; alpha: [H, W] uint8; both the mean of what a pixel covers.
+    opaque: [H, W] bool, whether anything that it covers is.
+    """
 
     camera: Camera
     pixels: NDArray[np.uint8]
     alpha: NDArray[np.uint8]
+    opaque: Flags
 
-    def at(self, places: Floats, *, size: tuple[int, int]) -> tuple[NDArray[np.intp], NDArray[np.intp], Flags]:
-        """Column and row in a picture of ``size`` of each place [P, 3], and whether it is in sight."""
-        camera = self.camera.resized(*size)
+    @classmethod
+    def of(cls, camera: Camera, pixels: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> Silhouette:
+        """pixels, alpha: of the camera's size."""
+        step = math.ceil(max(alpha.shape) / SILHOUETTE_SIDE)
+        padded = np.pad(alpha >= OPAQUE, [(0, -side % step) for side in alpha.shape])
+        height, width = (side // step for side in padded.shape)
+        scaled = {name: getattr(camera, name) / step for name in ("fx", "fy", "cx", "cy")}
+        return cls(
+            replace(camera, width=width, height=height, **scaled),
+            np.asarray(Image.fromarray(pixels).reduce(step)),
+            np.asarray(Image.fromarray(alpha).reduce(step)),
+            np.asarray(padded.reshape(height, step, width, step).any(axis=(1, 3))),
+        )
+
+    def at(self, places: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], Flags]:
+        """Column and row of each place [P, 3], and whether it is in sight; 0, 0 where it is not."""
+        camera = self.camera
         # Sums in one order, whatever the number of threads: every process of a run starts from the same points.
         x, y, z = (
             (row[0] * places[:, 0] + row[1] * places[:, 1] + row[2] * places[:, 2] + row[3])
@@ -64,22 +84,16 @@ class Silhouette:
         )
         before = z > 1e-6
         depth = np.where(before, z, 1.0)
-        u = np.clip(np.floor(camera.fx * x / depth + camera.cx), -1, size[0]).astype(np.intp)
-        v = np.clip(np.floor(camera.fy * y / depth + camera.cy), -1, size[1]).astype(np.intp)
-        inside = before & (u >= 0) & (u < size[0]) & (v >= 0) & (v < size[1])
+        u = np.clip(np.floor(camera.fx * x / depth + camera.cx), -1, camera.width).astype(np.intp)
+        v = np.clip(np.floor(camera.fy * y / depth + camera.cy), -1, camera.height).astype(np.intp)
+        inside = before & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
         return np.where(inside, u, 0), np.where(inside, v, 0), inside
 
     def outline(self, center: Floats, cell: float) -> Flags:
-        """[h, w] where a cell of edge ``cell`` may be full: something opaque within what it covers near ``center``."""
-        height, width = self.alpha.shape
-        step = max(1, math.ceil(max(height, width) / SILHOUETTE_SIDE))
-        opaque = self.alpha >= OPAQUE
-        padded = np.pad(opaque, ((0, -height % step), (0, -width % step)))
-        small = padded.reshape(padded.shape[0] // step, step, padded.shape[1] // step, step).any(axis=(1, 3))
+        """[H, W] where a cell of edge ``cell`` may be full: something opaque within what it covers near ``center``."""
         depth = float(self.camera.viewmat[2, :3] @ center + self.camera.viewmat[2, 3])
-        pixels = self.camera.fx / step * cell / max(depth, cell)
-        reach = 2 * math.ceil(0.5 * pixels) + 1
-        return np.asarray(ndimage.maximum_filter(small, size=reach, mode="constant", cval=0))
+        reach = 2 * math.ceil(0.5 * self.camera.fx * cell / max(depth, cell)) + 1
+        return np.asarray(ndimage.maximum_filter(self.opaque, size=reach, mode="constant", cval=0))
 
 
 def hull_points(
@@ -131,7 +145,7 @@ def silhouettes(scene: Scene) -> list[Silhouette]:
             continue
         opaque = photo.alpha >= OPAQUE
         if opaque.any() and not opaque.all():
-            found.append(Silhouette(scene.cameras[i], photo.pixels, photo.alpha))
+            found.append(Silhouette.of(scene.cameras[i], photo.pixels, photo.alpha))
     return found
 
 
@@ -153,7 +167,7 @@ def carve(views: list[Silhouette], places: Floats, cell: float) -> Flags:
     center = places.mean(axis=0)
     for view in views:
         outline = view.outline(center, cell)
-        u, v, inside = view.at(places[left], size=(outline.shape[1], outline.shape[0]))
+        u, v, inside = view.at(places[left])
         seen[left] += inside
         left = left[outline[v, u] | ~inside]
     full = np.zeros(len(places), np.bool_)
@@ -183,8 +197,7 @@ def _colours(views: list[Silhouette], points: Floats, normals: Floats) -> Floats
     """[n, 3] in 0..1: the mean of what the photos show there that the surface is turned to; grey where none is."""
     total, weights = np.zeros((len(points), 3), np.float32), np.zeros((len(points), 1), np.float32)
     for view in views:
-        height, width = view.alpha.shape
-        u, v, inside = view.at(points, size=(width, height))
+        u, v, inside = view.at(points)
         to_camera = view.camera.center.astype(np.float32) - points
         to_camera /= np.maximum(np.linalg.norm(to_camera, axis=1, keepdims=True), 1e-12)
         facing = (to_camera * normals).sum(axis=1) - FACING

@@ -16,9 +16,9 @@ from splatcli.config import Config, DataConfig
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.settings import build_config
-from splatcli.train.hull import FINE, carve, hull_points, silhouettes
+from splatcli.train.hull import FINE, Silhouette, carve, hull_points, silhouettes
 from splatcli.train.init import initial_gaussians, start_for
-from tests.train.worlds import made_scene
+from tests.train.worlds import made_scene, ring_cameras
 
 RADIUS, DISTANCE, FIELD_OF_VIEW, SIDE = 0.5, 3.0, 0.6, 96
 
@@ -117,6 +117,26 @@ def test_a_cell_is_full_as_long_as_no_photo_sees_through_it(tmp_path: Path) -> N
     places = np.array([[0.0, 0.0, 0.0], [0.0, 0.4, 0.0], [0.0, 0.9, 0.0], [0.0, 0.0, 40.0]], np.float32)
     assert carve(views, places, 0.01).tolist() == [True, True, False, False]  # the last is in nobody's sight
     assert carve(views[:1], places, 0.01).tolist() == [False] * 4
+
+
+def test_large_photos_are_looked_at_small_and_thin_things_in_them_stay() -> None:
+    camera = ring_cameras(1)[0].resized(1_001, 700)
+    alpha = np.zeros((700, 1_001), np.uint8)
+    alpha[:, 500] = 255  # a pole
+    pixels = np.where(alpha[..., None] > 0, np.uint8(200), np.uint8(0)).repeat(3, axis=2)
+    small = Silhouette.of(camera, pixels, alpha)
+    assert small.opaque.shape == small.alpha.shape == small.pixels.shape[:2] == (234, 334)
+    assert (small.camera.width, small.camera.height) == (334, 234)
+    assert small.opaque[:, 166].all()
+    assert small.opaque.sum() == 234
+    assert small.alpha.max() == 85
+    places = np.random.default_rng(0).normal(0.0, 0.3, (50, 3)).astype(np.float32)
+    whole = Silhouette(camera, pixels, alpha, alpha > 0)
+    (u, v, inside), (x, y, seen) = small.at(places), whole.at(places)
+    assert inside.any()
+    assert (inside == seen).all()
+    assert (u == x // 3).all()
+    assert (v == y // 3).all()
 
 
 def test_a_run_without_points_starts_from_the_hull(tmp_path: Path) -> None:
