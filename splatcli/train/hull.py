@@ -108,7 +108,7 @@ def hull_points(
     if len(views) < FEWEST_VIEWS:
         return None
     low = (center - half).astype(np.float32)
-    cells, shape, cell = _grid(low, low + np.float32(2.0 * half), COARSE)
+    cells, _, cell = _grid(low, low + np.float32(2.0 * half), COARSE)
     full = carve(views, cells, cell)
     if not full.any():
         return None
