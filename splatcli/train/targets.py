@@ -122,11 +122,11 @@ class Targets:
     def reduced(self, view: int, divisor: int) -> tuple[Camera, Target]:
         """The camera and the photo of ``view`` with their sides divided. Raises SceneError when it is damaged."""
         camera = self.scene.cameras[view]
-        if divisor == 1 or self.device.type == "cuda":
-            return reduced(camera, self.load(view), divisor)
-        if divisor != self._divisor:
+        if divisor != self._divisor:  # also to whole ones: then the others go, and whole ones are fetched ahead again
             self._reduced.clear()
             self._divisor, self._reduced_room = divisor, int(SHARE_OF_PHOTOS * self.scene.images.most_bytes())
+        if divisor == 1 or self.device.type == "cuda":
+            return reduced(camera, self.load(view), divisor)
         made = self._reduced.get(view)
         if made is None:
             made = reduced(camera, self.load(view), divisor)

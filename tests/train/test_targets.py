@@ -34,6 +34,20 @@ def test_a_reduced_photo_is_the_mean_of_the_pixels_and_is_made_once_for_each_siz
     assert targets.reduced(0, 1)[1].pixels.shape == (16, 16, 3)
 
 
+def test_whole_photos_are_fetched_ahead_again_when_the_reduced_ones_are_done_with() -> None:
+    scene = made_scene(size=16)
+    targets, fetched = Targets(scene, CPU), []
+    scene.images.prefetch = fetched.append  # type: ignore[method-assign]
+    view, other = scene.train[:2]
+    targets.reduced(view, 2)
+    targets.prefetch([view, other])
+    assert fetched == [other]
+    targets.reduced(other, 1)
+    targets.prefetch([view])
+    assert fetched == [other, view]
+    assert not targets._reduced
+
+
 def test_reduced_photos_take_no_more_than_their_share() -> None:
     scene = made_scene(size=16)
     targets = Targets(scene, CPU)
