@@ -45,6 +45,8 @@ ANEW = {
     "keeper.run_dir": "the same, and run_dir",
     "journal._run_dir": "the same",
     "recovery.run_dir": "the same",
+    "targets._divisor": "photos at a smaller size, kept to save time: made anew from the same photos, in the same bits",
+    "targets._reduced_room": "the same",
     "_largest": "what has fitted the memory of this process's machine",
     "targets.scene.images.loaded": "what this test's photos were asked",
     "scene.images.loaded": "the same",
