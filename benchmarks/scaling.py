@@ -81,8 +81,8 @@ def run(world: World | None, points: int, sharded: bool, steps: int) -> dict[str
 def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
     """Bytes of sums or rows that each rank has to send in one of these steps, by (ranks, sharded)."""
     trainer = Trainer.start(config_of(points), scene(), run_dir=ReadRunDir(Path("run")))
-    assert trainer.batches is not None
-    engine: Any = trainer.batches.engine
+    assert trainer.steps.batches is not None
+    engine: Any = trainer.steps.batches.engine
     make, seen = engine._make, []
 
     def watched(*arguments: Any) -> Any:

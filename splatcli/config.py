@@ -225,6 +225,9 @@ class StrategyConfig(_Section):
     prune_scale3d: float = Field(0.5, gt=0)
     #: adc, absgrad: two Gaussians from one are together as opaque as it was; INRIA and gsplat leave each as opaque.
     revised_opacity: bool = True
+    #: adc, absgrad: what grows is split into two halves along its longest axis, small or large; else small ones are
+    #: cloned. absgrad sets it where settings are built (recipes.strategy_recipe, docs/quality.md).
+    long_axis_split: bool = False
     #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
     opacity_reg: float = Field(0.0, ge=0)
     scale_reg: float = Field(0.0, ge=0)

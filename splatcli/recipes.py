@@ -40,6 +40,8 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
 
 def strategy_recipe(name: str, iterations: int, batch_size: int = 1) -> dict[str, Any]:
     """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views."""
+    if name == "absgrad":
+        return {"strategy.long_axis_split": True}
     if name != "mcmc":
         return {}
     scale = min(1.0, iterations / REFERENCE_ITERATIONS)

@@ -7,7 +7,6 @@ import dataclasses
 import gc
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 import torch
@@ -17,12 +16,9 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.engine import engine_for
 from splatcli.raster.memory import Budget
 from splatcli.raster.stepping import StepEngine
-from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.batch import Batches, batches_for
 from splatcli.train.begin import new_state, resumed_state
 from splatcli.train.changes import apply_config
 from splatcli.train.crew import (
@@ -36,19 +32,17 @@ from splatcli.train.crew import (
     place_of,
 )
 from splatcli.train.density import Density
-from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stepped, Stopped
+from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stopped
 from splatcli.train.failures import is_survivable
-from splatcli.train.inputs import step_inputs, training_background, view_of_step
 from splatcli.train.journal import Journal
 from splatcli.train.keeper import Keeper
-from splatcli.train.lr import active_sh_degree
-from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, check_loss
+from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch
 from splatcli.train.recovery import Recovery
-from splatcli.train.scoring import Renderer, renderer_within, scorer_for
+from splatcli.train.scoring import Renderer, renderer_within
 from splatcli.train.sharding import whole_state
 from splatcli.train.state import TrainState
+from splatcli.train.steps import Steps
 from splatcli.train.strategies import make_strategy
-from splatcli.train.targets import Targets
 
 #: Steps between two measurements of the 3D filter (Mip-Splatting); each edit of the Gaussians makes one too.
 REFILTER_EVERY = 100
@@ -85,26 +79,21 @@ class Trainer:
         self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
         self.crew = crew
         self.leads = crew is None or crew.rank == 0
-        self.engine = engine or engine_for(state.gaussians.device, self._budget)
-        self.batches = batches_for(self.state, self._budget, self.crew)
+        self.steps = self._steps(engine, state.config.memory.budget)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
-        self.targets = self._targets(state.config.memory.budget)
         self._clock = clock
         self.keeper = Keeper(run_dir, clock) if self.leads else Bystander(run_dir, clock)
         self.journal = Journal(run_dir, scene, clock)
         self._renderer = renderer or renderer_within(self._budget)
-        self.scorer = scorer_for(self.scene, self._renderer, self.batches and self.batches.engine)
+        self.scorer = self.steps.scorer(self._renderer)
         self.density = Density(crew)
         self.recovery = Recovery(run_dir)
         self.finite = FiniteWatch()
         self.crowding = PairsWatch()
         self.quality = QualityWatch(state.config.guard)
+        #: One that was handed in stays, whatever fails.
         self._engine_is_ours = engine is None
-        #: The most Gaussians that a step was done with.
-        self._largest = 0
-        #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
-        self._untold: deque[tuple[int, str, int, int]] = deque()
 
     @classmethod
     def start(
@@ -272,63 +261,27 @@ class Trainer:
         """One step and the edit after it; what is known to have happened since the last one."""
         state, config = self.state, self.state.config
         step = state.step + 1
-        told = self._single(step) if self.batches is None else self._batch(step, self.batches)
+        told = self.steps.take(state, self.strategy, step)
         edits: list[Event] = []
         if self.strategy.edits(step):
-            told += self._told(self.engine.drain())
+            told += self.steps.drain(state)
             edits = self.density.edit(state, self.strategy, step)
             if any(isinstance(edit, OpacityReset) for edit in edits):
                 self.quality.reset(step)
             # The step is told with the count that it leaves behind.
             told[-1] = dataclasses.replace(told[-1], num_gaussians=state.count)
         elif state.smoothing is not None and step % REFILTER_EVERY == 0:
-            told += self._told(self.engine.drain())
+            told += self.steps.drain(state)
             self.density.refilter(state)
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
             found_together(self._sharers, lambda: self.finite.look(step, state.gaussians, state.adam))
-        pairs = self.engine.pairs if self.batches is None else self.batches.pairs
-        alarm = self.crowding.judge(step, pairs, state.count)
+        alarm = self.crowding.judge(step, self.steps.pairs, state.count)
         return [*told, *edits, *([] if alarm is None else [alarm])]
-
-    def _single(self, step: int) -> list[Stepped]:
-        """A step on one view, whose loss the engine may tell later; those that are known now."""
-        state = self.state
-        row = state.sampler.peek()
-        given, target = view_of_step(state, self.targets, step, row)
-        state.sampler.next()
-        self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
-        background = training_background(state)
-        told: list[Stepped] = []
-        if state.config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
-            told = self._told(self.engine.drain())  # what the step before has taught of this view comes first
-        inputs = step_inputs(state, self.strategy, step, row, given, target, background)
-        self._untold.append((step, given.name, len(state.gaussians), inputs.sh_degree))
-        return told + self._told(self.engine.submit(state.gaussians, state.adam, inputs))
-
-    def _batch(self, step: int, batches: Batches) -> list[Stepped]:
-        """A step on several views, done when this returns."""
-        state = self.state
-        rows, losses = batches.step(state, self.scene, self.targets, self.strategy, step)
-        degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
-        for row, loss in zip(rows, losses, strict=True):
-            check_loss(step, self.scene.cameras[state.train[row]].name, loss, state.gaussians, state.shard)
-        self._largest = max(self._largest, state.count)
-        return [Stepped(step, sum(losses) / len(losses), state.count, degree)]
-
-    def _told(self, losses: list[float]) -> list[Stepped]:
-        """The steps whose losses have become known, each checked."""
-        events = []
-        for loss in losses:
-            step, view, count, degree = self._untold.popleft()
-            check_loss(step, view, loss, self.state.gaussians, self.state.shard)
-            self._largest = max(self._largest, count)
-            events.append(Stepped(step, loss, count, degree))
-        return events
 
     def _settled(self) -> Iterator[Event]:
         """Nothing is on its way any more, and all that is known of the state has been looked at."""
-        yield from self._logged(self._told(self.engine.drain()))
+        yield from self._logged(self.steps.drain(self.state))
         found_together(self._sharers, self.finite.read)
 
     def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
@@ -372,34 +325,27 @@ class Trainer:
         """The same, where processes that share the Gaussians out do it together."""
         return self._apart(doing) if self._sharers is None else contextlib.nullcontext()
 
-    def _targets(self, limit: int | None) -> Targets:
-        state = self.state
-        return Targets(self.scene, state.gaussians.device, limit=limit, depth_lambda=state.config.depth_lambda)
+    def _steps(self, engine: StepEngine | None, limit: int | None) -> Steps:
+        return Steps(self.state, self.scene, self._budget, crew=self.crew, engine=engine, limit=limit)
 
     def _go_back(self, failure: Exception) -> Iterator[Event]:
         """The last checkpoint's state takes the place of one that failed."""
-        plan = self.recovery.plan(failure, self.state, largest=self._largest)
-        self._untold.clear()
+        largest, engine = self.steps.largest, None if self._engine_is_ours else self.steps.engine
+        plan = self.recovery.plan(failure, self.state, largest=largest)
         self.finite, self.crowding = FiniteWatch(), PairsWatch()
+        self.steps.abandon()
         # First everything goes that takes memory, photos on a GPU included, if it was memory that was short.
         limit = 0 if plan.cause == "memory" else plan.config.memory.budget
-        del self.state, self.targets
-        if self._engine_is_ours:
-            del self.engine, self.batches
-        else:
-            with contextlib.suppress(Exception):
-                self.engine.drain()
+        del self.state, self.steps, self.scorer
         gc.collect()
         if plan.device.type == "cuda":
             with contextlib.suppress(RuntimeError):  # a GPU that has failed tells so again soon enough
                 torch.cuda.synchronize(plan.device)  # pinned memory is given out anew, whatever a kernel does to it
             torch.cuda.empty_cache()
         self.state, event = self.recovery.carry_out(plan)
-        if self._engine_is_ours:
-            self.engine = engine_for(plan.device, self._budget)
-            self.batches = batches_for(self.state, self._budget, self.crew)
-            self.scorer = scorer_for(self.scene, self._renderer, self.batches and self.batches.engine)
-        self.targets = self._targets(limit)
+        self.steps = self._steps(engine, limit)
+        self.steps.largest = largest
+        self.scorer = self.steps.scorer(self._renderer)
         self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
         self.quality = QualityWatch(self.state.config.guard)
         self.keeper.saved = None  # the state that ends the run may have this step, and is another

@@ -113,8 +113,8 @@ def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, i
 
 def run_out_once(trainer: Trainer) -> None:
     """The next view of this rank finds no memory."""
-    assert trainer.batches is not None
-    stages = trainer.batches.engine._stages
+    assert trainer.steps.batches is not None
+    stages = trainer.steps.batches.engine._stages
 
     def fail(*_: Any, **__: Any) -> None:
         raise ResourceError("no memory for this view")

@@ -231,7 +231,7 @@ def test_engine_and_renderer_share_the_budget() -> None:
         made_scene(),
         run_dir=MemoryRun(),  # type: ignore[arg-type]
     )
-    budget = trainer.engine.frame.allowance.budget  # type: ignore[attr-defined]
+    budget = trainer.steps.engine.frame.allowance.budget  # type: ignore[attr-defined]
     assert isinstance(budget, Budget)
     assert budget.limit == 3 << 30
 

@@ -285,10 +285,10 @@ def test_extending_keeps_the_schedule_and_goes_on_with_the_final_rate() -> None:
     list(trainer.run())
     longer, longer_run = resumed(run.saved[40], iterations=55)
     happened = list(longer.run())
-    assert isinstance(longer.engine, PlainEngine)
-    rates = {call["lrs"]["means"] for call in longer.engine.calls}  # type: ignore[index]
+    assert isinstance(longer.steps.engine, PlainEngine)
+    rates = {call["lrs"]["means"] for call in longer.steps.engine.calls}  # type: ignore[index]
     assert rates == {1.6e-6 * longer.state.dataset.extent}
-    assert len(longer.engine.calls) == 15
+    assert len(longer.steps.engine.calls) == 15
     assert not kinds(happened, Refined, OpacityReset)
     assert longer_run.saved[55].config.schedule == run.saved[40].config.schedule
     assert longer_run.saved[55].config.train.iterations == 55

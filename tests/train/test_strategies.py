@@ -15,7 +15,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.settings import build_config
 from splatcli.train.strategies import AdcStrategy, Edit, apply_edit, make_strategy
-from splatcli.train.strategies.adc import half_as_opaque
+from splatcli.train.strategies.splitting import thinned
 from tests.train.worlds import random_adam, random_gaussians
 
 EXTENT = 2.0
@@ -301,12 +301,78 @@ def test_revised_opacity_lets_two_look_like_the_one_they_come_from() -> None:
     assert_close(opacities[edit.source == 2], torch.tensor([0.5]))
 
 
-def test_half_as_opaque_holds_for_the_faintest_and_the_most_opaque() -> None:
-    logits = torch.tensor([-60.0, -8.0, 0.0, 8.0, 60.0], dtype=torch.float64)
+def test_halves_are_as_opaque_as_their_length_asks_for() -> None:
+    _, edit = refine([(STEEP, SMALL, 0.75), (FLAT, SMALL, 0.75)], revised_opacity=True, long_axis_split=True)
+    opacities = edit.values["logit_opacities"].sigmoid()
+    # Two of 0.6 the length with a depth of log(4) / 1.2 each: 1 - 4^(-1 / 1.2).
+    assert_close(opacities, torch.tensor([0.75, 0.6850198, 0.6850198]))
+
+
+def test_two_in_one_place_are_as_opaque_as_one_from_the_faintest_to_the_most_opaque() -> None:
+    logits = torch.tensor([-60.0, -8.0, 0.0, 8.0, 60.0, 2e3], dtype=torch.float64)
     opacity = logits.sigmoid()
-    each = half_as_opaque(logits).sigmoid()
+    each = thinned(logits, 1.0).sigmoid()
     together = 2.0 * each - each.square()  # of the faintest, 1 - o rounds to 1
     assert_close(together, opacity, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("scale", [SMALL, LARGE])
+def test_along_the_longest_axis_small_and_large_ones_become_halves_that_spread_as_far(scale: float) -> None:
+    gaussians, edit = refine([(STEEP, scale, 0.5), (FLAT, scale, 0.5)], long_axis_split=True)
+    assert counts(edit) == (0, 1, 0)
+    assert edit.source.tolist() == [1, 0, 0]
+    assert edit.fresh.tolist() == [False, True, True]
+    parent = gaussians.map(lambda t: t[:1])
+    children = gaussians.map(lambda t: t[edit.source[1:]])
+    children.means, children.log_scales = edit.values["means"][1:], edit.values["log_scales"][1:]
+    assert_close(children.log_scales - parent.log_scales, torch.tensor([[math.log(0.6), 0.0, 0.0]]).expand(2, 3))
+    offsets = (children.means - parent.means).double()
+    assert float(offsets[0].norm()) == pytest.approx(0.8 * scale, rel=1e-5)
+    # The second moment of both together is that of the one: within each, and between their centres.
+    together = covariance(children).mean(dim=0) + (offsets.T @ offsets) / 2
+    assert_close(offsets.sum(dim=0), torch.zeros(3, dtype=torch.float64), rtol=0, atol=1e-6 * scale)
+    assert_close(together, covariance(parent)[0], rtol=1e-4, atol=1e-6 * scale**2)
+
+
+def covariance(gaussians: Gaussians) -> Tensor:
+    """[N, 3, 3] float64, the rotation written out as in docs/math.md."""
+    w, x, y, z = torch.nn.functional.normalize(gaussians.quats.double(), dim=1).unbind(dim=1)
+    rows = [
+        torch.stack([1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)], dim=1),
+        torch.stack([2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)], dim=1),
+        torch.stack([2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)], dim=1),
+    ]
+    axes = torch.stack(rows, dim=1) * gaussians.log_scales.double().exp()[:, None]
+    return axes @ axes.transpose(1, 2)
+
+
+def test_halves_draw_no_numbers() -> None:
+    gaussians, stats = world(*[(STEEP, LARGE, 0.5)] * 3)
+    first, second = (
+        strategy(long_axis_split=True).edit(600, gaussians, stats, torch.Generator().manual_seed(seed))
+        for seed in (1, 2)
+    )
+    assert first is not None
+    assert second is not None
+    assert torch.equal(first.values["means"], second.values["means"])
+
+
+def test_halves_of_a_huge_gaussian_live_when_all_of_their_axes_are_small_enough() -> None:
+    gaussians, stats = world((STEEP, 0.5 * EXTENT * 1.6, 0.5), (STEEP, 0.5 * EXTENT * 1.7, 0.5), (STEEP, HUGE, 0.5))
+    gaussians.log_scales[2, 1] = math.log(0.5 * EXTENT * 1.1)
+    gaussians.log_scales[2, 0] = math.log(0.5 * EXTENT * 1.2)
+    edit = strategy(long_axis_split=True).edit(3_100, gaussians, stats, torch.Generator())
+    assert edit is not None
+    assert edit.source.tolist() == [0, 0]
+    assert counts(edit) == (0, 1, 2)
+
+
+def test_absgrad_splits_along_the_longest_axis_and_adc_does_not() -> None:
+    assert build_config({}).strategy.long_axis_split
+    assert not build_config({"strategy.name": "adc"}).strategy.long_axis_split
+    assert not build_config({}, assignments=["strategy.long_axis_split=false"]).strategy.long_axis_split
+    # Settings stored before there was the key name none, and go on as they were.
+    assert not StrategyConfig.model_validate({"name": "absgrad"}).long_axis_split
 
 
 def test_absgrad_asks_for_magnitudes_and_its_own_threshold() -> None:

@@ -5,7 +5,8 @@ prune faint and, later, huge ones. Now and then all opacities fall to 0.01, so t
 Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
 scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
 magnitudes (AbsGS, Ye et al., 2024); with ``revised_opacity`` two Gaussians from one are together as opaque as it was
-(Rota Bulo et al., 2024), where each would otherwise keep its opacity and the image grow brighter.
+(Rota Bulo et al., 2024), where each would otherwise keep its opacity and the image grow brighter; with
+``long_axis_split`` all that grow are split, small ones too, in two halves along their longest axis (Deng et al., 2025).
 """
 
 from __future__ import annotations
@@ -20,12 +21,10 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import Pressure
 from splatcli.train.strategies.edit import Edit
+from splatcli.train.strategies.splitting import SHRINK, SPLIT_SHRINK, drawn, halved_log_scales, halves, thinned
 
 #: A reset brings opacities down to this: twice the default pruning bound (INRIA, gsplat).
 RESET_OPACITY = 0.01
-
-#: A split Gaussian's two children have its standard deviations divided by this: 0.8 times 2 children (INRIA).
-SPLIT_SHRINK = 1.6
 
 
 class AdcStrategy:
@@ -85,12 +84,16 @@ class AdcStrategy:
     ) -> Edit:
         grad = stats.mean_grad2d()
         largest = gaussians.log_scales.amax(dim=1)
-        large = largest > math.log(self.config.grow_scale3d * self.extent)
+        if self.config.long_axis_split:
+            large = torch.ones_like(largest, dtype=torch.bool)
+            largest_child = halved_log_scales(gaussians).amax(dim=1)
+        else:
+            large = largest > math.log(self.config.grow_scale3d * self.extent)
+            largest_child = largest - math.log(SPLIT_SHRINK)
         # Comparisons are written so that a NaN is pruned: such a Gaussian is never drawn and never gets better.
         solid = gaussians.logit_opacities >= logit(self.config.prune_opacity)
         huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.prune_huge_start else math.inf
-        fits = largest <= huge
-        children_fit = largest - math.log(SPLIT_SHRINK) <= huge
+        fits, children_fit = largest <= huge, largest_child <= huge
 
         # A candidate that is pruned anyway, with its offspring, does not count against the cap.
         kept = solid & fits
@@ -107,13 +110,13 @@ class AdcStrategy:
         fresh[: len(stay)] = False
         means, log_scales = gaussians.means[source], gaussians.log_scales[source]
         if len(split):
-            children = slice(len(stay) + len(clone), None)
-            means[children] += _offsets(gaussians, source[children], generator)
-            log_scales[children] -= math.log(SPLIT_SHRINK)
+            halved = halves(gaussians, split) if self.config.long_axis_split else drawn(gaussians, split, generator)
+            means[-2 * len(split) :], log_scales[-2 * len(split) :] = halved
         values = {"means": means, "log_scales": log_scales}
         if self.config.revised_opacity:
             logits = gaussians.logit_opacities
-            values["logit_opacities"] = torch.where(grow, half_as_opaque(logits), logits)[source]
+            fainter = thinned(logits, SHRINK if self.config.long_axis_split else 1.0)
+            values["logit_opacities"] = torch.where(grow, fainter, logits)[source]
         return Edit(
             source,
             fresh,
@@ -151,23 +154,3 @@ class AdcStrategy:
 def logit(probability: float) -> float:
     """log(p / (1 - p)); minus infinity at 0."""
     return math.log(probability / (1.0 - probability)) if probability > 0 else -math.inf
-
-
-def half_as_opaque(logits: Tensor) -> Tensor:
-    """Logits of 1 - sqrt(1 - o): of each of two Gaussians in one place that are together as opaque as one."""
-    # log(1 - o) = -softplus(x), so 1 - o' = exp(-softplus(x) / 2).
-    half = 0.5 * torch.nn.functional.softplus(logits)
-    return torch.log(torch.expm1(half))
-
-
-def _offsets(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> Tensor:
-    """[S, 3] random displacements, world units, distributed as the Gaussians ``rows`` themselves."""
-    noise = torch.randn(len(rows), 3, generator=generator).to(gaussians.device, gaussians.means.dtype)
-    local = noise * gaussians.log_scales[rows].exp()
-    quats = gaussians.quats[rows]
-    w, x, y, z = (quats / quats.norm(dim=1, keepdim=True).clamp(min=1e-12)).unbind(dim=1)
-    # v + 2w (u x v) + 2 u x (u x v), the rotation of v by the unit quaternion (w, u).
-    axis = torch.stack([x, y, z], dim=1)
-    cross = torch.linalg.cross(axis, local)
-    turned: Tensor = local + 2.0 * (w[:, None] * cross + torch.linalg.cross(axis, cross))
-    return turned
