@@ -100,7 +100,14 @@ def start_training(
         with _folder(crew, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
             with _apart(crew, "building the model"):
                 trainer = Trainer.start(
-                    config, scene, run_dir=run_dir, device=device, given=given, crew=crew, sharded=sharded
+                    config,
+                    scene,
+                    run_dir=run_dir,
+                    device=device,
+                    given=given,
+                    first=None if fitting is None else fitting.hand_over(),
+                    crew=crew,
+                    sharded=sharded,
                 )
             run_dir.write_config(config)  # with the cap that the memory has room for
             del given

@@ -54,8 +54,8 @@ class Fitting:
             "schedule.num_downscales": halvings_for(scene),
         }
         asked = remake(self._values)
-        gaussians, _ = first_gaussians(asked, scene, given)
-        gaussians = gaussians.to(device)
+        self._first: tuple[Gaussians, list[str]] | None = first_gaussians(asked, scene, given)
+        gaussians = self._first[0].to(device)
         self._start = len(gaussians)
         self._given_cap = asked.strategy.cap_max
         self._most = auto_cap(scene, self._start) if self._given_cap == "auto" else asked.most_gaussians()
@@ -73,6 +73,11 @@ class Fitting:
         steps, count = pace.plan(PLANNED * left, self._start, self._most)
         out.note(f"in {limit:.0f} s there is time for about {steps:,} steps and {count:,} Gaussians")
         self.config = self._planned(steps, count)
+
+    def hand_over(self) -> tuple[Gaussians, list[str]] | None:
+        """What first_gaussians() gave, once: from then on it is the run's, which does not make it again."""
+        first, self._first = self._first, None
+        return first
 
     def look(self, trainer: Trainer) -> Event | None:
         """To be called after each step: gives the run another plan when the last one turned out to be off."""

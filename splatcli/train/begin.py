@@ -38,6 +38,7 @@ def new_state(
     device: str,
     given: Gaussians | None,
     *,
+    first: tuple[Gaussians, list[str]] | None = None,
     planned: bool = True,
     folder: Path | None = None,
     place: tuple[int, int] | None = None,
@@ -45,6 +46,7 @@ def new_state(
     """The state of a new run on ``device``, and notes for the user.
 
     given: the model that ``config.model.init`` names.
+    first: what first_gaussians() gives, where it has been asked before.
     planned: whether the memory of the device's own engine is looked at, see plan_memory().
     folder: where a run that offloads on the CPU has its file, see store_for().
     place: (rank, size) of this process among those that share the Gaussians out; None: it holds all.
@@ -61,8 +63,8 @@ def new_state(
     if config.depth_lambda > 0.0:
         check_depths(scene)
     seed, store = config.train.seed, store_for(config.memory.offload, device, folder)
-    gaussians, notes = first_gaussians(config, scene, given)
-    notes += settle_cap(config, scene, len(gaussians))
+    gaussians, found = first or first_gaussians(config, scene, given)
+    notes = [*found, *settle_cap(config, scene, len(gaussians))]
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
         parts = 1 if place is None else place[1]

@@ -106,13 +106,16 @@ class Trainer:
         engine: StepEngine | None = None,
         renderer: Renderer | None = None,
         given: Gaussians | None = None,
+        first: tuple[Gaussians, list[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         crew: Crew | None = None,
         sharded: bool = False,
     ) -> Trainer:
         """A new run; arguments as in new_state(). sharded: each process of the crew holds some of the Gaussians."""
         place, folder = place_of(crew, sharded), run_dir.path
-        state, notes = new_state(config, scene, device, given, planned=engine is None, folder=folder, place=place)
+        state, notes = new_state(
+            config, scene, device, given, first=first, planned=engine is None, folder=folder, place=place
+        )
         return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
 
     @classmethod

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from splatcli.cli import clock
+from splatcli.train import begin
+from splatcli.train.init import initial_gaussians
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done
 
@@ -23,8 +25,11 @@ def test_a_run_is_planned_to_fit_its_time(
     splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clock, "process_age", lambda: 0.0)  # this one is all of pytest's
+    made = []
+    monkeypatch.setattr(begin, "initial_gaussians", lambda *given: made.append(1) or initial_gaussians(*given))
     done = splat("train", tiny_scene, "--max-time", "6s", "--json", "-o", tmp_path / "run")
     assert done.code == 0, done.err
+    assert len(made) == 1, "what steps were timed with is what the run starts from"
     assert "there is time for" in done.err
     result = done.objects[-1]
     # On a busy machine the time may be over before the first step.
