@@ -38,19 +38,25 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
         ) from None
 
 
-def strategy_recipe(name: str, iterations: int, batch_size: int = 1) -> dict[str, Any]:
-    """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views."""
+def strategy_recipe(name: str, iterations: int, batch_size: int = 1, *, refine_every: int = 100) -> dict[str, Any]:
+    """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views.
+
+    refine_every: steps from one refinement to the next.
+    """
     if name == "absgrad":
         return {"strategy.long_axis_split": True}
     if name != "mcmc":
         return {}
     scale = min(1.0, iterations / REFERENCE_ITERATIONS)
+    # A run that makes its own points begins with a tenth of the cap, and is to come to it a while before growth ends.
+    refinements = max(1.0, (25_000 - 500) * scale / refine_every)
     return {
         "model.init_opacity": 0.5,
         "model.init_scale": 0.1,
         "optim.logit_opacities_lr": 5e-2 * math.sqrt(batch_size),
         "schedule.refine_stop": max(1, round(25_000 * scale)),
         "strategy.cap_max": 1_000_000,
+        "strategy.grow_factor": max(1.05, 10.0 ** (1.0 / (0.8 * refinements))),
         "strategy.opacity_reg": 0.01,
         "strategy.scale_reg": 0.01,
     }

@@ -44,11 +44,12 @@ def build_config(
         if "train.iterations" not in given:
             config.train.iterations = values["train.iterations"] = math.ceil(config.train.iterations / batch)
         steps = config.train.iterations
+        schedule = Schedule.scaled(steps)
         recipe = {
-            "schedule": Schedule.scaled(steps).model_dump(),
+            "schedule": schedule.model_dump(),
             "optim": OptimConfig.scaled(steps, batch, made_points=config.model.init in MADE_STARTS).model_dump(),
         }
-        strategy = strategy_recipe(config.strategy.name, steps, batch)
+        strategy = strategy_recipe(config.strategy.name, steps, batch, refine_every=schedule.refine_every)
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:

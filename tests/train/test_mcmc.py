@@ -17,7 +17,7 @@ from splatcli.raster.stepping import Pressure
 from splatcli.settings import build_config
 from splatcli.train.events import Refined
 from splatcli.train.loop import Trainer
-from splatcli.train.strategies import Edit, McmcStrategy, apply_edit
+from splatcli.train.strategies import Edit, McmcStrategy, apply_edit, make_strategy
 from splatcli.train.strategies.mcmc import MOST_COPIES, shared
 from splatcli.train.strategies.sampling import draw
 from tests.train.worlds import (
@@ -187,6 +187,19 @@ def test_the_recipe_comes_with_the_name_and_gives_way_to_what_is_said() -> None:
     assert (config.strategy.opacity_reg, config.strategy.scale_reg, config.strategy.cap_max) == (0.01, 0.01, 77)
     assert config.schedule.refine_stop == 2_500
     assert build_config().strategy.opacity_reg == 0.0
+
+
+@pytest.mark.parametrize("iterations", [300, 1_000, 3_000, 7_000, 30_000])
+def test_a_short_run_comes_from_a_tenth_of_its_cap_to_all_of_it(iterations: int) -> None:
+    config = build_config({"strategy.name": "mcmc", "strategy.cap_max": 20_000, "train.iterations": iterations})
+    control = make_strategy(config, 1.0)
+    count, reached = 2_000, 0
+    for step in range(1, iterations + 1):
+        if control.edits(step):
+            count = min(20_000, int(config.strategy.grow_factor * count))
+            reached = reached or (step if count == 20_000 else 0)
+    assert 0 < reached < 0.9 * iterations
+    assert (config.strategy.grow_factor == 1.05) == (iterations == 30_000)
 
 
 def test_every_step_is_given_the_regularisers_and_noise_that_falls_with_the_learning_rate() -> None:
