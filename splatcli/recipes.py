@@ -6,9 +6,12 @@ Each gives dotted keys and values, as a settings file would; what a user gives w
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from splatcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from splatcli.config import Schedule
 
 #: The run length that the field's schedules are written for.
 REFERENCE_ITERATIONS = 30_000
@@ -38,18 +41,21 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
         ) from None
 
 
-def strategy_recipe(name: str, iterations: int, batch_size: int = 1, *, refine_every: int = 100) -> dict[str, Any]:
+def strategy_recipe(name: str, iterations: int, schedule: Schedule, batch_size: int = 1) -> dict[str, Any]:
     """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views.
 
-    refine_every: steps from one refinement to the next.
+    schedule: of a run of that length.
     """
     if name == "absgrad":
-        return {"strategy.long_axis_split": True}
+        recipe: dict[str, Any] = {"strategy.long_axis_split": True}
+        if schedule.reset_every >= schedule.refine_stop:  # nothing brings down what is faint and in the way
+            recipe["strategy.prune_opacity"] = 0.02
+        return recipe
     if name != "mcmc":
         return {}
     scale = min(1.0, iterations / REFERENCE_ITERATIONS)
     # A run that makes its own points begins with a tenth of the cap, and is to come to it a while before growth ends.
-    refinements = max(1.0, (25_000 - 500) * scale / refine_every)
+    refinements = max(1.0, (25_000 - 500) * scale / schedule.refine_every)
     return {
         "model.init_opacity": 0.5,
         "model.init_scale": 0.1,

@@ -49,7 +49,7 @@ def build_config(
             "schedule": schedule.model_dump(),
             "optim": OptimConfig.scaled(steps, batch, made_points=config.model.init in MADE_STARTS).model_dump(),
         }
-        strategy = strategy_recipe(config.strategy.name, steps, batch, refine_every=schedule.refine_every)
+        strategy = strategy_recipe(config.strategy.name, steps, schedule, batch)
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:

@@ -272,6 +272,16 @@ def test_a_reset_lowers_opacities_and_clears_their_moments() -> None:
     assert torch.equal(kept.count, stats.count)
 
 
+def test_a_reset_leaves_opacities_above_the_pruning_bound() -> None:
+    gaussians, stats = world((FLAT, SMALL, 0.5), (FLAT, SMALL, 0.03))
+    schedule = Schedule(refine_start=500, refine_stop=15_000, refine_every=100, reset_every=3_050)
+    for bound, lowered in ((0.02, [0.04, 0.03]), (0.0, [0.01, 0.01]), (0.9, [0.5, 0.03])):
+        edit = strategy(schedule=schedule, prune_opacity=bound).edit(3_050, gaussians, stats, torch.Generator())
+        assert edit is not None
+        after, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), stats)
+        assert_close(after.logit_opacities.sigmoid(), torch.tensor(lowered))
+
+
 def test_a_reset_that_falls_on_a_refinement_comes_after_pruning() -> None:
     gaussians, stats = world((FLAT, SMALL, 0.5), (STEEP, SMALL, 0.5), (FLAT, SMALL, 0.004))
     edit = strategy().edit(3_000, gaussians, stats, torch.Generator())
@@ -373,6 +383,16 @@ def test_absgrad_splits_along_the_longest_axis_and_adc_does_not() -> None:
     assert not build_config({}, assignments=["strategy.long_axis_split=false"]).strategy.long_axis_split
     # Settings stored before there was the key name none, and go on as they were.
     assert not StrategyConfig.model_validate({"name": "absgrad"}).long_axis_split
+
+
+@pytest.mark.parametrize("iterations", [300, 3_000, 6_000, 7_000, 30_000])
+def test_a_run_without_resets_prunes_what_is_less_faint(iterations: int) -> None:
+    config = build_config({"train.iterations": iterations})
+    control = make_strategy(config, EXTENT)
+    assert isinstance(control, AdcStrategy)
+    resets = any(control.resets(step) for step in range(1, iterations + 1))
+    assert config.strategy.prune_opacity == (0.005 if resets else 0.02)
+    assert build_config({"train.iterations": iterations, "strategy.name": "adc"}).strategy.prune_opacity == 0.005
 
 
 def test_absgrad_asks_for_magnitudes_and_its_own_threshold() -> None:

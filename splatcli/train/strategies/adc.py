@@ -23,8 +23,9 @@ from splatcli.raster.stepping import Pressure
 from splatcli.train.strategies.edit import Edit
 from splatcli.train.strategies.splitting import SHRINK, SPLIT_SHRINK, drawn, halved_log_scales, halves, thinned
 
-#: A reset brings opacities down to this: twice the default pruning bound (INRIA, gsplat).
+#: A reset brings opacities down to this (INRIA), or to twice the pruning bound (gsplat) where that is more.
 RESET_OPACITY = 0.01
+MOST_LOWERED = 0.5
 
 
 class AdcStrategy:
@@ -59,7 +60,8 @@ class AdcStrategy:
         return self.refines(step) or self.resets(step)
 
     def edit(self, step: int, gaussians: Gaussians, stats: GrowthStats, generator: torch.Generator) -> Edit | None:
-        ceiling = logit(RESET_OPACITY) if self.resets(step) else None
+        lowered = max(RESET_OPACITY, min(2.0 * self.config.prune_opacity, MOST_LOWERED))
+        ceiling = logit(lowered) if self.resets(step) else None
         if self.refines(step):
             return self._refine(step, gaussians, stats, generator, ceiling)
         if ceiling is not None:
