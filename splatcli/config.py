@@ -214,7 +214,7 @@ class StrategyConfig(_Section):
     #: (train/capacity.py).
     cap_max: Annotated[int | Literal["auto"] | None, PlainValidator(_cap)] = None
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows; None takes 2e-4 for adc, and
-    #: for absgrad, whose sums of magnitudes are larger, 4e-4 (docs/quality.md).
+    #: for absgrad, whose sums of magnitudes are larger, 3e-4 (docs/quality.md).
     grow_grad2d: float | None = Field(None, gt=0)
     #: Times the scene extent: smaller Gaussians are cloned, larger are split.
     grow_scale3d: float = Field(0.01, gt=0)
@@ -239,7 +239,7 @@ class StrategyConfig(_Section):
     @property
     def grow_threshold(self) -> float:
         """``grow_grad2d`` as given, or the strategy's own."""
-        return self.grow_grad2d or (4e-4 if self.name == "absgrad" else 2e-4)
+        return self.grow_grad2d or (3e-4 if self.name == "absgrad" else 2e-4)
 
 
 class TrainConfig(_Section):

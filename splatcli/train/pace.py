@@ -23,7 +23,7 @@ from splatcli.train.scoring import renderer_within
 from splatcli.train.targets import Targets
 
 #: Gaussians a step: a run so short that it has no time to place more is better off with more steps.
-GAUSSIANS_PER_STEP = 20
+GAUSSIANS_PER_STEP = 25
 
 #: Growth is fast first: on average over a run this part of the last Gaussians is there (see AdcStrategy).
 MEAN_SHARE = 0.8

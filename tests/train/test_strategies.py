@@ -399,7 +399,7 @@ def test_absgrad_asks_for_magnitudes_and_its_own_threshold() -> None:
     assert make_strategy(build_config({}), EXTENT).absgrad
     assert not strategy(name="adc").absgrad
     config = build_config({"strategy.name": "absgrad"})
-    assert config.strategy.grow_threshold == 4e-4
+    assert config.strategy.grow_threshold == 3e-4
     assert make_strategy(config, EXTENT).absgrad
     assert build_config({"strategy.name": "absgrad", "strategy.grow_grad2d": 6e-4}).strategy.grow_threshold == 6e-4
     assert build_config({"strategy.name": "adc"}).strategy.grow_threshold == 2e-4
