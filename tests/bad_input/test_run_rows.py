@@ -22,7 +22,7 @@ import pytest
 import torch
 
 import splatcli.raster.memory
-import splatcli.train.loop
+import splatcli.train.steps
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.lock import take_lock
 from splatcli.cli.boundary import run
@@ -117,7 +117,7 @@ def read_only(folder: Path) -> None:
 
 def memory_ends(fails: Callable[[int, int], bool]) -> Harm:
     """A step fails for lack of memory where ``fails`` says so of the steps done and the Gaussians."""
-    real = splatcli.train.loop.engine_for
+    real = splatcli.train.steps.engine_for
 
     def make(*args: Any, **rest: Any) -> Any:
         engine: Any = real(*args, **rest)
@@ -131,7 +131,7 @@ def memory_ends(fails: Callable[[int, int], bool]) -> Harm:
         engine.submit = checked
         return engine
 
-    return lambda folder: patched(splatcli.train.loop, "engine_for", make)
+    return lambda folder: patched(splatcli.train.steps, "engine_for", make)
 
 
 def crowd(folder: Path) -> None:
