@@ -21,7 +21,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import Pressure
 from splatcli.train.strategies.edit import Edit
-from splatcli.train.strategies.splitting import SHRINK, SPLIT_SHRINK, drawn, halved_log_scales, halves, thinned
+from splatcli.train.strategies.splitting import SHRINK, SPLIT_SHRINK, drawn, halved, halves, thinned
 
 #: A reset brings opacities down to this (INRIA), or to twice the pruning bound (gsplat) where that is more.
 RESET_OPACITY = 0.01
@@ -88,7 +88,7 @@ class AdcStrategy:
         largest = gaussians.log_scales.amax(dim=1)
         if self.config.long_axis_split:
             large = torch.ones_like(largest, dtype=torch.bool)
-            largest_child = halved_log_scales(gaussians).amax(dim=1)
+            largest_child = halved(gaussians.log_scales).amax(dim=1)
         else:
             large = largest > math.log(self.config.grow_scale3d * self.extent)
             largest_child = largest - math.log(SPLIT_SHRINK)
@@ -112,8 +112,8 @@ class AdcStrategy:
         fresh[: len(stay)] = False
         means, log_scales = gaussians.means[source], gaussians.log_scales[source]
         if len(split):
-            halved = halves(gaussians, split) if self.config.long_axis_split else drawn(gaussians, split, generator)
-            means[-2 * len(split) :], log_scales[-2 * len(split) :] = halved
+            children = halves(gaussians, split) if self.config.long_axis_split else drawn(gaussians, split, generator)
+            means[-2 * len(split) :], log_scales[-2 * len(split) :] = children
         values = {"means": means, "log_scales": log_scales}
         if self.config.revised_opacity:
             logits = gaussians.logit_opacities

@@ -24,17 +24,19 @@ SPLIT_SHRINK = 1.6
 
 def halves(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: all first ones, then all second."""
-    longest = torch.nn.functional.one_hot(gaussians.log_scales[rows].argmax(dim=1), 3).to(gaussians.log_scales)
-    offsets = turned(gaussians, rows, DISTANCE * longest * gaussians.log_scales[rows].exp())
-    log_scales = halved_log_scales(gaussians)[rows]
-    means = gaussians.means[rows]
-    return torch.cat([means + offsets, means - offsets]), log_scales.repeat(2, 1)
+    means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
+    offsets = turned(gaussians, rows, DISTANCE * _longest(log_scales) * log_scales.exp())
+    return torch.cat([means + offsets, means - offsets]), halved(log_scales).repeat(2, 1)
 
 
-def halved_log_scales(gaussians: Gaussians) -> Tensor:
-    """[N, 3] what halves() leaves of them."""
-    longest = torch.nn.functional.one_hot(gaussians.log_scales.argmax(dim=1), 3).to(gaussians.log_scales)
-    return gaussians.log_scales + math.log(SHRINK) * longest
+def halved(log_scales: Tensor) -> Tensor:
+    """[N, 3] what halves() makes of log-scales [N, 3]."""
+    return log_scales + math.log(SHRINK) * _longest(log_scales)
+
+
+def _longest(log_scales: Tensor) -> Tensor:
+    """[N, 3] 1 for the longest axis, of equal ones the first, 0 for the others."""
+    return torch.nn.functional.one_hot(log_scales.argmax(dim=1), 3).to(log_scales)
 
 
 def drawn(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
