@@ -88,7 +88,9 @@ def _nvcc() -> dict[str, Any]:
 
 
 def _cpu_reason() -> str:
-    return f"the best instruction set of this processor, {library.best_isa()}; built here by the C++ compiler"
+    chosen, best = library.chosen_isa(), library.best_isa()
+    origin = "the best of this processor" if chosen == best else f"from {library.ISA_VARIABLE}; {best} is the best here"
+    return f"instruction set {chosen}, {origin}; built here by the C++ compiler"
 
 
 def _cuda_reason(gpu: int) -> str:

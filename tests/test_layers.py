@@ -19,7 +19,7 @@ LAYERS = (
     ("views", "train", "sfm", "formats", "doctor", "bench", "lightning", "distributed"),
     ("raster", "checkpoint"),
     ("native", "scene"),
-    ("gaussians", "settings", "config", "recipes", "errors", "sizes"),
+    ("gaussians", "reproducible", "settings", "config", "recipes", "errors", "sizes"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"torch", "numpy", "pydantic", "scipy", "pycolmap", "PIL", "imageio", "plyfile"}

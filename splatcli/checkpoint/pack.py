@@ -149,6 +149,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         views=_views(manifest, tensors, where),
         smoothing=_smoothing(tensors, where),
         dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
+        writer=dict(manifest.writer),
     )
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from splatcli import __version__
 from splatcli.errors import ModelFileError, VersionError
+from splatcli.native.library import chosen_isa
 
 FORMAT: Final = "splatcli-checkpoint"
 #: [major, minor] of the format written here. A reader takes a file when the major number is its own and the
@@ -162,8 +163,8 @@ class Manifest(_Part):
 
 
 def writer_info() -> dict[str, str]:
-    """Who wrote the file, for messages only."""
-    return {"tool": "splatcli", "version": __version__, "torch": str(torch.__version__)}
+    """Who wrote the file, for messages only. cpu_isa: the instruction set of the CPU library there."""
+    return {"tool": "splatcli", "version": __version__, "torch": str(torch.__version__), "cpu_isa": chosen_isa()}
 
 
 def parse_manifest(text: str, where: object) -> Manifest:

@@ -48,6 +48,7 @@ class Checkpoint:
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: what is trained of the training views, [T, ...] with a row for each (VIEW_TABLES of the schema).
     smoothing: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
+    writer: version and machine that wrote the file; empty before it is written.
     """
 
     step: int
@@ -66,6 +67,7 @@ class Checkpoint:
     dataset: DatasetInfo
     views: dict[str, Tensor] = field(default_factory=dict)
     smoothing: Tensor | None = None
+    writer: dict[str, str] = field(default_factory=dict)
 
     def refined_cameras(self) -> list[Camera]:
         """The cameras, those of training views where their trained motion has brought them."""

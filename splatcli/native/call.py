@@ -57,14 +57,14 @@ class Backend:
     def cpu(cls, dtype: torch.dtype = torch.float32, *, isa: str | None = None, threads: int | None = None) -> Backend:
         """The CPU library: float32 at full speed, float64 in the portable build (for gradient checks).
 
-        isa: a key of native.build.ISA_FLAGS; by default the best for this processor.
+        isa: a key of native.build.ISA_FLAGS; by default what chosen_isa() gives.
         Raises NoCompilerError, ResourceError when it cannot be built or loaded, TypeError for another dtype.
         """
         if dtype not in _DTYPES:
             raise TypeError(f"the rasterizer computes in float32 or float64, not {dtype}")
         if dtype == torch.float64:
             isa = "portable"
-        return cls(libraries.load_cpu(isa or libraries.best_isa()), dtype, threads or default_threads())
+        return cls(libraries.load_cpu(isa or libraries.chosen_isa()), dtype, threads or default_threads())
 
     @classmethod
     def cuda(cls, device: str | torch.device = "cuda") -> Backend:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from splatcli.errors import ResourceError
+from splatcli.errors import ResourceError, UsageError
 from splatcli.native import abi
 from splatcli.native.build import cpu_library
 
@@ -17,6 +18,33 @@ _NEEDED = {
     "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512cd"},
     "avx2": {"avx2", "fma"},
 }
+
+
+#: An environment variable that names the CPU library's instruction set, a key of build.ISA_FLAGS.
+ISA_VARIABLE = "SPLATCLI_CPU_ISA"
+
+#: Instruction sets whose libraries round alike: those with fused multiply-add, and the portable one.
+_ROUNDING = {"avx512": "fused", "avx2": "fused", "portable": "portable"}
+
+
+def chosen_isa() -> str:
+    """The instruction set of the CPU library: the one that SPLATCLI_CPU_ISA names, else the best of this processor.
+
+    Raises UsageError when the variable names no instruction set.
+    """
+    asked = os.environ.get(ISA_VARIABLE)
+    if not asked:
+        return best_isa()
+    if asked not in abi.ISAS:
+        raise UsageError(
+            f"{ISA_VARIABLE}={asked!r} names no instruction set", remedy=f"set it to {', '.join(reversed(abi.ISAS))}"
+        )
+    return asked
+
+
+def same_rounding(isa: str, other: str) -> bool:
+    """Whether the libraries for two instruction sets give the same bits."""
+    return _ROUNDING.get(isa, isa) == _ROUNDING.get(other, other)
 
 
 def best_isa() -> str:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.raster.store import RESIDENT, ROWS, Store
+from splatcli.reproducible import power
 
 
 @dataclass(slots=True)
@@ -100,11 +101,11 @@ class AdamState:
         """Rate, eps and both decays [R] between where each row stands and now, float64."""
         table = gap_table(self.beta1, self.beta2).to(rows.device)
         stands = self.rest_steps[rows].long()
-        missed = (self.step - stands).double()
+        missed = self.step - stands
         source, target = table[stands.clamp(max=len(table) - 1)], table[min(self.step, len(table) - 1)]
-        a = source[:, 0] - (self.beta1 / math.sqrt(self.beta2)) ** missed * target[0]
-        b = source[:, 1] - (self.beta1 / self.beta2) ** missed * target[1]
-        return lr * a, self.eps * b / a, self.beta1**missed, self.beta2**missed
+        a = source[:, 0] - power(self.beta1 / math.sqrt(self.beta2), missed) * target[0]
+        b = source[:, 1] - power(self.beta1 / self.beta2, missed) * target[1]
+        return lr * a, self.eps * b / a, power(self.beta1, missed), power(self.beta2, missed)
 
     @torch.no_grad()
     def apply_reference(self, gaussians: Gaussians, grads: Gaussians, lrs: dict[str, float]) -> None:

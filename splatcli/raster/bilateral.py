@@ -7,7 +7,7 @@ the luminance of its rendered colour (Wang et al. 2024, docs/math.md 8.5).
 torch's ``grid_sample`` does the same, on one thread, and on a GPU adds gradients in an order that is never the same.
 Here lines of pixels are cut where columns of the grid stand, so that the maps of a piece are a small matrix product:
 the maps at both its ends, at all levels, times the weights that its pixels give them. Sums have one order for any
-number of threads.
+number of threads, but the library of matrix products may choose another on another instruction set.
 """
 
 from __future__ import annotations
@@ -208,4 +208,4 @@ def _made_cut(
 
 def _positions(pixels: int, knots: int) -> Tensor:
     """[pixels] float64 where the centres of pixels lie between ``knots``, the first and last at those of the ends."""
-    return torch.linspace(0.0, knots - 1.0, pixels, dtype=torch.float64)
+    return torch.arange(pixels, dtype=torch.float64).mul_((knots - 1.0) / max(1, pixels - 1)).clamp_(max=knots - 1.0)

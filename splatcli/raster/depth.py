@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Terms that are added up one after another, so that the sum has the same bits with any number of threads.
-_SPAN = 4096
+from splatcli.reproducible import tree_sum
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +58,7 @@ def depth_loss(alpha: Tensor, depth: Tensor, target: DepthTarget, v_alpha: Tenso
     # No two of the pixels are the same: nothing is added up here, in whatever order.
     v_alpha.view(-1)[target.pixels] = by_alpha
     v_depth.view(-1)[target.pixels] = -by_alpha * inverse
-    return _sum(error.abs()) * (target.weight / count)
+    return tree_sum(error.abs().double()) * (target.weight / count)
 
 
 def depth_loss_reference(alpha: Tensor, depth: Tensor, target: DepthTarget) -> Tensor:
@@ -70,9 +69,3 @@ def depth_loss_reference(alpha: Tensor, depth: Tensor, target: DepthTarget) -> T
     drawn = d > 0.0
     inverse = torch.where(drawn, a / torch.where(drawn, d, 1.0), 0.0)
     return target.weight * (inverse - target.inverse.to(inverse)).abs().mean()
-
-
-def _sum(terms: Tensor) -> Tensor:
-    spans = len(terms) // _SPAN
-    whole, rest = terms[: spans * _SPAN].view(spans, _SPAN), terms[spans * _SPAN :]
-    return whole.sum(dim=1, dtype=torch.float64).sum() + rest.sum(dtype=torch.float64)

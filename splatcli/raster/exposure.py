@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from splatcli.raster.bilateral import slice_grid, slice_grid_vjp
+from splatcli.reproducible import tree_sum
 
 
 def recolour(image: Tensor, colours: Tensor, out: Tensor) -> Tensor:
@@ -21,29 +21,34 @@ def recolour_vjp(image: Tensor, colours: Tensor, v_shown: Tensor, v_image: Tenso
 def expose(image: Tensor, exposure: Tensor, out: Tensor) -> Tensor:
     """``out`` [H, W, 3], filled with A c + b for each colour c of image; exposure [3, 4] is (A, b)."""
     matrix, shift = _parts(exposure, image)
-    with torch.autocast(image.device.type, enabled=False):
-        torch.mm(image.view(-1, 3), matrix.T, out=out.view(-1, 3))
-    # By whole lines of pixels: torch is slow where the innermost of a broadcast has three numbers.
-    width = image.shape[1]
-    out.view(-1, 3 * width).add_(shift.repeat(width))
+    out.copy_((_mapped(matrix, _planes(image)) + shift).movedim(0, 2))
     return out
 
 
 def expose_vjp(image: Tensor, exposure: Tensor, v_shown: Tensor, v_image: Tensor, v_exposure: Tensor) -> None:
     """Fills v_image [H, W, 3] and v_exposure [3, 4] from the gradient of the exposed image, v_shown [H, W, 3].
 
-    image: before the exposure. The sums over the pixels are made line by line, or column by column, and then in double
-    precision, in an order that no number of threads changes.
+    image: before the exposure. Neither threads nor the instruction set change a bit: torch's matrix products would.
     """
     matrix, _ = _parts(exposure, image)
-    with torch.autocast(image.device.type, enabled=False):
-        torch.mm(v_shown.view(-1, 3), matrix, out=v_image.view(-1, 3))
-        lines = torch.bmm(v_shown.transpose(1, 2), image)
-    v_exposure[:, :3].copy_(lines.sum(dim=0, dtype=torch.float64))
-    columns = v_shown.view(-1, 3 * image.shape[1]).sum(dim=0).view(-1, 3)
-    v_exposure[:, 3].copy_(columns.sum(dim=0, dtype=torch.float64))
+    colours, v_planes = _planes(image), _planes(v_shown)
+    v_image.copy_(_mapped(matrix.T, v_planes).movedim(0, 2))
+    for v_plane, v_row in zip(v_planes, v_exposure, strict=True):
+        v_row[:3] = tree_sum((colours * v_plane).flatten(1))
+        v_row[3] = tree_sum(v_plane.flatten())
+
+
+def _planes(image: Tensor) -> Tensor:
+    """[3, H, W]: torch is slow where the innermost dimension of a broadcast has three numbers."""
+    return image.movedim(2, 0).contiguous()
+
+
+def _mapped(matrix: Tensor, planes: Tensor) -> Tensor:
+    """[3, H, W] the product of matrix [3, 3] with each colour of planes [3, H, W]."""
+    columns = matrix.T[:, :, None, None]
+    return columns[0] * planes[0] + columns[1] * planes[1] + columns[2] * planes[2]
 
 
 def _parts(exposure: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:
     exposure = exposure.to(image)
-    return exposure[:, :3], exposure[:, 3]
+    return exposure[:, :3], exposure[:, 3, None, None]

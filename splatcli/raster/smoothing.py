@@ -15,6 +15,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.raster.view import Z_NEAR
+from splatcli.reproducible import exp, log, softplus
 from splatcli.scene.camera import Camera
 
 #: Variance of the filter in pixels of the view that sees a Gaussian best, squared (Mip-Splatting).
@@ -87,7 +88,9 @@ def smoothed(gaussians: Gaussians, sizes: Tensor) -> Gaussians:
 @torch.no_grad()
 def opacity_shares(gaussians: Gaussians, sizes: Tensor) -> Tensor:
     """[N] double: what the filter leaves of each Gaussian's opacity."""
-    return _blurred(gaussians.log_scales, sizes)[1].exp()
+    blur = log(sizes.clamp(min=_LEAST))[:, None]
+    x, y, z = (0.5 * softplus(2.0 * (blur - gaussians.log_scales.double()))).unbind(dim=1)
+    return exp(-(x + y + z))
 
 
 def _blurred(log_scales: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ class Camera:
     def center(self) -> NDArray[np.float64]:
         """[3] the camera's position in the world."""
         rotation, translation = self.viewmat[:3, :3], self.viewmat[:3, 3]
-        return -rotation.T @ translation
+        return -product(rotation.T, translation[:, None])[:, 0]
 
     def resized(self, width: int, height: int) -> Camera:
         """The same view at another image size; intrinsics scale with each axis."""
@@ -46,6 +46,12 @@ class Camera:
             cx=self.cx * sx,
             cy=self.cy * sy,
         )
+
+
+def product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[I, J] the product of a [I, 3] and b [3, J]; the bits of a BLAS library's depend on the processor."""
+    columns: NDArray[np.float64] = a[:, 0:1] * b[0] + a[:, 1:2] * b[1] + a[:, 2:3] * b[2]
+    return columns
 
 
 #: The mean of unit vectors that is shorter than this is no direction.

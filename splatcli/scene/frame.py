@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.scene.camera import product
 from splatcli.scene.source import View
 
 #: Sizes of the scene that its middle may be away from the origin. There a float32 coordinate moves in steps of 1e-6 of
@@ -43,7 +44,7 @@ def offset_for(centers: NDArray[np.float64], extent: float) -> NDArray[np.float6
 def moved(view: View, offset: NDArray[np.float64]) -> View:
     """The same view in the frame whose origin is ``offset`` in the input's."""
     viewmat = view.viewmat.copy()
-    viewmat[:3, 3] += viewmat[:3, :3] @ offset
+    viewmat[:3, 3] += product(viewmat[:3, :3], offset[:, None])[:, 0]
     return replace(view, viewmat=viewmat)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, product
 
 #: Below this angle, in radians, the series of the coefficients are exact to double precision.
 _SMALL = 1e-4
@@ -23,7 +23,7 @@ def moved(camera: Camera, delta: NDArray[np.float64]) -> Camera:
         return camera
     rotation, _ = _exponential(delta[:3])
     viewmat = camera.viewmat.copy()
-    viewmat[:3] = rotation @ camera.viewmat[:3]
+    viewmat[:3] = product(rotation, camera.viewmat[:3])
     viewmat[:3, 3] += delta[3:]
     return replace(camera, viewmat=viewmat)
 
@@ -31,16 +31,16 @@ def moved(camera: Camera, delta: NDArray[np.float64]) -> Camera:
 def delta_gradient(camera: Camera, delta: NDArray[np.float64], v_viewmat: NDArray[np.float64]) -> NDArray[np.float64]:
     """[6] gradient in ``delta``, from v_viewmat [4, 4], that in the matrix of ``moved(camera, delta)``."""
     rotation, jacobian = _exponential(delta[:3])
-    turned = rotation @ camera.viewmat[:3]
+    turned = product(rotation, camera.viewmat[:3])
     v_turn = np.cross(turned.T, v_viewmat[:3].T).sum(axis=0)
-    return np.concatenate([jacobian.T @ v_turn, v_viewmat[:3, 3]])
+    return np.concatenate([product(jacobian.T, v_turn[:, None])[:, 0], v_viewmat[:3, 3]])
 
 
 def _exponential(vector: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The rotation of a rotation vector, and the left Jacobian: R(w + dw) = R(J dw) R(w) to first order."""
     x, y, z = vector
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
-    angle2 = float(vector @ vector)
+    angle2 = float(x * x + y * y + z * z)
     angle = math.sqrt(angle2)
     if angle < _SMALL:
         sine, cosine, rest = 1.0 - angle2 / 6.0, 0.5 - angle2 / 24.0, 1.0 / 6.0 - angle2 / 120.0
@@ -48,5 +48,5 @@ def _exponential(vector: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDAr
         sine = math.sin(angle) / angle
         cosine = 2.0 * (math.sin(0.5 * angle) / angle) ** 2
         rest = (1.0 - sine) / angle2
-    square = cross @ cross
+    square = product(cross, cross)
     return np.eye(3) + sine * cross + cosine * square, np.eye(3) + cosine * cross + rest * square

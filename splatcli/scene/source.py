@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.camera import product
 from splatcli.scene.points import RawPoints
 
 Kind = Literal["colmap", "blender", "nerfstudio"]
@@ -175,11 +176,16 @@ def rigid(
         )
     if np.linalg.det(rotation) < 0:
         raise SceneError(f"{label}: its pose is mirrored (determinant -1)", where=where, remedy=_POSE_REMEDY)
-    left, _, right = np.linalg.svd(rotation)
+    for _ in range(_POLAR_STEPS):
+        rotation = product(rotation, 1.5 * np.eye(3) - 0.5 * product(rotation.T, rotation))
     pose = np.eye(4)
-    pose[:3, :3] = left @ right
+    pose[:3, :3] = rotation
     pose[:3, 3] = translation
     return pose
 
+
+#: Newton's iteration for the polar factor of a matrix, which is its nearest rotation: each step squares the distance,
+#: from ROTATION_TOLERANCE to less than rounding. Unlike a library's SVD it has the same bits on every processor.
+_POLAR_STEPS = 5
 
 _POSE_REMEDY = "correct the pose, or take the view out of the file"

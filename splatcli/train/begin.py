@@ -12,6 +12,7 @@ from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
+from splatcli.native.library import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.raster.adam import AdamState
 from splatcli.raster.shards import Shard
 from splatcli.raster.smoothing import filter_sizes
@@ -129,7 +130,7 @@ def resumed_state(
     check_same_scene(checkpoint, scene, allowed)
     if checkpoint.config.depth_lambda > 0.0:
         check_depths(scene)
-    notes = list(scene.notes)
+    notes = [*scene.notes, *_rounding_notes(checkpoint, device)]
     if config is not None:
         notes += settle_cap(config, scene, len(checkpoint.gaussians))
     store = store_for((config or checkpoint.config).memory.offload, device, folder)
@@ -148,6 +149,17 @@ def resumed_state(
         state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
     # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
     return state, dataclasses.replace(scene, cameras=state.cameras), notes
+
+
+def _rounding_notes(checkpoint: Checkpoint, device: str) -> list[str]:
+    """A note where the CPU library's instruction set rounds otherwise than the one that the run was saved with."""
+    before, now = checkpoint.writer.get("cpu_isa"), chosen_isa()
+    if before is None or torch.device(device).type != "cpu" or same_rounding(before, now):
+        return []
+    return [
+        f"saved by the CPU library for {before}, resumed by that for {now}: they round differently, so the run goes on "
+        f"with other bits than without the stop; {ISA_VARIABLE}={before} keeps them where the processor runs it"
+    ]
 
 
 def gaussian_bytes(gaussians: Gaussians) -> int:

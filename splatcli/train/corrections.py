@@ -50,8 +50,9 @@ class ViewTable:
         self.steps[row] += 1
         step = int(self.steps[row])
         first, second = self.exp_avg[row], self.exp_avg_sq[row]
-        first.lerp_(grad, 1.0 - BETA1)
-        second.mul_(BETA2).addcmul_(grad, grad, value=1.0 - BETA2)
+        # Single operations: a fused one rounds otherwise on another instruction set.
+        first.mul_(BETA1).add_(grad * (1.0 - BETA1))
+        second.mul_(BETA2).add_(grad * grad * (1.0 - BETA2))
         size = (second / (1.0 - BETA2**step)).sqrt() + EPS
         self.values[row] -= lr * (first / (1.0 - BETA1**step)) / size
 

@@ -13,6 +13,7 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.recipes import HULL, NAMED_STARTS, RANDOM, SFM
+from splatcli.reproducible import log
 from splatcli.scene.morton import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
@@ -80,11 +81,11 @@ def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], co
     """Round, grey-lobed Gaussians at ``xyz`` [P, 3] (world units) with colours ``rgb`` [P, 3] in 0..1."""
     model = config.model
     n = len(xyz)
-    log_scale = 0.5 * np.log(mean_squared_distance(xyz)) + math.log(model.init_scale)
+    log_scale = 0.5 * log(torch.from_numpy(mean_squared_distance(xyz))) + math.log(model.init_scale)
     return Gaussians(
         means=torch.tensor(xyz, dtype=torch.float32),
         quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(n, 1),
-        log_scales=torch.tensor(log_scale, dtype=torch.float32)[:, None].repeat(1, 3),
+        log_scales=log_scale.float()[:, None].repeat(1, 3),
         logit_opacities=torch.full((n,), logit(model.init_opacity)),
         sh0=torch.tensor((rgb - 0.5) / SH_C0, dtype=torch.float32),
         shN=torch.zeros(n, SH_REST[model.sh_degree], 3),

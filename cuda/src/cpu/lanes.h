@@ -233,13 +233,6 @@ SPLAT_INLINE Lanes<T, W> sqrt_(Lanes<T, W> a) {
 // 1 / x for normal x. A division stalls AVX-512 for sixteen cycles; an estimate of 14 bits and a Newton step do not.
 template <class T, int W>
 SPLAT_INLINE Lanes<T, W> reciprocal_(Lanes<T, W> x) {
-#if SPLAT_VECTOR_BYTES == 64
-  if constexpr (sizeof(T) == 4 && W == 16) {
-    using L = Lanes<T, W>;
-    const L estimate = {(typename L::Raw)_mm512_rcp14_ps(__m512(x.v))};
-    return estimate * (L(2) - x * estimate);
-  }
-#endif
   return Lanes<T, W>(1) / x;
 }
 
@@ -429,18 +422,21 @@ template <int N, class T, int W>
 SPLAT_INLINE void sum_each(const Lanes<T, W>* values, T* out) {
 #if SPLAT_VECTOR_BYTES == 64
   if constexpr (sizeof(T) == 4 && W == 16) {
-    // Two vectors fold into one at each level, until lane k holds the sum of vector k.
+    // Two vectors fold into one at each level, halves first as in sum(), until lane k holds the sum of vector k.
     const auto at = [&](int k) { return k < N ? __m512(values[k].v) : _mm512_setzero_ps(); };
-    __m512 quads[4];
-    for (int q = 0; q < 4; ++q) {
-      const __m512 a = at(4 * q), b = at(4 * q + 1), c = at(4 * q + 2), d = at(4 * q + 3);
-      const __m512d ab = _mm512_castps_pd(_mm512_unpacklo_ps(a, b) + _mm512_unpackhi_ps(a, b));
-      const __m512d cd = _mm512_castps_pd(_mm512_unpacklo_ps(c, d) + _mm512_unpackhi_ps(c, d));
-      quads[q] = _mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)) + _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd));
+    __m512 fours[4];
+    for (int r = 0; r < 4; ++r) {
+      const __m512 a = at(r), b = at(r + 4), c = at(r + 8), d = at(r + 12);
+      const __m512 ab = _mm512_shuffle_f32x4(a, b, 0x44) + _mm512_shuffle_f32x4(a, b, 0xee);
+      const __m512 cd = _mm512_shuffle_f32x4(c, d, 0x44) + _mm512_shuffle_f32x4(c, d, 0xee);
+      fours[r] = _mm512_shuffle_f32x4(ab, cd, 0x88) + _mm512_shuffle_f32x4(ab, cd, 0xdd);
     }
-    const __m512 low = _mm512_shuffle_f32x4(quads[0], quads[1], 0x88) + _mm512_shuffle_f32x4(quads[0], quads[1], 0xdd);
-    const __m512 high = _mm512_shuffle_f32x4(quads[2], quads[3], 0x88) + _mm512_shuffle_f32x4(quads[2], quads[3], 0xdd);
-    _mm512_storeu_ps(out, _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd));
+    const auto pairs = [](__m512 a, __m512 b) {
+      const __m512d p = _mm512_castps_pd(a), q = _mm512_castps_pd(b);
+      return _mm512_castpd_ps(_mm512_unpacklo_pd(p, q)) + _mm512_castpd_ps(_mm512_unpackhi_pd(p, q));
+    };
+    const __m512 low = pairs(fours[0], fours[1]), high = pairs(fours[2], fours[3]);
+    _mm512_storeu_ps(out, _mm512_shuffle_ps(low, high, 0x88) + _mm512_shuffle_ps(low, high, 0xdd));
     return;
   }
 #endif

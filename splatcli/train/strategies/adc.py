@@ -116,9 +116,9 @@ class AdcStrategy:
             means[-2 * len(split) :], log_scales[-2 * len(split) :] = children
         values = {"means": means, "log_scales": log_scales}
         if self.config.revised_opacity:
-            logits = gaussians.logit_opacities
-            fainter = thinned(logits, SHRINK if self.config.long_axis_split else 1.0)
-            values["logit_opacities"] = torch.where(grow, fainter, logits)[source]
+            logits = gaussians.logit_opacities.clone()
+            logits[grow] = thinned(logits[grow], SHRINK if self.config.long_axis_split else 1.0)
+            values["logit_opacities"] = logits[source]
         return Edit(
             source,
             fresh,

@@ -13,6 +13,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.raster.adam import AdamState
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.store import RESIDENT, Store
+from splatcli.reproducible import logit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,7 +119,7 @@ def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tens
     if shares is None:
         return rows.logit_opacities.clamp(max=ceiling)
     opacities = (1.0 / (1.0 + math.exp(-ceiling)) / shares(rows)).clamp(max=0.99)
-    return torch.minimum(rows.logit_opacities, opacities.logit().to(rows.logit_opacities))
+    return torch.minimum(rows.logit_opacities, logit(opacities).to(rows.logit_opacities))
 
 
 def as_column(mask: Tensor, like: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.raster.stats import GrowthStats
 from splatcli.raster.stepping import Pressure
+from splatcli.reproducible import expm1, log, log1p, logit, sigmoid
 from splatcli.train.strategies.edit import Edit
 from splatcli.train.strategies.sampling import draw
 
@@ -118,8 +119,8 @@ class _Rows:
         return cls(source, fresh, gaussians.logit_opacities.clone(), gaussians.log_scales.clone())
 
     def weights(self) -> Tensor:
-        """[M] how likely a row is drawn: its opacity, in float32 as all decisions are."""
-        return self.logits.sigmoid()
+        """[M] how likely a row is drawn: its opacity."""
+        return sigmoid(self.logits)
 
     def share(self, chosen: Tensor) -> None:
         """Rows that were ``chosen`` become one of several of themselves that look like one; they begin anew."""
@@ -150,15 +151,19 @@ def shared(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     logits: [S]. copies: [S] int64, at least 1.
     Returns logits [S], and what is added to the logarithm of each standard deviation [S]. docs/math.md 10
     """
-    opacity = logits.double().sigmoid()
+    opacity = sigmoid(logits)
     n = copies.double()
-    each = -torch.expm1(torch.log1p(-opacity.clamp(max=MOST_OPAQUE)) / n)
-    k = torch.arange(1, MOST_COPIES + 1, device=logits.device, dtype=torch.float64)
-    # Binomial coefficients n over k, 0 beyond n, by their logarithms.
-    beyond = k > n[:, None]
-    left = (n[:, None] - k).clamp(min=0.0)
-    log_choose = torch.lgamma(n[:, None] + 1) - torch.lgamma(k + 1) - torch.lgamma(left + 1)
-    signs = 1.0 - 2.0 * ((k - 1.0) % 2.0)
-    terms = signs * torch.exp(log_choose + k * each[:, None].log()) / k.sqrt()
-    total = terms.masked_fill(beyond, 0.0).sum(dim=1)
-    return torch.logit(each).to(logits.dtype), (opacity / total).log().to(logits.dtype)
+    each = -expm1(log1p(-opacity.clamp(max=MOST_OPAQUE)) / n)
+    # Term after term: the order of a sum over a dimension depends on the instruction set.
+    binomial = _BINOMIAL.to(logits.device)
+    total, term = torch.zeros_like(each), -torch.ones_like(each)
+    for k in range(1, int(copies.max()) + 1):
+        term = -term * each
+        total += term * (binomial[copies, k] / math.sqrt(k))
+    return logit(each).to(logits.dtype), log(opacity / total).to(logits.dtype)
+
+
+#: [n, k] n over k, 0 beyond n; all of them exact in float64.
+_BINOMIAL = torch.tensor(
+    [[math.comb(n, k) for k in range(MOST_COPIES + 1)] for n in range(MOST_COPIES + 1)], dtype=torch.float64
+)

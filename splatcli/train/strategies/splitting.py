@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
+from splatcli.reproducible import exp, expm1, log, normal, rotate, softplus
 
 #: How long a half is. Second moments stay with halves DISTANCE standard deviations off: their squares sum to 1.
 SHRINK = 0.6
@@ -25,7 +26,7 @@ SPLIT_SHRINK = 1.6
 def halves(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: all first ones, then all second."""
     means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
-    offsets = turned(gaussians, rows, DISTANCE * _longest(log_scales) * log_scales.exp())
+    offsets = _offsets(gaussians, rows, DISTANCE * _longest(log_scales) * exp(log_scales))
     return torch.cat([means + offsets, means - offsets]), halved(log_scales).repeat(2, 1)
 
 
@@ -42,8 +43,8 @@ def _longest(log_scales: Tensor) -> Tensor:
 def drawn(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """As halves(), with children distributed as the Gaussian itself."""
     rows = torch.cat([rows, rows])
-    noise = torch.randn(len(rows), 3, generator=generator).to(gaussians.device, gaussians.means.dtype)
-    offsets = turned(gaussians, rows, noise * gaussians.log_scales[rows].exp())
+    noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
+    offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))
     return gaussians.means[rows] + offsets, gaussians.log_scales[rows] - math.log(SPLIT_SHRINK)
 
 
@@ -54,16 +55,10 @@ def thinned(logits: Tensor, length: float) -> Tensor:
     length 1, two are together as opaque as the one.
     """
     # log(1 - o) = -softplus(x), so the depth of each is this, and the logit of 1 - exp(-depth) log(exp(depth) - 1).
-    depth = torch.nn.functional.softplus(logits) / (2.0 * length)
-    return depth + torch.log(-torch.expm1(-depth))
+    depth = softplus(logits) * (0.5 / length)
+    return (depth + log(-expm1(-depth))).to(logits.dtype)
 
 
-def turned(gaussians: Gaussians, rows: Tensor, local: Tensor) -> Tensor:
-    """[S, 3] in world axes: ``local`` [S, 3] in the axes of the Gaussians ``rows``."""
-    quats = gaussians.quats[rows]
-    w, x, y, z = (quats / quats.norm(dim=1, keepdim=True).clamp(min=1e-12)).unbind(dim=1)
-    # v + 2w (u x v) + 2 u x (u x v), the rotation of v by the unit quaternion (w, u).
-    axis = torch.stack([x, y, z], dim=1)
-    cross = torch.linalg.cross(axis, local)
-    result: Tensor = local + 2.0 * (w[:, None] * cross + torch.linalg.cross(axis, cross))
-    return result
+def _offsets(gaussians: Gaussians, rows: Tensor, local: Tensor) -> Tensor:
+    """[S, 3] in world axes, in the dtype of the means: ``local`` [S, 3] in the axes of the Gaussians ``rows``."""
+    return rotate(gaussians.quats[rows], local).to(gaussians.means.dtype)
