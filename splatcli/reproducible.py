@@ -4,9 +4,9 @@ torch's exp, log, sigmoid, softplus and pow take a vectorised path for most of a
 end. The two differ in the last bit, and where the end of a chunk lies depends on the number of threads; the vectorised
 path depends on the instruction set, and so does the order of torch's sums. Everything that changes the state of a run
 outside the kernels therefore uses the functions below. They are made of single additions, subtractions,
-multiplications, divisions and square roots in float64, which IEEE 754 rounds in one way, so a run has the same bits
-with any number of threads and on any instruction set. Relative errors are a few units in the last place of float64;
-NaN stays NaN.
+multiplications and divisions in float64 and of sqrt(), all of which IEEE 754 rounds in one way, so a run has the same
+bits with any number of threads and on any instruction set. Relative errors are a few units in the last place of
+float64; NaN stays NaN.
 
 The rasterizer's own activations are in cuda/math/activation.h. Rendering and export, which change no state, use torch.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -85,6 +86,14 @@ def softplus(x: Tensor) -> Tensor:
     return torch.where(x > 0.0, x, 0.0) + log1p(exp(-x.abs()))
 
 
+def sqrt(x: Tensor) -> Tensor:
+    """The square root in the dtype of x, rounded as IEEE 754 says; torch's on the CPU is MKL's, which is not."""
+    if x.device.type != "cpu":
+        return x.sqrt()
+    with np.errstate(invalid="ignore"):
+        return torch.from_numpy(np.sqrt(x.numpy()))
+
+
 def power(base: float, exponents: Tensor) -> Tensor:
     """base^n in float64 for each whole number n >= 0 of ``exponents``, an integer tensor; by repeated squaring."""
     result = torch.ones_like(exponents, dtype=torch.float64)
@@ -102,7 +111,7 @@ def normal(*shape: int, generator: torch.Generator) -> Tensor:
     """
     count = math.prod(shape)
     uniform = torch.rand(2, -(-count // 2), generator=generator, dtype=torch.float64)
-    radius = (-2.0 * log(1.0 - uniform[0])).sqrt()
+    radius = sqrt(-2.0 * log(1.0 - uniform[0]))
     # An angle of 2 pi u is `quarter` quarter turns and a rest of at most an eighth.
     quarter = (4.0 * uniform[1]).round()
     rest = (4.0 * uniform[1] - quarter) * (0.5 * math.pi)
@@ -118,7 +127,7 @@ def normal(*shape: int, generator: torch.Generator) -> Tensor:
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
     """``vectors`` [N, 3] turned by unnormalised quaternions [N, 4] (w, x, y, z), float64."""
     w, x, y, z = quats.double().unbind(dim=1)
-    norm = ((w * w + x * x) + (y * y + z * z)).sqrt().clamp(min=1e-12)
+    norm = sqrt((w * w + x * x) + (y * y + z * z)).clamp(min=1e-12)
     w, x, y, z = (w / norm, x / norm, y / norm, z / norm)
     a, b, c = vectors.double().unbind(dim=1)
     # v + 2 w (u x v) + 2 u x (u x v), the rotation of v by the unit quaternion (w, u).

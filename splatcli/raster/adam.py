@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.raster.store import RESIDENT, ROWS, Store
-from splatcli.reproducible import power
+from splatcli.reproducible import power, sqrt
 
 
 @dataclass(slots=True)
@@ -94,7 +94,7 @@ class AdamState:
         """Moves these rows of shN to now by their moments."""
         rate, eps, _, _ = self._gaps(rows, lr)
         first, second = _here(self.exp_avg.shN, rows), _here(self.exp_avg_sq.shN, rows)
-        moved = _here(shN, rows) - _column(rate, first) * first / (second.sqrt() + _column(eps, first))
+        moved = _here(shN, rows) - _column(rate, first) * first / (sqrt(second) + _column(eps, first))
         shN[rows.to(shN.device)] = moved.to(shN.device)
 
     def _gaps(self, rows: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -19,6 +19,7 @@ from splatcli.config import Config, ViewsConfig
 from splatcli.raster.bilateral import identity_grid, variation_gradient
 from splatcli.raster.exposure import recolour
 from splatcli.raster.stepping import Correction
+from splatcli.reproducible import sqrt
 from splatcli.scene.camera import Camera
 from splatcli.scene.pose import delta_gradient, moved
 from splatcli.train.lr import log_linear
@@ -53,7 +54,7 @@ class ViewTable:
         # Single operations: a fused one rounds otherwise on another instruction set.
         first.mul_(BETA1).add_(grad * (1.0 - BETA1))
         second.mul_(BETA2).add_(grad * grad * (1.0 - BETA2))
-        size = (second / (1.0 - BETA2**step)).sqrt() + EPS
+        size = sqrt(second / (1.0 - BETA2**step)) + EPS
         self.values[row] -= lr * (first / (1.0 - BETA1**step)) / size
 
     def stored(self, name: str) -> Iterator[tuple[str, Tensor]]:
