@@ -28,6 +28,8 @@ SH0 = 0.28209479177387814
 #: Opacities and standard deviations are kept this far from where their logit or logarithm is infinite.
 _MOST_OPAQUE, _LEAST = 1.0 - 2.0**-24, 1e-12
 
+_HALVES = (torch.float16, torch.bfloat16)
+
 #: Arguments that have one value here, with what to say to another.
 _FIXED: dict[str, tuple[Any, str]] = {
     "radius_clip": (0.0, "Gaussians are culled by what they reach, not by a radius"),
@@ -79,6 +81,9 @@ def rasterization(
         all Gaussians from its own cameras; every rank has to call this and backward() as often. Poses get no gradient
         then, and meta says nothing of projections. Nothing is looked for: no group, no variable; ``world`` is given.
 
+    Half-precision tensors, as a network under autocast emits them, are computed in float32, whatever autocast says, and
+    get gradients of their own dtype; with float64 means all is float64. Images have the dtype of the computation.
+
     Returns (images [..., C, H, W, X], alphas [..., C, H, W, 1], meta). X is D, and one more with a depth; "D" is the
     sum of weight times camera z, "ED" that divided by alpha. meta["means2d"] has the gradient of the projected means
     in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its ``absgrad`` (of more than three
@@ -108,29 +113,34 @@ def rasterization(
         raise UsageError(f"there is no render_mode {render_mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
     if rasterize_mode not in ("classic", "antialiased"):
         raise UsageError(f"there is no rasterize_mode {rasterize_mode!r}", remedy="classic or antialiased")
+    dtype = torch.float64 if means.dtype == torch.float64 else torch.float32
+    means, quats, scales, opacities, colors = (t.to(dtype) for t in (means, quats, scales, opacities, colors))
+    viewmats = viewmats.float() if viewmats.dtype in _HALVES else viewmats  # float64 poses come through exactly
+    backgrounds = None if backgrounds is None else backgrounds.to(dtype)
+    _check(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
     batch = means.shape[:-2]
     count, cameras = means.shape[-2], viewmats.shape[-3]
-    _check(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
     if world is not None:
         _check_sharded(world, batch, viewmats, cameras, sh_degree)
     per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
 
     images, alphas, told = [], [], []
-    for at in itertools.product(*(range(size) for size in batch)):
-        raw = (
-            means[at],
-            quats[at],
-            scales[at].clamp(min=_LEAST).log(),
-            torch.logit(opacities[at].clamp(_LEAST, _MOST_OPAQUE)),
-        )
-        for c in range(cameras):
-            own = colors[at][c] if per_camera else colors[at]
-            view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, world)
-            behind = None if backgrounds is None else backgrounds[at][c]
-            image, alpha, depth, projected = _channels(raw, own, view, behind, sh_degree)
-            images.append(_stacked(image, alpha, depth, render_mode))
-            alphas.append(alpha[..., None])
-            told.append(projected)
+    with torch.autocast(means.device.type, enabled=False):
+        for at in itertools.product(*(range(size) for size in batch)):
+            raw = (
+                means[at],
+                quats[at],
+                scales[at].clamp(min=_LEAST).log(),
+                torch.logit(opacities[at].clamp(_LEAST, _MOST_OPAQUE)),
+            )
+            for c in range(cameras):
+                own = colors[at][c] if per_camera else colors[at]
+                view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, world)
+                behind = None if backgrounds is None else backgrounds[at][c]
+                image, alpha, depth, projected = _channels(raw, own, view, behind, sh_degree)
+                images.append(_stacked(image, alpha, depth, render_mode))
+                alphas.append(alpha[..., None])
+                told.append(projected)
     shape = (*batch, cameras, height, width)
     meta = {} if world else _meta(told, opacities, batch, cameras, count, packed=packed, absgrad=absgrad)
     meta |= {"width": width, "height": height, "tile_size": tile_size, "n_cameras": cameras}

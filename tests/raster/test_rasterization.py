@@ -256,3 +256,98 @@ def test_opaque_and_flat_gaussians_have_finite_gradients() -> None:
     for name, leaf in leaves.items():
         assert leaf.grad is not None
         assert leaf.grad.isfinite().all(), name
+
+
+class Emitter(torch.nn.Module):
+    """A network whose last layer emits all parameters of ``count`` Gaussians, as feed-forward models do."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.codes = torch.nn.Parameter(torch.randn(count, 16, generator=generator))
+        self.head = torch.nn.Linear(16, 14)
+        with torch.no_grad():
+            self.head.weight.copy_(0.3 * torch.randn(14, 16, generator=generator))
+            self.head.bias.zero_()
+
+    def forward(self) -> dict[str, Tensor]:
+        out = self.head(self.codes)
+        return {
+            "means": out[:, :3],
+            "quats": out[:, 3:7] + torch.tensor([1, 0, 0, 0], dtype=out.dtype),
+            "scales": (out[:, 7:10] - 2).exp().to(out.dtype),
+            "opacities": out[:, 10].sigmoid(),
+            "colors": out[:, 11:14].sigmoid(),
+        }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_half_precision_gaussians_are_computed_in_float32(dtype: torch.dtype, autocast: bool) -> None:
+    cameras = seen_by(random_camera(1, 40, 30), dtype=torch.float32)
+    background = torch.tensor([[0.2, 0.4, 0.6]])
+    weights = torch.randn(1, 30, 40, 3, generator=torch.Generator().manual_seed(4))
+    with torch.no_grad():
+        emitted = {name: tensor.to(dtype) for name, tensor in Emitter(50)().items()}
+    emitted["scales"][0, 0], emitted["opacities"][0], emitted["opacities"][1] = 0.0, 1.0, 0.0
+    emitted["viewmats"], emitted["backgrounds"] = cameras["viewmats"].to(dtype), background.to(dtype)
+
+    def outcome(inputs: dict[str, Tensor], enabled: bool) -> tuple[list[Tensor], dict[str, Tensor]]:
+        leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in inputs.items()}
+        with torch.autocast("cpu", dtype=dtype, enabled=enabled):
+            images, alphas, meta = rasterization(**{**cameras, **leaves}, render_mode="RGB+ED", packed=False)
+        ((images[..., :3] * weights).sum() + images[..., 3].mean() + alphas.square().sum()).backward()
+        found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        assert found.keys() == leaves.keys()
+        return [images.detach(), alphas.detach(), meta["means2d"].grad], found
+
+    half, gradients = outcome(emitted, autocast)
+    full, expected = outcome({name: tensor.float() for name, tensor in emitted.items()}, False)
+    for got, want in zip(half, full, strict=True):
+        assert got.dtype == torch.float32
+        assert got.isfinite().all()
+        assert torch.equal(got, want)
+    for name, gradient in gradients.items():
+        assert gradient.dtype == dtype, name
+        assert gradient.isfinite().all(), name
+        assert torch.equal(gradient, expected[name].to(dtype)), name
+    assert all(bool(gradients[name].any()) for name in emitted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_network_under_autocast_trains_with_a_grad_scaler_and_clipping(dtype: torch.dtype) -> None:
+    cameras = seen_by(random_camera(1, 40, 30), dtype=torch.float32)
+    with torch.no_grad():
+        target = rasterization(**Emitter(50)(), **cameras)[0].flip(2)
+    torch.manual_seed(5)
+    network = Emitter(50)
+    optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
+    # So large a first scale that gradients are not finite in half precision: those steps have to be skipped.
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**126, backoff_factor=2.0**-10, growth_interval=1000)
+    losses, skipped = [], 0
+    for _ in range(40):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=dtype):
+            emitted = network()
+            assert emitted["means"].dtype == dtype, "the network has to emit half precision"
+            images, _, _ = rasterization(**emitted, **cameras)
+            loss = torch.nn.functional.mse_loss(images, target, reduction="sum")
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(network.parameters(), 0.1)
+        before, scale = [p.detach().clone() for p in network.parameters()], scaler.get_scale()
+        scaler.step(optimizer)
+        scaler.update()
+        moved = [not torch.equal(p, b) for p, b in zip(network.parameters(), before, strict=True)]
+        if scaler.get_scale() < scale:
+            skipped += 1
+            assert not norm.isfinite()
+            assert not any(moved), "a step with gradients that are not finite is skipped"
+            continue
+        assert norm.isfinite()
+        assert all(moved)
+        losses.append(float(loss.detach()))
+    assert skipped >= 1
+    assert len(losses) >= 20
+    assert losses[-1] < 0.7 * losses[0]
+    assert all(p.isfinite().all() for p in network.parameters())
