@@ -1,12 +1,25 @@
 """splatcli: photos to 3D Gaussian Splats, from the command line."""
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from splatcli.raster.image_loss import fused_ssim as fused_ssim
+    from splatcli.raster.image_loss import l1_ssim_loss as l1_ssim_loss
+    from splatcli.raster.rasterization import rasterization as rasterization
+
 __version__ = "0.1.0"
+
+#: Public functions, and the modules that they are imported from when they are first asked for.
+_PUBLIC = {
+    "rasterization": "splatcli.raster.rasterization",
+    "fused_ssim": "splatcli.raster.image_loss",
+    "l1_ssim_loss": "splatcli.raster.image_loss",
+}
 
 
 def __getattr__(name: str) -> object:
-    """``splatcli.rasterization``, without loading torch for those who only ask for the version."""
-    if name == "rasterization":
-        from splatcli.raster.rasterization import rasterization
-
-        return rasterization
+    """Import a public function, without loading torch for those who only ask for the version."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'splatcli' has no attribute {name!r}")

@@ -19,7 +19,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 8
+#define SPLAT_ABI_VERSION 9
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_RECORD 16      /* reals of a visible Gaussian */
@@ -159,12 +159,17 @@ typedef struct SplatProjectGrad {
   void* count;                     /* real [n], += 1 where visible */
 } SplatProjectGrad;
 
+/* Of a stack of images, which do not see each other. */
 typedef struct SplatLoss {
   uint32_t struct_size;
   int32_t width, height;
   int32_t target_is_u8;
+  int32_t channels;     /* 3, interleaved; or 1 */
+  int32_t images;       /* in the stack, at least 1 */
+  int32_t border;       /* pixels at each edge whose SSIM is left out of the mean; at least one pixel remains */
+  int32_t reserved;
   double ssim_lambda;   /* loss = (1 - lambda) mean|x - y| + lambda (1 - mean SSIM) */
-  const void* image;    /* real [height, width, 3] */
+  const void* image;    /* real [images, height, width, channels] */
   const void* target;   /* uint8 or real, same shape */
   void* v_image;        /* real, same shape: gradient of the loss */
   void* workspace;      /* splat_loss_bytes() */

@@ -18,6 +18,11 @@ SPLAT_HD constexpr double ssim_tap(int k) {
                   : 0.0010283800844791099;
 }
 
+// Numbers of a stack of images that lie `border` pixels or more from every edge.
+inline double numbers_within(int width, int height, int channels, int images, int border) {
+  return double(width - 2 * border) * (height - 2 * border) * channels * images;
+}
+
 // 7.2  SSIM of one pixel and channel, from the filtered x, y, x^2 + y^2 and xy; y is the target.
 // 7.3  And its derivatives with respect to the filtered x, x^2 and xy.
 template <class T>

@@ -61,7 +61,13 @@ const char* fault(const SplatImages* images) {
   return sized(images) ? nullptr : "SplatImages has another size than in this library's splat.h";
 }
 const char* fault(const SplatLoss* loss) {
-  return sized(loss) ? nullptr : "SplatLoss has another size than in this library's splat.h";
+  if (!sized(loss)) return "SplatLoss has another size than in this library's splat.h";
+  if (loss->width < 1 || loss->height < 1 || loss->images < 1) return "no pixels";
+  if (int64_t(loss->height) * loss->images > INT32_MAX) return "the stack has more than 2^31 - 1 rows";
+  if (loss->channels != 1 && loss->channels != 3) return "channels is neither 1 nor 3";
+  if (loss->border < 0 || 2 * int64_t(loss->border) >= loss->width || 2 * int64_t(loss->border) >= loss->height)
+    return "the border leaves no pixel";
+  return nullptr;
 }
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";

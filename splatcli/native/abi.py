@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 8
+ABI_VERSION = 9
 CHUNK = 256
 TILE = 16
 RECORD = 16
@@ -159,6 +159,10 @@ class Loss(_Sized):
         ("width", c.c_int32),
         ("height", c.c_int32),
         ("target_is_u8", c.c_int32),
+        ("channels", c.c_int32),
+        ("images", c.c_int32),
+        ("border", c.c_int32),
+        ("reserved", c.c_int32),
         ("ssim_lambda", c.c_double),
         ("image", c.c_void_p),
         ("target", c.c_void_p),

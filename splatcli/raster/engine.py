@@ -155,6 +155,8 @@ class Stages:
             width=width,
             height=height,
             target_is_u8=is_u8,
+            channels=3,
+            images=1,
             ssim_lambda=ssim_lambda,
             image=pointer(image, height, width, 3),
             target=pointer(target, height, width, 3, dtype=torch.uint8 if is_u8 else None),

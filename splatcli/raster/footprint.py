@@ -129,7 +129,7 @@ def rest_bytes(count: int, sh_degree: int) -> int:
 def step_footprint(backend: Backend, work: Work) -> Footprint:
     """A training step, with the buffers that stay for the next one."""
     pixels = work.width * work.height
-    size = abi.Loss(width=work.width, height=work.height, target_is_u8=True)
+    size = abi.Loss(width=work.width, height=work.height, target_is_u8=True, channels=3, images=1)
     frame = _frame_bytes(backend, work)
     image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded else 0)
     image += _DEPTH_PIXEL if work.depths else 0

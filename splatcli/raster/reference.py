@@ -24,6 +24,7 @@ from splatcli.scene.camera import Camera
 __all__ = [
     "ReferenceProjection",
     "blend_reference",
+    "image_loss_reference",
     "loss_reference",
     "project_reference",
     "render_reference",
@@ -220,3 +221,11 @@ def loss_reference(image: Tensor, target: Tensor, ssim_lambda: float) -> Tensor:
     image, target: [H, W, 3] in 0...1 of one float dtype.
     """
     return (1.0 - ssim_lambda) * (image - target).abs().mean() + ssim_lambda * (1.0 - ssim_reference(image, target))
+
+
+def image_loss_reference(img1: Tensor, img2: Tensor, ssim_lambda: float, border: int = 0) -> Tensor:
+    """loss_reference() of two stacks of images [B, C, H, W]; SSIM leaves out ``border`` pixels at each edge."""
+    x, y = (image.flatten(0, 1).permute(1, 2, 0) for image in (img1, img2))
+    ssim = ssim_map_reference(x, y)
+    counted = ssim[:, border : ssim.shape[1] - border, border : ssim.shape[2] - border]
+    return (1.0 - ssim_lambda) * (x - y).abs().mean() + ssim_lambda * (1.0 - counted.mean())

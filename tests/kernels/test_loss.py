@@ -17,6 +17,7 @@ from torch.testing import assert_close
 from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.call import Backend
+from splatcli.raster.image_loss import _image_loss
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER, bits, float32
 from tests.raster.scenes import random_image
@@ -35,9 +36,9 @@ class Loss:
     v_image: Tensor | None
 
 
-def cpu_loss(image: Tensor, target: Tensor, ssim_lambda: float) -> Loss:
+def cpu_loss(image: Tensor, target: Tensor, ssim_lambda: float, border: int = 0) -> Loss:
     backend = float32("portable")
-    job, v_image = job_of(backend, image, target, ssim_lambda), torch.full_like(image, math.nan)
+    job, v_image = job_of(backend, image, target, ssim_lambda, border), torch.full_like(image, math.nan)
     job.v_image = v_image.data_ptr()
     workspace = torch.empty(backend.call("loss_bytes", job), dtype=torch.uint8)
     job.workspace = workspace.data_ptr()
@@ -45,16 +46,20 @@ def cpu_loss(image: Tensor, target: Tensor, ssim_lambda: float) -> Loss:
     return Loss(job.l1, job.ssim, v_image)
 
 
-def job_of(backend: Backend, image: Tensor, target: Tensor, ssim_lambda: float) -> abi.Loss:
-    height, width, _ = image.shape
+def job_of(backend: Backend, image: Tensor, target: Tensor, ssim_lambda: float, border: int = 0) -> abi.Loss:
+    """Of an image [H, W, 3], or of a stack of images [B, H, W, C]."""
+    images, height, width, channels = image.shape if image.dim() == 4 else (1, *image.shape)
     is_u8 = target.dtype == torch.uint8
     return abi.Loss(
         width=width,
         height=height,
         target_is_u8=is_u8,
+        channels=channels,
+        images=images,
+        border=border,
         ssim_lambda=ssim_lambda,
-        image=backend.pointer(image, height, width, 3),
-        target=backend.pointer(target, height, width, 3, dtype=torch.uint8 if is_u8 else None),
+        image=backend.pointer(image, *image.shape),
+        target=backend.pointer(target, *image.shape, dtype=torch.uint8 if is_u8 else None),
     )
 
 
@@ -63,6 +68,7 @@ def simt_loss(
     target: Tensor,
     ssim_lambda: float,
     *,
+    border: int = 0,
     gradient: bool = True,
     overflow: int | None = 0,
     fill: float = math.nan,
@@ -72,7 +78,7 @@ def simt_loss(
     After an overflow the workspace has to be as it was.
     """
     backend = Backend.simt()
-    job = job_of(backend, image, target, ssim_lambda)
+    job = job_of(backend, image, target, ssim_lambda, border)
 
     def guarded(count: int) -> Tensor:
         return torch.full((count + 2 * GUARD,), fill, dtype=torch.float64)
@@ -99,8 +105,9 @@ def simt_loss(
     return Loss(l1, ssim, v_numbers[GUARD:-GUARD].view_as(image) if gradient else None)
 
 
-def assert_twins(image: Tensor, target: Tensor, ssim_lambda: float) -> None:
-    want, got = cpu_loss(image, target, ssim_lambda), simt_loss(image, target, ssim_lambda)
+def assert_twins(image: Tensor, target: Tensor, ssim_lambda: float, border: int = 0) -> None:
+    want = cpu_loss(image, target, ssim_lambda, border)
+    got = simt_loss(image, target, ssim_lambda, border=border)
     assert_close(got.l1, want.l1, rtol=1e-6, atol=0)
     assert_close(got.ssim, want.ssim, rtol=0, atol=1e-6)
     assert got.v_image is not None
@@ -118,6 +125,31 @@ def test_sizes(width: int, height: int) -> None:
     image, target = random_image(1, width, height), random_image(2, width, height)
     assert_twins(image, target, 0.2)
     assert_twins(image, bytes_of(target), 0.2)
+
+
+def stacked(seed: int, images: int, height: int, width: int, channels: int) -> Tensor:
+    """[B, H, W, C] images that differ from each other."""
+    each = [random_image(seed + k, width, height)[..., :channels] for k in range(images)]
+    return torch.stack(each).contiguous()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("images", "height", "width", "border"),
+    [(1, 30, 40, 0), (3, 12, 40, 5), (2, 46, 200, 0), (2, 46, 200, 5), (4, 3, 2, 0), (5, 11, 11, 5), (2, 91, 67, 33)],
+)
+def test_stacks_of_images_and_borders(channels: int, images: int, height: int, width: int, border: int) -> None:
+    image, target = (stacked(seed, images, height, width, channels) for seed in (20, 40))
+    assert_twins(image, target, 0.2, border)
+    assert_twins(image, bytes_of(target), 1.0, border)
+    # Each image as if it were alone, up to the number that the means are over.
+    whole = simt_loss(image, target, 0.2, border=border)
+    alone = [simt_loss(x, y, 0.2, border=border) for x, y in zip(image.split(1), target.split(1), strict=True)]
+    assert_close(whole.l1, sum(one.l1 for one in alone) / images, rtol=1e-6, atol=0)
+    assert_close(whole.ssim, sum(one.ssim for one in alone) / images, rtol=0, atol=1e-6)
+    assert whole.v_image is not None
+    gradients = torch.cat([one.v_image for one in alone if one.v_image is not None]) / images
+    assert_close(whole.v_image, gradients, rtol=1e-5, atol=1e-6 * float(gradients.abs().max()))
 
 
 @pytest.mark.parametrize("ssim_lambda", [0.0, 0.2, 1.0])
@@ -199,3 +231,17 @@ def test_a_launch_that_fails_is_reported() -> None:
         with pytest.raises(ResourceError, match=kernel):
             simt_loss(image, target, 0.2)
         emulator.last_error = 0
+
+
+def test_fused_ssim_runs_on_the_device_and_stream_of_its_call() -> None:
+    backend = Backend.simt(ordinal=1, stream=0x77)
+    emulator = Emulator(backend.library)
+    x, y = (stacked(seed, 2, 20, 30, 1).permute(0, 3, 1, 2).contiguous().requires_grad_() for seed in (60, 70))
+    emulator.clear_trace()
+    with emulator.current_device(0):
+        _image_loss(x, y, 1.0, "valid", train=True, backend=backend).backward()  # type: ignore[no-untyped-call]
+        assert emulator.device == 0, "the caller's device is current again"
+    launches = emulator.trace()
+    assert {(launch.device, launch.stream) for launch in launches} == {(1, 0x77)}
+    kernels = [launch.kernel.partition("<")[0].strip("(") for launch in launches]
+    assert kernels == 2 * ["loss_statistics", "loss_gradient", "loss_means"], "once for each image's gradient"

@@ -143,7 +143,7 @@ def loss_of(backend: Backend, image: Tensor, target: Tensor, flag: int = 0) -> t
     height, width, _ = image.shape
     v_image, means = torch.full_like(image, math.nan), torch.full((2,), math.nan, dtype=torch.float64)
     counters = torch.tensor([0, 0, 0, flag])
-    job = abi.Loss(width=width, height=height, ssim_lambda=0.2)
+    job = abi.Loss(width=width, height=height, channels=3, images=1, ssim_lambda=0.2)
     job.image, job.target, job.v_image = image.data_ptr(), target.data_ptr(), v_image.data_ptr()
     job.means, job.counters = means.data_ptr(), counters.data_ptr()
     workspace = torch.full((backend.call("loss_bytes", job),), 255, dtype=torch.uint8)
@@ -248,8 +248,8 @@ MUTANTS = {
     "a loss that does not wait for its row": Mutant(
         "loss",
         "kernels/loss.cuh",
-        "      t.store(images + kLossInput);\n      __syncthreads();",
-        "      t.store(images + kLossInput);\n",
+        "      t.store(images + kInput);\n      __syncthreads();",
+        "      t.store(images + kInput);\n",
     ),
     "a sort that does not wait for the warps' counts": Mutant(
         "picture",

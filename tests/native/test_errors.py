@@ -48,7 +48,7 @@ def arguments() -> dict[str, Any]:
         "images": abi.Images(image=pointer, alpha=pointer),
         "adam": adam,
         "grad": abi.ProjectGrad(gradients=ctypes.pointer(arrays)),
-        "loss": abi.Loss(width=camera.width, height=camera.height, image=pointer, target=pointer),
+        "loss": abi.Loss(width=camera.width, height=camera.height, channels=3, images=1, image=pointer, target=pointer),
         "noise": abi.Noise(),
         "keep": (gaussians, moments, image),
     }
@@ -158,6 +158,10 @@ def set_gaussians(**values: int) -> Callable[[dict[str, Any]], None]:
         ("bin", lambda given: setattr(given["frame"], "pair_bound", 2**32), "pairs"),
         ("bin", lambda given: setattr(given["frame"], "visible", 3), "workspace"),
         ("loss", lambda given: setattr(given["loss"], "width", 0), "no pixels"),
+        ("loss", lambda given: setattr(given["loss"], "images", 0), "no pixels"),
+        ("loss", lambda given: setattr(given["loss"], "images", 2**31 - 1), "more than 2^31 - 1 rows"),
+        ("loss", lambda given: setattr(given["loss"], "channels", 2), "neither 1 nor 3"),
+        ("loss", lambda given: setattr(given["loss"], "border", 10**6), "border leaves no pixel"),
         ("adam", lambda given: setattr(given["adam"], "step", 0), "counted from 1"),
         # Numbers that would let the kernels read or write beyond what they were given.
         ("project", set_gaussians(sh_rest=5), "sh"),

@@ -106,7 +106,6 @@ SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* lo
 }
 
 SPLAT_EXPORT int32_t splat_loss(const SplatCall* call, SplatLoss* loss) {
-  if (loss != nullptr && sized(loss) && (loss->width < 1 || loss->height < 1)) return fail(__func__, "no pixels");
   SPLAT_ENTER(call, Stages::loss(*call, *loss), call, loss)
 }
 

@@ -1,4 +1,5 @@
-// L1 + SSIM and its gradient in two sweeps, channels interleaved as they lie in the image. docs/math.md 7.
+// L1 + SSIM and its gradient in two sweeps, channels interleaved as they lie in an image. docs/math.md 7.
+// Images of a stack lie one below the other, and each has strips of its own.
 //
 // Rows run through a ring of eleven filtered rows, strip by strip, so that everything stays in the first-level cache:
 // the first sweep filters x, y, (x + y)^2 and (x - y)^2, which hold all that SSIM asks of x^2, y^2 and xy, and writes
@@ -13,8 +14,6 @@
 namespace splat {
 namespace {
 
-constexpr int kChannels = 3;
-constexpr int kReach = kChannels * kSsimRadius;  // numbers to either side that a filter sees
 constexpr int kTaps = 2 * kSsimRadius + 1;
 constexpr int kStripWidth = 96;  // numbers; a multiple of the lanes
 constexpr int kStripRows = 64;
@@ -22,19 +21,36 @@ constexpr int kMoments = 4;
 constexpr int kMaps = 3;  // derivatives by the filtered x, x^2 and xy
 
 struct Strips {
-  int width, height;  // numbers a row, rows
-  int across, down, stride;
+  int width, height;  // numbers a row, rows of an image
+  int across, down, stride, images;
   explicit Strips(const SplatLoss& loss)
-      : width(kChannels * loss.width), height(loss.height), across((width + kStripWidth - 1) / kStripWidth),
-        down((height + kStripRows - 1) / kStripRows), stride(across * kStripWidth) {}
-  int64_t jobs() const { return int64_t(across) * down; }
-  int64_t map_size() const { return int64_t(stride) * height; }
+      : width(loss.channels * loss.width), height(loss.height), across((width + kStripWidth - 1) / kStripWidth),
+        down((height + kStripRows - 1) / kStripRows), stride(across * kStripWidth), images(loss.images) {}
+  int64_t jobs() const { return int64_t(across) * down * images; }
+  int64_t map_size() const { return int64_t(stride) * height * images; }
 };
 
+// One strip of one image.
+struct Strip {
+  int64_t image_row;  // the stack's row where its image begins
+  int number;         // of those side by side
+  int y0, y1, c0;
+  int inside;         // columns of it that are in the image
+  Strip(const Strips& s, int64_t job)
+      : image_row(job / (int64_t(s.across) * s.down) * s.height), number(int(job % s.across)),
+        y0(int(job / s.across % s.down) * kStripRows), y1(std::min(s.height, y0 + kStripRows)),
+        c0(number * kStripWidth), inside(std::min(kStripWidth, s.width - c0)) {}
+};
+
+double numbers_within(const SplatLoss& loss, int border) {
+  return splat::numbers_within(loss.width, loss.height, loss.channels, loss.images, border);
+}
+
 // Rows of `N` quantities, filtered along x, waiting to be filtered along y.
-template <class Real, int N>
+template <class Real, int N, int kChannels>
 struct Ring {
   using F = Lanes<Real, kLanes>;
+  static constexpr int kReach = kChannels * kSsimRadius;  // numbers to either side that a filter sees
   alignas(64) Real input[N][kStripWidth + 2 * kReach + kLanes];
   alignas(64) Real rows[kTaps][N][kStripWidth];
 
@@ -70,12 +86,13 @@ struct Ring {
   }
 };
 
-template <class Real>
+template <class Real, int kChannels>
 struct LossSweeps {
   using F = Lanes<Real, kLanes>;
+  static constexpr int kReach = kChannels * kSsimRadius;
   const SplatLoss& loss;
   const Strips strips;
-  Real* maps;        // [kMaps, height, stride], zero beyond the image's width
+  Real* maps;        // [kMaps, images, height, stride], zero beyond the image's width and where SSIM does not count
   double* partials;  // [jobs, 2] sums of |x - y| and of SSIM
 
   // Sixteen numbers of the target from `i` on, all of them inside it.
@@ -87,8 +104,9 @@ struct LossSweeps {
     return loss.target_is_u8 ? Real(static_cast<const uint8_t*>(loss.target)[i]) * Real(1.0 / 255.0)
                              : static_cast<const Real*>(loss.target)[i];
   }
-  const Real* image_row(int y) const { return static_cast<const Real*>(loss.image) + int64_t(y) * strips.width; }
-  Real* map_row(int map, int y) const { return maps + map * strips.map_size() + int64_t(y) * strips.stride; }
+  // By the stack's rows.
+  const Real* image_row(int64_t row) const { return static_cast<const Real*>(loss.image) + row * strips.width; }
+  Real* map_row(int map, int64_t row) const { return maps + map * strips.map_size() + row * strips.stride; }
 
   // Columns [begin, end) of the image that the strip's input buffer, which starts kReach to its left, can take.
   struct Columns {
@@ -98,9 +116,9 @@ struct LossSweeps {
           end(std::min(s.width, first + kStripWidth + 2 * kReach)) {}
   };
 
-  void load_images(Ring<Real, kMoments>& ring, const Columns& columns, int y) const {
-    const Real* row = image_row(y);
-    const int64_t offset = int64_t(y) * strips.width;
+  void load_images(Ring<Real, kMoments, kChannels>& ring, const Columns& columns, int64_t stack_row) const {
+    const Real* row = image_row(stack_row);
+    const int64_t offset = stack_row * strips.width;
     Real* x = ring.input[0] - columns.first;
     Real* t = ring.input[1] - columns.first;
     int c = columns.begin;
@@ -117,28 +135,26 @@ struct LossSweeps {
   }
 
   void statistics(int64_t job) const {
-    const int strip = int(job % strips.across), y0 = int(job / strips.across) * kStripRows;
-    const int y1 = std::min(strips.height, y0 + kStripRows);
-    const Columns columns(strips, strip);
-    const int c0 = strip * kStripWidth, inside = std::min(kStripWidth, strips.width - c0);
-    Ring<Real, kMoments> ring = {};
+    const Strip strip(strips, job);
+    const Columns columns(strips, strip.number);
+    Ring<Real, kMoments, kChannels> ring = {};
     double sum_l1 = 0, sum_ssim = 0;
-    for (int y = y0 - kSsimRadius; y < y1 + kSsimRadius; ++y) {
+    for (int y = strip.y0 - kSsimRadius; y < strip.y1 + kSsimRadius; ++y) {
       const int slot = (y + kTaps) % kTaps;
       if (y < 0 || y >= strips.height) {
         ring.clear_row(slot);
       } else {
-        load_images(ring, columns, y);
-        if (y >= y0 && y < y1) sum_l1 += l1_row(ring, inside);
+        load_images(ring, columns, strip.image_row + y);
+        if (y >= strip.y0 && y < strip.y1) sum_l1 += l1_row(ring, strip.inside);
         ring.filter_row(slot);
       }
-      if (y - kSsimRadius >= y0) sum_ssim += ssim_row(ring, y - kSsimRadius, c0, inside);
+      if (y - kSsimRadius >= strip.y0) sum_ssim += ssim_row(ring, strip, y - kSsimRadius);
     }
     partials[2 * job] = sum_l1;
     partials[2 * job + 1] = sum_ssim;
   }
 
-  double l1_row(const Ring<Real, kMoments>& ring, int inside) const {
+  double l1_row(const Ring<Real, kMoments, kChannels>& ring, int inside) const {
     F total = F(0);
     Real rest = 0;
     int c = 0;
@@ -148,56 +164,65 @@ struct LossSweeps {
     return double(sum(total)) + double(rest);
   }
 
-  double ssim_row(const Ring<Real, kMoments>& ring, int y, int c0, int inside) const {
+  double ssim_row(const Ring<Real, kMoments, kChannels>& ring, const Strip& strip, int y) const {
     const auto window = ring.window((y + kTaps) % kTaps);
+    const int64_t row = strip.image_row + y;
+    const int c0 = strip.c0;
+    // Columns of the strip whose windows count; elsewhere the maps are 0.
+    const int border = loss.border * kChannels;
+    const bool counts = y >= loss.border && y < strips.height - loss.border;
+    const int begin = counts ? std::min(std::max(0, border - c0), strip.inside) : strip.inside;
+    const int end = std::max(begin, std::min(strip.inside, strips.width - border - c0));
     F total = F(0);
     double rest = 0;
-    for (int c = 0; c < inside; c += kLanes) {
+    for (int c = begin / kLanes * kLanes; c < end; c += kLanes) {
       F derivative[kMaps];
       F f[kMoments];
       for (int n = 0; n < kMoments; ++n) f[n] = ring.filtered(window, n, c);
       const F squares = (f[2] + f[3]) * F(0.5), xy = (f[2] - f[3]) * F(0.25);
       const F ssim = ssim_pixel_vjp(f[0], f[1], squares, xy, &derivative[0], &derivative[1], &derivative[2]);
-      for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, y) + c0 + c);
-      if (c + kLanes <= inside) {
+      for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, row) + c0 + c);
+      if (c >= begin && c + kLanes <= end) {
         total += ssim;
         continue;
       }
       Real lanes[kLanes];
       ssim.store(lanes);
-      for (int k = 0; k < inside - c; ++k) rest += double(lanes[k]);
+      for (int k = std::max(0, begin - c); k < std::min(kLanes, end - c); ++k) rest += double(lanes[k]);
     }
-    // What lies beyond the image is no window's centre.
-    for (int m = 0; m < kMaps; ++m) std::fill(map_row(m, y) + c0 + inside, map_row(m, y) + c0 + kStripWidth, Real(0));
+    for (int m = 0; m < kMaps; ++m) {
+      Real* map = map_row(m, row) + c0;
+      std::fill(map, map + begin, Real(0));
+      std::fill(map + end, map + kStripWidth, Real(0));
+    }
     return double(sum(total)) + rest;
   }
 
   void gradient(int64_t job) const {
-    const int strip = int(job % strips.across), y0 = int(job / strips.across) * kStripRows;
-    const int y1 = std::min(strips.height, y0 + kStripRows);
-    const Columns columns(strips, strip);
-    const int c0 = strip * kStripWidth, inside = std::min(kStripWidth, strips.width - c0);
-    Ring<Real, kMaps> ring = {};
-    for (int y = y0 - kSsimRadius; y < y1 + kSsimRadius; ++y) {
+    const Strip strip(strips, job);
+    const Columns columns(strips, strip.number);
+    Ring<Real, kMaps, kChannels> ring = {};
+    for (int y = strip.y0 - kSsimRadius; y < strip.y1 + kSsimRadius; ++y) {
       const int slot = (y + kTaps) % kTaps;
       if (y < 0 || y >= strips.height) {
         ring.clear_row(slot);
       } else {
         for (int m = 0; m < kMaps; ++m) {
-          const Real* row = map_row(m, y);
+          const Real* row = map_row(m, strip.image_row + y);
           std::copy(row + columns.begin, row + columns.end, ring.input[m] + (columns.begin - columns.first));
         }
         ring.filter_row(slot);
       }
-      if (y - kSsimRadius >= y0) gradient_row(ring, y - kSsimRadius, c0, inside);
+      if (y - kSsimRadius >= strip.y0) gradient_row(ring, strip, y - kSsimRadius);
     }
   }
 
-  void gradient_row(const Ring<Real, kMaps>& ring, int y, int c0, int inside) const {
+  void gradient_row(const Ring<Real, kMaps, kChannels>& ring, const Strip& strip, int y) const {
     const auto window = ring.window((y + kTaps) % kTaps);
-    const double count = double(strips.width) * strips.height;
-    const F l1_scale = F((1.0 - loss.ssim_lambda) / count), ssim_scale = F(-loss.ssim_lambda / count);
-    const int64_t offset = int64_t(y) * strips.width + c0;
+    const F l1_scale = F((1.0 - loss.ssim_lambda) / numbers_within(loss, 0));
+    const F ssim_scale = F(-loss.ssim_lambda / numbers_within(loss, loss.border));
+    const int64_t offset = (strip.image_row + y) * strips.width + strip.c0;
+    const int inside = strip.inside;
     const Real* image = static_cast<const Real*>(loss.image) + offset;
     Real* v_image = static_cast<Real*>(loss.v_image) + offset;
     const auto sixteen = [&](F x, F t, int c) {
@@ -228,13 +253,16 @@ void Stages<Real>::loss(const SplatCall& call, SplatLoss& loss) {
   const Strips strips(loss);
   double* partials = static_cast<double*>(loss.workspace);
   Real* maps = reinterpret_cast<Real*>(partials + 2 * strips.jobs());
-  const LossSweeps<Real> sweeps{loss, strips, maps, partials};
-  parallel_for(call.threads, strips.jobs(), [&](int64_t job) { sweeps.statistics(job); });
-  loss.l1 = loss.ssim = 0;
-  for (int64_t job = 0; job < strips.jobs(); ++job) loss.l1 += partials[2 * job], loss.ssim += partials[2 * job + 1];
-  const double count = double(strips.width) * strips.height;
-  loss.l1 /= count, loss.ssim /= count;
-  if (loss.v_image != nullptr) parallel_for(call.threads, strips.jobs(), [&](int64_t job) { sweeps.gradient(job); });
+  const auto run = [&](const auto& sweeps) {
+    parallel_for(call.threads, strips.jobs(), [&](int64_t job) { sweeps.statistics(job); });
+    loss.l1 = loss.ssim = 0;
+    for (int64_t job = 0; job < strips.jobs(); ++job)
+      loss.l1 += partials[2 * job], loss.ssim += partials[2 * job + 1];
+    loss.l1 /= numbers_within(loss, 0), loss.ssim /= numbers_within(loss, loss.border);
+    if (loss.v_image != nullptr) parallel_for(call.threads, strips.jobs(), [&](int64_t job) { sweeps.gradient(job); });
+  };
+  if (loss.channels == 1) run(LossSweeps<Real, 1>{loss, strips, maps, partials});
+  else run(LossSweeps<Real, 3>{loss, strips, maps, partials});
 }
 
 #define SPLAT_INSTANTIATE(Real)                                    \

@@ -106,7 +106,6 @@ SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* lo
 
 SPLAT_EXPORT int32_t splat_loss(const SplatCall* call, SplatLoss* loss) {
   if (const char* f = first_fault(call, loss)) return fail(__func__, f);
-  if (loss->width < 1 || loss->height < 1) return fail(__func__, "no pixels");
   if (loss->means == nullptr) return fail(__func__, "means are missing");
   return enter(__func__, call, [&] { gpu::loss(*call, *loss); });
 }

@@ -15,26 +15,37 @@ namespace {
 
 struct LossGrid {
   int width;  // numbers a row
-  int across;
+  int across, down;
   int64_t strips;
   explicit LossGrid(const SplatLoss& loss)
-      : width(3 * loss.width), across((width + kLossColumns - 1) / kLossColumns),
-        strips(int64_t(across) * ((loss.height + kLossRows - 1) / kLossRows)) {}
-  int64_t numbers(const SplatLoss& loss) const { return int64_t(width) * loss.height; }
+      : width(loss.channels * loss.width), across((width + kLossColumns - 1) / kLossColumns),
+        down((loss.height + kLossRows - 1) / kLossRows), strips(int64_t(across) * down * loss.images) {}
+  int64_t numbers(const SplatLoss& loss) const { return int64_t(width) * loss.height * loss.images; }
 };
 
-template <class Target>
+template <class Target, int kStep>
 void sweeps(cudaStream_t stream, const SplatLoss& loss, const LossGrid& grid, const LossArrays& arrays) {
-  const double count = double(grid.numbers(loss));
+  const double l1_count = numbers_within(loss.width, loss.height, loss.channels, loss.images, 0);
+  const double ssim_count = numbers_within(loss.width, loss.height, loss.channels, loss.images, loss.border);
   if (loss.v_image != nullptr) {
-    SPLAT_LAUNCH((loss_statistics<Target, true>), grid.strips, kLossColumns, stream, arrays);
-    const float l1_scale = float((1.0 - loss.ssim_lambda) / count), ssim_scale = float(-loss.ssim_lambda / count);
-    SPLAT_LAUNCH((loss_gradient<Target>), grid.strips, kLossColumns, stream, arrays, l1_scale, ssim_scale,
+    SPLAT_LAUNCH((loss_statistics<Target, kStep, true>), grid.strips, kLossColumns, stream, arrays);
+    const float l1_scale = float((1.0 - loss.ssim_lambda) / l1_count);
+    const float ssim_scale = float(-loss.ssim_lambda / ssim_count);
+    SPLAT_LAUNCH((loss_gradient<Target, kStep>), grid.strips, kLossColumns, stream, arrays, l1_scale, ssim_scale,
                  static_cast<float*>(loss.v_image));
   } else {
-    SPLAT_LAUNCH((loss_statistics<Target, false>), grid.strips, kLossColumns, stream, arrays);
+    SPLAT_LAUNCH((loss_statistics<Target, kStep, false>), grid.strips, kLossColumns, stream, arrays);
   }
-  SPLAT_LAUNCH(loss_means, 1, kLossSumThreads, stream, arrays.partials, grid.strips, count, loss.counters, loss.means);
+  SPLAT_LAUNCH(loss_means, 1, kLossSumThreads, stream, arrays.partials, grid.strips, l1_count, ssim_count,
+               loss.counters, loss.means);
+}
+
+template <class Target>
+void sweeps_of(cudaStream_t stream, const SplatLoss& loss, const LossGrid& grid, const LossArrays& arrays) {
+  if (loss.channels == 1)
+    sweeps<Target, 1>(stream, loss, grid, arrays);
+  else
+    sweeps<Target, 3>(stream, loss, grid, arrays);
 }
 
 }  // namespace
@@ -52,12 +63,13 @@ void loss(const SplatCall& call, SplatLoss& loss) {
   arrays.partials = static_cast<double*>(loss.workspace);
   arrays.maps = reinterpret_cast<float*>(arrays.partials + 2 * grid.strips);
   arrays.counters = loss.counters;
-  arrays.width = grid.width, arrays.height = loss.height, arrays.across = grid.across;
+  arrays.width = grid.width, arrays.height = loss.height, arrays.across = grid.across, arrays.down = grid.down;
+  arrays.images = loss.images, arrays.border = loss.border;
   const cudaStream_t stream = stream_of(call);
   if (loss.target_is_u8 != 0)
-    sweeps<uint8_t>(stream, loss, grid, arrays);
+    sweeps_of<uint8_t>(stream, loss, grid, arrays);
   else
-    sweeps<float>(stream, loss, grid, arrays);
+    sweeps_of<float>(stream, loss, grid, arrays);
 }
 
 }  // namespace gpu
