@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,6 +11,9 @@ from torch import Tensor
 
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
+
+#: A scene with image and gradients that gsplat made on a GPU; see the README beside it.
+CONFORMANCE = Path(__file__).parents[1] / "data" / "conformance" / "tiny_case_with_grads.npz"
 
 
 def look_from(center: list[float], target: list[float], roll: float = 0.0) -> np.ndarray:

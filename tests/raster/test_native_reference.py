@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,11 +37,10 @@ from tests.native.cases import (
     rows_of,
     settled,
 )
-from tests.raster.scenes import front_camera, leaves, random_gaussians, random_scene
+from tests.raster.scenes import CONFORMANCE, front_camera, leaves, random_gaussians, random_scene
 
 pytestmark = NEEDS_COMPILER
 F64 = torch.float64
-CONFORMANCE = Path(__file__).parents[2] / "../shared/data/conformance/tiny_case_with_grads.npz"
 
 
 def compare(
@@ -311,7 +309,6 @@ def test_a_pose_that_is_no_number_shows_the_background(build: str) -> None:
 # --- against gsplat on CUDA ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not CONFORMANCE.exists(), reason="the shared conformance data is not beside the project")
 @pytest.mark.parametrize("build", BACKENDS)
 def test_conformance_case(build: str) -> None:
     backend = backend_of(build)

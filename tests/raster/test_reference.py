@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,8 @@ from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.raster import reference
 from splatcli.raster.reference import project_reference, render_reference
 from splatcli.scene.camera import Camera
-from tests.raster.scenes import front_camera, leaves, random_gaussians, random_scene
+from tests.raster.scenes import CONFORMANCE, front_camera, leaves, random_gaussians, random_scene
 
-CONFORMANCE = Path(__file__).parents[2] / "../shared/data/conformance/tiny_case_with_grads.npz"
 C0, C1 = 0.28209479177387814, 0.4886025119029199
 F64 = torch.float64
 
@@ -60,7 +58,6 @@ def vec(value: float | list[float] | list[list[float]]) -> Tensor:
 # --- against gsplat on CUDA -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not CONFORMANCE.exists(), reason="the shared conformance data is not beside the project")
 def test_conformance_case_image_alpha_and_all_gradients() -> None:
     with np.load(CONFORMANCE) as archive:
         data = {name: torch.from_numpy(archive[name]).double() for name in archive}
