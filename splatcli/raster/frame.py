@@ -83,6 +83,7 @@ class Frame:
         native.row_counts = self._take("row_counts", padded, torch.int32)
         native.visible = padded  # where counts are deferred, this is the room; else a result
         self.backend.call("project", view, arrays, native, adam)
+        self._arrays = arrays
         self._source = gaussians  # for words about the largest of them; bin() lets go of it
         return arrays
 

@@ -38,46 +38,25 @@ class Render:
     depth: Tensor
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Projected:
-    """Where the Gaussians of a render lie in the image, and what pulls at them there; for those who ask.
+    """Where the Gaussians of a view lie in the image; 0 where one is not seen.
 
-    means2d  [N, 2]  pixels, 0 where a Gaussian is not seen. A leaf: backward() leaves dL/d means2d in its ``grad``
-    absgrad  [N, 2]  added to by backward(): the pixels' shares of that gradient by their magnitudes, docs/math.md 6.3
-    depths   [N]     camera z, world units
-    conics   [N, 3]  inverse 2D covariance: xx, xy, yy, per square pixel
-    radii    [N, 2]  int32, half the sides of the box in which a Gaussian reaches 1/255, pixels; 0 where not seen
+    means2d    [N, 2]  pixels
+    depths     [N]     camera z, world units
+    conics     [N, 3]  inverse 2D covariance: xx, xy, yy, per square pixel
+    radii      [N, 2]  int32, half the sides of the box in which a Gaussian reaches 1/255, pixels
+    opacities  [N]     as blended: antialiased ones are scaled
+    absgrad    [N, 2]  added to by backward() where blend() got ``means2d``: the pixels' shares of their gradient by
+                       their magnitudes, docs/math.md 6.3
     """
 
     means2d: Tensor
-    absgrad: Tensor
     depths: Tensor
     conics: Tensor
     radii: Tensor
-
-    @classmethod
-    def empty(cls, n: int, device: torch.device, dtype: torch.dtype, *, with_gradient: bool) -> Projected:
-        """Nothing seen yet, of ``n`` Gaussians."""
-        zeros = torch.zeros(n, 2, device=device, dtype=dtype)
-        conics = torch.zeros(n, 3, device=device, dtype=dtype)
-        radii = torch.zeros(n, 2, device=device, dtype=torch.int32)
-        return cls(zeros.clone().requires_grad_(with_gradient), zeros, conics[:, 0].clone(), conics, radii)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Job:
-    """What a render is made with, beside the tensors that have gradients."""
-
-    backend: Backend
-    camera: Camera
-    sh_degree: int
-    antialiased: bool
-    smoothing: Tensor | None
-    has_viewmat: bool
-    budget: PairBudget | None
-    with_gradients: bool
-    z_range: tuple[float, float]
-    projected: Projected | None
+    opacities: Tensor
+    absgrad: Tensor
 
 
 def render(
@@ -92,7 +71,6 @@ def render(
     backend: Backend | None = None,
     budget: PairBudget | None = None,
     z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
-    projected: Projected | None = None,
 ) -> Render:
     """Renders one view, differentiably in all parameters, the background and the pose.
 
@@ -105,55 +83,128 @@ def render(
     budget: bytes for tile pairs; by default nine tenths of what is free. What does not fit at once is rendered in bands
         of lines of tiles, with the same bits.
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
-    projected: filled with the image plane's side of it; native libraries only.
 
     Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
     dtype; float64 is computed in float64. Results are the same bits for any number of threads.
     Without a compiler the plain torch reference renders, with a warning.
     Raises ValueError for shapes that do not fit, ResourceError when memory would not suffice.
     """
-    if sh_degree is None:
-        sh_degree = gaussians.sh_degree
-    if not 0 <= sh_degree <= gaussians.sh_degree:
-        raise ValueError(f"sh_degree is {sh_degree}, the Gaussians hold 0 to {gaussians.sh_degree}")
-    dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
-    try:
-        backend = backend or backend_for(gaussians.device, dtype)
-    except NoCompilerError as error:
-        _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
-        shown = gaussians if smoothing is None else smoothed(gaussians, smoothing)
-        with torch.autocast(gaussians.device.type, enabled=False):
-            return Render(
-                *render_reference(
-                    shown.map(lambda t: t.to(dtype)),
-                    camera,
-                    sh_degree=sh_degree,
-                    background=None if background is None else background.to(dtype),
-                    viewmat=None if viewmat is None else viewmat.to(dtype),
-                    antialiased=antialiased,
+    return ViewRender(
+        gaussians,
+        camera,
+        sh_degree=sh_degree,
+        background=background,
+        viewmat=viewmat,
+        antialiased=antialiased,
+        smoothing=smoothing,
+        backend=backend,
+        budget=budget,
+        z_range=z_range,
+    ).blend()
+
+
+class ViewRender:
+    """render() in two halves, for programs that look at the projected Gaussians in between.
+
+    The arguments are those of render().
+    """
+
+    def __init__(
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        *,
+        sh_degree: int | None = None,
+        background: Tensor | None = None,
+        viewmat: Tensor | None = None,
+        antialiased: bool = False,
+        smoothing: Tensor | None = None,
+        backend: Backend | None = None,
+        budget: PairBudget | None = None,
+        z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    ) -> None:
+        """Project."""
+        if sh_degree is None:
+            sh_degree = gaussians.sh_degree
+        if not 0 <= sh_degree <= gaussians.sh_degree:
+            raise ValueError(f"sh_degree is {sh_degree}, the Gaussians hold 0 to {gaussians.sh_degree}")
+        dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
+
+        def prepare(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype).contiguous()
+
+        self.background = prepare(gaussians.means.new_zeros(3) if background is None else background)
+        self.count = len(gaussians)
+        self.projected: Projected | None = None
+        self._plain: Render | None = None
+        try:
+            backend = backend or backend_for(gaussians.device, dtype)
+        except NoCompilerError as error:
+            _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
+            shown = gaussians if smoothing is None else smoothed(gaussians, smoothing)
+            with torch.autocast(gaussians.device.type, enabled=False):
+                self._plain = Render(
+                    *render_reference(
+                        shown.map(lambda t: t.to(dtype)),
+                        camera,
+                        sh_degree=sh_degree,
+                        background=self.background,
+                        viewmat=None if viewmat is None else viewmat.to(dtype),
+                        antialiased=antialiased,
+                    )
                 )
-            )
+            return
+        pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
+        if pose.shape != (4, 4):
+            raise ValueError(f"viewmat has shape {tuple(pose.shape)}, not (4, 4)")
+        self.has_pose = viewmat is not None
+        self.viewmat = prepare(pose)
+        self.parameters = [prepare(tensor) for _, tensor in gaussians.items()]
+        inputs = [*self.parameters, self.background, self.viewmat]
+        self.with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        self._smoothing = None if smoothing is None else prepare(smoothing.detach())
+        self.frame = Frame(backend, budget, slack=0.0)
+        self.view = view_of(
+            camera,
+            sh_degree=sh_degree,
+            antialiased=antialiased,
+            with_depth=True,
+            # float64 poses come through exactly; a pose that is trained has its own dtype.
+            viewmat=self.viewmat.detach() if self.has_pose else None,
+            z_range=z_range,
+        )
+        if self._smoothing is not None:
+            self.view.smoothing = backend.pointer(self._smoothing, len(gaussians))
+        self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
 
-    def prepare(tensor: Tensor) -> Tensor:
-        return tensor.to(dtype).contiguous()
+    def project(self) -> Projected:
+        """Return what the image plane knows of the Gaussians; all zeros in plain torch."""
+        if self.projected is None:
+            self.projected = self._empty() if self._plain is not None else _unpacked(self.frame, self._empty())
+        return self.projected
 
-    if background is None:
-        background = gaussians.means.new_zeros(3)
-    pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
-    if pose.shape != (4, 4):
-        raise ValueError(f"viewmat has shape {tuple(pose.shape)}, not (4, 4)")
-    parameters = [prepare(tensor) for _, tensor in gaussians.items()]
-    means2d = None if projected is None else projected.means2d
-    inputs = [*parameters, background, pose, *([] if means2d is None else [means2d])]
-    with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    sizes = None if smoothing is None else prepare(smoothing.detach())
-    has_pose = viewmat is not None
-    job = _Job(backend, camera, sh_degree, antialiased, sizes, has_pose, budget, with_gradients, z_range, projected)
-    # torch leaves Function.apply without types.
-    image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
-        job, prepare(background), prepare(pose), means2d, *parameters
-    )
-    return Render(image, alpha, depth)
+    def blend(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> Render:
+        """Return the images.
+
+        means2d, shares: [N, 2] tensors of a graph, both of which get dL/d means2d as their gradient. The gradients of
+            the parameters have the way through the projected means in them all the same.
+        """
+        if self._plain is not None:
+            return self._plain
+        if means2d is not None:
+            self.project()
+        # torch leaves Function.apply without types.
+        image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
+            self, self.background, self.viewmat, means2d, shares, *self.parameters
+        )
+        return Render(image, alpha, depth)
+
+    def _empty(self) -> Projected:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(self.count, *shape, device=self.background.device, dtype=self.background.dtype)
+
+        radii = torch.zeros(self.count, 2, device=self.background.device, dtype=torch.int32)
+        return Projected(zeros(2), zeros(), zeros(3), radii, zeros(), zeros(2))
 
 
 def backend_for(device: torch.device, dtype: torch.dtype = torch.float32) -> Backend:
@@ -173,32 +224,22 @@ class _Rasterize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, job: _Job, background: Tensor, viewmat: Tensor, means2d: Tensor | None, *parameters: Tensor
+        ctx: Any,
+        half: ViewRender,
+        background: Tensor,
+        viewmat: Tensor,
+        means2d: Tensor | None,
+        shares: Tensor | None,
+        *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        gaussians = Gaussians(*parameters)
-        frame = Frame(job.backend, job.budget, slack=0.0)
-        view = view_of(
-            job.camera,
-            sh_degree=job.sh_degree,
-            antialiased=job.antialiased,
-            with_depth=True,
-            # float64 poses come through exactly; a pose that is trained has its own dtype.
-            viewmat=viewmat if job.has_viewmat else None,
-            z_range=job.z_range,
-        )
-        if job.smoothing is not None:
-            view.smoothing = job.backend.pointer(job.smoothing, len(gaussians))
-        arrays = frame.project(view, gaussians)
-        frame.bin(view, arrays, with_rows=job.with_gradients)
+        frame, view = half.frame, half.view
+        frame.bin(view, half.arrays, with_rows=half.with_gradients)
         size = (view.height, view.width)
         image = background.new_empty(*size, 3)
         alpha = background.new_empty(size)
         depth = background.new_empty(size)
         frame.blend(view, background, image, alpha, depth)
-        if job.projected is not None:
-            _tell_projected(frame, view, job.projected)
-            frame.native.with_abs = True
-        ctx.job, ctx.frame, ctx.view = job, frame, view
+        ctx.half, ctx.with_means2d = half, means2d is not None
         ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
         return image, alpha, depth
 
@@ -206,16 +247,17 @@ class _Rasterize(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         background, viewmat, image, alpha, depth, *parameters = ctx.saved_tensors
-        frame: Frame = ctx.frame
-        view: abi.View = ctx.view
+        frame: Frame = ctx.half.frame
+        view: abi.View = ctx.half.view
         v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
         if v_image is None:
             v_image = torch.zeros_like(image)
-        needs_pose = ctx.job.has_viewmat and ctx.needs_input_grad[2]
+        needs_pose = ctx.half.has_pose and ctx.needs_input_grad[2]
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
         v_viewmat = viewmat.new_empty(4, 4, device=frame.backend.device) if needs_pose else None
         gaussians = Gaussians(*parameters)
         gradients = gaussians.map(torch.empty_like)
+        frame.native.with_abs = ctx.with_means2d
         frame.blend_vjp(
             view,
             background,
@@ -224,8 +266,8 @@ class _Rasterize(torch.autograd.Function):
             v_background,
         )
         v_means2d = None
-        if ctx.job.projected is not None:
-            v_means2d = _means2d_vjp(frame, ctx.job.projected)
+        if ctx.with_means2d:
+            v_means2d = _means2d_vjp(frame, ctx.half.project())
             frame.native.with_abs = False
         frame.project_vjp(
             view,
@@ -236,18 +278,19 @@ class _Rasterize(torch.autograd.Function):
         if v_viewmat is not None:
             v_viewmat = v_viewmat.to(viewmat.device)
         by_group = [getattr(gradients, name) for name in GROUPS]
-        return None, v_background, v_viewmat, v_means2d, *by_group
+        return None, v_background, v_viewmat, v_means2d, v_means2d, *by_group
 
 
-def _tell_projected(frame: Frame, view: abi.View, out: Projected) -> None:
-    """Unpacks the records of a view."""
+def _unpacked(frame: Frame, out: Projected) -> Projected:
+    """``out`` with what the records of a view say."""
     ids, rows = frame.seen()
     records = frame.arena.take("records", 0, frame.backend.dtype).view(-1, abi.RECORD)[rows]
-    with torch.no_grad():
-        out.means2d[ids] = records[:, :2]
-        out.conics[ids] = records[:, 2:5] * records.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
-        out.depths[ids] = records[:, 9]
-        out.radii[ids] = records[:, 10:12].ceil().int()
+    out.means2d[ids] = records[:, :2]
+    out.conics[ids] = records[:, 2:5] * records.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
+    out.opacities[ids] = torch.exp2(records[:, 5])
+    out.depths[ids] = records[:, 9]
+    out.radii[ids] = records[:, 10:12].ceil().int()
+    return out
 
 
 def _means2d_vjp(frame: Frame, out: Projected) -> Tensor:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
+import gc
+import inspect
+import itertools
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,10 +25,9 @@ from splatcli.raster.reference_projection import project_visible
 from splatcli.raster.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import random_camera, random_scene
+from tests.raster.scenes import CONFORMANCE, random_camera, random_scene
 
 pytestmark = NEEDS_COMPILER
-CONFORMANCE = Path(__file__).parents[2] / "../shared/data/conformance/tiny_case_with_grads.npz"
 F64 = torch.float64
 
 
@@ -53,7 +56,6 @@ def scene() -> tuple[Gaussians, Camera]:
     return gaussians.map(Tensor.double), camera
 
 
-@pytest.mark.skipif(not CONFORMANCE.exists(), reason="gsplat's own results are not at hand")
 def test_images_and_gradients_are_those_of_gsplat_on_a_gpu() -> None:
     case = {name: torch.from_numpy(array) for name, array in np.load(CONFORMANCE).items()}
     names = ("means", "quats", "scales", "coeffs", "opacities")
@@ -218,14 +220,20 @@ def test_planes_cut_the_scene(scene: tuple[Gaussians, Camera]) -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"distributed": True}, {"camera_model": "fisheye"}, {"eps2d": 0.1}, {"sparse_grad": True}, {"radius_clip": 3.0},
-     {"covars": torch.zeros(60, 3, 3)}, {"render_mode": "XYZ"}, {"rasterize_mode": "blurred"}],
+     {"covars": torch.zeros(60, 3, 3)}, {"render_mode": "XYZ"}, {"rasterize_mode": "blurred"}, {"with_ut": True},
+     {"with_eval3d": True}, {"return_normals": True}, {"global_z_order": False}, {"rays": torch.zeros(1, 6)},
+     {"radial_coeffs": torch.zeros(1, 6)}, {"tangential_coeffs": torch.zeros(1, 2)}, {"ftheta_coeffs": object()},
+     {"thin_prism_coeffs": torch.zeros(1, 4)}, {"lidar_coeffs": object()}, {"external_distortion_coeffs": object()},
+     {"rolling_shutter": SimpleNamespace(name="ROLLING_TOP_TO_BOTTOM")}, {"viewmats_rs": torch.zeros(1, 4, 4)},
+     {"extra_signals": torch.zeros(60, 2)}, {"extra_signals_sh_degree": 0}, {"renderer_config": object()},
+     {"colors": None}, {"tile_size": 0}],
 )  # fmt: skip
 def test_what_is_not_supported_is_refused_with_a_remedy(
     scene: tuple[Gaussians, Camera], changes: dict[str, Any]
 ) -> None:
     gaussians, camera = scene
     with pytest.raises(UsageError) as caught:
-        rasterization(**activated(gaussians), **seen_by(camera), sh_degree=0, **changes)
+        rasterization(**{**activated(gaussians), **seen_by(camera), "sh_degree": 0, **changes})
     assert caught.value.remedy
 
 
@@ -351,3 +359,318 @@ def test_a_network_under_autocast_trains_with_a_grad_scaler_and_clipping(dtype: 
     assert len(losses) >= 20
     assert losses[-1] < 0.7 * losses[0]
     assert all(p.isfinite().all() for p in network.parameters())
+
+
+# ---- gsplat's call as programs written for it make it ----------------------------------------------------------------
+
+#: gsplat's arguments in their order, and the defaults of those that have one.
+REQUIRED = ["means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "width", "height"]
+DEFAULTS = {
+    "near_plane": 0.01, "far_plane": 1e10, "radius_clip": 0.0, "eps2d": 0.3, "sh_degree": None, "packed": True,
+    "tile_size": None, "backgrounds": None, "render_mode": "RGB", "sparse_grad": False, "absgrad": False,
+    "rasterize_mode": "classic", "channel_chunk": 32, "distributed": False, "camera_model": "pinhole",
+    "segmented": False, "covars": None, "with_ut": False, "with_eval3d": False, "return_normals": False,
+    "global_z_order": True, "rays": None, "radial_coeffs": None, "tangential_coeffs": None, "thin_prism_coeffs": None,
+    "ftheta_coeffs": None, "lidar_coeffs": None, "external_distortion_coeffs": None,
+    "rolling_shutter": SimpleNamespace(name="GLOBAL"), "viewmats_rs": None, "ut_params": None, "extra_signals": None,
+    "extra_signals_sh_degree": None, "renderer_config": None,
+}  # fmt: skip
+
+
+class RendererConfig_MixedBatch:
+    """Named as gsplat's class is, of which programs pass an object."""
+
+
+def test_all_arguments_of_gsplat_have_their_places(scene: tuple[Gaussians, Camera]) -> None:
+    parameters = inspect.signature(rasterization).parameters
+    positional = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    assert positional == [*REQUIRED, *DEFAULTS]
+    assert len(positional) == 43
+    defaults = {name: parameters[name].default for name in DEFAULTS}
+    assert defaults == DEFAULTS | {"rolling_shutter": "GLOBAL"}
+    gaussians, camera = scene
+    given = {**activated(gaussians), **seen_by(camera), "colors": torch.rand(len(gaussians), 3, dtype=F64)}
+    plain = rasterization(**given)[0]
+    assert torch.equal(rasterization(*(given[name] for name in REQUIRED), *DEFAULTS.values())[0], plain)  # type: ignore[arg-type]
+    harmless = {"segmented": True, "channel_chunk": 1, "tile_size": 8, "ut_params": object(), "rolling_shutter": None}
+    assert torch.equal(rasterization(**given, **harmless, renderer_config=RendererConfig_MixedBatch())[0], plain)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (1, 2)])
+@pytest.mark.parametrize(
+    ("per_view_color", "sh_degree", "mode"),
+    [(True, None, "RGB"), (True, None, "RGB+D"), (False, None, "RGB"), (False, None, "RGB+D"), (False, None, "D"),
+     (False, 3, "RGB"), (False, 3, "RGB+D")],
+)  # fmt: skip
+def test_every_combination_that_gsplat_turns_over(
+    per_view_color: bool, sh_degree: int | None, mode: str, batch: tuple[int, ...]
+) -> None:
+    """42 of them with ``packed``: every image is that of its own call, and all inputs get gradients when they ask."""
+    n, cameras, generator = 80, 3, torch.Generator().manual_seed(6)
+
+    def random(*shape: int) -> Tensor:
+        return torch.rand(*shape, generator=generator, dtype=F64)
+
+    inputs: dict[str, Any] = {
+        "means": random(*batch, n, 3) + torch.tensor([-0.5, -0.5, 1.0], dtype=F64),
+        "quats": random(*batch, n, 4) - 0.5,
+        "scales": 0.2 * random(*batch, n, 3),
+        "opacities": random(*batch, n),
+    }
+    if mode == "D":
+        inputs["colors"] = None
+    elif sh_degree is not None:
+        inputs["colors"] = random(n, (sh_degree + 1) ** 2, 3)
+    else:
+        inputs["colors"] = random(*batch, *([cameras] if per_view_color else []), n, 3)
+    views = seen_by(*(random_camera(seed, 30, 20) for seed in range(cameras)))
+    views["viewmats"] = torch.eye(4, dtype=F64).expand(*batch, cameras, 4, 4)
+    views["Ks"] = views["Ks"].expand(*batch, cameras, 3, 3)
+    shared: dict[str, Any] = {
+        "sh_degree": sh_degree,
+        "render_mode": mode,
+        "renderer_config": RendererConfig_MixedBatch(),
+    }
+    channels = {"RGB": 3, "RGB+D": 4, "D": 1}[mode]
+    results = []
+    for packed in (True, False):
+        with torch.no_grad():
+            images, alphas, meta = rasterization(**inputs, **views, **shared, packed=packed)
+        assert not images.requires_grad
+        assert images.shape == (*batch, cameras, 20, 30, channels)
+        assert alphas.shape == (*batch, cameras, 20, 30, 1)
+        assert float(alphas.max()) > 0.3
+        leaves = {name: t if t is None else t.clone().requires_grad_() for name, t in inputs.items()}
+        trained, opaque, meta = rasterization(**leaves, **views, **shared, packed=packed)
+        assert trained.requires_grad
+        assert torch.equal(trained, images)
+        (trained.sum() + opaque.sum()).backward()
+        gradients = [leaf.grad for leaf in leaves.values() if leaf is not None]
+        for gradient in gradients:
+            assert gradient is not None
+            assert gradient.isfinite().all()
+        assert meta["n_batches"] == len(list(itertools.product(*map(range, batch))))
+        results.append([images, alphas, *(g for g in gradients if g is not None)])
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True)), "packed is a layout of meta"
+    # Each image from a call of its own: reference enough, whose own image the other tests check.
+    for at in itertools.product(*map(range, batch)):
+        own = {name: None if t is None else t[at] if name != "colors" or sh_degree is None else t
+               for name, t in inputs.items()}  # fmt: skip
+        for c in range(cameras):
+            alone = {"viewmats": views["viewmats"][at][c][None], "Ks": views["Ks"][at][c][None]}
+            if per_view_color:
+                alone["colors"] = own["colors"][c]
+            image, alpha, _ = rasterization(**{**own, **views, **alone, **shared})
+            assert torch.equal(results[0][0][at][c], image[0])
+            assert torch.equal(results[0][1][at][c], alpha[0])
+
+
+def test_shared_sh_coefficients_get_the_sum_of_the_gradients() -> None:
+    gaussians, _ = random_scene(7, 30, sh_degree=1)
+    one = activated(gaussians.map(Tensor.double))
+    twice = {name: torch.stack([t, t.flip(0)]) for name, t in one.items() if name != "colors"}
+    views = seen_by(random_camera(1, 30, 20))
+    matrices = {name: views[name].expand(2, *views[name].shape) for name in ("viewmats", "Ks")}
+    shared = one["colors"].clone().requires_grad_()
+    repeated = one["colors"].expand(2, -1, -1, -1).clone().requires_grad_()
+    images = [rasterization(**twice, **{**views, **matrices}, colors=c, sh_degree=1)[0] for c in (shared, repeated)]
+    assert torch.equal(*images)
+    for image in images:
+        image.square().sum().backward()
+    assert shared.grad is not None
+    assert repeated.grad is not None
+    assert_close(shared.grad, repeated.grad.sum(0), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("mode", ["RGB", "RGB+ED", "D"])
+@pytest.mark.parametrize(("n", "cameras"), [(0, 2), (5, 0), (0, 0)])
+def test_no_gaussians_and_no_cameras(n: int, cameras: int, mode: str, packed: bool) -> None:
+    gaussians, _ = random_scene(7, 8, sh_degree=0)
+    inputs = {name: t[:n].detach().requires_grad_() for name, t in activated(gaussians.map(Tensor.double)).items()}
+    views = seen_by(*(random_camera(seed, 30, 20) for seed in range(2)))
+    views |= {name: views[name][:cameras] for name in ("viewmats", "Ks")}
+    background = torch.rand(cameras, 3, dtype=F64)
+    images, alphas, meta = rasterization(
+        **inputs, **views, sh_degree=0, backgrounds=background, render_mode=mode, packed=packed, absgrad=True
+    )
+    channels = {"RGB": 3, "RGB+ED": 4, "D": 1}[mode]
+    assert images.shape == (cameras, 20, 30, channels)
+    assert alphas.shape == (cameras, 20, 30, 1)
+    assert not alphas.any()
+    if mode != "D":
+        assert torch.equal(images[..., :3], background[:, None, None].expand(-1, 20, 30, -1))
+    assert meta["means2d"].shape == ((0, 2) if packed else (cameras, n, 2))
+    assert meta["isect_offsets"].shape == (cameras, 2, 2)
+    assert len(meta["isect_ids"]) == 0
+    (images.sum() + alphas.sum()).backward()
+    for name, leaf in inputs.items():
+        if mode != "D" or name != "colors":
+            assert leaf.grad is not None, name
+            assert leaf.grad.shape == leaf.shape
+            assert not leaf.grad.any()
+
+
+def test_the_sign_of_a_scale_changes_nothing_but_the_sign_of_its_gradient(scene: tuple[Gaussians, Camera]) -> None:
+    gaussians, camera = scene
+    results = []
+    signs = torch.where(torch.arange(len(gaussians))[:, None] % 2 == 0, -1.0, 1.0).double()
+    for sign in (torch.ones_like(signs), signs):
+        arguments = activated(gaussians)
+        scales = (arguments.pop("scales") * sign).requires_grad_()
+        image, _, _ = rasterization(**arguments, scales=scales, **seen_by(camera), sh_degree=1)
+        image.square().sum().backward()
+        assert scales.grad is not None
+        results.append((image.detach(), scales.grad * sign))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
+    assert bool(results[0][1].any())
+
+
+def test_outputs_need_no_gradient_when_no_input_does(scene: tuple[Gaussians, Camera]) -> None:
+    gaussians, camera = scene
+    for packed in (False, True):
+        images, alphas, meta = rasterization(**activated(gaussians), **seen_by(camera), sh_degree=1, packed=packed)
+        assert not images.requires_grad
+        assert not alphas.requires_grad
+        assert not any(value.requires_grad for value in meta.values() if isinstance(value, Tensor))
+    arguments = activated(gaussians)
+    arguments["colors"].requires_grad_()
+    images, _, meta = rasterization(**arguments, **seen_by(camera), sh_degree=1)
+    assert images.requires_grad
+    assert not meta["means2d"].requires_grad, "colours do not move them"
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("channels", [3, 5])
+def test_projected_means_are_part_of_the_graph(scene: tuple[Gaussians, Camera], packed: bool, channels: int) -> None:
+    gaussians, _ = scene
+    views = seen_by(*(random_camera(seed, 40, 24) for seed in range(2)))
+    generator = torch.Generator().manual_seed(8)
+    inputs = activated(gaussians) | {"colors": torch.rand(len(gaussians), channels, generator=generator, dtype=F64)}
+
+    def outcome(weight: float, pull: float) -> tuple[list[Tensor], Tensor]:
+        """Gradients of means and poses, and of meta's means2d, of a loss in the images and in the projected means."""
+        means, poses = inputs["means"].clone().requires_grad_(), views["viewmats"].clone().requires_grad_()
+        images, _, meta = rasterization(
+            **{**inputs, **views, "means": means, "viewmats": poses}, packed=packed, absgrad=True
+        )
+        means2d = meta["means2d"]
+        assert not means2d.is_leaf
+        loss = weight * images.square().sum() + pull * 0.5 * (means2d - 7.0).square().sum()
+        (alone,) = torch.autograd.grad(loss, means2d, retain_graph=True)
+        means2d.retain_grad()
+        means2d.grad = None  # which any pass leaves there
+        loss.backward()
+        assert torch.equal(alone, means2d.grad)
+        assert means.grad is not None
+        assert poses.grad is not None
+        assert means2d.absgrad.shape == means2d.shape
+        return [means.grad, poses.grad], means2d.grad
+
+    images, images2d = outcome(1.0, 0.0)
+    pulled, pulled2d = outcome(0.0, 1.0)
+    both, both2d = outcome(1.0, 1.0)
+    assert bool(images2d.any())
+    # Through plain torch: where the points lie that are seen.
+    means, poses = inputs["means"].clone().requires_grad_(), views["viewmats"].clone().requires_grad_()
+    seen = rasterization(**{**inputs, **views}, packed=False)[2]
+    points = means @ poses[:, :3, :3].mT + poses[:, None, :3, 3]
+    uvw = points @ views["Ks"].mT
+    at = (uvw[..., :2] / uvw[..., 2:])[(seen["radii"] > 0).all(-1)]
+    assert_close(at, seen["means2d"][(seen["radii"] > 0).all(-1)], rtol=1e-9, atol=1e-9)
+    expected = torch.autograd.grad(0.5 * (at - 7.0).square().sum(), [means, poses])
+    for got, want in zip(pulled, expected, strict=True):
+        assert_close(got[..., :3, :], want[..., :3, :], rtol=1e-9, atol=1e-9)
+    # Twice the same backward passes may not count anything twice.
+    for a, b, c in zip(images, pulled, both, strict=True):
+        assert_close(c, a + b, rtol=1e-9, atol=1e-9)
+    assert_close(both2d, images2d + pulled2d, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_meta_lists_the_tiles_that_gaussians_meet(scene: tuple[Gaussians, Camera], packed: bool) -> None:
+    gaussians, _ = scene
+    n, size = len(gaussians), 8
+    views = seen_by(*(random_camera(seed, 41, 27) for seed in range(2)))
+    _, _, meta = rasterization(**activated(gaussians), **views, sh_degree=0, packed=packed, tile_size=size)
+    across, down = 6, 4
+    assert (meta["tile_width"], meta["tile_height"], meta["tile_size"]) == (across, down, size)
+    expected, per = [], []
+    rows = [(c, g) for c in range(2) for g in range(n)]
+    if packed:
+        rows = list(zip(meta["camera_ids"].tolist(), meta["gaussian_ids"].tolist(), strict=True))
+    flat = {name: meta[name].reshape(len(rows), -1) for name in ("means2d", "radii", "depths")}
+    for row, (camera, _) in enumerate(rows):
+        (x, y), (rx, ry) = flat["means2d"][row].tolist(), flat["radii"][row].tolist()
+        found = [
+            (camera, ty * across + tx, np.float32(flat["depths"][row, 0]).item(), row)
+            for ty in range(down)
+            for tx in range(across)
+            if rx > 0 and ry > 0
+            and x - rx < (tx + 1) * size and x + rx > tx * size
+            and y - ry < (ty + 1) * size and y + ry > ty * size
+        ]  # fmt: skip
+        per.append(len(found))
+        expected += found
+    expected.sort()
+    assert len(expected) > 50
+    assert meta["tiles_per_gauss"].shape == meta["radii"].shape[:-1]
+    assert meta["tiles_per_gauss"].flatten().tolist() == per
+    bits = (across * down).bit_length()
+    ids = meta["isect_ids"]
+    assert ids.dtype == torch.int64
+    assert [(i >> (32 + bits), (i >> 32) % (1 << bits)) for i in ids.tolist()] == [e[:2] for e in expected]
+    depths = (ids & 0xFFFFFFFF).int().view(torch.float32)
+    assert depths.tolist() == [e[2] for e in expected]
+    assert meta["flatten_ids"].tolist() == [e[3] for e in expected]
+    assert meta["flatten_ids"].dtype == meta["isect_offsets"].dtype == torch.int32
+    begins = [sum(e[:2] < (c, t) for e in expected) for c in range(2) for t in range(across * down)]
+    assert meta["isect_offsets"].shape == (2, down, across)
+    assert meta["isect_offsets"].flatten().tolist() == begins
+
+
+KEYS = {
+    "batch_ids", "camera_ids", "gaussian_ids", "radii", "means2d", "depths", "conics", "opacities", "tile_width",
+    "tile_height", "tiles_per_gauss", "isect_ids", "flatten_ids", "isect_offsets", "width", "height", "tile_size",
+    "n_batches", "n_cameras",
+}  # fmt: skip
+
+
+def test_meta_has_the_keys_of_gsplat_however_it_is_read(scene: tuple[Gaussians, Camera]) -> None:
+    gaussians, camera = scene
+
+    def fresh() -> dict[str, Any]:
+        return rasterization(**activated(gaussians), **seen_by(camera), sh_degree=0, packed=False)[2]
+
+    listed = fresh()["isect_ids"]
+    assert len(listed) > 0
+    ways = [lambda m: dict(m), lambda m: {**m}, lambda m: m.copy(), lambda m: dict(m.items()), lambda m: m | {},
+            lambda m: dict(zip(m.keys(), m.values(), strict=True)), lambda m: {k: m[k] for k in m},
+            lambda m: {k: m.get(k) for k in KEYS}, lambda m: {**m, "isect_ids": m.pop("isect_ids")}]  # fmt: skip
+    for number, way in enumerate(ways):
+        got = way(fresh())
+        assert got.keys() == KEYS, number
+        assert torch.equal(got["isect_ids"], listed), number
+    assert isinstance(fresh(), dict)
+    antialiased = rasterization(
+        **activated(gaussians), **seen_by(camera), sh_degree=0, packed=False, rasterize_mode="antialiased"
+    )[2]
+    seen = (fresh()["radii"] > 0).all(-1) & (antialiased["radii"] > 0).all(-1)
+    ratio = (antialiased["opacities"] / fresh()["opacities"])[seen]
+    assert bool((ratio < 1.0).all()), "the blur's area is taken off"
+    cov = torch.linalg.inv(fresh()["conics"][..., [0, 1, 1, 2]].reshape(*seen.shape, 2, 2)[seen])
+    without = cov - 0.3 * torch.eye(2, dtype=F64)
+    expected = (torch.linalg.det(without) / torch.linalg.det(cov)).clamp(min=0.0).sqrt()
+    assert_close(ratio, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_step_leaves_nothing_behind(scene: tuple[Gaussians, Camera]) -> None:
+    gaussians, camera = scene
+    arguments = {name: tensor.requires_grad_() for name, tensor in activated(gaussians).items()}
+    images, _, meta = rasterization(**arguments, **seen_by(camera), sh_degree=1, absgrad=True, packed=True)
+    images.sum().backward()
+    watched = weakref.ref(meta["means2d"])
+    del images, meta
+    gc.collect()
+    assert watched() is None
