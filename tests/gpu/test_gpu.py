@@ -17,13 +17,14 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from splatcli import fused_ssim
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.call import Backend
 from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
@@ -162,6 +163,22 @@ def test_loss(backend: Backend, width: int, height: int, as_bytes: bool) -> None
         # As in test_native_loss: where an image is flat, terms of the size 1 / C2 cancel.
         rounding = 1e-5 * float(v_want.abs().max()) + 5e-4 * ssim_lambda / image.numel()
         assert_close(v_got.cpu(), v_want, rtol=0, atol=rounding)
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_fused_ssim_of_planes(padding: Literal["same", "valid"]) -> None:
+    images = [torch.stack([random_image(k, 67, 91)[..., :2] for k in first]) for first in ((1, 2, 3), (4, 5, 6))]
+    results = []
+    for device in ("cpu", DEVICE):
+        x, y = (image.permute(0, 3, 1, 2).to(device).requires_grad_() for image in images)
+        value = fused_ssim(x, y, padding)
+        torch.autograd.backward(value)
+        assert x.grad is not None
+        assert y.grad is not None
+        results.append([value.detach().cpu(), x.grad.cpu(), y.grad.cpu()])
+    for want, got in zip(*results, strict=True):
+        rounding = 1e-5 * float(want.abs().max()) + (5e-4 / images[0].numel() if want.dim() else 0.0)
+        assert_close(got, want, rtol=0, atol=rounding)
 
 
 # --- training --------------------------------------------------------------------------------------------------------

@@ -106,6 +106,16 @@ def check_loss(library: Path) -> None:
         assert torch.equal(got_gradient, gradient)
 
 
+def check_stack(library: Path) -> None:
+    """The loss of a stack of planes is the CPU's, with and without a border."""
+    image, target = (torch.stack([random_image(k, 30, 70)[..., :1] for k in first]) for first in ((1, 2, 3), (4, 5, 6)))
+    for border in (0, 5):
+        values, gradient = loss_of(Backend.cpu(isa="portable", threads=1), image, target, border=border)
+        got, got_gradient = loss_of(backend_of(library), image, target, border=border)
+        assert got == pytest.approx(values, rel=1e-5, nan_ok=False)
+        assert torch.equal(got_gradient, gradient)
+
+
 def check_lazy(library: Path) -> None:
     """Projection makes up for the steps that Gaussians missed, each once, as the CPU's does."""
     gaussians, camera = random_scene(31, 300, width=64, height=48, sh_degree=2)
@@ -139,11 +149,13 @@ def check_lazy(library: Path) -> None:
         assert all(torch.equal(got, want) for got, want in zip(ours, expected, strict=True))
 
 
-def loss_of(backend: Backend, image: Tensor, target: Tensor, flag: int = 0) -> tuple[list[float], Tensor]:
-    height, width, _ = image.shape
+def loss_of(
+    backend: Backend, image: Tensor, target: Tensor, flag: int = 0, border: int = 0
+) -> tuple[list[float], Tensor]:
+    images, height, width, channels = image.shape if image.dim() == 4 else (1, *image.shape)
     v_image, means = torch.full_like(image, math.nan), torch.full((2,), math.nan, dtype=torch.float64)
     counters = torch.tensor([0, 0, 0, flag])
-    job = abi.Loss(width=width, height=height, channels=3, images=1, ssim_lambda=0.2)
+    job = abi.Loss(width=width, height=height, channels=channels, images=images, border=border, ssim_lambda=0.2)
     job.image, job.target, job.v_image = image.data_ptr(), target.data_ptr(), v_image.data_ptr()
     job.means, job.counters = means.data_ptr(), counters.data_ptr()
     workspace = torch.full((backend.call("loss_bytes", job),), 255, dtype=torch.uint8)
@@ -212,6 +224,7 @@ CHECKS: dict[str, Callable[[Path], None]] = {
     "bands": check_bands,
     "lazy": check_lazy,
     "loss": check_loss,
+    "stack": check_stack,
     "overflow": check_overflow,
     "devices": check_devices,
 }
@@ -327,6 +340,16 @@ MUTANTS = {
         "kernels/loss.cuh",
         "constexpr int kLossTaps = 2 * kSsimRadius + 1;",
         "constexpr int kLossTaps = 2 * kSsimRadius;",
+    ),
+    # Stacks of images.
+    "a window that reaches into the next image": Mutant(
+        "stack",
+        "kernels/loss.cuh",
+        "return y >= top && y - top < a.height;",
+        "return y >= 0 && y < a.height * a.images;",
+    ),
+    "a border that counts": Mutant(
+        "stack", "kernels/loss.cuh", "const bool counts = strip.counts(a, y);", "const bool counts = true;"
     ),
     # Bands.
     "a band that lists the line after it": Mutant(
