@@ -44,9 +44,14 @@ def run(argv: Sequence[str]) -> int:
 
 def told(error: Exception, argv: Sequence[str], out: Output) -> int:
     """Tells people of ``error``; the exit code that goes with it."""
-    problem = _as_splat_error(error) or _report_crash(error, argv)
+    problem = problem_of(error, argv)
     out.error(problem)
     return problem.exit_code
+
+
+def problem_of(error: Exception, argv: Sequence[str]) -> SplatError:
+    """The user's view of an exception; of a bug of ours a SplatError proper, with the file that its traceback is in."""
+    return _as_splat_error(error) or _report_crash(error, argv)
 
 
 def _check_current_folder() -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from splatcli.cli.output import Output
-from splatcli.errors import UsageError
+from splatcli.errors import DistributedError, SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.config import Config
@@ -110,11 +110,15 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
 
 def _end(error: BaseException, world: World, out: Output) -> None:
     """Ends this process for ``error``."""
-    from splatcli.cli.boundary import told
+    from splatcli.cli.boundary import problem_of
 
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(error, Exception):
         out.muted = not world.watch.speaks
-        code = told(error, sys.argv[1:], out)
+        problem = problem_of(error, sys.argv[1:])
+        if type(problem) is SplatError:  # a bug of ours, which the other ranks saw as the loss of this one
+            problem = DistributedError(f"rank {world.rank} failed: {problem.what}", remedy=problem.remedy)
+        out.error(problem)
+        code = problem.exit_code
     out.close()
     os._exit(code)

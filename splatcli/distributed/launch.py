@@ -9,23 +9,29 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
+from typing import Any
 
 import torch.distributed as dist
 
-from splatcli.distributed.watch import GRACE, SILENCE, verdict
+from splatcli.distributed.watch import REMEDY, speaker_of, verdict
 from splatcli.errors import DistributedError
 
 #: Passed on to all ranks; the first that asks for a stop counts for all of them.
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-#: Seconds from the first failure on in which the other ranks find out and end by themselves.
-_LAST_WORDS = SILENCE + GRACE + 4.0
+#: Seconds between two looks at the ranks.
+_LOOK = 0.1
+
+#: Seconds from the first failure on in which the other ranks find out and end by themselves; and from the first end in
+#: good order on.
+_LAST_WORDS, _LAST_END = 3.0, 30.0
 
 
 def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
@@ -37,6 +43,7 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
     meeting = dist.PrefixStore("splat", dist.PrefixStore("splat-0", store))
     shares = _core_shares(ranks) if share_cores else []
     processes: list[subprocess.Popen[bytes]] = []
+    found: dict[str, Any] | None = None
     with _passing_on(processes):
         for rank in range(ranks):
             # A session of its own: a Ctrl-C reaches the ranks through us, and once.
@@ -46,12 +53,16 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
                 with contextlib.suppress(ProcessLookupError):
                     os.sched_setaffinity(processes[rank].pid, shares[rank])
         try:
-            _wait(processes, meeting)
+            found = _wait(processes, meeting)
         finally:
             for process in processes:
-                process.kill()
+                process.kill()  # SIGKILL also ends a process that was stopped, and one that waits for ever
                 process.wait()
-    return joint_code([process.returncode for process in processes])
+    codes = [process.returncode for process in processes]
+    code = joint_code(codes)
+    if code == DistributedError.exit_code and found is not None and codes[speaker_of(found, ranks)] < 0:
+        raise DistributedError(found["what"], where=f"{ranks} ranks", remedy=REMEDY)  # the rank to say so cannot
+    return code
 
 
 def joint_code(codes: Sequence[int]) -> int:
@@ -61,21 +72,39 @@ def joint_code(codes: Sequence[int]) -> int:
     return min(failed, key=lambda code: (code == DistributedError.exit_code, code), default=0)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> None:
-    """Until all have ended; those that do not hear of another's failure are left to their fate after a while."""
-    deadline = None
-    while any(process.poll() is None for process in processes):
-        killed = [rank for rank, process in enumerate(processes) if (process.returncode or 0) < 0]
-        failed = [process for process in processes if process.returncode]
-        if deadline is None and failed:
-            deadline = time.monotonic() + _LAST_WORDS
-            if killed:
-                name = signal.Signals(-processes[killed[0]].returncode).name
-                found = verdict(killed, f"rank {killed[0]} was killed by {name}")
-                meeting.compare_set("verdict", "", json.dumps(found))
-        if deadline is not None and time.monotonic() > deadline:
-            return
-        time.sleep(0.05)
+def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> dict[str, Any] | None:
+    """Waits until all ranks have ended, or the rest need not be waited for any more; the verdict, if there is one.
+
+    The rest: once one rank has failed, or the others have found that it is silent, those that do not hear of it.
+    """
+    found: dict[str, Any] | None = None
+    deadline = math.inf
+    while True:
+        codes = [process.poll() for process in processes]  # of all, so that each is reaped
+        living = [rank for rank, code in enumerate(codes) if code is None]
+        killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0]
+        if found is None:
+            found = _verdict_of(codes, killed, meeting)
+        if not living:
+            return found
+        failed = any(codes) or (found is not None and not found["told"])
+        if failed or len(living) < len(codes):
+            deadline = min(deadline, time.monotonic() + (_LAST_WORDS if failed else _LAST_END))
+        if found is not None and speaker_of(found, len(codes)) not in living and set(living) <= set(found["ranks"]):
+            return found  # all is said, and those who are left are the ones that it is said of
+        if time.monotonic() > deadline:
+            names = " and ".join(f"rank {rank}" for rank in living)
+            return found or verdict(living, f"{names} did not end when the others had")
+        time.sleep(_LOOK)
+
+
+def _verdict_of(codes: list[int | None], killed: list[int], meeting: dist.Store) -> dict[str, Any] | None:
+    """What the ranks have found, or is found here: that one of them was killed."""
+    if killed:
+        names = [f"rank {rank} was killed by {signal.Signals(-(codes[rank] or 0)).name}" for rank in killed]
+        mine = json.dumps(verdict(killed, " and ".join(names)))
+        return dict(json.loads(meeting.compare_set("verdict", "", mine)))
+    return dict(json.loads(meeting.get("verdict"))) if meeting.check(["verdict"]) else None
 
 
 @contextlib.contextmanager
@@ -113,6 +142,7 @@ def _environment(rank: int, ranks: int, port: int, threads: int | None) -> dict[
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": 0,
     }
     # torch would tell of a lost connection in pages.
     wishes = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}

@@ -109,17 +109,8 @@ class Watch:
 
     @property
     def speaks(self) -> bool:
-        """Whether it is for this rank to tell people of the verdict: exactly one does.
-
-        That is the rank that fails if it says so itself, else the first that is not blamed.
-        """
-        if self._verdict is None:
-            return True
-        blamed = self._verdict["ranks"]
-        if self._verdict["told"]:
-            return self.rank in blamed
-        innocent = [rank for rank in range(self.size) if rank not in blamed]
-        return self.rank == (innocent[0] if innocent else 0)
+        """Whether it is for this rank to tell people of the verdict, see speaker_of()."""
+        return self._verdict is None or self.rank == speaker_of(self._verdict, self.size)
 
     def judge(self, ranks: list[int], what: str, *, told: bool = False) -> None:
         """Writes the verdict, unless there is one already; either way it is known here afterwards.
@@ -243,6 +234,13 @@ class Watch:
 def verdict(ranks: list[int], what: str, *, told: bool = False) -> dict[str, Any]:
     """See Watch.judge()."""
     return {"ranks": ranks, "what": what, "told": told}
+
+
+def speaker_of(verdict: dict[str, Any], size: int) -> int:
+    """The one of ``size`` ranks that tells people: the one that fails if it says so itself, else the first other."""
+    blamed: list[int] = verdict["ranks"]
+    others = [rank for rank in range(size) if rank not in blamed]
+    return (blamed if verdict["told"] else others or [0])[0]
 
 
 def odd_ones(values: Sequence[object]) -> list[int]:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,90 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(mode: str, tmp_path
     expected = parameters(tmp_path / "one")
     for name, tensor in parameters(tmp_path / "two").items():
         assert torch.equal(tensor, expected[name]), name
+
+
+#: What a rank does on SIGUSR2 in these tests: it raises what nobody expects.
+CRASH = """
+import signal
+
+
+class Broken(Exception):
+    pass
+
+
+def crash(number, frame):
+    raise Broken("something broke")
+
+
+signal.signal(signal.SIGUSR2, crash)
+"""
+
+
+def ranks_of(launcher: int) -> dict[int, int]:
+    """The processes that a launcher has started, by rank."""
+    found = {}
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found[next(int(entry[5:]) for entry in environment if entry.startswith(b"RANK="))] = int(child)
+    return found
+
+
+def end_of(rank: int, fault: signal.Signals, scene: Path, place: Path) -> tuple[int | None, float, str, list[int]]:
+    """A run of two ranks, one of which meets a fault: (exit code, seconds until it ends, stderr, ranks still there)."""
+    (place / "sitecustomize.py").write_text(CRASH)
+    words = ["train", str(scene), *QUICK, "--iterations", "100000", "--ranks", "2", "--device", "cpu", "--json"]
+    command = [sys.executable, "-m", "splatcli", *words, "-o", str(place / "run")]
+    environment = {
+        **os.environ,
+        "TMPDIR": str(place),
+        "PYTHONPATH": f"{place}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    with (place / "out").open("w") as out, (place / "err").open("w") as err:
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
+    deadline = time.monotonic() + 300.0
+    while '"stepped"' not in (place / "out").read_text():
+        assert process.poll() is None, (place / "err").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    ranks = ranks_of(process.pid)
+    began = time.monotonic()
+    os.kill(ranks[rank], fault)
+    try:
+        code = process.wait(60.0)
+    except subprocess.TimeoutExpired:
+        code = None
+        for pid in (process.pid, *ranks.values()):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()
+    seconds = time.monotonic() - began
+    return code, seconds, (place / "err").read_text(), [pid for pid in ranks.values() if Path(f"/proc/{pid}").exists()]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (signal.SIGKILL, "rank {} was killed by SIGKILL"),
+        (signal.SIGSTOP, "rank {} (last in "),
+        (signal.SIGUSR2, "rank {} failed: internal error: Broken: something broke"),
+    ],
+)
+def test_whichever_rank_fails_the_command_ends_in_seconds_and_names_it(
+    fault: signal.Signals, said: str, tmp_path: Path
+) -> None:
+    """Whole commands, and signals from outside; one for each rank, at the same time."""
+    scene = write_scene(tmp_path / "scene")
+    places = [tmp_path / "0", tmp_path / "1"]
+    for place in places:
+        place.mkdir()
+    with ThreadPoolExecutor() as pool:
+        ends = pool.map(end_of, [0, 1], [fault] * 2, [scene] * 2, places)
+    for rank, (code, seconds, words, left) in enumerate(ends):
+        assert code == 7, words
+        assert seconds < 15.0, (rank, seconds, words)  # docs/distributed.md says so
+        assert words.count("error[") == 1, words
+        assert said.format(rank) in words
+        assert left == []
 
 
 @pytest.mark.slow
