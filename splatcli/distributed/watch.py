@@ -67,7 +67,7 @@ class Watch:
         self._count, self._doing = 0, "the start"
         self._alone: str | None = None
         self._waiting = False
-        now = self._answered = time.monotonic()
+        now = self._answered = self._awake = time.monotonic()
         self._beats = {other: Beat("", 0, "the start", False, now) for other in range(size) if other != rank}
         self._left: set[int] = set()
         self._verdict: dict[str, Any] | None = None
@@ -89,6 +89,16 @@ class Watch:
     def alone(self, doing: str | None) -> None:
         """This process begins something that takes its time; None: it is back among the others."""
         self._alone = doing
+
+    def awake(self) -> None:
+        """This process runs. While it was itself stopped it has not listened, and holds that against nobody."""
+        with self._lock:
+            now = time.monotonic()
+            stopped, self._awake = now - self._awake, now
+            if stopped > SILENCE / 2:
+                self._answered += stopped
+                for beat in self._beats.values():
+                    beat.at += stopped
 
     # --- what is known of the others ----------------------------------------------------------------------------
 
@@ -130,7 +140,10 @@ class Watch:
         self._take(mine)
 
     def waited(self, seconds: float, patience: float) -> None:
-        """This process has waited so long for an exchange; raises when it is time for a verdict on who has not come."""
+        """This process has waited so long for an exchange; raises when it is time for a verdict on who has not come.
+
+        seconds: without those for which it was itself stopped.
+        """
         unheard = time.monotonic() - self._answered
         if unheard > SILENCE + ANSWER:
             self._take_lost_store()  # the thread, which would have noticed, is itself waiting for the store
@@ -165,9 +178,8 @@ class Watch:
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        began = time.monotonic()
         while not self._closed.wait(BEAT):
-            began = self._woken(began)
+            self.awake()
             try:
                 if self._verdict is None:
                     self._round()
@@ -177,14 +189,6 @@ class Watch:
                     self._take_lost_store()
             if self._verdict is not None and time.monotonic() - self._verdict_at > GRACE and self._waiting:
                 self._end()
-
-    def _woken(self, before: float) -> float:
-        """Now. A process that was itself stopped since ``before`` has not listened, and holds it against nobody."""
-        now = time.monotonic()
-        if now - before > SILENCE / 2:
-            for beat in self._beats.values():
-                beat.at += now - before
-        return now
 
     def _round(self) -> None:
         told = [time.monotonic(), self._count, self._alone or self._doing, self._alone is not None]

@@ -56,6 +56,9 @@ _PIECE = 1 << 18
 #: Seconds that a wait for the others is cut into, to look in between at what has become of them.
 SLICE = timedelta(seconds=0.5)
 
+#: Seconds of a slice that count at most: for the rest of a longer one this process was stopped.
+_AWAKE = 2.0
+
 #: Seconds that a rank may come later than another; the verdict then takes a moment more.
 PATIENCE = 15.0
 
@@ -279,10 +282,14 @@ class World:
                 work.wait()
                 look()
                 return
-            began = time.monotonic()
+            waited, before = 0.0, time.monotonic()
             while not self._arrived(work):
+                now = time.monotonic()
+                waited += min(now - before, _AWAKE)
+                before = now
+                self.watch.awake()
                 self.watch.check()
-                self.watch.waited(time.monotonic() - began, self.patience)
+                self.watch.waited(waited, self.patience)
             look()
         except RuntimeError as error:
             raise self._lost(what, error) from None

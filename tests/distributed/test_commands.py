@@ -92,16 +92,14 @@ def ranks_of(launcher: int) -> dict[int, int]:
     return found
 
 
-def end_of(rank: int, fault: signal.Signals, scene: Path, place: Path) -> tuple[int | None, float, str, list[int]]:
-    """A run of two ranks, one of which meets a fault: (exit code, seconds until it ends, stderr, ranks still there)."""
+def started(scene: Path, place: Path) -> tuple[subprocess.Popen[bytes], dict[int, int]]:
+    """A command that trains with two ranks, after its first steps; and its ranks. It writes to out and err."""
+    place.mkdir()
     (place / "sitecustomize.py").write_text(CRASH)
     words = ["train", str(scene), *QUICK, "--iterations", "100000", "--ranks", "2", "--device", "cpu", "--json"]
     command = [sys.executable, "-m", "splatcli", *words, "-o", str(place / "run")]
-    environment = {
-        **os.environ,
-        "TMPDIR": str(place),
-        "PYTHONPATH": f"{place}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-    }
+    paths = os.pathsep.join([str(place), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": paths}
     with (place / "out").open("w") as out, (place / "err").open("w") as err:
         process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
     deadline = time.monotonic() + 300.0
@@ -109,7 +107,12 @@ def end_of(rank: int, fault: signal.Signals, scene: Path, place: Path) -> tuple[
         assert process.poll() is None, (place / "err").read_text()
         assert time.monotonic() < deadline
         time.sleep(0.2)
-    ranks = ranks_of(process.pid)
+    return process, ranks_of(process.pid)
+
+
+def end_of(rank: int, fault: signal.Signals, scene: Path, place: Path) -> tuple[int | None, float, str, list[int]]:
+    """A run of which one rank meets a fault ends: (exit code, after how many seconds, stderr, ranks still there)."""
+    process, ranks = started(scene, place)
     began = time.monotonic()
     os.kill(ranks[rank], fault)
     try:
@@ -138,8 +141,6 @@ def test_whichever_rank_fails_the_command_ends_in_seconds_and_names_it(
     """Whole commands, and signals from outside; one for each rank, at the same time."""
     scene = write_scene(tmp_path / "scene")
     places = [tmp_path / "0", tmp_path / "1"]
-    for place in places:
-        place.mkdir()
     with ThreadPoolExecutor() as pool:
         ends = pool.map(end_of, [0, 1], [fault] * 2, [scene] * 2, places)
     for rank, (code, seconds, words, left) in enumerate(ends):
@@ -148,6 +149,21 @@ def test_whichever_rank_fails_the_command_ends_in_seconds_and_names_it(
         assert words.count("error[") == 1, words
         assert said.format(rank) in words
         assert left == []
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_a_run_that_is_suspended_goes_on_when_it_is_continued(tmp_path: Path) -> None:
+    process, ranks = started(write_scene(tmp_path / "scene"), tmp_path / "run")
+    for number, seconds in ((signal.SIGSTOP, 20.0), (signal.SIGCONT, 5.0)):
+        for pid in ranks.values():
+            os.kill(pid, number)
+        before = (tmp_path / "run/out").stat().st_size
+        time.sleep(seconds)
+        assert process.poll() is None, (tmp_path / "run/err").read_text()
+    assert (tmp_path / "run/out").stat().st_size > before, "it trains"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60.0) == 143, (tmp_path / "run/err").read_text()
 
 
 @pytest.mark.slow
