@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import tomllib
 from pathlib import Path
@@ -82,9 +83,9 @@ def read_settings(
     return values
 
 
-def flat_settings(config: Config) -> dict[str, Any]:
-    """Dotted key -> value of every setting."""
-    return _flatten(config.model_dump())
+def flat_settings(config: Config, *, as_json: bool = False) -> dict[str, Any]:
+    """Dotted key -> value of every setting. as_json: as it is read back from JSON, infinities as None."""
+    return _flatten(json.loads(config.model_dump_json()) if as_json else config.model_dump())
 
 
 def with_settings(config: Config, values: dict[str, Any]) -> Config:

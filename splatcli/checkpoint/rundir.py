@@ -1,6 +1,7 @@
 """RunDir: the folder of one run, owned by one process at a time.
 
 - RUN/config.json: the resolved settings
+- RUN/request.json: what the command line asked for, by which the same command knows its run again
 - RUN/metrics.jsonl: one JSON object a line
 - RUN/ckpts/ckpt_000300.pt: the state after step 300
 - RUN/latest: relative path of the newest checkpoint, for people and scripts; never relied upon
@@ -28,6 +29,9 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.checkpoint.undo import Undo
 from splatcli.config import Config
 from splatcli.errors import OutputError, SplatError
+
+#: The request's name in a run folder.
+REQUEST = "request.json"
 
 _log = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"ckpt_(\d{6,})\.pt")
@@ -57,7 +61,7 @@ class RunDir:
         try:
             if path.exists() and not path.is_dir():
                 raise OutputError("this is a file; a run needs a folder", where=path, remedy="choose another -o")
-            if path.is_dir() and _has_content(path):
+            if path.is_dir() and has_content(path):
                 if not overwrite:
                     raise OutputError(
                         "the output folder exists and is not empty",
@@ -264,9 +268,16 @@ def step_of(path: Path) -> int:
     return int(match.group(1))
 
 
-def _has_content(folder: Path) -> bool:
-    """Whether there is more than a start that failed may have left on a disk that would not remove it."""
-    return any(entry.name != "lock" and not TEMPORARY.fullmatch(entry.name) for entry in folder.iterdir())
+def has_content(folder: Path) -> bool:
+    """Whether there is more than a start may have left that failed or was killed before its first checkpoint."""
+    left = {"lock", REQUEST, "config.json"} if (folder / REQUEST).is_file() else {"lock"}
+    for entry in folder.iterdir():
+        if entry.name == "ckpts" and entry.is_dir() and not entry.is_symlink():
+            if not all(TEMPORARY.fullmatch(file.name) for file in entry.iterdir()):
+                return True
+        elif entry.name not in left and not TEMPORARY.fullmatch(entry.name):
+            return True
+    return False
 
 
 def _move_aside(path: Path) -> Path:

@@ -7,7 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 #: What a run writes into its folder before its first step; anything else there is somebody else's, and stays.
-_OURS = ("ckpts/ckpt_*.pt", "ckpts/*.tmp.*", "*.tmp.*", "config.json", "metrics.jsonl", "latest", "lock")
+_OURS = (
+    "ckpts/ckpt_*.pt",
+    "ckpts/*.tmp.*",
+    "*.tmp.*",
+    "config.json",
+    "request.json",
+    "metrics.jsonl",
+    "latest",
+    "lock",
+)
 
 
 @dataclass(slots=True)

@@ -49,6 +49,7 @@ def train_blocks(
     remake: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     out: Output,
+    request: dict[str, Any],
 ) -> int:
     """Train one block, or all that are not done and merge them; the exit code.
 
@@ -87,6 +88,7 @@ def train_blocks(
             device=device,
             remake=remake,
             live=live,
+            request={**request, "data.block": number},
             out=out if block is not None else _BlockOutput(json=out.json, quiet=out.quiet),
         )
         if code != 0:
@@ -177,6 +179,7 @@ def _train_block(
     device: str,
     remake: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
+    request: dict[str, Any],
     out: Output,
 ) -> int:
     from splatcli.checkpoint.rundir import find_latest, step_of
@@ -193,6 +196,7 @@ def _train_block(
             limit=None,
             remake=lambda values: remake({"data.block": number, **values}),
             live=live,
+            request=request,
             out=out,
         )
     if step_of(found) >= config.train.iterations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from splatcli.views.live import LiveRun
 
 
+#: Differences that a message lists.
+_LISTED = 8
+
+
 @dataclass(frozen=True)
 class Wishes:
     """What is to be different when a run is resumed.
@@ -56,27 +61,40 @@ def start_training(
     remake: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     out: Output,
+    request: dict[str, Any],
     crew: World | None = None,
     sharded: bool = False,
 ) -> int:
-    """Train a new run to its end or until it is stopped; returns the exit code.
+    """Train a run to its end or until it is stopped; returns the exit code.
 
+    It is a new one, unless ``output`` holds the run of an equal ``request``: that one goes on.
+    request: what the command line asks for, see request_of().
     crew: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
     sharded: each holds a part of the Gaussians.
     limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
     dotted keys, schedules scaled to them. live: shows the run to browsers.
     """
-    from splatcli.checkpoint.rundir import RunDir
+    from splatcli.checkpoint.rundir import REQUEST, RunDir
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.init import start_for
     from splatcli.train.loop import Trainer
 
+    named = Path(config.data.scene)
+    place = output or default_folder(named)
+    begun = Path()
+    if not overwrite:
+        begun = _first(crew, "looking at the run folder", lambda: _begun(place, request) or Path())
+    if begun != Path():
+        out.note(f"this run was begun before and goes on: {begun}")
+        return resume_training(
+            begun, Wishes(), stop_at=stop_at, device=device, live=live, out=out, crew=crew, sharded=sharded
+        )
     with Requests(ECHO if crew else 0.0) as requests:
-        named = Path(config.data.scene)
-        place = output or default_folder(named)
         found = _first(
-            crew, lambda: scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out)
+            crew,
+            "finding cameras",
+            lambda: scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out),
         )
         moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:
@@ -98,6 +116,7 @@ def start_training(
             config = fitting.config
         requests.heed_stops()
         with _folder(crew, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
+            run_dir.write_report(REQUEST, request)
             with _apart(crew, "building the model"):
                 trainer = Trainer.start(
                     config,
@@ -211,11 +230,47 @@ def check_batch(config: Config, crew: World | None) -> None:
         )
 
 
-def _first(crew: World | None, make: Callable[[], Path]) -> Path:
-    """The path that ``make`` gives; of several processes the first makes it."""
+def request_of(config: Config, **others: Any) -> dict[str, Any]:
+    """What a command line asks for, as JSON: settings before the scene decides the rest, and what is no setting."""
+    from splatcli.settings import flat_settings
+
+    return {**flat_settings(config, as_json=True), **others}
+
+
+def _begun(place: Path, request: dict[str, Any]) -> Path | None:
+    """The newest checkpoint of the run that an equal ``request`` began in ``place``; None where there is none.
+
+    Raises OutputError, listing the differences, for a run that another request began.
+    """
+    from splatcli.checkpoint.rundir import REQUEST, find_latest
+    from splatcli.train.changes import shown
+
+    newest = find_latest(place) if place.is_dir() else None
+    if newest is None:
+        return None
+    try:
+        before = json.loads((place / REQUEST).read_text())
+    except (OSError, ValueError):
+        return None  # of an earlier version, or a copy: refused where the folder is made
+    if not isinstance(before, dict):
+        return None
+    keys = [key for key in request if key in before and before[key] != request[key]]
+    if keys:
+        listed = "; ".join(f"{key} was {shown(before[key])}, is {shown(request[key])}" for key in keys[:_LISTED])
+        more = f"; and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
+        raise OutputError(
+            f"the output folder holds a run that was asked for with other settings: {listed}{more}",
+            where=place,
+            remedy="--overwrite moves it aside, splat resume continues it as it is, or choose another -o",
+        )
+    return newest
+
+
+def _first(crew: World | None, doing: str, make: Callable[[], Path]) -> Path:
+    """The path that ``make`` gives; of several processes the first makes it, and the others wait."""
     if crew is None:
         return make()
-    with crew.apart("finding cameras"):
+    with crew.apart(doing):
         path = make() if crew.rank == 0 else Path()
     return Path(crew.say(str(path)))
 

@@ -67,6 +67,7 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
 
     run: the folder that the run is going to be in. Raises OutputError, before the work, when it will be refused.
     """
+    from splatcli.checkpoint.rundir import has_content
     from splatcli.scene.read import has_photos_only
     from splatcli.sfm.options import SfmOptions
     from splatcli.sfm.photos import is_video
@@ -79,7 +80,7 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
         return path  # whoever reads the scene has the words for it
     if not lacks_cameras:
         return path
-    if run.is_dir() and any(run.iterdir()) and not overwrite:
+    if run.is_dir() and has_content(run) and not overwrite:
         raise OutputError(
             "the output folder exists and is not empty",
             where=run,

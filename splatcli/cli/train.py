@@ -166,8 +166,8 @@ def train(
     """Train Gaussians on the photos of a scene.
 
     Prints the path of the last checkpoint. Ctrl-C, SIGTERM and SIGHUP end at the next step, after a complete save;
-    SIGUSR1 saves, and training goes on. Photos without cameras are given to `splat sfm` first; what it finds is kept
-    beside the run as NAME-sfm, and used again.
+    SIGUSR1 saves, and training goes on. The same command with the same -o goes on with a run that was stopped. Photos
+    without cameras are given to `splat sfm` first; what it finds is kept beside the run as NAME-sfm, and used again.
 
     \b
     Examples:
@@ -183,7 +183,7 @@ def train(
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
-    from splatcli.cli.drive import check_batch, default_folder, start_training
+    from splatcli.cli.drive import check_batch, default_folder, request_of, start_training
     from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
     from splatcli.cli.ranks import SHARDED, check_sharded, crew_of, start_ranks
@@ -257,6 +257,17 @@ def train(
             from splatcli.recipes import NAMED_STARTS
             from splatcli.settings import build_config
 
+            # Without the batch that ranks have by default, so that another number of them knows the run again.
+            unshared = build_config(flags, file=config, assignments=assignments, preset=preset)
+            request = request_of(
+                unshared,
+                **{
+                    "--max-time": max_time,
+                    "--param-space": None if param_space is None else param_space.value,
+                    "--lenient": lenient,
+                    "--drop-nonfinite": drop_nonfinite,
+                },
+            )
             if crew is not None and batch_size is None:
                 flags["train.batch_size"] = crew.size
             settings = build_config(flags, file=config, assignments=assignments, preset=preset)
@@ -298,6 +309,7 @@ def train(
                         remake=remake,
                         live=live,
                         out=out,
+                        request=request,
                     )
                 return start_training(
                     settings,
@@ -310,6 +322,7 @@ def train(
                     remake=remake,
                     live=live,
                     out=out,
+                    request=request,
                     crew=crew,
                     sharded=sharded,
                 )

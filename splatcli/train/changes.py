@@ -44,7 +44,7 @@ def changed_config(
     config = with_settings(stored, values)
     after = flat_settings(config)
     different = [key for key in values if after[key] != before[key]]
-    told = {key: f"{key} was {_shown(before[key])}, is {_shown(after[key])}" for key in different}
+    told = {key: f"{key} was {shown(before[key])}, is {shown(after[key])}" for key in different}
     if "train.iterations" in told:
         told["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
     fixed = [
@@ -89,5 +89,6 @@ def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:
     return keys
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A setting's value in a message."""
     return "none" if value is None else str(value)

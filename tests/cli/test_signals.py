@@ -198,3 +198,60 @@ def test_sigterm_is_not_taken_over_by_a_library(handler: str) -> None:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
     assert done.returncode == (-15 if "DFL" in handler else 77)
     assert done.stderr == ""
+
+
+def test_the_same_command_goes_on_with_its_run(tiny_scene: Path, splat: Splat, tmp_path: Path) -> None:
+    """As a scheduler that requeues a job starts it again: after SIGTERM, after SIGKILL, and when it is done."""
+    words = ["train", str(tiny_scene), *QUICK, "-n", "600"]
+    again = [*words, "-o", str(tmp_path / "run")]
+    steps = []
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -9)):
+        command = [sys.executable, "-m", "splatcli", *again, "--json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "stepped":
+                    steps.append(event["step"])
+                    process.send_signal(number)
+                    break
+            process.stdout.read()
+            assert process.wait(60) == code
+    assert 0 < steps[0] < steps[1] < 600, "the second attempt went on from where the first one was stopped"
+    done = splat(*again)
+    assert done.code == 0, done.err
+    assert "this run was begun before and goes on" in done.err
+    assert splat(*words, "-o", tmp_path / "whole").code == 0
+    one, other = (load_checkpoint(tmp_path / name / "ckpts/ckpt_000600.pt") for name in ("run", "whole"))
+    for (name, tensor), (_, expected) in zip(one.gaussians.items(), other.gaussians.items(), strict=True):
+        assert tensor.equal(expected), name
+    bits = (tmp_path / "run/ckpts/ckpt_000600.pt").read_bytes()
+    finished = splat(*again)
+    assert (finished.code, finished.out) == (0, done.out), finished.err
+    assert (tmp_path / "run/ckpts/ckpt_000600.pt").read_bytes() == bits
+
+
+def test_another_command_does_not_go_on_with_a_run(finished_run: Path, tiny_scene: Path, splat: Splat) -> None:
+    before = sorted(path.name for path in (finished_run / "ckpts").iterdir())
+    done = splat("train", tiny_scene, "-o", finished_run, "-n", "40", "-q", *QUICK, "--seed", "7")
+    assert done.code == 8
+    assert "asked for with other settings: train.seed was 42, is 7" in done.err
+    assert "--overwrite" in done.err
+    assert sorted(path.name for path in (finished_run / "ckpts").iterdir()) == before
+
+
+def test_a_start_that_was_killed_before_its_first_checkpoint_is_made_again(
+    finished_run: Path, tiny_scene: Path, splat: Splat, tmp_path: Path
+) -> None:
+    place = tmp_path / "run"
+    (place / "ckpts").mkdir(parents=True)
+    (place / "lock").write_text("1 host\n")
+    (place / "ckpts/ckpt_000000.pt.tmp.999999.0123abcd").write_text("half")
+    words = ("train", tiny_scene, *QUICK, "-n", 40, "-o", place)
+    mine = place / "config.json"
+    mine.write_text("{}")
+    assert splat(*words).code == 8, "a file that is not known to be ours"
+    (place / "request.json").write_bytes((finished_run / "request.json").read_bytes())
+    done = splat(*words)
+    assert done.code == 0, done.err
+    assert (place / "ckpts/ckpt_000040.pt").exists()

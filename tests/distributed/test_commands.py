@@ -179,6 +179,34 @@ def test_torchruns_ranks_are_the_same(mode: str, tmp_path: Path) -> None:
     assert all(torch.equal(tensor, expected[name]) for name, tensor in parameters(tmp_path / "two").items())
 
 
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_torchrun_restarts_a_run_of_which_a_rank_was_killed(tmp_path: Path) -> None:
+    """The second attempt goes on from the first one's checkpoint, to the bits of a run that nobody disturbed."""
+    words = ["train", str(write_scene(tmp_path / "scene")), *QUICK, "--iterations", "2000", "--device", "cpu"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    ranks = ["--distributed", "replicated", "--json", "--set", "save.every_minutes=0.01"]
+    command = [*launcher, "-m", "splatcli", *words, "-o", str(tmp_path / "two"), *ranks]
+    with (
+        (tmp_path / "err").open("w") as err,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=err, text=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if '"saved"' in line and json.loads(line)["step"] > 100:
+                os.kill(ranks_of(process.pid)[1], signal.SIGKILL)
+                break
+        rest = [json.loads(line) for line in process.stdout if line.startswith("{")]
+        assert process.wait(300) == 0, (tmp_path / "err").read_text()
+    begun = [event for event in rest if event["event"] == "started"]
+    assert len(begun) == 1, "a second attempt"
+    assert begun[0]["step"] > 100, "that goes on"
+    done = [*words, "-o", str(tmp_path / "one"), "--batch-size", "2", "-q", "--set", "save.every_minutes=0.01"]
+    assert splat(done) == 0
+    expected = parameters(tmp_path / "one")
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in parameters(tmp_path / "two").items())
+
+
 @pytest.mark.parametrize(
     ("flags", "environment", "code", "said"),
     [
