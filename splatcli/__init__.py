@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from splatcli.distributed.joining import default_world as default_world
     from splatcli.raster.image_loss import fused_ssim as fused_ssim
     from splatcli.raster.image_loss import l1_ssim_loss as l1_ssim_loss
     from splatcli.raster.rasterization import rasterization as rasterization
@@ -15,6 +16,7 @@ _PUBLIC = {
     "rasterization": "splatcli.raster.rasterization",
     "fused_ssim": "splatcli.raster.image_loss",
     "l1_ssim_loss": "splatcli.raster.image_loss",
+    "default_world": "splatcli.distributed.joining",
 }
 
 

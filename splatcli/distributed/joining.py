@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import time
@@ -20,6 +21,10 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 #: Seconds in which all processes have to come up.
 MEETING = 60.0
+
+#: Seconds that a rank of a program that is not ours may come later to a rendering than another: it may save, or
+#: evaluate. A rank that has ended or gives no sign of life is missed sooner.
+_FOREIGN_PATIENCE = 600.0
 
 #: Exchanges are watched over by us (distributed/watch.py); this is only for what nobody waits for any more.
 _NEVER = timedelta(hours=12)
@@ -105,32 +110,91 @@ def _meet(place: Place, meeting: float) -> dist.Store:
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     met = dist.PrefixStore(f"splat-{attempt}", store)
-    met.set(f"here/{place.rank}", "1")
+    _await_all(met, place.rank, place.size, meeting, where, "start all ranks with the same --distributed flag")
+    return met
+
+
+def _await_all(met: dist.Store, rank: int, size: int, meeting: float, where: str, remedy: str) -> None:
+    """Waits until all ranks have come here. Raises DistributedError naming those that do not."""
+    met.set(f"here/{rank}", "1")
     deadline = time.monotonic() + meeting
-    while missing := [rank for rank in range(place.size) if not met.check([f"here/{rank}"])]:
+    while missing := [other for other in range(size) if not met.check([f"here/{other}"])]:
         if time.monotonic() > deadline:
             listed = ", ".join(map(str, missing))
             raise DistributedError(
-                f"of {place.size} ranks {listed} did not come within {meeting:.0f} s",
+                f"of {size} ranks {listed} did not come within {meeting:.0f} s",
                 where=where,
-                remedy="start all ranks with the same --distributed flag, and look at what those ranks say",
+                remedy=f"{remedy}, and look at what those ranks say",
             )
         time.sleep(0.05)
-    return met
 
 
 def world_of_group(device: torch.device, *, patience: float = PATIENCE) -> World:
     """The World of the default process group, which a framework has made; every rank has to ask for it.
 
-    device: this process' own.
+    device: this process' own. Of a group of NCCL it has to be a GPU.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     host = os.environ.get("MASTER_ADDR") or socket.gethostname()
     opened = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False) if rank == 0 else None
     told = [None if opened is None else (host, opened.port)]
-    dist.broadcast_object_list(told, src=0)
+    # NCCL takes tensors on GPUs only; without a device it would take the current one, which may be another rank's.
+    dist.broadcast_object_list(told, src=0, device=device if dist.get_backend() == "nccl" else None)
     assert told[0] is not None
     store = opened or dist.TCPStore(*told[0], is_master=False)
     control = dist.new_group(backend="gloo", timeout=_NEVER)
     data = dist.new_group(backend="nccl") if device.type == "cuda" else dist.new_group(backend="gloo", timeout=_NEVER)
     return World(store, rank, size, control=control, data=data, patience=patience)
+
+
+#: The default process group that a World was made of last, its kind of device, and the World.
+_default: tuple[dist.ProcessGroup, torch.device, World] | None = None
+
+
+def default_world(device: torch.device, *, meeting: float = MEETING) -> World:
+    """The World of the default process group, made when it is first asked for; every rank has to ask for it.
+
+    device: this process' own, on which its tensors are.
+    Raises UsageError where there is no such group, DistributedError naming the ranks that do not come.
+    """
+    global _default
+    if not dist.is_initialized():
+        raise UsageError(
+            "distributed=True renders with the ranks of the default process group, and there is none",
+            where="rasterization()",
+            remedy="call torch.distributed.init_process_group() first, or give world=splatcli.distributed.join(...); "
+            "without distributed=True the render is local",
+        )
+    group = dist.group.WORLD
+    assert group is not None
+    if _default is not None and _default[0] is group:
+        if _default[1] != device:
+            raise UsageError(
+                f"this rank has rendered on {_default[1]}, and these tensors are on {device}",
+                where="rasterization()",
+                remedy="keep the tensors of a rank on one device",
+            )
+        return _default[2]
+    if dist.get_backend() == "nccl" and device.type != "cuda":
+        raise UsageError(
+            f"the default process group is NCCL's, and these tensors are on {device}",
+            where="rasterization()",
+            remedy="move them to this rank's GPU, or init_process_group(backend='gloo')",
+        )
+    rank, size = dist.get_rank(), dist.get_world_size()
+    met = dist.PrefixStore("splat-default", dist.distributed_c10d._get_default_store())
+    _await_all(met, rank, size, meeting, "rasterization()", "call it with distributed=True on every rank")
+    world = world_of_group(device, patience=_FOREIGN_PATIENCE)
+    if _default is not None:
+        _default[2].watch.close()
+    else:
+        atexit.register(_leave)
+    _default = group, device, world
+    world.agree("a rasterization", on_GPUs=int(device.type == "cuda"))
+    return world
+
+
+def _leave() -> None:
+    """Tells the other ranks that this process ends in good order."""
+    if _default is not None:
+        _default[2].watch.close()

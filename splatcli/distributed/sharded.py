@@ -66,12 +66,6 @@ def render_sharded(
     Raises DistributedError on every rank, naming those that differ, when SH degrees, antialiasing or z_range are not
     the same, or when some ranks do not come; ResourceError on a GPU.
     """
-    if gaussians.device.type != "cpu":
-        raise UsageError(
-            "sharded rendering runs on the CPU so far",
-            where=str(gaussians.device),
-            remedy="on GPUs let every rank hold all Gaussians: render() is local, splat train has --ranks",
-        )
     dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
     if dtype != torch.float32:
         raise UsageError("sharded rendering computes in float32", remedy="give parameters in float32")

@@ -123,7 +123,7 @@ def rasterization(
     The other arguments are accepted at their defaults, see docs/api.md.
     distributed: each rank of ``world`` gives its own Gaussians and as many cameras as the others, and gets images of
         all Gaussians from its own cameras; every rank has to call this and backward() as often. Poses get no gradient
-        then, and meta says nothing of projections. Nothing is looked for: no group, no variable; ``world`` is given.
+        then, and meta says nothing of projections. Without ``world`` the ranks are those of the default process group.
 
     Half-precision tensors, as a network under autocast emits them, are computed in float32, whatever autocast says, and
     get gradients of their own dtype; with float64 means all is float64. Images have the dtype of the computation.
@@ -152,14 +152,14 @@ def rasterization(
         raise UsageError(
             f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
         )
-    if distributed != (world is not None):
+    if world is not None and not distributed:
         raise UsageError(
-            "distributed=True and world=... belong together"
-            if distributed
-            else "world is given without distributed=True",
+            "world is given without distributed=True",
             where="rasterization()",
-            remedy="world=splatcli.distributed.join(...); or leave both out: then the render is local",
+            remedy="distributed=True; or leave world out: then the render is local",
         )
+    if distributed and world is None:
+        world = _default_ranks(means.device)
     if render_mode not in RENDER_MODES:
         raise UsageError(f"there is no render_mode {render_mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
     if rasterize_mode not in ("classic", "antialiased"):
@@ -255,6 +255,14 @@ class Ranks(Protocol):
         antialiased: bool,
         z_range: tuple[float, float],
     ) -> Render: ...
+
+
+def _default_ranks(device: torch.device) -> Ranks:
+    """Those of the default process group. Raises UsageError where there is none."""
+    import splatcli
+
+    ranks: Ranks = splatcli.default_world(device)  # type: ignore[misc]
+    return ranks
 
 
 def _check_sharded(world: Ranks, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None) -> None:

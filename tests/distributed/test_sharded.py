@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from splatcli.distributed.joining import default_world
 from splatcli.distributed.sharded import render_sharded
 from splatcli.distributed.world import World
 from splatcli.errors import DistributedError, UsageError
@@ -219,9 +221,53 @@ def test_gsplats_call_renders_what_all_ranks_hold() -> None:
                 assert_close(gradients[name], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"distributed": True}, {"world": "a world"}], ids=["distributed alone", "a world alone"]
-)
-def test_a_world_is_handed_in_or_there_is_none(changes: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match="world"):
-        rasterization(**arguments_of("uneven", 0, 1, "SH"), **changes)
+def by_the_default_group(world: World, case: str) -> dict[str, Any]:
+    """The same by the call alone; then one that the ranks disagree on, and tensors elsewhere."""
+    made = {}
+    for again in range(2):
+        arguments = arguments_of(case, world.rank, 2, "SH")
+        trained = {name: arguments[name].requires_grad_() for name in TRAINED}
+        images, alphas, _ = rasterization(**arguments, distributed=True)
+        images.square().sum().backward()
+        made[again] = (images.detach(), alphas.detach(), {name: tensor.grad for name, tensor in trained.items()})
+    found = default_world(torch.device("cpu"))
+    assert found is not world
+    with pytest.raises(UsageError, match="these tensors are on meta"):
+        default_world(torch.device("meta"))
+    with pytest.raises(DistributedError, match="cameras is rank 0: 2, rank 1: 3"):
+        rasterization(**arguments_of(case, world.rank, 2 + world.rank, "SH"), distributed=True)
+    return made
+
+
+def test_without_a_world_the_ranks_are_those_of_the_default_group() -> None:
+    case = "uneven"
+    found = results(by_the_default_group, 2, case)
+    expected = [ended.value for ended in run_ranks(gsplats_call, 2, case)]
+    for rank in range(2):
+        images, alphas, gradients = expected[rank]["SH"]
+        for again in range(2):
+            assert torch.equal(found[rank][again][0], images)
+            assert torch.equal(found[rank][again][1], alphas)
+            for name in TRAINED:
+                assert torch.equal(found[rank][again][2][name], gradients[name]), name
+
+
+def absent_from_the_default_group(world: World) -> str:
+    if world.rank == 1:
+        time.sleep(6.0)
+        return "nothing"
+    with pytest.raises(DistributedError) as caught:
+        default_world(torch.device("cpu"), meeting=2.0)
+    return caught.value.what
+
+
+def test_a_rank_that_does_not_call_is_named() -> None:
+    assert results(absent_from_the_default_group, 2)[0] == "of 2 ranks 1 did not come within 2 s"
+
+
+def test_without_a_group_the_remedy_is_named() -> None:
+    with pytest.raises(UsageError, match="there is none") as caught:
+        rasterization(**arguments_of("uneven", 0, 1, "SH"), distributed=True)
+    assert "init_process_group()" in str(caught.value)
+    with pytest.raises(UsageError, match="world is given without distributed=True"):
+        rasterization(**arguments_of("uneven", 0, 1, "SH"), world="a world")  # type: ignore[arg-type]
