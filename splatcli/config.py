@@ -55,6 +55,8 @@ class DataConfig(_Section):
     #: The scene cut into strips x columns, as "2x3" (scene/blocks.py), and the one of them that is trained.
     blocks: str | None = Field(None, pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}$")
     block: int | None = Field(None, ge=0)
+    #: Blocks are refused where one of them would hold a larger part of the scene's points: they would save nothing.
+    block_share: float = Field(0.8, gt=0, le=1)
     #: Bytes, or text as "8GiB", of decoded uint8 images that may stay in memory; None takes a quarter of it.
     cache_bytes: Annotated[int | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 RECORD = "blocks.json"
 
 
+#: Blocks whose contents are listed.
+_LISTED = 16
+
+
 class _BlockOutput(Output):
     """Of a block among others: its path is no result yet."""
 
@@ -77,6 +81,7 @@ def train_blocks(
         raise SceneError(
             "blocks need a scene with cameras and points", where=scene, remedy=f"splat sfm {scene} finds them"
         )
+    _survey(config, (strips, columns), out)
     _claim(place, config.data.blocks, scene)
     for number in range(strips * columns) if block is None else [block]:
         code = _train_block(
@@ -96,6 +101,28 @@ def train_blocks(
     if block is None and stop_at is None:
         merge_run(place, None, out)
     return 0
+
+
+def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
+    """Says what each block will hold. Raises UsageError where it is next to everything, SceneError for next to none."""
+    from splatcli.scene.blocks import check_worth, contents
+    from splatcli.scene.read import read_scene
+
+    unread = {"strict": False, "skip_bad_images": False}  # photos are looked at when a block is trained
+    whole = config.data.model_copy(update={"blocks": None, "block": None, **unread})
+    scene = read_scene(Path(config.data.scene), whole, background=training_background(config))
+    held = contents(scene, shape)
+    for block, one in enumerate(held):
+        views = {"train_views": one.views, "of": len(scene.train)}
+        out.event("block-contents", {"block": block, **views, "inside": one.inside, "around": one.around})
+    lines = [
+        f"block {block}: {one.views} of {len(scene.train)} training views, {one.share:.0%} of the points "
+        f"({one.inside:.0%} in it, {one.around:.0%} around it)"
+        for block, one in enumerate(held)
+    ]
+    more = [] if len(lines) <= _LISTED else [f"... and {len(lines) - _LISTED} more blocks"]
+    out.note("\n".join([*lines[:_LISTED], *more]))
+    check_worth(scene, shape, held, config.data.block_share)
 
 
 def merge_run(place: Path, target: Path | None, out: Output) -> None:

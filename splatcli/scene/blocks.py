@@ -35,10 +35,10 @@ LEAST_SHARE = 0.15
 _SAMPLE = 20_000
 
 #: A block seen by fewer views than this cannot be trained.
-_LEAST_VIEWS = 3
+LEAST_VIEWS = 3
 
-#: Points outside that are tried for each one inside.
-_CANDIDATES = 4
+#: Points around a block that it is trained on, for each one inside; and that are tried.
+AROUND, _CANDIDATES = 1.0, 4
 
 _MOST = 1_000
 
@@ -119,6 +119,68 @@ def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:
     return Grid(axes, strips, columns)
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a block is trained on: numbers of training views, and parts of the scene's points, in it and around it."""
+
+    views: int
+    inside: float
+    around: float
+
+    @property
+    def share(self) -> float:
+        """The part of the scene's points that the block holds."""
+        return self.inside + self.around
+
+
+def contents(scene: Scene, shape: tuple[int, int]) -> list[Contents]:
+    """What each block of ``scene`` will hold, by a sample of the points where there are many.
+
+    Raises SceneError where there are too few points.
+    """
+    grid = make_grid(scene, shape)
+    assert scene.points is not None
+    xyz = scene.points.xyz
+    sample = xyz[_sample(xyz)]
+    own, margin = grid.block_of(sample), _margin(grid, xyz)
+    views = [_in_sight(scene.cameras[i], sample) for i in scene.train]
+    found = []
+    for block in range(len(grid)):
+        inside = grid.near(sample, block, margin)
+        shown = [sight for sight in views if _shows(sight, own, inside, block, len(grid))]
+        seen = np.logical_or.reduce(shown) if shown else np.zeros_like(inside)
+        around = min(int((seen & ~inside).sum()), int(AROUND * inside.sum()))
+        found.append(Contents(len(shown), float(inside.mean()), around / len(sample)))
+    return found
+
+
+def check_worth(scene: Scene, shape: tuple[int, int], held: list[Contents], most: float) -> None:
+    """Raises SceneError for blocks that cannot be trained, UsageError where one holds more than ``most`` of the scene.
+
+    held: what contents() gives.
+    """
+    dark = [block for block, one in enumerate(held) if one.views < LEAST_VIEWS]
+    if dark:
+        listed = ", ".join(map(str, dark[:8])) + (", ..." if len(dark) > 8 else "")
+        raise SceneError(
+            f"of {shape[0]}x{shape[1]} blocks {listed} {'is' if len(dark) == 1 else 'are'} shown by fewer than "
+            f"{LEAST_VIEWS} training views",
+            where=scene.root,
+            remedy="take fewer blocks",
+        )
+    largest = max(range(len(held)), key=lambda block: held[block].share)
+    one = held[largest]
+    if one.share > most:
+        raise UsageError(
+            f"blocks save next to nothing here: block {largest} holds {one.share:.0%} of the scene's points, and "
+            f"{one.views} of {len(scene.train)} training views show it; all {len(held)} together take the time of "
+            f"about {sum(other.views for other in held) / len(scene.train):.1f} runs over the whole",
+            where="--blocks",
+            remedy="leave out --blocks, or take more of them where the views see parts of the scene only; "
+            "--set data.block_share=1 trains them all the same",
+        )
+
+
 def restricted(scene: Scene, shape: tuple[int, int], block: int) -> Scene:
     """``scene`` with the views and points of one block; its cameras, photos and size stay those of the whole.
 
@@ -132,11 +194,11 @@ def restricted(scene: Scene, shape: tuple[int, int], block: int) -> Scene:
     assert scene.points is not None
     xyz = scene.points.xyz
     inside = grid.near(xyz, block, _margin(grid, xyz))
-    sample = np.arange(0, len(xyz), max(1, len(xyz) // _SAMPLE))
+    sample = _sample(xyz)
     own = grid.block_of(xyz[sample])
     views = {i: _in_sight(scene.cameras[i], xyz[sample]) for i in sorted([*scene.train, *scene.test])}
     train = [i for i in scene.train if _shows(views[i], own, inside[sample], block, len(grid))]
-    if len(train) < _LEAST_VIEWS:
+    if len(train) < LEAST_VIEWS:
         raise SceneError(
             f"block {block} is shown by {len(train)} training views",
             where=scene.root,
@@ -187,6 +249,11 @@ def _margin(grid: Grid, xyz: NDArray[np.floating]) -> tuple[float, float]:
     return float(MARGIN * widths[0]), float(MARGIN * widths[1])
 
 
+def _sample(xyz: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Rows that stand for all."""
+    return np.arange(0, len(xyz), max(1, len(xyz) // _SAMPLE))
+
+
 def _in_sight(camera: Camera, xyz: NDArray[np.floating]) -> Mask:
     """[N] whether points are before ``camera`` and inside its image."""
     local = xyz.astype(np.float64) @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
@@ -209,9 +276,9 @@ def _shows(sight: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks
 
 
 def _surroundings(scene: Scene, train: list[int], inside: Mask) -> Mask:
-    """Points outside that the views see, at most as many as there are inside."""
+    """Points outside that the views see, at most AROUND for each one inside."""
     assert scene.points is not None
-    most = int(inside.sum())
+    most = int(AROUND * inside.sum())
     rows = np.flatnonzero(_thinned(~inside, _CANDIDATES * most))
     xyz, seen = scene.points.xyz[rows], np.zeros(len(rows), bool)
     for i in train:

@@ -23,6 +23,8 @@ Splat = Callable[..., Done]
 
 #: So few and so large Gaussians would all be pruned by the rules for real scenes.
 QUICK = ("--sh-degree", "1", "--set", "strategy.prune_scale3d=100", "--set", "strategy.prune_opacity=0.0001")
+#: Every view of the ball shows all of it, so that blocks of it save nothing.
+ANYWAY = ("--set", "data.block_share=1")
 STEPS = 20
 
 pytestmark = NEEDS_COMPILER
@@ -47,7 +49,7 @@ def ball(tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def merged_run(ball: Path, tmp_path_factory: pytest.TempPathFactory, splat_once: Splat) -> Path:
     place = tmp_path_factory.mktemp("merged") / "run"
-    done = splat_once("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK)
+    done = splat_once("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK, *ANYWAY)
     assert done.code == 0, done.err
     assert done.out.splitlines() == [str(place / f"ckpts/ckpt_{STEPS:06d}.pt")], "one path, that of the merged model"
     return place
@@ -82,7 +84,7 @@ def test_blocks_are_trained_and_merged_into_one_run(merged_run: Path, ball: Path
 
 def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
     place = tmp_path / "jobs"
-    job = ("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK)
+    job = ("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK, *ANYWAY)
     early = splat("merge", place)
     assert early.code == 5, "there is nothing yet"
     assert splat(*job, "--block", 1).code == 0
@@ -115,7 +117,7 @@ def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, sp
 def test_blocks_that_were_trained_otherwise_are_not_merged(ball: Path, splat: Splat, tmp_path: Path) -> None:
     for block, steps in ((0, 4), (1, 5)):
         flags = ("--blocks", "1x2", "--block", block, "-n", steps, "-o", tmp_path / "run")
-        assert splat("train", ball, *flags, *QUICK).code == 0
+        assert splat("train", ball, *flags, *QUICK, *ANYWAY).code == 0
     done = splat("merge", tmp_path / "run")
     assert done.code == 5
     assert "steps is 5, not 4" in done.err
@@ -143,11 +145,35 @@ def test_what_does_not_go_with_blocks_is_refused(
 
 
 def test_a_folder_is_for_one_cut_of_one_scene(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
-    done = splat("train", ball, "--blocks", "1x2", "-o", merged_run)
+    done = splat("train", ball, "--blocks", "1x2", "-o", merged_run, *ANYWAY)
     assert done.code == 8
     assert "has blocks 2x1" in done.err
     (tmp_path / "full").mkdir()
     (tmp_path / "full/photo.jpg").write_text("mine")
-    done = splat("train", ball, "--blocks", "1x2", "-o", tmp_path / "full")
+    done = splat("train", ball, "--blocks", "1x2", "-o", tmp_path / "full", *ANYWAY)
     assert done.code == 8
     assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["photo.jpg"]
+
+
+COURTYARD = Path(__file__).resolve().parents[2] / "data/samples/courtyard"
+
+
+def test_blocks_that_save_nothing_are_refused_before_anything_is_trained(splat: Splat, tmp_path: Path) -> None:
+    """Every view of the sample scene shows half of it or more."""
+    done = splat("train", COURTYARD, "-r", 8, "--blocks", "2x1", "-o", tmp_path / "run", "--json")
+    assert done.code == 2
+    assert "blocks save next to nothing here" in done.err
+    assert "--set data.block_share=1" in done.err
+    held = [event for event in done.objects if event["event"] == "block-contents"]
+    assert [event["block"] for event in held] == [0, 1]
+    assert all(event["train_views"] == event["of"] == 43 for event in held)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_each_block_holds_is_said_first(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    flags = ("--blocks", "2x1", "--block", 1, "-n", 2, *QUICK, *ANYWAY)
+    done = splat("train", ball, *flags, "-o", tmp_path / "run")
+    assert done.code == 0, done.err
+    said = [line for line in done.err.splitlines() if line.startswith("block ")]
+    assert said[0].startswith("block 0: 8 of 8 training views, ")
+    assert said[1].startswith("block 1: 8 of 8 training views, ")

@@ -10,7 +10,7 @@ import pytest
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
-from splatcli.scene.blocks import make_grid, parse_blocks, restricted
+from splatcli.scene.blocks import check_worth, contents, make_grid, parse_blocks, restricted
 from splatcli.scene.camera import Camera
 from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
@@ -128,3 +128,22 @@ def test_cuts_that_cannot_be_made_say_why(tmp_path: Path) -> None:
         make_grid(replace(scene, points=None), (1, 2))
     with pytest.raises(SceneError, match=r"is shown by 2 training views"):
         restricted(replace(scene, train=[1, 2, 38, 39]), (2, 1), 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (4, 1), (3, 2)])
+def test_what_blocks_will_hold_is_what_they_hold(tmp_path: Path, shape: tuple[int, int]) -> None:
+    scene = street(tmp_path)
+    held = contents(scene, shape)
+    assert len(held) == shape[0] * shape[1]
+    for block, one in enumerate(held):
+        cut = restricted(scene, shape, block)
+        assert cut.points is not None
+        assert one.views == len(cut.train)
+        assert round(one.share * POINTS) == pytest.approx(len(cut.points.xyz), abs=2)
+    check_worth(scene, (4, 1), contents(scene, (4, 1)), 0.8)
+
+
+def test_blocks_that_few_views_show_are_named_before_any_is_trained(tmp_path: Path) -> None:
+    scene = replace(street(tmp_path), train=[0, 1, 2, 3, 4, 5])
+    with pytest.raises(SceneError, match=r"of 4x1 blocks 1, 2, 3 are shown by fewer than 3"):
+        check_worth(scene, (4, 1), contents(scene, (4, 1)), 1.0)
