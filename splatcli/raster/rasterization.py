@@ -261,7 +261,7 @@ def _default_ranks(device: torch.device) -> Ranks:
     """Those of the default process group. Raises UsageError where there is none."""
     import splatcli
 
-    ranks: Ranks = splatcli.default_world(device)  # type: ignore[misc]
+    ranks: Ranks = splatcli.default_world(device)
     return ranks
 
 
