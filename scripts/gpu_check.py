@@ -27,6 +27,7 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import importlib.util
 import io
 import json
 import math
@@ -485,7 +486,7 @@ def first_words(command: list[str]) -> str:
         text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return next(
-            (line for line in lines if re.search(r"release|[Vv]ersion \d|, \d|\) \d", line)), "".join(lines[:1])
+            (line for line in lines if re.search(r"release \d|[Vv]ersion \d|\) \d+\.", line)), "".join(lines[:1])
         )
     return ""
 
@@ -900,13 +901,21 @@ METRICS = {
 }
 
 
+def bare_name(kernel: str) -> str:
+    """``void splat::gpu::blend_fast<3>(splat::Job)`` -> ``blend_fast<3>``."""
+    signature = kernel.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    return re.sub(r"<.*", "", signature.split("(")[0]).split("::")[-1].split()[-1] + "".join(
+        re.findall(r"<[^()]*>", signature.split("(")[0])[:1]
+    )
+
+
 def largest_kernels(stages_found: dict[str, Any]) -> list[str]:
     """Names, without namespaces and template arguments, of the five slowest kernels of ours that were seen."""
     for row in stages_found.values():
         if isinstance(row, dict) and row.get("kernels"):
-            names = [re.sub(r"<.*", "", key.split("(")[0]).split("::")[-1] for key in row["kernels"] if "splat" in key]
+            names = [re.sub("<.*", "", bare_name(key)) for key in row["kernels"] if "splat::" in key]
             if names:
-                return list(dict.fromkeys(name.split()[-1] for name in names))[:5]
+                return list(dict.fromkeys(names))[:5]
     return list(LARGEST)
 
 
@@ -944,8 +953,7 @@ def parse_counters(text: str) -> dict[str, dict[str, str]]:
     for row in csv.DictReader(io.StringIO(text[start:])):
         metric = METRICS.get(row.get("Metric Name") or "")
         if metric is not None and row.get("Metric Value"):
-            kernel = (row.get("Kernel Name") or "").split("(")[0].split("::")[-1]
-            found[f"{row['ID']} {kernel}"].setdefault(
+            found[f"{row['ID']} {bare_name(row['Kernel Name'])}"].setdefault(
                 metric, f"{row['Metric Value']} {row.get('Metric Unit', '')}".strip()
             )
     return dict(found)
@@ -1114,6 +1122,36 @@ def measure_peer(case: Case, seconds: float) -> dict[str, Any]:
 GSPLAT_ENDED = "GPU_CHECK_GSPLAT_ENDED"
 
 
+def toolkit_environment(work: Path) -> dict[str, str]:
+    """Variables by which torch builds extensions with the nvcc on the PATH, be that the toolkit's or a script for it.
+
+    Torch takes the folder above nvcc's for the toolkit; where that has no headers, only nvcc itself finds them.
+    """
+    source = work / "nothing.cu"
+    source.write_text("")
+    try:
+        command = ["nvcc", "--dryrun", "-c", str(source), "-o", str(work / "nothing.o")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    top = re.search(r"^#\$ TOP=(.+)$", done.stderr, re.M)
+    if top is None:
+        return {}
+    home = Path(top[1].strip()).resolve()
+    spec = importlib.util.find_spec("nvidia")
+    wheels = [Path(base) for base in (spec.submodule_search_locations or [] if spec else [])]
+    headers = [home / "include", *(path for base in wheels for path in sorted(base.glob("*/include")))]
+    libraries = [home / "lib64", home / "lib", home / "targets" / "x86_64-linux" / "lib"]
+    found = {"CPLUS_INCLUDE_PATH": headers, "LIBRARY_PATH": libraries}
+    result = {
+        name: os.pathsep.join([*filter(None, [os.environ.get(name)]), *(str(path) for path in paths if path.is_dir())])
+        for name, paths in found.items()
+    }
+    if (home / "include" / "cuda_runtime.h").is_file():
+        result["CUDA_HOME"] = str(home)
+    return result
+
+
 @contextlib.contextmanager
 def gsplat_building(work: Path) -> Iterator[None]:
     """gsplat compiles itself for minutes at its first use: started first, it is ready when its section comes."""
@@ -1125,6 +1163,7 @@ def gsplat_building(work: Path) -> Iterator[None]:
     # The same folder and flags as in the sections, which find it built.
     os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(work / "extensions"))
     os.environ["VERBOSE"] = "1"
+    os.environ.update(toolkit_environment(work))
     ending = work / "gsplat.ended"
     os.environ[GSPLAT_ENDED] = str(ending)
     if not torch.cuda.device_count():
@@ -1463,10 +1502,10 @@ def halve(scene: Path, folder: Path) -> None:
         for number, camera in reconstruction.cameras.items()
     ]
     (model / "cameras.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    lines = [
-        f"{number} {' '.join(f'{value:.6g}' for value in point.xyz)} {' '.join(map(str, point.color))} {point.error:.3g}"
-        for number, point in reconstruction.points3D.items()
-    ]
+    lines = []
+    for number, point in reconstruction.points3D.items():
+        place = " ".join(f"{value:.6g}" for value in point.xyz)
+        lines.append(f"{number} {place} {' '.join(map(str, point.color))} {point.error:.3g}")
     (model / "points3D.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

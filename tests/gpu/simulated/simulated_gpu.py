@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -97,7 +97,7 @@ def capture(graph: Graph) -> Iterator[None]:
 class Profile:
     """Counts the rasterizer's calls and takes them for kernels."""
 
-    counts: Counter[str] = Counter()
+    counts: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, **_: Any) -> None:
         Profile.counts.clear()
