@@ -16,7 +16,7 @@ Exit code: 0 when no section failed, 1 when one did, 2 for wrong arguments or wi
 The scenes of the measurements are made up, with the statistics of trained ones. "front": of N Gaussians three fifths
 are in view, on four wavy surfaces, each within a few pixels of its neighbours; eight cameras that turn and shift a
 little. "orbit": surfaces all around and twelve cameras that look outward, each of which sees a quarter. At 1 M and
-2 megapixels a visible Gaussian covers about four tiles (the report says how many it was).
+2 megapixels a visible Gaussian covers about four tiles in front, eight in orbits (the report says how many it was).
 """
 
 from __future__ import annotations
@@ -781,10 +781,13 @@ def measure(case: Case, seconds: float) -> dict[str, float]:
     """Steps a second of ours, and the memory they take."""
     import torch
 
+    from splatcli.native.call import Backend
+
+    backend = Backend.cuda("cuda:0")
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    training = Training(case)
+    training = Training(case, backend=backend)
     fixed = torch.cuda.memory_allocated() - before
     result: dict[str, float] = rate_of(training.step, training.finish, seconds)
     # From here on the numbers of one view, the last.
@@ -1097,13 +1100,14 @@ def measure_peer(case: Case, seconds: float) -> dict[str, Any]:
     from splatcli.gaussians import GROUPS
     from splatcli.native.call import Backend
 
+    fused = FusedLoss(Backend.cuda("cuda:0"))
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     gaussians, cameras = make_scene(case.n, *SIZES[case.size], "cuda", case.views)
     targets = make_targets(cameras, "cuda")
     floats = [target.float() / 255 for target in targets[:1]]
-    peer, fused = Peer(gaussians, cameras, dict.fromkeys(GROUPS, 1e-7)), FusedLoss(Backend.cuda("cuda:0"))
+    peer = Peer(gaussians, cameras, dict.fromkeys(GROUPS, 1e-7))
     del gaussians
     taken = [0]
 

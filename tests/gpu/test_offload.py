@@ -11,9 +11,6 @@ from splatcli.raster import DeferredEngine, GrowthStats, StepInputs, render
 from splatcli.raster.adam import AdamState
 from splatcli.raster.footprint import rest_bytes, state_bytes
 from splatcli.raster.store import RESIDENT, Pinned, Store
-from splatcli.train.failures import StepDivergedError
-from splatcli.train.monitor import FiniteWatch
-from splatcli.train.strategies import Edit, apply_edit
 from tests.raster.scenes import random_camera, random_scene
 
 pytestmark = pytest.mark.gpu
@@ -23,6 +20,8 @@ COUNT = 50_000
 
 def trained(store: Store) -> tuple[Gaussians, AdamState, torch.Tensor]:
     """Steps, an edit, more steps, and a view with coefficients brought up to date."""
+    from splatcli.train.strategies import Edit, apply_edit  # here: it needs packages that a machine with a GPU may lack
+
     gaussians, _ = random_scene(5, COUNT, sh_degree=3, scale=0.02)
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
     adam, stats = AdamState.zeros_like(gaussians, store=store), GrowthStats.zeros(COUNT, gaussians.device)
@@ -71,6 +70,9 @@ def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
 
 
 def test_a_number_that_is_none_is_found_there_too() -> None:
+    from splatcli.train.failures import StepDivergedError
+    from splatcli.train.monitor import FiniteWatch
+
     gaussians, _ = random_scene(5, 1000, sh_degree=3)
     store = Pinned()
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))

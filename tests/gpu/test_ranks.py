@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import find_latest
 from tests.cli.tiny import QUICK, write_scene
 
 
 def trained(folder: Path, name: str, *flags: str) -> dict[str, torch.Tensor]:
     """The parameters after a short run."""
+    from splatcli.checkpoint.load import load_checkpoint  # here: it needs packages that a machine with a GPU may lack
+    from splatcli.checkpoint.rundir import find_latest
+
     scene = folder / "scene" if (folder / "scene").exists() else write_scene(folder / "scene")
     command = [sys.executable, "-m", "splatcli", "train", str(scene), *QUICK, "--iterations", "60", "--device", "cuda"]
     subprocess.run([*command, "-o", str(folder / name), "-q", *flags], check=True, timeout=300)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 import time
@@ -32,7 +33,7 @@ def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def fake_runner(results: dict[str, Any]) -> Any:
-    def run(name: str, out: Path, seconds: float) -> dict[str, Any]:
+    def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
         result = results.get(name, {"status": "ok"})
         if isinstance(result, Exception):
             raise result
@@ -41,13 +42,22 @@ def fake_runner(results: dict[str, Any]) -> Any:
     return run
 
 
-SPEED = {"status": "ok", "1M 2MP": {"steps_per_second": 400.0, "ms": 2.5, "peak_mib": 1500, "pairs_per_visible": 4.2}}
-PEER = {"status": "ok", "1M 2MP": {"steps_per_second": 100.0, "ms": 10.0, "peak_mib": 2500}}
+OURS = {
+    "steps_per_second": 400.0,
+    "ms": 2.5,
+    "spread": 0.01,
+    "peak_mib": 1500,
+    "visible_share": 0.6,
+    "pairs_per_visible": 4.2,
+}
+PEER = {"steps_per_second": 100.0, "ms": 10.0, "peak_mib": 2500, "l1_only": {"ms": 8.0}}
+SPEED = {"status": "ok", "1M 2MP front": OURS}
+BESIDE = {"status": "ok", "version": "1.5.3", "1M 2MP front": {"ours": OURS, "gsplat": PEER}}
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
     done = subprocess.run(
-        [str(SCRIPTS / "gpu_check"), "--out", str(tmp_path / "out")],
+        [str(SCRIPTS / "gpu_check"), "--part", "check", "--out", str(tmp_path / "out")],
         env={"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "", "PATH": "/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -61,10 +71,13 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--out"),
-        (["--out", "x", "--only", "speed,sped"], "there is no section sped"),
-        (["--out", "x", "--seconds", "soon"], "--seconds"),
-        (["--out", "x", "--seconds", "0"], "more than 0"),
+        (["--part", "check"], "--out"),
+        (["--out", "x"], "--part is needed"),
+        (["--part", "all", "--out", "x"], "--part"),
+        (["--part", "speed", "--out", "x", "--only", "speed,sped"], "there is no section sped"),
+        (["--part", "check", "--out", "x", "--only", "speed"], "there is no section speed"),
+        (["--part", "check", "--out", "x", "--seconds", "soon"], "--seconds"),
+        (["--part", "check", "--out", "x", "--seconds", "0"], "more than 0"),
         (["--out", "x", "--section", "none"], "--section"),
     ],
 )
@@ -77,37 +90,45 @@ def test_wrong_arguments(
     assert message in capsys.readouterr().err
 
 
-def test_the_report_and_the_table(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def with_gpu(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """As if there were a GPU, for runners that need none."""
     monkeypatch.setattr(gpu_check, "no_gpu", lambda: None)
-    monkeypatch.setattr(gpu_check, "gsplat_building", lambda out: gpu_check.contextlib.nullcontext())
-    results = {"speed": SPEED, "gsplat": PEER, "sanitizer": {"status": "skipped", "skipped": "not installed"}}
+    monkeypatch.setattr(gpu_check, "gsplat_building", lambda work: gpu_check.contextlib.nullcontext())
+    monkeypatch.setattr(gpu_check.signal, "signal", lambda *_: None)
+    for name in ("PYTHONPATH", gpu_check.CARRIED):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    return gpu_check
+
+
+def test_the_report_and_the_summary(with_gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = {"speed": SPEED, "gsplat": BESIDE, "counters": {"status": "skipped", "skipped": "not installed"}}
     out = tmp_path / "deep" / "out"
-    assert gpu_check.main(["--out", str(out)], fake_runner(results)) == 0
-    report = json.loads((out / "gpu_check.json").read_text())
-    assert report["format"] == 1
-    assert list(report["sections"]) == list(gpu_check.SECTIONS)
+    assert with_gpu.main(["--part", "speed", "--out", str(out)], fake_runner(results)) == 0
+    report = json.loads((out / "speed.json").read_text())
+    assert report["format"] == 2
+    assert list(report["sections"]) == list(with_gpu.PARTS["speed"])
     assert all({"status", "seconds"} <= section.keys() for section in report["sections"].values())
     printed = capsys.readouterr().out
-    assert "1M 2MP" in printed
+    assert printed == (out / "speed.txt").read_text()
+    assert "1M 2MP front" in printed
     assert "4.00" in printed, "gsplat takes four times as long"
     assert "not installed" in printed
+    assert {path.name for path in out.iterdir()} == {"speed.json", "speed.txt", "speed.log"}
 
 
 def test_a_section_that_fails_is_told_and_loses_no_other(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    with_gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(gpu_check, "no_gpu", lambda: None)
     results = {"build": {"status": "failed", "error": "nvcc\nis gone"}, "tests": RuntimeError("no pytest")}
-    names = ["--only", "environment,build,tests,speed"]
-    assert gpu_check.main(["--out", str(tmp_path), *names], fake_runner(results | {"speed": SPEED})) == 1
-    sections = json.loads((tmp_path / "gpu_check.json").read_text())["sections"]
+    names = ["--part", "check", "--only", "environment,build,tests,sanitizer"]
+    assert with_gpu.main(["--out", str(tmp_path), *names], fake_runner(results)) == 1
+    sections = json.loads((tmp_path / "check.json").read_text())["sections"]
     assert {name: section["status"] for name, section in sections.items()} == {
         "environment": "ok",
         "build": "failed",
         "tests": "failed",
-        "speed": "ok",
+        "sanitizer": "ok",
     }
     assert sections["tests"]["error"] == "RuntimeError: no pytest"
     printed = capsys.readouterr().out
@@ -115,30 +136,67 @@ def test_a_section_that_fails_is_told_and_loses_no_other(
     assert "no pytest" in printed
 
 
-def test_the_report_is_written_after_every_section(gpu_check: ModuleType, tmp_path: Path) -> None:
-    seen = []
+def test_the_summary_fits_what_is_kept_of_the_output_and_ends_with_the_errors(gpu_check: ModuleType) -> None:
+    failed = {f"tests/gpu/test_gpu.py::test_{i}": "AssertionError: " + "x" * 500 for i in range(200)}
+    row = {"kernels": {f"splat::kernel_{i}": {"us": 1.0, "launches": 1} for i in range(50)}}
+    row |= {"sum": {"ms": 1.0, "floor_ms": 1.0}, "project": {"ms": 1.0, "floor_ms": 1.0, "times_floor": 1.0}}
+    state = {"seconds": 1.0, "status": "failed", "error": "\n".join(["y" * 300] * 40)}
+    sections = {
+        "environment": {**state, "gpu": "z" * 3000},
+        "tests": {**state, "test_gpu": {"status": 1, "summary": "200 failed", "failed": failed}, "alone": {}},
+        "training": {**state, "fox": "w" * 5000},
+        "stages": {**state, **{f"case {i}": row for i in range(20)}},
+        "gsplat": {**state, **{f"case {i}": {"ours": OURS, "gsplat": PEER} for i in range(40)}},
+        "sanitizer": {**state, "error": "the last words"},
+    }
+    text = gpu_check.summary({"part": "check", "sections": sections, "seconds": 3.0})
+    assert len(text) < 12_000
+    assert "200 failed" in text
+    assert "test_3" in text
+    assert text.endswith("the last words")
 
-    def run(name: str, out: Path, seconds: float) -> dict[str, Any]:
-        path = out / "gpu_check.json"
+
+def test_the_report_is_written_after_every_section_and_number(gpu_check: ModuleType, tmp_path: Path) -> None:
+    seen = []
+    path = tmp_path / "check.json"
+
+    def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
         seen.append(list(json.loads(path.read_text())["sections"]) if path.exists() else [])
+        tell({"first": 1})
+        section = json.loads(path.read_text())["sections"][name]
+        assert (section["status"], section["first"]) == ("running", 1)
+        (work / f"{name}-more.log").write_text(f"words of {name}")
         return {"status": "ok"}
 
-    gpu_check.check(tmp_path, 100, ["environment", "build", "speed"], run)
+    work = tmp_path / "work"
+    work.mkdir()
+    gpu_check.check("check", tmp_path, work, 100, ["environment", "build", "tests"], run)
     assert seen == [[], ["environment"], ["environment", "build"]]
+    merged = (tmp_path / "check.log").read_text()
+    assert all(f"words of {name}" in merged for name in ("environment", "build", "tests"))
 
 
-def test_what_no_time_is_left_for_is_skipped(gpu_check: ModuleType, tmp_path: Path) -> None:
+def test_every_section_gets_its_share_and_what_others_left(gpu_check: ModuleType, tmp_path: Path) -> None:
     shares = []
 
-    def run(name: str, out: Path, seconds: float) -> dict[str, Any]:
+    def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
         shares.append(seconds)
         return {"status": "ok"}
 
-    report = gpu_check.check(tmp_path, 1.0, ["environment", "build"], run)
+    report = gpu_check.check("check", tmp_path, tmp_path, 1.0, ["environment", "build"], run)
     assert shares == []
-    assert report["sections"]["build"]["skipped"] == "no time was left"
-    gpu_check.check(tmp_path, 500.0, ["environment"], run)
-    assert shares == [gpu_check.SECTIONS["environment"].seconds], "no more than its share"
+    assert report["sections"]["build"]["skipped"] == "no time left"
+    for part, sections in gpu_check.PARTS.items():
+        shares.clear()
+        gpu_check.check(part, tmp_path, tmp_path, 540.0, list(sections), run)
+        reserved = [section.seconds for section in sections.values()]
+        assert sum(reserved) <= 540
+        assert all(share >= least - 1 for share, least in zip(shares, reserved, strict=True))
+        # Those before it took no time: the last has all.
+        assert shares[-1] == pytest.approx(540, abs=5)
+    shares.clear()
+    gpu_check.check("check", tmp_path, tmp_path, 62.5, ["environment", "build"], run)
+    assert shares[0] == pytest.approx(12.5, abs=1), "with half the time, half of it"
 
 
 def test_a_child_that_hangs_is_killed_with_its_children(gpu_check: ModuleType, tmp_path: Path) -> None:
@@ -152,11 +210,38 @@ def test_a_child_that_hangs_is_killed_with_its_children(gpu_check: ModuleType, t
     assert log.read_text() == "here\n"
 
 
+def test_a_part_that_is_stopped_still_tells_what_it_found(tmp_path: Path) -> None:
+    """As where a time limit ends it: in the middle of a section, which has found something."""
+    program = """
+import sys, time, pathlib
+sys.path.insert(0, sys.argv[1])
+import gpu_check
+gpu_check.no_gpu = lambda: None
+def run(name, work, seconds, tell):
+    if name == "build":
+        tell({"seconds_to_build_and_load": 12.5})
+        print("now", flush=True)
+        time.sleep(60)
+    return {"status": "ok"}
+gpu_check.main(["--part", "check", "--out", sys.argv[2]], run)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, str(SCRIPTS), str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "now\n"
+    process.terminate()
+    printed, _ = process.communicate(timeout=30)
+    assert process.returncode == 128 + 15
+    assert '"seconds_to_build_and_load":12.5' in printed
+    assert json.loads((tmp_path / "check.json").read_text())["sections"]["build"]["status"] == "running"
+
+
 def test_a_section_in_a_process_of_its_own(gpu_check: ModuleType, tmp_path: Path) -> None:
     """Without a GPU it ends with a message, which becomes the section's error."""
     if torch.cuda.device_count():
         pytest.skip("this machine has a GPU")
-    result = gpu_check.run_section("environment", tmp_path, 120.0)
+    result = gpu_check.run_section("environment", tmp_path, 120.0, lambda found: None)
     assert result["status"] == "failed"
     assert "torch sees none" in result["error"]
 
@@ -171,20 +256,72 @@ def test_what_a_failing_section_found_is_kept(
     def skips(report: Any) -> None:
         raise gpu_check.Skipped("not here")
 
+    def finds_no_gpu(report: Any) -> None:
+        raise RuntimeError("No CUDA GPUs are available")
+
     monkeypatch.setitem(gpu_check.SECTIONS, "speed", gpu_check.Section(breaks, 1))
     monkeypatch.setitem(gpu_check.SECTIONS, "gsplat", gpu_check.Section(skips, 1))
+    monkeypatch.setitem(gpu_check.SECTIONS, "build", gpu_check.Section(finds_no_gpu, 1))
     assert gpu_check.child("speed", tmp_path, 5.0) == 1
-    assert json.loads((tmp_path / ".speed.json").read_text()) == {"first": 1}
+    assert json.loads((tmp_path / "speed.json").read_text()) == {"first": 1}
     assert "second is missing" in capsys.readouterr().err
     assert gpu_check.child("gsplat", tmp_path, 5.0) == 0
-    assert json.loads((tmp_path / ".gsplat.json").read_text()) == {"skipped": "not here"}
+    assert json.loads((tmp_path / "gsplat.json").read_text()) == {"skipped": "not here"}
+    assert gpu_check.child("build", tmp_path, 5.0) == 1, "a GPU that is not there is a failure"
+    monkeypatch.setenv(gpu_check.REHEARSE, "1")
+    assert gpu_check.child("build", tmp_path, 5.0) == 0
+    assert json.loads((tmp_path / "build.json").read_text()) == {"no_gpu": "No CUDA GPUs are available"}
 
 
-def test_nothing_but_the_rasterizers_parts_is_imported() -> None:
+#: What a machine with a GPU was seen to lack.
+LACKING = ("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "plyfile", "pycolmap", "gsplat")
+BLOCK = """
+import sys
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {names}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Lacking())
+"""
+
+
+def test_the_tests_for_a_gpu_are_collected_without_packages_that_it_may_lack(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCK.format(names=LACKING))
+    command = [sys.executable, "-m", "pytest", "tests/gpu", "--collect-only", "-q", "-p", "no:cacheprovider"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        command, cwd=SCRIPTS.parent, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("test_gpu", "test_offload", "test_ranks"):
+        assert f"tests/gpu/{name}.py::" in done.stdout
+    assert not [line for line in done.stdout.splitlines() if "error" in line.lower() and "::" not in line]
+
+
+def test_without_a_gpu_every_section_comes_to_its_end(tmp_path: Path) -> None:
+    """The rehearsal, with the packages that a machine with a GPU may lack blocked; only what takes long is left out."""
+    if torch.cuda.device_count():
+        pytest.skip("this machine has a GPU")
+    (tmp_path / "sitecustomize.py").write_text(BLOCK.format(names=LACKING))
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    parts = {"check": "environment,build,determinism,sanitizer", "speed": "stages,speed,counters,gsplat,beside"}
+    for part, names in parts.items():
+        command = [sys.executable, str(SCRIPTS / "gpu_check.py"), "--part", part, "--only", names, "--rehearse"]
+        command += ["--tiny", "--out", str(tmp_path / "out"), "--carried", str(tmp_path / "nothing")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        sections = json.loads((tmp_path / "out" / f"{part}.json").read_text())["sections"]
+        assert list(sections) == names.split(",")
+        for name, section in sections.items():
+            assert section["status"] in ("no GPU", "skipped"), (name, section)
+        assert "no GPU" in done.stdout
+
+
+def test_the_sections_but_training_need_the_rasterizers_parts_only() -> None:
     """On the machines with a GPU the command line's packages are missing."""
     program = """
         import sys
-        for name in ("typer", "rich", "pydantic", "plyfile", "pycolmap", "PIL", "imageio", "scipy"):
+        for name in ("typer", "rich", "pydantic", "plyfile", "pycolmap", "imageio", "scipy"):
             sys.modules[name] = None  # an import of it fails
         sys.path.insert(0, "scripts")
         import gpu_check
@@ -202,8 +339,20 @@ def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -
     from splatcli.raster.view import view_of
 
     # The density of 1 M at 2 megapixels.
-    gaussians, cameras = gpu_check.make_scene(24_000, 288, 173, "cpu")
+    n, width, height = 24_000, 288, 173
+    gaussians, cameras = gpu_check.make_scene(n, width, height, "cpu")
     assert len(cameras) == 8
+    around, outward = gpu_check.make_scene(n, width, height, "cpu", "orbit")
+    assert len(outward) == 12
+    seen = torch.zeros(n, dtype=torch.bool)
+    for camera in outward:
+        frame = Frame(Backend.cpu())
+        view = view_of(camera, sh_degree=3, antialiased=False, with_depth=False)
+        frame.bin(view, frame.project(view, around))
+        assert 0.2 < frame.native.visible / n < 0.3
+        assert 6.0 < frame.native.pairs / frame.native.visible < 11.0
+        seen[frame.seen()[0]] = True
+    assert float(seen.float().mean()) > 0.9, "all are seen by some camera"
     for camera in cameras:
         frame = Frame(Backend.cpu())
         view = view_of(camera, sh_degree=3, antialiased=False, with_depth=False)
@@ -227,15 +376,86 @@ def test_rates_are_medians_of_rounds(gpu_check: ModuleType) -> None:
     result = gpu_check.rate_of(lambda: calls.append(time.sleep(0.001)), lambda: None, 0.1)
     assert 0.9 < result["ms"] < 20
     assert result["steps_per_second"] == pytest.approx(1e3 / result["ms"], rel=0.05)
-    assert len(calls) == 20 + 3 * result["steps"]
+    assert len(calls) == 24 + 3 * result["steps"]
 
 
+@NEEDS_COMPILER
 def test_the_peers_loss_is_the_training_loss(gpu_check: ModuleType) -> None:
+    from splatcli.native.call import Backend
     from splatcli.raster.reference import loss_reference
     from tests.raster.scenes import random_image
 
-    image, target = random_image(1, 40, 30), random_image(2, 40, 30)
-    planar = [t.permute(2, 0, 1)[None] for t in (image, target)]
-    torch.testing.assert_close(
-        gpu_check.peer_loss(*planar), loss_reference(image, target, gpu_check.SSIM_LAMBDA), rtol=0, atol=2e-6
+    image, target = random_image(1, 40, 30), (random_image(2, 40, 30) * 255).round().to(torch.uint8)
+    ours, theirs = image.clone().requires_grad_(), image.clone().requires_grad_()
+    loss = gpu_check.FusedLoss(Backend.simt())(ours, target)
+    expected = loss_reference(theirs, target.float() / 255, gpu_check.SSIM_LAMBDA)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=2e-6)
+    torch.autograd.backward([3 * loss, 3 * expected])
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-7)
+
+
+def test_the_time_to_a_psnr_is_read_off_the_series(gpu_check: ModuleType) -> None:
+    series = [(1.0, 20.0), (2.0, 22.0), (3.0, 23.0)]
+    assert gpu_check.seconds_to(21.0, series) == 1.5
+    assert gpu_check.seconds_to(23.0, series) == 3.0
+    assert gpu_check.seconds_to(19.0, series) == 1.0
+    assert gpu_check.seconds_to(23.1, series) is None
+
+
+def test_counters_are_read_from_what_ncu_prints(gpu_check: ModuleType) -> None:
+    text = """tiny words before it
+==PROF== Connected to process 7
+"ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
+"0","7","void splat::gpu::blend_fast<3>(splat::Job, int)","GPU Speed Of Light","Duration","us","71.20"
+"0","7","void splat::gpu::blend_fast<3>(splat::Job, int)","GPU Speed Of Light","Elapsed Cycles","cycle","9"
+"1","7","splat::gpu::(anonymous namespace)::project_chunks(splat::Job)","Occupancy","Achieved Occupancy","%","48.8"
+"""
+    assert gpu_check.parse_counters(text) == {
+        "0 blend_fast<3>": {"duration": "71.20 us"},
+        "1 project_chunks": {"occupancy": "48.8 %"},
+    }
+    assert gpu_check.parse_counters("==ERROR== ERR_NVGPUCTRPERM") == {}
+    kernels = {"void splat::gpu::blend_fast<3>(splat::Job)": {}, "void at::native::fill(int)": {}}
+    assert gpu_check.largest_kernels({"gpu": "x", "1M": {"kernels": kernels}}) == ["blend_fast"]
+    assert gpu_check.largest_kernels({}) == list(gpu_check.LARGEST)
+
+
+def test_a_scene_that_is_carried_is_the_scene(gpu_check: ModuleType, tmp_path: Path) -> None:
+    from splatcli.config import DataConfig
+    from splatcli.scene.read import read_scene
+
+    gpu_check.write_scenes(tmp_path)
+    courtyard = json.loads((tmp_path / "courtyard" / "views.json").read_text())
+    scene = read_scene(SCRIPTS.parent / "data" / "samples" / "courtyard", DataConfig())
+    assert [view["name"] for view in courtyard["views"]] == [camera.name for camera in scene.cameras]
+    assert courtyard["test"] == scene.test
+    assert all((SCRIPTS.parent / courtyard["images"] / view["name"]).is_file() for view in courtyard["views"])
+    real = SCRIPTS.parents[1] / "shared" / "data" / "fox"
+    if not real.is_dir():
+        pytest.skip(f"{real} is not there")
+    whole, half = read_scene(real, DataConfig()), read_scene(tmp_path / "fox", DataConfig())
+    assert [camera.name for camera in half.cameras] == [camera.name for camera in whole.cameras]
+    assert len(half.points.xyz) == len(whole.points.xyz)
+    for small, large in zip(half.cameras, whole.cameras, strict=True):
+        assert small.width == large.width // 2
+        assert small.fx == pytest.approx(large.fx / 2, rel=1e-2)
+        torch.testing.assert_close(torch.from_numpy(small.viewmat), torch.from_numpy(large.viewmat), rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_every_section_runs_on_a_simulated_gpu(tmp_path: Path) -> None:
+    """Minutes: the kernels' PTX on the CPU."""
+    from tests.gpu import rehearse
+
+    if (reason := rehearse.missing()) is not None:
+        pytest.skip(reason)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.gpu.rehearse", "--out", str(tmp_path)],
+        cwd=SCRIPTS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=3000,
     )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "every section came to its end" in done.stdout
