@@ -540,13 +540,15 @@ def tests(report: Report) -> None:
     # Warnings are errors where the project is developed; other versions of other packages have other warnings.
     pytest += ["-W", "default", "-p", "no:cacheprovider", "--continue-on-collection-errors", "--durations=5"]
     pytest += ["-o", "faulthandler_timeout=40"]
-    insist = {} if os.environ.get(REHEARSE) == "1" else {"SPLATCLI_REQUIRE_GPU": "1"}
+    settings = {"COLUMNS": "300"}  # else pytest leaves the words of failures out
+    if os.environ.get(REHEARSE) != "1":
+        settings["SPLATCLI_REQUIRE_GPU"] = "1"
     failed: dict[str, str] = {}
     trouble = []
     for file, share in TEST_FILES.items():
         name = Path(file).stem
         log = report.log(name)
-        status = run_child([*pytest, file], log, share * (report.left() - 2), **insist)
+        status = run_child([*pytest, file], log, share * (report.left() - 2), **settings)
         text = log.read_text(errors="replace")
         endings = re.findall(r"^=+ (.*\bin [\d.]+s.*?) =+$", text, re.M)
         result: dict[str, Any] = {"status": status, "summary": endings[-1] if endings else "it did not end"}
@@ -565,7 +567,7 @@ def tests(report: Report) -> None:
         if report.left() < 20:
             break
         log = report.log("alone")
-        status = run_child([*pytest, test], log, min(60.0, report.left() - 5), **insist)
+        status = run_child([*pytest, test], log, min(60.0, report.left() - 5), **settings)
         alone[test] = "passes" if status == 0 else "hangs" if status is None else "fails"
         report["alone"] = alone
     if trouble:
@@ -1720,8 +1722,9 @@ def child(name: str, out: Path, seconds: float) -> int:
     except Skipped as reason:
         report["skipped"] = str(reason)
     except Exception as error:
-        if os.environ.get(REHEARSE) == "1" and any(words in str(error) for words in NO_GPU):
-            report["no_gpu"] = str(error).strip().splitlines()[-1][:200]
+        told = [line for line in str(error).splitlines() if any(words in line for words in NO_GPU)]
+        if os.environ.get(REHEARSE) == "1" and told:
+            report["no_gpu"] = told[0].strip()[:200]
             return 0
         traceback.print_exc()
         return 1
