@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -129,6 +130,8 @@ def call(self: Backend, name: str, *arguments: Any) -> int:
 
 
 def install(path: str) -> None:
+    # A torch with CUDA has brought the real runtime along: the library has to find the simulated one before it.
+    ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_DEEPBIND)
     loaded = library._load(Path(path))
 
     def cuda(cls: type[Backend], device: Any = "cuda") -> Backend:
