@@ -1430,7 +1430,7 @@ def prepare(folder: Path) -> int:
         carried = [path for path in (folder / part, folder / "scene") if path.is_dir()]
         total = tree + sum(mib(path) for path in carried)
         print(f"\n{part}: {total:.1f} MiB, of which {tree:.1f} are the checkout; take along, in the same places:")
-        print("".join(f"    {path}  {mib(path):.1f} MiB\n" for path in carried), end="")
+        print("".join(f"    {os.path.relpath(path, ROOT)}  {mib(path):.1f} MiB\n" for path in carried), end="")
         if total > MOST_MIB:
             print(f"gpu_check: this is more than {MOST_MIB:.0f} MiB", file=sys.stderr)
             return 1

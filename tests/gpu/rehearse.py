@@ -95,8 +95,9 @@ def run(part: str, out: Path, native: Path, seconds: float, *flags: str) -> dict
     settings = environment(scratch, native)
     if importlib.util.find_spec("coverage"):
         rules = scratch / "coverage.ini"
+        (scratch / "covered").mkdir(exist_ok=True)
         rules.write_text(
-            f"[run]\nparallel = true\nsigterm = true\ndata_file = {scratch / 'coverage'}\n"
+            f"[run]\nparallel = true\nsigterm = true\ndata_file = {scratch / 'covered' / 'lines'}\n"
             f"include = {ROOT / 'scripts' / 'gpu_check.py'}\n"
         )
         settings["COVERAGE_PROCESS_START"] = str(rules)
@@ -132,7 +133,7 @@ def unexpected(report: dict[str, Any]) -> list[str]:
 
 def uncovered(out: Path) -> str:
     """The lines of gpu_check.py that no process has run, by coverage; empty where it is not installed."""
-    if not importlib.util.find_spec("coverage") or not list((out / "scratch").glob("coverage.*")):
+    if not importlib.util.find_spec("coverage") or not (out / "scratch" / "covered").is_dir():
         return ""
     rules = f"--rcfile={out / 'scratch' / 'coverage.ini'}"
     subprocess.run([sys.executable, "-m", "coverage", "combine", "-q", rules], cwd=ROOT, check=False)
@@ -151,6 +152,7 @@ def main() -> int:
         return 3
     out = options.out.resolve()
     (out / "scratch").mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(out / "scratch" / "covered", ignore_errors=True)
     native = library(out / "scratch" / "build")
     carry(out / "scratch" / "carried")
     wrong: list[str] = []

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -440,6 +442,85 @@ def test_a_scene_that_is_carried_is_the_scene(gpu_check: ModuleType, tmp_path: P
         assert small.width == large.width // 2
         assert small.fx == pytest.approx(large.fx / 2, rel=1e-2)
         torch.testing.assert_close(torch.from_numpy(small.viewmat), torch.from_numpy(large.viewmat), rtol=0, atol=1e-6)
+
+
+def make_wheel(path: Path, name: str, requires: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(f"{name}/__init__.py", "")
+        archive.writestr(f"{name}-1.0.dist-info/METADATA", f"Name: {name}\nVersion: 1.0\n{requires}")
+
+
+def test_what_is_prepared_is_unpacked_where_python_finds_it(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[str] = []
+
+    def fetch(requirements: list[str], folder: Path) -> None:
+        asked.extend(requirements)
+        for one in requirements:
+            name = one.split("==")[0].replace("-", "_")
+            core = "Requires-Dist: pydantic-core==2.50.4\n" if name == "pydantic" else ""
+            make_wheel(folder / f"{name}-1.0-py3-none-any.whl", name, core)
+
+    monkeypatch.setattr(gpu_check, "fetch", fetch)
+    monkeypatch.setattr(gpu_check, "tracked_mib", lambda: 10.0)
+    monkeypatch.setattr(gpu_check, "write_scenes", lambda folder: folder.mkdir(parents=True))
+    assert gpu_check.main(["--prepare", str(tmp_path / "carried")]) == 0
+    assert "pydantic-core==2.50.4" in asked
+    assert "gsplat==1.5.3" in asked
+    printed = capsys.readouterr().out
+    for part in gpu_check.PARTS:
+        call = next(line for line in printed.splitlines() if f"--part {part}" in line)
+        assert len(call) < 2000
+        assert '--out "$OUT"' in call
+    names = gpu_check.unpack("check", tmp_path / "carried", tmp_path / "site")
+    assert len(names) == 7
+    assert (tmp_path / "site" / "pydantic_core" / "__init__.py").is_file()
+    assert gpu_check.unpack("speed", tmp_path / "nothing", tmp_path / "site") == []
+    monkeypatch.setattr(gpu_check, "tracked_mib", lambda: 60.0)
+    assert gpu_check.main(["--prepare", str(tmp_path / "carried")]) == 1
+    assert "more than 56 MiB" in capsys.readouterr().err
+
+
+def test_gsplat_is_not_asked_for_before_its_build_has_ended(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its loader removes the folder of a build that is under way."""
+    ending = tmp_path / "ended"
+    monkeypatch.setenv(gpu_check.GSPLAT_ENDED, str(ending))
+    monkeypatch.setitem(sys.modules, "gsplat", None)
+    late = gpu_check.Report(tmp_path / "late.json", 45.2)
+    assert "had not ended" in gpu_check.await_gsplat(late)
+    report = gpu_check.Report(tmp_path / "gsplat.json", 100.0)
+    threading.Timer(0.7, lambda: ending.write_text("0 200 s")).start()
+    assert "cannot be imported" in gpu_check.await_gsplat(report)
+    assert report.found["waited"] >= 0.5
+    ending.write_text("1 3 s")
+    assert "cannot be built" in gpu_check.await_gsplat(report)
+
+
+def test_the_toolkit_is_found_behind_a_script_on_the_path(
+    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Torch takes the folder above nvcc's for the toolkit, where the headers are not."""
+    home, folder = tmp_path / "cuda", tmp_path / "bin"
+    (home / "include").mkdir(parents=True)
+    (home / "lib").mkdir()
+    (home / "include" / "cuda_runtime.h").write_text("")
+    folder.mkdir()
+    (folder / "nvcc").write_text(f"#!/bin/sh\necho '#$ TOP={home}/bin/..' >&2\n")
+    (folder / "nvcc").chmod(0o755)
+    (home / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    for name in ("CPLUS_INCLUDE_PATH", "LIBRARY_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    found = gpu_check.toolkit_environment(tmp_path)
+    assert found["CUDA_HOME"] == str(home)
+    assert found["CPLUS_INCLUDE_PATH"].split(os.pathsep)[0] == str(home / "include")
+    assert found["LIBRARY_PATH"].split(os.pathsep) == [str(home / "lib")]
+    (folder / "nvcc").write_text("#!/bin/sh\nexit 1\n")
+    assert gpu_check.toolkit_environment(tmp_path) == {}
 
 
 @pytest.mark.slow

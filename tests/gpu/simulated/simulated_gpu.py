@@ -146,6 +146,7 @@ def install(path: str) -> None:
     values: dict[str, Any] = {
         **{name: lambda *_, **__: None for name in nothing},
         "is_available": lambda: True,
+        "is_current_stream_capturing": lambda: False,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "current_stream": lambda *_: Stream(),
