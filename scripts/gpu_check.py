@@ -1765,6 +1765,8 @@ def run_part(options: argparse.Namespace, out: Path, work: Path, runner: Runner)
     started = time.monotonic()
     wheels = unpack(options.part, options.carried, work / "site")
     print(f"carried: {', '.join(wheels) or 'no wheels'}", file=sys.stderr)
+    # ninja lies beside this Python, which may have been started through a link or a script elsewhere.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     paths = [str(work / "site"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     building = gsplat_building(work) if {"gsplat", "beside"} & set(options.names) else contextlib.nullcontext()

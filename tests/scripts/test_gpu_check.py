@@ -98,7 +98,7 @@ def with_gpu(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleTy
     monkeypatch.setattr(gpu_check, "no_gpu", lambda: None)
     monkeypatch.setattr(gpu_check, "gsplat_building", lambda work: gpu_check.contextlib.nullcontext())
     monkeypatch.setattr(gpu_check.signal, "signal", lambda *_: None)
-    for name in ("PYTHONPATH", gpu_check.CARRIED):
+    for name in ("PATH", "PYTHONPATH", gpu_check.CARRIED):
         monkeypatch.setenv(name, os.environ.get(name, ""))
     return gpu_check
 
