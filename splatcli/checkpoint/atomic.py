@@ -7,6 +7,8 @@ import errno
 import os
 import re
 import secrets
+import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
@@ -19,6 +21,17 @@ TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
 #: A file system that cannot reserve space or sync a folder says so in one of these ways; it is no fault.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 
+#: Seconds in which somebody has to open a named pipe for reading before the write to it is given up.
+READER_PATIENCE = 30.0
+
+#: What a path is that is neither a file nor a folder.
+_SPECIAL = (
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a block device"),
+    (stat.S_ISSOCK, "a socket"),
+)
+
 
 def write_atomically(
     path: Path,
@@ -27,23 +40,37 @@ def write_atomically(
     what: str,
     reserve: int = 0,
     verify: Callable[[Path], object] | None = None,
+    stream: bool = False,
 ) -> None:
     """Write a file through ``write`` and put it at ``path`` when it is complete, verified and on the disk.
 
     what: what is being written, for the message.
     reserve: bytes to claim beforehand, so that a full disk shows before minutes of work; 0 claims nothing.
     verify: reads the temporary file and raises when it is not what was meant.
+    stream: ``write`` goes from front to back, so that a pipe or a character device is written to; without it they are
+        refused. Neither is ever replaced, and of a link the file that it leads to is.
     Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure (a
     DivergedError of ``write`` passes); the old file is then untouched and no temporary file is left.
     """
-    if path.exists() and not (path.is_file() or path.is_dir()):
+    try:
+        target, kind = _target_of(path)
+    except OSError as error:
         raise OutputError(
-            f"this is a device or a pipe, and {what} would take its place",
+            f"could not write {what}: {_reason(error)}",
             where=path,
-            remedy="name a file; `splat export -o -` and `splat render -o -` write to stdout",
-        )
+            remedy="check the permissions of the folder, or name another place",
+        ) from error
+    if kind is not None:
+        if not stream or kind in ("a block device", "a socket"):
+            raise OutputError(
+                f"this is {kind}, not a file, and {what} is not written there",
+                where=path,
+                remedy="name a file; `splat export -o -` and `splat render -o -` write to stdout",
+            )
+        _write_special(path, write, what)
+        return
     # Of a long name only so much that the temporary one, in UTF-8, is none too long.
-    temporary = path.with_name(f"{path.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
+    temporary = target.with_name(f"{target.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:
         with temporary.open("xb") as file:
             if reserve:
@@ -54,25 +81,86 @@ def write_atomically(
             os.fsync(file.fileno())
         if verify is not None:
             verify(temporary)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         if not isinstance(error, Exception) or isinstance(error, DivergedError):
             raise  # Ctrl-C and the like, and content that must not be written
         # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
-        kept = "; the old one is kept" if path.exists() else ""
+        kept = "; the old one is kept" if os.path.exists(target) else ""
         raise OutputError(
             f"could not write {what} (disk full?){kept}: {_reason(error)}",
             where=path,
             remedy="free some space, or check the permissions of the folder",
         ) from error
     try:
-        sync_folder(path.parent)
+        sync_folder(target.parent)
     except OSError as error:
         raise OutputError(
             f"{what} is written, but the disk does not confirm it: {_reason(error)}", where=path
         ) from error
+
+
+def names_stdout(path: Path) -> bool:
+    """Whether a path such as /dev/stdout leads to this process's stdout."""
+    try:
+        about = os.stat(path)
+        same = os.path.samestat(about, os.fstat(1))
+    except OSError:
+        return False
+    return same and (not stat.S_ISREG(about.st_mode) or _is_descriptor(path))
+
+
+def _target_of(path: Path) -> tuple[Path, str | None]:
+    """(the file to replace, links resolved; what the path is instead of a file, None for a file). Raises OSError."""
+    target = Path(os.path.realpath(path))
+    try:
+        about = os.stat(path)
+    except FileNotFoundError:
+        return target, None
+    kind = next((name for is_kind, name in _SPECIAL if is_kind(about.st_mode)), None)
+    if kind is None and _is_descriptor(path):
+        kind = "stdout" if names_stdout(path) else "an open file"
+    return target, kind
+
+
+def _is_descriptor(path: Path) -> bool:
+    """Whether a path names an open descriptor: the file behind it may have another name by now, or none."""
+    parts = Path(os.path.abspath(path)).parts[1:]
+    if parts[:1] == ("dev",):
+        return parts[1:2] in (("stdin",), ("stdout",), ("stderr",), ("fd",))
+    return parts[:1] == ("proc",) and parts[-2:-1] == ("fd",)
+
+
+def _write_special(path: Path, write: Callable[[BinaryIO], object], what: str) -> None:
+    """Write to a pipe or a device; a reader that has had enough is no failure. Raises OutputError."""
+    try:
+        with os.fdopen(_open_special(path), "wb") as file:
+            write(file)
+    except BrokenPipeError:
+        return
+    except OSError as error:
+        remedy = "read from the pipe, or name a file" if error.errno == errno.ENXIO else None
+        raise OutputError(f"could not write {what}: {_reason(error)}", where=path, remedy=remedy) from error
+
+
+def _open_special(path: Path) -> int:
+    """A descriptor to write to; waits for the reader of a named pipe, but not for ever."""
+    until = time.monotonic() + READER_PATIENCE
+    while True:
+        try:
+            # Without O_CREAT and O_TRUNC: what stands at the path is not to be changed.
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > until:
+                raise OSError(errno.ENXIO, "nobody reads it", str(path)) from None
+            time.sleep(0.05)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
 
 
 def sync_folder(folder: Path) -> None:

@@ -187,7 +187,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
             yield settled(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
 
     rest = degrees.pop()
-    write_atomically(target, lambda file: write_ply_parts(parts(), sum(counts), rest, file), what="PLY")
+    write_atomically(target, lambda file: write_ply_parts(parts(), sum(counts), rest, file), what="PLY", stream=True)
     _tell(target, sum(counts), len(last), out)
 
 

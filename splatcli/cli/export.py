@@ -111,11 +111,12 @@ def export(
         raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
 
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.output import speaking
+    from splatcli.cli.output import speaking, stdout_or
     from splatcli.formats.registry import format_for
     from splatcli.formats.selection import Crop
     from splatcli.views.pictures import write_bytes
 
+    output = stdout_or(output)
     to_stdout = str(output) == "-"
     name = "ply" if to_stdout and format is None else format
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json"

@@ -120,6 +120,13 @@ def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
             logger.removeHandler(handler)
 
 
+def stdout_or(output: Path | None) -> Path | None:
+    """``output``, with ``-`` in place of /dev/stdout and other names of stdout: one way leads there."""
+    from splatcli.checkpoint.atomic import names_stdout
+
+    return Path("-") if output is not None and names_stdout(output) else output
+
+
 class _LogHandler(logging.Handler):
     def __init__(self, out: Output) -> None:
         super().__init__(logging.INFO)

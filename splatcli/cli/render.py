@@ -196,11 +196,12 @@ def render(
     """
     from splatcli.cli.device import resolve_device
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.output import speaking
+    from splatcli.cli.output import speaking, stdout_or
     from splatcli.cli.shooting import Wishes, shoot
     from splatcli.views.pictures import parse_background
     from splatcli.views.studio import parse_kinds, parse_range, parse_size
 
+    output = stdout_or(output)
     with speaking(json=json, quiet=quiet) as out:
         wishes = Wishes(
             output=output,

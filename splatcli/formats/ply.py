@@ -101,25 +101,13 @@ def _table(gaussians: Gaussians, names: list[str]) -> Rows:
 def write_ply_file(gaussians: Gaussians, path: Path) -> None:
     """Write a PLY file in one step: whatever happens, the place holds the old file or the whole new one.
 
-    Devices and pipes (/dev/stdout) are written to directly. Raises OutputError.
+    Devices and pipes are written to directly. Raises OutputError.
     """
     path = Path(path)
     if path.is_dir():
         raise OutputError("this is a folder, not a file", where=path, remedy=f"name a file, e.g. {path / 'model.ply'}")
-    # /dev/stdout may lead to a file, and is still not to be replaced; below /dev/shm are files like others.
-    device = path.parts[:2] in (("/", "dev"), ("/", "proc")) and path.parts[2:3] != ("shm",)
-    if device or (path.exists() and not path.is_file()):
-        try:
-            with path.open("wb") as file:
-                write_ply(gaussians, file)
-        except BrokenPipeError:
-            raise  # the reader has had enough: not a failure
-        except OSError as error:
-            raise OutputError(f"could not write PLY (disk full?): {error.strerror}", where=path) from error
-        return
-    target = path.resolve() if path.is_symlink() else path
     size = (len(_REQUIRED) + len(_NORMALS) + 3 * gaussians.shN.shape[1]) * 4 * len(gaussians)
-    write_atomically(target, lambda file: write_ply(gaussians, file), what="PLY", reserve=size + (1 << 16))
+    write_atomically(path, lambda file: write_ply(gaussians, file), what="PLY", reserve=size + (1 << 16), stream=True)
 
 
 def read_ply(path: Path, reading: Reading | None = None) -> Gaussians:

@@ -83,7 +83,7 @@ def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write a file whole or not at all, making its folders. Raises OutputError."""
     make_room(path)
-    write_atomically(path, lambda file: file.write(payload), what="file")
+    write_atomically(path, lambda file: file.write(payload), what="file", stream=True)
 
 
 def make_room(path: Path) -> None:

@@ -6,6 +6,8 @@ import dataclasses
 import errno
 import os
 import resource
+import stat
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli.checkpoint import atomic
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.save import save_checkpoint
@@ -201,11 +204,87 @@ def test_activated_scales_are_not_written(checkpoint_of: CheckpointOf, saved: Pa
     assert_untouched(saved, before)
 
 
-def test_a_device_or_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
-    """A rename would put a file in the place of /dev/null, for all programs of the machine."""
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    with pytest.raises(OutputError, match="a device or a pipe"):
-        write_atomically(pipe, lambda file: file.write(b"x"), what="file")
-    assert pipe.is_fifo()
-    assert os.listdir(tmp_path) == ["pipe"]
+# --- what is no file, and links to it ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["pipe", "device"])
+def special(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A named pipe, or a device of our own that swallows all, as /dev/null does; nothing of the system's is touched."""
+    path = tmp_path / "special"
+    if request.param == "pipe":
+        os.mkfifo(path)
+        return path
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o666, os.stat("/dev/null").st_rdev)
+        path.write_bytes(b"")
+    except OSError as error:
+        pytest.skip(f"devices cannot be made or opened here: {error.strerror}")
+    return path
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[list[bytes]]:
+    """Reads what comes out of a pipe meanwhile."""
+    found: list[bytes] = []
+    reader = threading.Thread(target=lambda: found.append(path.read_bytes()), daemon=True)
+    if path.is_fifo():
+        reader.start()
+    yield found
+    if path.is_fifo():
+        reader.join(60)
+
+
+@pytest.mark.parametrize("linked", [False, True], ids=["named", "linked"])
+def test_a_pipe_and_a_device_are_written_to_and_never_replaced(special: Path, tmp_path: Path, linked: bool) -> None:
+    kind = stat.S_IFMT(special.stat().st_mode)
+    target = special
+    if linked:  # as /dev/stdout leads to a device, by two links
+        (tmp_path / "inner").symlink_to(special.name)
+        target = tmp_path / "outer"
+        target.symlink_to(tmp_path / "inner")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    content = b"ply" * 100_000
+    with reading(special) as found:
+        write_atomically(target, lambda file: file.write(content), what="file", stream=True)
+    assert found == ([content] if special.is_fifo() else [])
+    with pytest.raises(OutputError, match=r"this is a (pipe|device), not a file, and checkpoint is not written there"):
+        write_atomically(target, lambda file: file.write(content), what="checkpoint")
+    assert stat.S_IFMT(special.stat().st_mode) == kind
+    assert target.is_symlink() == linked
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_a_checkpoint_never_takes_the_place_of_a_device(special: Path, checkpoint_of: CheckpointOf) -> None:
+    link = special.with_name("ckpt.pt")
+    link.symlink_to(special)
+    for path in (special, link):
+        with pytest.raises(OutputError, match="not a file"):
+            save_checkpoint(path, checkpoint_of())
+    assert not special.is_file()
+    assert link.is_symlink()
+
+
+def test_a_pipe_that_nobody_reads_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(atomic, "READER_PATIENCE", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="nobody reads it"):
+        write_atomically(tmp_path / "pipe", lambda file: file.write(b"x"), what="file", stream=True)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_of_a_link_the_file_that_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    link, broken = tmp_path / "link", tmp_path / "broken"
+    link.symlink_to("data/old")
+    broken.symlink_to("data/new")
+    (tmp_path / "data" / "old").write_bytes(b"old")
+    for path in (link, broken):
+        write_atomically(path, lambda file: file.write(b"new"), what="file")
+        assert path.is_symlink()
+        assert path.read_bytes() == b"new"
+    assert sorted(path.name for path in (tmp_path / "data").iterdir()) == ["new", "old"]
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    with pytest.raises(OutputError, match="symbolic links"):
+        write_atomically(circle, lambda file: file.write(b"new"), what="file")
+    assert circle.is_symlink()

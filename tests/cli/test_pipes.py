@@ -78,6 +78,19 @@ def test_a_reader_that_goes_away_is_no_error(shell: Shell, made: Path, command: 
     assert done.err == ""
 
 
+@pytest.mark.parametrize("sink", ["| cat > x.ply", "> x.ply", ">> x.ply"])
+def test_a_name_of_stdout_is_stdout(shell: Shell, made: Path, tmp_path: Path, sink: str) -> None:
+    """By a link of our own that leads through /dev/stdout; the system's stays what it is."""
+    (tmp_path / "out.ply").symlink_to("/dev/stdout")
+    before = os.readlink("/dev/stdout")
+    for name in ("out.ply", "/dev/stdout"):
+        done = shell(f"rm -f x.ply; splat export output/ball -q -o {name} {sink}; splat export output/ball -o - > y.ply")
+        assert done.code == 0, done.err
+        assert (tmp_path / "x.ply").read_bytes() == (tmp_path / "y.ply").read_bytes()
+    assert os.readlink("/dev/stdout") == before
+    assert os.readlink(tmp_path / "out.ply") == "/dev/stdout"
+
+
 def test_training_outlives_the_reader_of_its_events(shell: Shell, tiny_scene: Path, tmp_path: Path) -> None:
     done = shell(f"splat train {tiny_scene} -n 30 -o run -q --json {WORDS} | head -1; echo ${{PIPESTATUS[0]}}")
     assert done.lines[-1] == "0"
