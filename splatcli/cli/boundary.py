@@ -15,7 +15,7 @@ import typer
 
 from splatcli import __version__
 from splatcli.cli.app import app
-from splatcli.cli.output import Output
+from splatcli.cli.output import Output, stdout_problem
 from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
 
 _INTERRUPTED = 130
@@ -27,7 +27,18 @@ def run(argv: Sequence[str]) -> int:
     With ``--json`` an error is also the last object on stdout.
     """
     _make_streams_lenient()
+    stdout_problem()  # of an earlier command in this process
     out = Output(json="--json" in argv, quiet=False)
+    code = _run(argv, out)
+    out.close()
+    problem = stdout_problem()
+    if problem is not None and code == 0:
+        out.error(problem)
+        code = problem.exit_code
+    return code
+
+
+def _run(argv: Sequence[str], out: Output) -> int:
     try:
         _check_current_folder()
         code = app(args=list(argv), prog_name="splat", standalone_mode=False)
@@ -38,8 +49,6 @@ def run(argv: Sequence[str]) -> int:
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         return told(error, argv, out)
-    finally:
-        out.close()
 
 
 def told(error: Exception, argv: Sequence[str], out: Output) -> int:

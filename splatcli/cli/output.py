@@ -13,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from splatcli.errors import SplatError
+from splatcli.errors import OutputError, SplatError
+
+#: The first failure of stdout that was no reader's going away, if there was one.
+_stdout_failures: list[OSError] = []
 
 
 class Output:
@@ -23,7 +26,8 @@ class Output:
     quiet: stderr stays silent but for errors.
 
     When the reader of stdout goes away the rest of the output is dropped and the work goes on:
-    ``splat train ... | head -1`` must not cost a training run.
+    ``splat train ... | head -1`` must not cost a training run. So it does when stdout cannot be written (a full disk),
+    and the command ends with an error then, see ``stdout_problem``.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
@@ -49,16 +53,18 @@ class Output:
             self._to_stdout(json.dumps(_plain({"event": name, **facts}), allow_nan=False) + "\n")
 
     def data(self, payload: bytes | memoryview) -> bool:
-        """Bytes on stdout, for ``-o -``; whether anyone is still there to read them."""
+        """Bytes on stdout, for ``-o -``; whether anyone is still there to read them. Raises OutputError."""
         stream: BinaryIO | None = getattr(sys.stdout, "buffer", None)
         if stream is None:
             return False
         try:
             stream.write(payload)
             stream.flush()
-        except BrokenPipeError:
-            _detach(sys.stdout)
-            return False
+        except OSError as error:
+            _give_up_stdout(error)
+            if isinstance(error, BrokenPipeError):
+                return False
+            raise _stdout_error(error) from None
         return True
 
     def note(self, text: str) -> None:
@@ -90,8 +96,8 @@ class Output:
         try:
             sys.stdout.write(text)
             sys.stdout.flush()
-        except BrokenPipeError:
-            _detach(sys.stdout)
+        except OSError as error:
+            _give_up_stdout(error)
 
     @staticmethod
     def _to_stderr(text: str, end: str = "\n") -> None:
@@ -100,7 +106,7 @@ class Output:
         try:
             sys.stderr.write(text + end)
             sys.stderr.flush()
-        except BrokenPipeError:
+        except OSError:  # nobody is left to be told of it
             _detach(sys.stderr)
 
 
@@ -118,6 +124,28 @@ def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
             yield out
         finally:
             logger.removeHandler(handler)
+
+
+def stdout_problem() -> OutputError | None:
+    """The error to end with when stdout has refused something since this was asked last; else None."""
+    problem = _stdout_error(_stdout_failures[0]) if _stdout_failures else None
+    _stdout_failures.clear()
+    return problem
+
+
+def _give_up_stdout(error: OSError) -> None:
+    """From here on what is written to stdout is dropped."""
+    if not isinstance(error, BrokenPipeError):
+        _stdout_failures.append(error)
+    _detach(sys.stdout)
+
+
+def _stdout_error(error: OSError) -> OutputError:
+    return OutputError(
+        f"cannot write to stdout: {error.strerror}",
+        where="stdout",
+        remedy="free some space, or send it elsewhere: what was to be printed is lost, files that were written are not",
+    )
 
 
 def stdout_or(output: Path | None) -> Path | None:
@@ -138,7 +166,7 @@ class _LogHandler(logging.Handler):
 
 
 def _detach(stream: TextIO) -> None:
-    """Point a stream whose reader is gone at nothing."""
+    """Point a stream that cannot be written any more at nothing."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import math
+import subprocess
+import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from splatcli.cli.output import Output, speaking
+from tests.cli.tiny import QUICK
+from tests.running import Done
 
 
 def test_results_are_lines_or_one_object(capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,3 +49,63 @@ def test_warnings_and_records_of_the_library_are_told(capfd: pytest.CaptureFixtu
     assert capfd.readouterr().err == "warning: slow\nwarning: odd\n"
     logging.getLogger("splatcli.somewhere").warning("not ours any more")
     assert "warning:" not in capfd.readouterr().err
+
+
+# --- a full disk under stdout ------------------------------------------------------------------------------------------
+
+
+def test_results_that_a_full_disk_refuses_end_with_8(
+    splat: Callable[..., Done], finished_run: Path, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = {
+        f"info {finished_run}": None,
+        f"info {finished_run} --json": None,
+        f"export {finished_run} -o {tmp_path}/x.ply": "x.ply",
+        f"export {finished_run} -o -": None,
+        f"export {finished_run} -o /dev/stdout": None,
+        f"render {finished_run} -o {tmp_path}/views": "views/view_00.png",
+        f"render {finished_run} --views train -o -": None,
+        f"eval {finished_run}": None,
+        f"eval {finished_run} --json": None,
+        f"train {tiny_scene} -n 3 -o {tmp_path}/run --json {' '.join(QUICK)}": "run/ckpts/ckpt_000003.pt",
+        f"resume {tmp_path}/run -n 4": "run/ckpts/ckpt_000004.pt",
+        "--version": None,
+        "train --help": None,
+    }
+    for command, made in commands.items():
+        with open("/dev/full", "w") as full, monkeypatch.context() as patch:  # noqa: PTH123 - a device
+            patch.setattr(sys, "stdout", full)
+            done = splat(*command.split(), *([] if command.startswith(("--", "train --help")) else ["-q"]))
+        assert done.code == 8, (command, done)
+        assert done.err.startswith("error[E008]: "), (command, done.err)
+        assert "No space left on device" in done.err or "disk is full" in done.err, (command, done.err)
+        assert done.err.count("\n") <= 3, (command, done.err)
+        assert "help: " in done.err, (command, done.err)
+        assert made is None or (tmp_path / made).is_file(), command
+        assert splat("--version").code == 0, command
+
+
+@pytest.mark.parametrize("words", ["train {scene} -n 3 -o run --json", "export {run} -o -", "info {run}", "--help"])
+def test_a_full_disk_under_stdout_is_one_message_of_a_whole_process(
+    finished_run: Path, tiny_scene: Path, tmp_path: Path, words: str
+) -> None:
+    """Also when the interpreter flushes at its end."""
+    command = [sys.executable, "-m", "splatcli", *words.format(run=finished_run, scene=tiny_scene).split()]
+    command += [*QUICK, "-q"] if "train" in words else []
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 8, done.stderr
+    assert done.stderr.startswith("error[E008]: ")
+    assert done.stderr.count("error") == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert "train" not in words or (tmp_path / "run" / "ckpts" / "ckpt_000003.pt").is_file()
+
+
+def test_words_that_stderr_refuses_do_no_harm(finished_run: Path) -> None:
+    command = [sys.executable, "-m", "splatcli", "info", str(finished_run), "-q"]
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
+        assert done.returncode == 0
+        failed = subprocess.run([*command, "--nonsense"], stdout=subprocess.PIPE, stderr=full, check=False)
+    assert failed.returncode == 2
