@@ -5,17 +5,24 @@
     ├── SceneError           3  input data: photos, cameras, points
     ├── ResourceError        4  memory, GPU, compiler
     ├── ModelFileError       5  a checkpoint, PLY or other model file that cannot be trusted
+    │   └── UnreadableError  5  one that the system does not let us read: nothing is known against its content
     ├── VersionError         6  a file made by a version that this one cannot read
     ├── DistributedError     7  ranks disagree
     ├── OutputError          8  the place results go to: permission, space, already there
     ├── LockedError          9  another process holds the run
-    └── DivergedError       10  training ran away
+    ├── DivergedError       10  training ran away
+    └── OlderModelError     11  the newest checkpoint of a run is damaged, and only an older one is sound
 
 Interrupted runs leave with 129 (SIGHUP), 130 (SIGINT) or 143 (SIGTERM).
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
 from typing import ClassVar
 
 
@@ -90,6 +97,15 @@ class ModelFileError(SplatError):
     usual_remedy = "get the file anew: copy it again, or export it again from the program that made it"
 
 
+class UnreadableError(ModelFileError):
+    """A model file cannot be read: permissions, the disk or the network. That is no reason to use another one."""
+
+    usual_remedy = (
+        "check its permissions, and the disk or network that it is on, and try again; nothing says that the file is "
+        "damaged"
+    )
+
+
 class VersionError(SplatError):
     """A file was made by a version that this one does not understand."""
 
@@ -124,3 +140,72 @@ class DivergedError(SplatError):
 
     exit_code = 10
     code = "E010"
+
+
+class OlderModelError(SplatError):
+    """The newest checkpoint of a run is damaged, and the newest sound one is older."""
+
+    exit_code = 11
+    code = "E011"
+
+
+# --- errors of the operating system -----------------------------------------------------------------------------------
+
+#: Of the machine rather than of a file.
+_RESOURCES = {
+    errno.ENOMEM: ("the machine is out of memory", "end other programs, or use fewer or smaller images (-r)"),
+    errno.EMFILE: ("too many files are open in this process", "allow more: ulimit -n 4096"),
+    errno.ENFILE: ("too many files are open on this machine", "end other programs"),
+}
+
+#: A disk or a share that takes no data is always about what is written.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+
+
+def from_os_error(error: OSError, kind: type[SplatError], where: object = None) -> SplatError:
+    """The user's view of a call that the system refused: ``kind``, or what says more about it.
+
+    where: the place concerned, for errors that do not name it themselves.
+    """
+    place = error.filename if error.filename is not None else where
+    reason = error.strerror or str(error) or type(error).__name__
+    if error.errno in _RESOURCES:
+        what, remedy = _RESOURCES[error.errno]
+        return ResourceError(what, where=place, remedy=remedy)
+    if error.errno in _FULL:
+        return OutputError(f"cannot be written: {reason}", where=place, remedy="free some space, or write elsewhere")
+    if issubclass(kind, OutputError):
+        return kind(f"cannot be written: {reason}", where=place)
+    if isinstance(error, FileNotFoundError):
+        return kind("there is no such file", where=place)
+    remedy = kind.usual_remedy or "check its permissions, and the disk or network that it is on, and try again"
+    return kind(f"cannot be read: {reason}", where=place, remedy=remedy)
+
+
+@contextlib.contextmanager
+def os_errors(kind: type[SplatError], where: object = None) -> Iterator[None]:
+    """Turn what the system refuses in the block into the user's errors, see ``from_os_error``."""
+    try:
+        yield
+    except OSError as error:
+        raise from_os_error(error, kind, where) from error
+
+
+def system_error(error: BaseException) -> OSError | None:
+    """The failure of the system that is behind an exception of zipfile, torch or another library; None without one.
+
+    What such a failure ends in looks like damage: "not a zip file". EINVAL is none, for a seek in a file that is too
+    short gives it.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        text = str(seen)
+        if isinstance(seen, MemoryError) or "can't allocate memory" in text:
+            return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        if isinstance(seen, OSError) and seen.errno not in (None, errno.EINVAL):
+            return seen
+        for number in map(int, re.findall(r"\((\d{1,3})\)", text)):  # torch: "...: Too many open files (24)"
+            if os.strerror(number) in text and number != errno.EINVAL:
+                return OSError(number, os.strerror(number))
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
 
 DAMAGED = "the file is damaged: fall back on an older checkpoint of the run, or restore the file from a copy"
 
@@ -26,7 +26,8 @@ _BLOCK = 1 << 20
 def examine(path: Path, look_inside: Callable[[zipfile.ZipFile], None]) -> None:
     """Refuse what is not a plain torch zip, then let ``look_inside`` read members of the opened archive.
 
-    Raises ModelFileError, also for whatever zipfile raises while ``look_inside`` reads.
+    Raises ModelFileError, also for whatever zipfile raises while ``look_inside`` reads; UnreadableError or
+    ResourceError where the system refuses, which says nothing of the file's content.
     """
     try:
         size = path.stat().st_size
@@ -36,10 +37,8 @@ def examine(path: Path, look_inside: Callable[[zipfile.ZipFile], None]) -> None:
             head = file.read(16)
             file.seek(max(0, size - _END_OF_ZIP_SIZE))
             tail = file.read(_END_OF_ZIP_SIZE)
-    except FileNotFoundError:
-        raise ModelFileError("there is no such file", where=path) from None
     except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror}", where=path) from None
+        raise from_os_error(error, UnreadableError, path) from None
     if not head.startswith(b"PK\x03\x04"):
         _refuse_other_file(head, size, path)
     # With the end record exactly at the end and no comment, every zip reader agrees on the same directory.
@@ -53,6 +52,8 @@ def examine(path: Path, look_inside: Callable[[zipfile.ZipFile], None]) -> None:
     except ModelFileError:
         raise
     except Exception as error:  # zipfile lets struct.error, ValueError, NotImplementedError and others through
+        if (refused := system_error(error)) is not None:
+            raise from_os_error(refused, UnreadableError, path) from None
         raise ModelFileError(f"not a readable zip ({error})", where=path, remedy=DAMAGED) from None
     if problems:
         raise ModelFileError(f"not a plain torch checkpoint: {'; '.join(problems)}", where=path)

@@ -30,7 +30,7 @@ from splatcli.checkpoint.schema import (
     shape_problems,
     space_of,
 )
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
 
 #: Keys of the stored dictionary beside the tensors: JSON text, and the sha256 of its UTF-8 bytes.
 MANIFEST_KEY = "manifest"
@@ -55,7 +55,8 @@ def read_container(path: Path, *, digests: bool = True, mmap: bool = False) -> C
     digests: also compare every tensor with its sha256; without it, only the structure and the manifest are checked,
         in milliseconds.
     mmap: map the tensors instead of reading them; only while nobody truncates the file.
-    Raises ModelFileError for anything that is not an undamaged checkpoint, VersionError for one of another version.
+    Raises ModelFileError for anything that is not an undamaged checkpoint, VersionError for one of another version,
+    UnreadableError or ResourceError where the system refuses to read it.
     """
     preflight(path)
     stored = _unpickle(path, mmap)
@@ -106,6 +107,8 @@ def _unpickle(path: Path, mmap: bool) -> dict[object, object]:
     try:
         stored = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
+        if (refused := system_error(error)) is not None:
+            raise from_os_error(refused, UnreadableError, path) from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None
     if not isinstance(stored, dict) or MANIFEST_KEY not in stored:

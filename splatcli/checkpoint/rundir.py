@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -28,7 +29,12 @@ from splatcli.checkpoint.save import checkpoint_bytes, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.checkpoint.undo import Undo
 from splatcli.config import Config
-from splatcli.errors import OutputError, SplatError
+from splatcli.errors import ModelFileError, OutputError, UnreadableError, os_errors
+
+#: The name of the pointer to the newest checkpoint, in a run folder.
+LATEST = "latest"
+#: The settings' name there.
+CONFIG = "config.json"
 
 #: The request's name in a run folder.
 REQUEST = "request.json"
@@ -93,7 +99,9 @@ class RunDir:
         Raises OutputError when it is not there or cannot be written, LockedError when another process works there.
         """
         path = Path(path)
-        if not (path / "ckpts").is_dir():
+        with os_errors(OutputError, path):
+            is_run = (path / "ckpts").is_dir()
+        if not is_run:
             raise OutputError(
                 "not a run folder: there is no ckpts/ in it", where=path, remedy="name a folder that splat train made"
             )
@@ -110,8 +118,9 @@ class RunDir:
     def close(self) -> None:
         """Let go of the run; harmless when done twice."""
         if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            lock, self._lock = self._lock, None
+            with contextlib.suppress(OSError):  # it is let go of whatever close() says
+                os.close(lock)
 
     def __enter__(self) -> RunDir:
         return self
@@ -130,7 +139,7 @@ class RunDir:
     def write_config(self, config: Config) -> None:
         """Store the resolved settings as config.json."""
         text = config.model_dump_json(indent=2) + "\n"
-        write_atomically(self.path / "config.json", lambda file: _put(file, text.encode()), what="settings")
+        write_atomically(self.path / CONFIG, lambda file: _put(file, text.encode()), what="settings")
 
     def write_report(self, name: str, record: dict[str, Any]) -> Path:
         """Store ``record`` as RUN/``name``, JSON; the path. Raises OutputError."""
@@ -148,15 +157,23 @@ class RunDir:
 
     def has(self, step: int) -> bool:
         """Whether there is a checkpoint of ``step``; not verified."""
-        return self.checkpoint_path(step).exists()
+        with os_errors(OutputError, self.path):
+            return self.checkpoint_path(step).exists()
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is sound in every byte, mapped; None when there is none."""
-        for path in reversed(self.checkpoints()):
+        """The newest checkpoint that is sound in every byte, mapped; None when there is none.
+
+        Raises UnreadableError or ResourceError when the system refuses one: an older one must not stand in for it.
+        """
+        with os_errors(UnreadableError, self.path):
+            files = self.checkpoints()
+        for path in reversed(files):
             try:
                 return load_checkpoint(path, mapped=True)
-            except SplatError as error:
-                _log.warning("passed over: %s", error)
+            except UnreadableError:
+                raise
+            except ModelFileError as error:
+                _log.error("the checkpoint is damaged and passed over: %s", error)
         return None
 
     def probe_room(self, checkpoint: Checkpoint) -> None:
@@ -165,11 +182,13 @@ class RunDir:
 
     def room_for(self, checkpoint: Checkpoint, count: int) -> int:
         """How many more files like ``checkpoint``, but of ``count`` Gaussians, the disk seems to have room for."""
-        return free_bytes(self.path) // checkpoint_bytes(checkpoint, count)
+        with os_errors(OutputError, self.path):
+            free = free_bytes(self.path)
+        return free // checkpoint_bytes(checkpoint, count)
 
     def checkpoints(self) -> list[Path]:
         """The run's checkpoint files by step, oldest first; not verified."""
-        return _checkpoints(self.path)
+        return checkpoints_of(self.path)
 
     def save(self, checkpoint: Checkpoint) -> Path:
         """Write the checkpoint, point ``latest`` at it, delete those that ``config.save`` does not keep.
@@ -179,10 +198,7 @@ class RunDir:
         """
         path = self.checkpoint_path(checkpoint.step)
         save_checkpoint(path, checkpoint)
-        try:
-            self._point_latest(path)
-        except OutputError as error:
-            _log.warning("%s", error)  # the checkpoint is there, and nothing relies on the pointer
+        self._point_latest(path)
         self._prune(path, checkpoint.config.save.keep_last, frozenset(checkpoint.config.save.steps))
         return path
 
@@ -200,16 +216,28 @@ class RunDir:
             trim_lines(self.path / METRICS, step)
         except OSError as error:
             raise OutputError(f"cannot rewind the run: {error.strerror}", where=self.path) from None
-        if (path := self.checkpoint_path(step)).exists():
-            self._point_latest(path)
+        if self.has(step):
+            self._point_latest(self.checkpoint_path(step))
 
     def _point_latest(self, path: Path) -> None:
+        """Nothing relies on the pointer, so that one which cannot be written is told of, and no reason to end."""
         text = f"{path.relative_to(self.path).as_posix()}\n"
-        write_atomically(self.path / "latest", lambda file: _put(file, text.encode()), what="pointer to the checkpoint")
+        pointer = self.path / LATEST
+        try:
+            write_atomically(pointer, lambda file: _put(file, text.encode()), what="pointer to the checkpoint")
+        except OutputError as error:
+            _log.warning("%s", error)
 
     def _prune(self, just_written: Path, keep_last: int, named: frozenset[int]) -> None:
-        """The one just written has been verified, so that the newest sound one can never be deleted."""
-        files = self.checkpoints()
+        """The one just written has been verified, so that the newest sound one can never be deleted.
+
+        A folder that cannot be looked at is told of, and no reason to end.
+        """
+        try:
+            files = self.checkpoints()
+        except OSError as error:
+            _log.warning("could not look for old checkpoints in %s: %s", self.path, error.strerror)
+            return
         kept = {just_written, *files[-keep_last:]}
         for path in files:
             if path not in kept and step_of(path) not in named:
@@ -219,33 +247,65 @@ class RunDir:
                     _log.warning("could not delete the old checkpoint %s: %s", path, error.strerror)
 
 
-def find_latest(run: Path) -> Path | None:
-    """The checkpoint of the highest step whose structure and manifest are sound; None when there is none.
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What was found when the newest checkpoint of a run was looked for.
+
+    path: the checkpoint of the highest step whose structure and manifest are sound; None when there is none.
+    damaged: what is wrong with those of higher steps, the newest first.
+    """
+
+    path: Path | None = None
+    damaged: list[ModelFileError] = field(default_factory=list)
+
+
+def look_for_latest(run: Path) -> Latest:
+    """The newest sound checkpoint, and the newer ones that are damaged.
 
     Takes milliseconds a file; the tensors themselves are verified when the checkpoint is loaded.
+    Raises UnreadableError, ResourceError or VersionError for one that cannot be judged here: it may be as good as any,
+    and an older one must not stand in for it.
     """
-    for path in reversed(_checkpoints(Path(run))):
+    with os_errors(UnreadableError, run):
+        files = checkpoints_of(Path(run))
+    damaged = []
+    for path in reversed(files):
         try:
             read_container(path, digests=False, mmap=True)
-        except SplatError as error:
-            _log.warning("passed over: %s", error)
+        except UnreadableError:
+            raise
+        except ModelFileError as error:
+            damaged.append(error)
         else:
-            return path
-    return None
+            return Latest(path, damaged)
+    return Latest(None, damaged)
+
+
+def find_latest(run: Path) -> Path | None:
+    """The path of ``look_for_latest``, where damage to newer checkpoints does not matter."""
+    return look_for_latest(run).path
 
 
 def newest_run(output: Path) -> Path | None:
-    """The run folder directly under ``output`` that wrote a sound checkpoint last; None when there is none.
+    """The run folder directly under ``output`` that wrote a checkpoint last, sound or not; None when there is none.
 
-    Runs moved aside by --overwrite do not count.
+    Runs moved aside by --overwrite do not count. Raises UnreadableError.
     """
     runs: list[tuple[int, Path]] = []
-    if Path(output).is_dir():
-        for run in Path(output).iterdir():
+    with os_errors(UnreadableError, output):
+        for run in Path(output).iterdir() if Path(output).is_dir() else ():
             if not _MOVED_ASIDE.fullmatch(run.name):
-                times = [path.stat().st_mtime_ns for path in _checkpoints(run)]
+                times = [_written_at(path) for path in checkpoints_of(run)]
                 runs += [(max(times), run)] if times else []
-    return next((run for _, run in sorted(runs, reverse=True) if find_latest(run) is not None), None)
+    return max(runs)[1] if runs else None
+
+
+def _written_at(path: Path) -> int:
+    """Nanoseconds; 0 for a file that a running training has deleted meanwhile."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def run_of(checkpoint: Path) -> Path | None:
@@ -254,7 +314,8 @@ def run_of(checkpoint: Path) -> Path | None:
     return path.parent.parent if path.parent.name == "ckpts" else None
 
 
-def _checkpoints(run: Path) -> list[Path]:
+def checkpoints_of(run: Path) -> list[Path]:
+    """The checkpoint files of a run by step, oldest first; not verified. Raises OSError."""
     folder = run / "ckpts"
     if not folder.is_dir():
         return []
@@ -302,7 +363,12 @@ def _free_name(path: Path) -> Path:
 
 def _remove_stale(folder: Path) -> None:
     """Delete temporary files of dead writers; called with the lock held, so that a living one is not of this run."""
-    for path in folder.iterdir():
+    try:
+        files = list(folder.iterdir())
+    except OSError as error:
+        _log.warning("could not look for temporary files in %s: %s", folder, error.strerror)
+        return
+    for path in files:
         match = TEMPORARY.fullmatch(path.name)
         if match is not None and not _other_process_lives(int(match["pid"])):
             with contextlib.suppress(OSError):

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, doctor, export, info, merge, render, resume, sfm, train, view
+from splatcli.cli import bench, check, doctor, export, info, merge, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
 
 _EPILOG = """\b
@@ -19,7 +19,8 @@ Exit codes:
   0 done              5 bad model file       9 run in use by another process
   2 bad usage         6 unknown version     10 training diverged
   3 bad input data    7 ranks disagree      70 internal error
-  4 no resources      8 cannot write       129, 130, 143 interrupted (state saved)
+  4 no resources      8 cannot write       11 newest checkpoint damaged
+                                           129, 130, 143 interrupted (state saved)
 """
 
 app = typer.Typer(
@@ -57,5 +58,6 @@ app.command("export")(export.export)
 app.command("view")(view.view)
 app.command("eval")(eval_command.evaluate)
 app.command("info")(info.info)
+app.command("check")(check.check)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

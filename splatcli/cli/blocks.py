@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.drive import Wishes, resume_training, start_training, training_background
+from splatcli.cli.model import newest_checkpoint
 from splatcli.cli.output import Output
-from splatcli.errors import ModelFileError, OutputError, SceneError, UsageError
+from splatcli.errors import (
+    ModelFileError,
+    OutputError,
+    SceneError,
+    UnreadableError,
+    UsageError,
+    from_os_error,
+    os_errors,
+)
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
@@ -209,9 +218,10 @@ def _train_block(
     request: dict[str, Any],
     out: Output,
 ) -> int:
-    from splatcli.checkpoint.rundir import find_latest, step_of
+    from splatcli.checkpoint.rundir import step_of
 
-    found = find_latest(folder) if folder.is_dir() else None
+    with os_errors(OutputError, folder):
+        found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
         return start_training(
             remake({"data.block": number}),
@@ -239,21 +249,19 @@ def _claim(place: Path, blocks: str, scene: Path) -> None:
 
     record = {"blocks": blocks, "scene": str(scene.absolute())}
     path = place / RECORD
-    if path.exists():
-        there = _record(place)
-        if there != record:
-            raise OutputError(
-                f"this folder has blocks {there.get('blocks')} of {there.get('scene')}",
-                where=place,
-                remedy="choose another -o",
-            )
-        return
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise OutputError("the output folder exists and is not empty", where=place, remedy="choose another -o")
-    try:
+    with os_errors(OutputError, place):
+        if path.exists():
+            there = _record(place)
+            if there != record:
+                raise OutputError(
+                    f"this folder has blocks {there.get('blocks')} of {there.get('scene')}",
+                    where=place,
+                    remedy="choose another -o",
+                )
+            return
+        if place.exists() and (not place.is_dir() or any(place.iterdir())):
+            raise OutputError("the output folder exists and is not empty", where=place, remedy="choose another -o")
         place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the output folder: {error.strerror}", where=place) from None
     text = json.dumps(record, indent=2) + "\n"
     write_atomically(path, lambda file: _put(file, text), what="record of blocks")
 
@@ -265,7 +273,9 @@ def _put(file: Any, text: str) -> None:
 def _record(place: Path) -> dict[str, Any]:
     try:
         record = json.loads((place / RECORD).read_text())
-    except OSError:
+    except OSError as error:
+        if not isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise from_os_error(error, UnreadableError, place / RECORD) from None
         raise ModelFileError(
             f"this folder has no {RECORD}", where=place, remedy="name what splat train --blocks was given as -o"
         ) from None
@@ -289,11 +299,10 @@ def _count(place: Path) -> int:
 
 
 def _last(place: Path, block: int) -> Path:
-    """The last checkpoint of a block. Raises ModelFileError where there is none or the block is not done."""
-    from splatcli.checkpoint.rundir import find_latest
-
+    """The last checkpoint of a block. Raises ModelFileError where there is none, OlderModelError for a damaged one."""
     folder = folder_of(place, block)
-    found = find_latest(folder) if folder.is_dir() else None
+    with os_errors(UnreadableError, folder):
+        found = newest_checkpoint(folder) if folder.is_dir() else None
     if found is None:
         raise ModelFileError(
             f"block {block} is not trained yet", where=folder, remedy=f"splat train ... --block {block}, then merge"

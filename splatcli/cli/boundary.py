@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import errno
+import itertools
+import os
 import sys
 import tempfile
 import time
@@ -16,7 +18,7 @@ import typer
 from splatcli import __version__
 from splatcli.cli.app import app
 from splatcli.cli.output import Output, stdout_problem
-from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
+from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error
 
 _INTERRUPTED = 130
 
@@ -60,7 +62,7 @@ def told(error: Exception, argv: Sequence[str], out: Output) -> int:
 
 def problem_of(error: Exception, argv: Sequence[str]) -> SplatError:
     """The user's view of an exception; of a bug of ours a SplatError proper, with the file that its traceback is in."""
-    return _as_splat_error(error) or _report_crash(error, argv)
+    return _as_splat_error(error, argv) or _report_crash(error, argv)
 
 
 def _check_current_folder() -> None:
@@ -71,8 +73,8 @@ def _check_current_folder() -> None:
         raise UsageError("the folder that you are in has been deleted", remedy="cd to one that is there") from None
 
 
-def _as_splat_error(error: Exception) -> SplatError | None:
-    """The user's view of an exception; None for a bug of ours."""
+def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
+    """The user's view of an exception; None for a bug of ours. What the system refuses is none."""
     if isinstance(error, SplatError):
         return error
     if isinstance(error, typer.TyperException):
@@ -83,9 +85,21 @@ def _as_splat_error(error: Exception) -> SplatError | None:
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError("this name is longer than a file's name can be", where=f"{str(error.filename)[:100]}...")
+    if isinstance(error, OSError):  # what nobody has said more about: an input, unless it lies where results go
+        return from_os_error(error, OutputError if _is_output(error.filename, argv) else SceneError)
     if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
         return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
     return None
+
+
+def _is_output(name: object, argv: Sequence[str]) -> bool:
+    """Whether a file is in the place, or is the place, that a command line names with -o."""
+    if not isinstance(name, str | bytes | os.PathLike):
+        return False
+    path = os.path.abspath(os.fsdecode(name))
+    named = [word for flag, word in itertools.pairwise(argv) if flag in ("-o", "--output")]
+    named += [word.partition("=")[2] for word in argv if word.startswith("--output=")]
+    return any(os.path.commonpath([path, os.path.abspath(place)]) == os.path.abspath(place) for place in named)
 
 
 def _from_typer(error: typer.TyperException) -> UsageError:

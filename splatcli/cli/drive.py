@@ -19,7 +19,15 @@ from splatcli.cli.progress import reporter_for
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.signals import ECHO, Requests, exit_code
 from splatcli.cli.solving import scene_of
-from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UsageError
+from splatcli.errors import (
+    ModelFileError,
+    OutputError,
+    SceneError,
+    SplatError,
+    UnreadableError,
+    UsageError,
+    os_errors,
+)
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import Reading
@@ -305,10 +313,12 @@ def training_background(config: Config) -> tuple[int, int, int] | None:
 
 def default_folder(scene: Path) -> Path:
     """output/<scene>, with the first free number behind it if a run is there already."""
-    path = OUTPUT / ((scene.stem if scene.is_file() else scene.resolve().name) or "scene")
+    with os_errors(SceneError, scene):
+        path = OUTPUT / ((scene.stem if scene.is_file() else scene.resolve().name) or "scene")
     candidate, number = path, 2
-    while candidate.exists():
-        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    with os_errors(OutputError, OUTPUT):
+        while candidate.exists():
+            candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
 
 
@@ -330,12 +340,14 @@ def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians |
     if config.model.init in NAMED_STARTS:
         return None
     path = Path(config.model.init)
-    if not path.exists():
+    with os_errors(UnreadableError, path):
+        is_there = path.exists()
+    if not is_there:
         raise UsageError(
             f"there is no {path}", where="--init", remedy="sfm, hull, random, or the path of a checkpoint or PLY"
         )
     model = load_model(
-        find_model(path),
+        find_model(path, out=out),
         reading=reading,
         cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
         say=out.note,

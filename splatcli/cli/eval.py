@@ -50,6 +50,7 @@ def evaluate(
         ),
     ] = None,
     data: options.Data = None,
+    allow_older: options.AllowOlder = False,
     param_space: options.ParamSpace = None,
     lenient: options.Lenient = False,
     drop_nonfinite: options.DropNonfinite = False,
@@ -93,7 +94,7 @@ def evaluate(
         wanted = resolve_device(device)
         # First of all, so that what is not installed is told before minutes are spent.
         network = None if lpips is None else Lpips(lpips, wanted)
-        path = find_model(model)
+        path = find_model(model, out=out, allow_older=allow_older)
         loaded = load_model(
             path,
             wanted,

@@ -82,6 +82,7 @@ def export(
             show_default=False,
         ),
     ] = Frame.NORMALISED,
+    allow_older: options.AllowOlder = False,
     param_space: options.ParamSpace = None,
     lenient: options.Lenient = False,
     drop_nonfinite: options.DropNonfinite = False,
@@ -100,6 +101,7 @@ def export(
     Examples:
       splat export output/scene -o scene.ply
       splat export output/scene -o scene.sog --crop sphere:0,0,0,5 --min-opacity 0.02
+      splat export output/scene -o scene.ply --allow-older
       splat export scene.ply -o scene.spz --sh-degree 1
       splat export download.spz -o scene.ply
       splat export output/scene -o scene.html
@@ -124,7 +126,7 @@ def export(
     region = None if crop is None else Crop.parse(crop)
     with speaking(json=json, quiet=quiet) as out:
         reading = options.reading(param_space, lenient, drop_nonfinite)
-        loaded = load_model(find_model(model), reading=reading, say=out.note)
+        loaded = load_model(find_model(model, out=out, allow_older=allow_older), reading=reading, say=out.note)
         if chosen is None:
             payload, count = _cameras(loaded, out), len(loaded.gaussians)
         else:

@@ -107,7 +107,7 @@ def info(
                 raise UsageError(
                     "only the cameras of a scene are drawn", where="--plot", remedy="name a scene's folder"
                 )
-            found = find_model(path)
+            found = find_model(path, out=out, allow_older=True)
             reading = options.reading(param_space, lenient, drop_nonfinite)
             if is_own_checkpoint(found):
                 facts = _checkpoint_facts(load_model(found, reading=reading))

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from splatcli.errors import UsageError
+from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, UsageError, os_errors
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import CameraSource, Reading, Stored
     from splatcli.checkpoint.state import Checkpoint
+    from splatcli.cli.output import Output
     from splatcli.gaussians import Gaussians
 
 #: Where runs go when nobody says otherwise.
@@ -39,18 +40,61 @@ class Model:
     checkpoint: Checkpoint | None
 
 
-def find_model(given: Path | None) -> Path:
+def find_model(given: Path | None, *, out: Output | None = None, allow_older: bool | None = None) -> Path:
     """The file of the model to work on: a checkpoint or a file of splats; it exists.
 
     given: what the command line names; a run folder stands for its newest checkpoint.
-    Raises UsageError when there is no such thing.
+    out, allow_older: as for newest_checkpoint().
+    Raises UsageError when there is no such thing, OlderModelError when only an older checkpoint of a run is sound,
+    UnreadableError when the system does not let us look.
     """
-    path = given or _piped_path() or _newest_run()
-    if path.is_dir():
-        return _newest_in(path)
-    if not path.exists():
-        raise UsageError("there is no such model", where=path, remedy=_HINT)
+    path = named_path(given)
+    with os_errors(UnreadableError, path):
+        if path.is_dir():
+            return _newest_in(path, out, allow_older)
+        if not path.exists():
+            raise UsageError("there is no such model", where=path, remedy=_HINT)
     return path
+
+
+def named_path(given: Path | None) -> Path:
+    """What the command line names, else what comes through a pipe, else the newest run. Raises UsageError."""
+    return given or _piped_path() or _newest_run()
+
+
+def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: bool | None = None) -> Path | None:
+    """The newest sound checkpoint of a run; None where the folder has none at all.
+
+    When the newest is damaged an older one stands in for it only if ``allow_older`` says so, and ``out`` hears of it,
+    whatever -q says; else OlderModelError is raised. None for ``allow_older``: the command has no such flag.
+    Raises ModelFileError when all are damaged, and as look_for_latest().
+    """
+    from splatcli.checkpoint.rundir import look_for_latest, step_of
+
+    latest = look_for_latest(folder)
+    if not latest.damaged:
+        return latest.path
+    newest = latest.damaged[0]
+    if latest.path is None:
+        raise ModelFileError(
+            f"no checkpoint of this run is sound; of the newest: {newest.what}",
+            where=newest.where,
+            remedy=f"splat check {folder} tells what is wrong with each; restore one from a copy",
+        )
+    remedy = f"--allow-older takes {latest.path}" if allow_older is not None else f"name the older one: {latest.path}"
+    problem = OlderModelError(
+        f"the newest checkpoint is damaged ({newest.what}), and the newest that is sound is of step "
+        f"{step_of(latest.path)}",
+        where=newest.where,
+        remedy=f"restore it from a copy; {remedy}; splat check {folder} tells more",
+    )
+    if not allow_older:
+        raise problem
+    if out is not None:
+        damaged = [error.where for error in latest.damaged]
+        facts = {"damaged": damaged, "what": newest.what, "path": latest.path, "step": step_of(latest.path)}
+        out.alarm(f"{newest.where}: {problem.what}; {latest.path} is used", "older-checkpoint", facts)
+    return latest.path
 
 
 def run_folder(checkpoint: Path) -> Path | None:
@@ -75,6 +119,17 @@ def load_model(
     cameras: those that are going to be used, for messages. say: hears what the user should know of the file.
     Raises ModelFileError.
     """
+    with os_errors(UnreadableError, path):
+        return _load_model(path, device, reading, cameras, say)
+
+
+def _load_model(
+    path: Path,
+    device: str,
+    reading: Reading | None,
+    cameras: CameraSource | None,
+    say: Callable[[str], None] | None,
+) -> Model:
     from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
     from splatcli.checkpoint.load import load_checkpoint
     from splatcli.train.state import settled
@@ -105,8 +160,9 @@ def open_stored(path: Path, *, lenient: bool = False) -> Stored:
     from splatcli.checkpoint.foreign.read import read_foreign
     from splatcli.formats.registry import CHECKPOINT, file_kind, read_stored
 
-    kind = file_kind(path)
-    return read_foreign(path) if kind == CHECKPOINT else read_stored(path, kind, lenient=lenient)
+    with os_errors(UnreadableError, path):
+        kind = file_kind(path)
+        return read_foreign(path) if kind == CHECKPOINT else read_stored(path, kind, lenient=lenient)
 
 
 def is_own_checkpoint(path: Path) -> bool:
@@ -156,13 +212,13 @@ def _newest_run() -> Path:
     return run
 
 
-def _newest_in(folder: Path) -> Path:
+def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Path:
     """The newest checkpoint of our run, or the newest model of a run of another program."""
     from splatcli.checkpoint.foreign.locate import newest_foreign
-    from splatcli.checkpoint.rundir import find_latest
 
     unbundled = folder / "meta.json"  # of a SOG; nothing that holds a run has one
-    found = find_latest(folder) or newest_foreign(folder) or (unbundled if unbundled.is_file() else None)
+    found = newest_checkpoint(folder, out=out, allow_older=allow_older) or newest_foreign(folder)
+    found = found or (unbundled if unbundled.is_file() else None)
     if found is None:
         raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
     return found

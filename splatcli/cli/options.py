@@ -289,6 +289,13 @@ ParamSpace = Annotated[
     ),
 ]
 
+AllowOlder = Annotated[
+    bool,
+    typer.Option(
+        "--allow-older",
+        help="Of a run whose newest checkpoint is damaged, take the newest that is sound instead of ending with 11.",
+    ),
+]
 Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a file of splats.")]
 
 DropNonfinite = Annotated[

@@ -23,7 +23,7 @@ class Output:
     """Where a command's words go.
 
     json: results and events are JSON objects, one a line.
-    quiet: stderr stays silent but for errors.
+    quiet: stderr stays silent but for errors and alarms.
 
     When the reader of stdout goes away the rest of the output is dropped and the work goes on:
     ``splat train ... | head -1`` must not cost a training run. So it does when stdout cannot be written (a full disk),
@@ -75,6 +75,12 @@ class Output:
     def warn(self, text: str) -> None:
         """Something that may be wrong."""
         if not self.quiet and not self.muted:
+            self._to_stderr(f"warning: {text}")
+
+    def alarm(self, text: str, name: str, facts: dict[str, Any]) -> None:
+        """A warning that nobody may miss: -q does not silence it, and with --json it is an event as well."""
+        if not self.muted:
+            self.event(name, facts)
             self._to_stderr(f"warning: {text}")
 
     def error(self, problem: SplatError) -> None:
@@ -148,11 +154,11 @@ def _stdout_error(error: OSError) -> OutputError:
     )
 
 
-def stdout_or(output: Path | None) -> Path | None:
+def stdout_or(output: Path) -> Path:
     """``output``, with ``-`` in place of /dev/stdout and other names of stdout: one way leads there."""
     from splatcli.checkpoint.atomic import names_stdout
 
-    return Path("-") if output is not None and names_stdout(output) else output
+    return Path("-") if names_stdout(output) else output
 
 
 class _LogHandler(logging.Handler):
@@ -161,8 +167,13 @@ class _LogHandler(logging.Handler):
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        say = self._out.warn if record.levelno >= logging.WARNING else self._out.note
-        say(record.getMessage())
+        text = record.getMessage()
+        if record.levelno >= logging.ERROR:
+            self._out.alarm(text, "warning", {"text": text})
+        elif record.levelno >= logging.WARNING:
+            self._out.warn(text)
+        else:
+            self._out.note(text)
 
 
 def _detach(stream: TextIO) -> None:

@@ -165,6 +165,7 @@ def render(
         ),
     ] = None,
     data: options.Data = None,
+    allow_older: options.AllowOlder = False,
     param_space: options.ParamSpace = None,
     lenient: options.Lenient = False,
     drop_nonfinite: options.DropNonfinite = False,
@@ -201,7 +202,7 @@ def render(
     from splatcli.views.pictures import parse_background
     from splatcli.views.studio import parse_kinds, parse_range, parse_size
 
-    output = stdout_or(output)
+    output = None if output is None else stdout_or(output)
     with speaking(json=json, quiet=quiet) as out:
         wishes = Wishes(
             output=output,
@@ -221,7 +222,7 @@ def render(
         if json and str(output) == "-":
             raise UsageError("--json and -o - both want stdout", where="-o", remedy="leave one out")
         wanted = resolve_device(device)
-        path = find_model(model)
+        path = find_model(model, out=out, allow_older=allow_older)
         reading = options.reading(param_space, lenient, drop_nonfinite)
         loaded = load_model(
             path,

@@ -72,7 +72,8 @@ def resume(
     """Go on with a run that was stopped, or extend one that is finished.
 
     Settings, cameras and the place of the scene are in the checkpoint; the result has the same bits as an
-    uninterrupted run, unless a setting is changed. Prints the path of the last checkpoint.
+    uninterrupted run, unless a setting is changed. Prints the path of the last checkpoint. Of a run whose newest
+    checkpoint is damaged the newest sound one is taken, which a warning tells, whatever -q says.
 
     \b
     Examples:
@@ -92,7 +93,7 @@ def resume(
     settings += [] if offload is None else [f"memory.offload={str(offload).lower()}"]
     settings += [] if cache_budget is None else [f"data.cache_bytes={cache_budget}"]
     with speaking(json=json, quiet=quiet) as out:
-        path = find_model(checkpoint)
+        path = find_model(checkpoint, out=out, allow_older=True)
         if ranks is not None:
             asked = options.name_of_ranks(sys.argv[1:])
             arguments = options.without_ranks(sys.argv[1:])

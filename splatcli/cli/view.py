@@ -83,7 +83,7 @@ class _Shown:
     def __init__(self, model: Path | None, reading: Reading, out: Output) -> None:
         from splatcli.cli.model import find_model, run_folder
 
-        self.path = find_model(model)
+        self.path = find_model(model, out=out, allow_older=True)
         self._folder = run_folder(self.path) if model is None else model if model.is_dir() else None
         self._reading = reading
         self._out = out
@@ -129,7 +129,7 @@ class _Shown:
             return
         before = self.path
         try:
-            self.path = find_model(self._folder)
+            self.path = find_model(self._folder, out=self._out, allow_older=True)
             if self.path != before:
                 self.load()
         except SplatError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error
 
 #: A compressed file may become this many times larger, or this many bytes where that is more. Real scenes shrink to a
 #: twentieth at best; deflate and WebP can pretend a thousandfold.
@@ -18,10 +18,8 @@ def file_size(path: Path) -> int:
         size = path.stat().st_size
         with path.open("rb"):
             pass
-    except FileNotFoundError:
-        raise ModelFileError("there is no such file", where=path) from None
     except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror}", where=path) from None
+        raise from_os_error(error, UnreadableError, path) from None
     if not size:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
     return size

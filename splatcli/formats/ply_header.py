@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error
 
 #: Longer headers than this belong to no PLY that anyone writes.
 _MAX_HEADER = 1 << 20
@@ -69,10 +69,8 @@ def read_ply_header(path: Path, *, lenient: bool = False) -> PlyHeader:
         size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(_MAX_HEADER)
-    except FileNotFoundError:
-        raise ModelFileError("there is no such file", where=path) from None
     except OSError as error:
-        raise ModelFileError(f"cannot be read: {error.strerror}", where=path) from None
+        raise from_os_error(error, UnreadableError, path) from None
     if size == 0:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
     if not head.startswith((b"ply\n", b"ply\r\n")):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from splatcli.checkpoint.foreign.stored import Stored
-from splatcli.errors import ModelFileError, UsageError
+from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error
 from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_compressed_ply
 from splatcli.formats.gltf import MAGIC as GLTF
 from splatcli.formats.gltf import encode_gltf
@@ -130,7 +130,7 @@ def file_kind(path: Path) -> str:
         with path.open("rb") as file:
             head = file.read(_HEAD)
     except OSError as error:
-        raise ModelFileError(f"cannot read: {error.strerror}", where=path) from None
+        raise from_os_error(error, UnreadableError, path) from None
     if not head:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
     kind = _marked(head) or _named(path) or (CHECKPOINT if head.startswith((b"PK", b"\x80")) else None)

@@ -88,9 +88,9 @@ def write_bytes(path: Path, payload: bytes) -> None:
 
 def make_room(path: Path) -> None:
     """Make the folders that a file is going to be in. Raises OutputError, also where a folder is in its place."""
-    if path.is_dir():  # also the empty name
-        raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
     try:
+        if path.is_dir():  # also the empty name
+            raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         remedy = "write to another place, or make room in this one"

@@ -51,7 +51,7 @@ def test_warnings_and_records_of_the_library_are_told(capfd: pytest.CaptureFixtu
     assert "warning:" not in capfd.readouterr().err
 
 
-# --- a full disk under stdout ------------------------------------------------------------------------------------------
+# --- a full disk under stdout ----------------------------------------------------------------------------------------
 
 
 def test_results_that_a_full_disk_refuses_end_with_8(
@@ -73,7 +73,7 @@ def test_results_that_a_full_disk_refuses_end_with_8(
         "train --help": None,
     }
     for command, made in commands.items():
-        with open("/dev/full", "w") as full, monkeypatch.context() as patch:  # noqa: PTH123 - a device
+        with open("/dev/full", "w") as full, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)
             done = splat(*command.split(), *([] if command.startswith(("--", "train --help")) else ["-q"]))
         assert done.code == 8, (command, done)
@@ -92,7 +92,7 @@ def test_a_full_disk_under_stdout_is_one_message_of_a_whole_process(
     """Also when the interpreter flushes at its end."""
     command = [sys.executable, "-m", "splatcli", *words.format(run=finished_run, scene=tiny_scene).split()]
     command += [*QUICK, "-q"] if "train" in words else []
-    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+    with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 8, done.stderr
     assert done.stderr.startswith("error[E008]: ")
@@ -104,7 +104,7 @@ def test_a_full_disk_under_stdout_is_one_message_of_a_whole_process(
 
 def test_words_that_stderr_refuses_do_no_harm(finished_run: Path) -> None:
     command = [sys.executable, "-m", "splatcli", "info", str(finished_run), "-q"]
-    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+    with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
         assert done.returncode == 0
         failed = subprocess.run([*command, "--nonsense"], stdout=subprocess.PIPE, stderr=full, check=False)

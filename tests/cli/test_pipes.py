@@ -84,7 +84,9 @@ def test_a_name_of_stdout_is_stdout(shell: Shell, made: Path, tmp_path: Path, si
     (tmp_path / "out.ply").symlink_to("/dev/stdout")
     before = os.readlink("/dev/stdout")
     for name in ("out.ply", "/dev/stdout"):
-        done = shell(f"rm -f x.ply; splat export output/ball -q -o {name} {sink}; splat export output/ball -o - > y.ply")
+        done = shell(
+            f"rm -f x.ply; splat export output/ball -q -o {name} {sink}; splat export output/ball -o - > y.ply"
+        )
         assert done.code == 0, done.err
         assert (tmp_path / "x.ply").read_bytes() == (tmp_path / "y.ply").read_bytes()
     assert os.readlink("/dev/stdout") == before

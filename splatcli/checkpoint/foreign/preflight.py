@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.archive import DAMAGED, check_crc, examine, pickle_of
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
 
 #: The pickle holds names and shapes only; a few kilobytes are usual. An instruction of one byte can make an object of
 #: sixty, which this keeps below what any machine has.
@@ -90,6 +90,8 @@ def load_foreign(path: Path) -> object:
             # Not mapped: a mapped storage may claim more bytes than its member has, and torch shows its neighbours'.
             return torch.load(str(path), map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
+        if (refused := system_error(error)) is not None:
+            raise from_os_error(refused, UnreadableError, path) from None
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None
 

@@ -1,0 +1,155 @@
+"""``splat check``: whether the files of a run, or an exported one, are sound in every byte."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from splatcli.cli import options
+from splatcli.errors import (
+    ModelFileError,
+    OlderModelError,
+    ResourceError,
+    SplatError,
+    UnreadableError,
+    UsageError,
+    VersionError,
+    os_errors,
+)
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.check import Finding
+
+#: What a file can be told as; the longest word is the width of the column.
+_STATES = {
+    "sound": "sound",
+    "warning": "warning",
+    "damaged": "DAMAGED",
+    "unreadable": "UNREADABLE",
+    "unknown": "UNKNOWN",
+}
+
+
+def check(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[PATH]",
+            help="Run folder, checkpoint or file of splats (.ply, .spz, .sog, ...), also of other programs. Without "
+            "it: the path that comes through a pipe, else the newest run under output/.",
+            show_default=False,
+        ),
+    ] = None,
+    lenient: options.Lenient = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Verify a run or a file, and tell what was verified and what is wrong.
+
+    Of a checkpoint: the archive, the manifest, the schema, the digest of every tensor, finite values, the space of the
+    parameters, settings and cameras. Of a run folder: every checkpoint, also those put aside, the pointer to the
+    newest, the settings and the lines of metrics.jsonl; with --blocks those of every block. Of a file of splats or a
+    checkpoint of another program: that it can be read whole, finite values, and that its parameters are raw.
+    Prints a line for each file. Nothing is changed, and a run that is being trained can be checked.
+    Ends with 0 when all is sound, 11 when the newest checkpoint is damaged and an older one is sound, 5 for anything
+    else that is damaged or cannot be read, 6 for a file of another version. A scene is checked by `splat info`.
+
+    \b
+    Examples:
+      splat check output/scene
+      splat check output/scene/ckpts/ckpt_007000.pt
+      splat check scene.ply
+      splat check output/scene --json | tail -1
+      splat check output/scene -q > /dev/null && splat export output/scene -o scene.ply
+    """
+    from splatcli.cli.output import speaking
+
+    with speaking(json=json, quiet=quiet) as out:
+        checked, findings = _check(path, lenient)
+        for finding in findings:
+            out.event("checked", asdict(finding))
+        problem = _problem(checked, findings)
+        facts = {"path": checked, "sound": problem is None, "findings": [asdict(finding) for finding in findings]}
+        out.result(facts, [line for finding in findings for line in _lines(finding)])
+        if problem is not None:
+            raise problem
+    return 0
+
+
+def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
+    """(what is checked, what was found out). Raises UsageError when there is no such thing."""
+    from splatcli.checkpoint.check import check_checkpoint, check_run
+    from splatcli.checkpoint.foreign.locate import newest_foreign
+    from splatcli.cli.blocks import RECORD, folder_of
+    from splatcli.cli.model import is_own_checkpoint, named_path
+
+    path = named_path(given)
+    with os_errors(UnreadableError, path):
+        if not path.exists():
+            raise UsageError("there is nothing here", where=path, remedy="name a run folder, a checkpoint or a PLY")
+        if path.is_dir():
+            blocks = sorted(folder_of(path, 0).parent.glob("*/ckpts")) if (path / RECORD).is_file() else []
+            foreign = newest_foreign(path)
+            is_run = (path / "ckpts").is_dir() and (foreign is None or foreign.parent != path / "ckpts")
+            if is_run or blocks:
+                runs = [*([path] if is_run else []), *(folder.parent for folder in blocks)]
+                return path, [finding for run in runs for finding in check_run(run)]
+            bundle = path / "meta.json"
+            if foreign is None and not bundle.is_file():
+                raise UsageError(
+                    "this folder holds no run", where=path, remedy=f"a scene is checked by splat info {path}"
+                )
+            return path, [_check_file(foreign or bundle, lenient)]
+    try:
+        own = is_own_checkpoint(path)
+    except (ModelFileError, ResourceError) as error:
+        from splatcli.checkpoint.check import Finding
+
+        return path, [Finding.of_error(path, error)]
+    return path, [check_checkpoint(path) if own else _check_file(path, lenient)]
+
+
+def _check_file(path: Path, lenient: bool) -> Finding:
+    """A model of another format or program."""
+    from splatcli.checkpoint.check import Finding
+    from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+    from splatcli.cli.model import open_stored
+
+    try:
+        with os_errors(UnreadableError, path):
+            stored = open_stored(path, lenient=lenient)
+            gaussians, notes = to_gaussians(stored, Reading(lenient=lenient), path)
+            size = path.stat().st_size
+    except (ModelFileError, VersionError, ResourceError) as error:
+        return Finding.of_error(path, error)
+    text = f"{stored.origin}, {len(gaussians):,} Gaussians, {size:,} bytes: format, finite values, parameter space"
+    return Finding(path, "sound", "; ".join([text, *notes]))
+
+
+def _problem(path: Path, findings: list[Finding]) -> SplatError | None:
+    """The error to end with; None where all is sound."""
+    bad = [finding for finding in findings if finding.code]
+    if not bad:
+        return None
+    first = bad[0]
+    rest = f"; and {len(bad) - 1} more of {len(findings)} files" if len(bad) > 1 else ""
+    # Checkpoints come first, and of them the newest.
+    folder = first.path.parent
+    older = [f for f in findings[1:] if f.state == "sound" and f.path.suffix == ".pt" and f.path.parent == folder]
+    if first is findings[0] and first.state == "damaged" and older:
+        return OlderModelError(
+            f"the newest checkpoint is damaged ({first.what}){rest}",
+            where=first.path,
+            remedy=f"restore it from a copy, or go on from the newest that is sound: {older[0].path}",
+        )
+    kinds = {kind.exit_code: kind for kind in (ResourceError, VersionError, ModelFileError)}
+    return kinds[first.code](f"{first.what}{rest}", where=first.path, remedy=first.help)
+
+
+def _lines(finding: Finding) -> list[str]:
+    width = max(map(len, _STATES.values()))
+    lines = [f"{_STATES[finding.state]:<{width}}  {finding.path}: {finding.what}"]
+    return lines + ([f"{'':<{width}}  help: {finding.help}"] if finding.help and finding.state != "sound" else [])
