@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import math
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from splatcli.scene.colmap_audit import audit_binary, count_binary_images
 from splatcli.scene.colmap_points import read_points
 from splatcli.scene.colmap_text import count_text_images, text_fault, text_names
 from splatcli.scene.depth_maps import AUTO
+from splatcli.scene.filetypes import walk
 from splatcli.scene.points import RawPoints
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid
@@ -58,7 +58,7 @@ def find_models(root: Path) -> list[Model]:
 def search_models(root: Path) -> list[Model]:
     """Models anywhere below ``root``; raises SceneError when they lie in folders that do not belong together."""
     groups: dict[Path, list[Model]] = {}
-    for base, folders, _ in os.walk(root):
+    for base, folders, _ in walk(root, private=True):
         path = Path(base)
         depth = len(path.relative_to(root).parts)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if depth < MAX_DEPTH else []

@@ -6,7 +6,6 @@ the same shape; what is 0, negative, NaN or infinite is not known.
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import Tensor
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_numbers, read_header
+from splatcli.scene.filetypes import is_file, walk
 from splatcli.scene.locate import SHOWN, Found, doubtful_error
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
@@ -151,8 +151,8 @@ def resample_depths(depths: NDArray[np.float32], grid: Tensor) -> NDArray[np.flo
 def _named(source: SceneSource, views: list[View]) -> tuple[dict[str, Path], list[str]]:
     """The maps that the scene's own file names, and those of them that are not there."""
     maps = {view.name: source.root / str(view.depth) for view in views}
-    missing = [str(view.depth) for view in views if not os.path.isfile(maps[view.name])]
-    return {name: path for name, path in maps.items() if os.path.isfile(path)}, missing
+    missing = [str(view.depth) for view in views if not is_file(maps[view.name])]
+    return {name: path for name, path in maps.items() if is_file(path)}, missing
 
 
 def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dict[str, Path], list[str]]:
@@ -163,7 +163,7 @@ def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dic
         )
     there = {
         Path(base, file).relative_to(folder).as_posix()
-        for base, _, files in os.walk(folder)
+        for base, _, files in walk(folder)
         for file in files
         if file.lower().endswith(SUFFIXES)
     }

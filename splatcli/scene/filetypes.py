@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from splatcli.errors import SceneError
@@ -125,3 +129,32 @@ def _shown(start: bytes) -> str:
     if text and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):
         return repr(text.split(b"\n")[0].decode("ascii").rstrip())
     return start[:8].hex(" ")
+
+
+#: A name that is not there, or that no disk takes.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there. Raises OSError when the system does not tell: then it is not absent."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except ValueError:  # a NUL in the name
+        return False
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
+
+
+def walk(folder: Path, *, private: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk(), which keeps silent about folders that cannot be read; here they raise OSError.
+
+    private: folders that belong to somebody else (EACCES) are passed over, where it is only looked around.
+    """
+
+    def refuse(error: OSError) -> None:
+        if error.errno not in _ABSENT and not (private and isinstance(error, PermissionError)):
+            raise error
+
+    return os.walk(folder, onerror=refuse)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.filetypes import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES, is_file, walk
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
 
@@ -78,7 +77,7 @@ def find_photos(
 
 def photos_below(folder: Path) -> Iterator[str]:
     """The image files below a folder, by their endings, as relative paths with forward slashes."""
-    for base, folders, files in os.walk(folder):
+    for base, folders, files in walk(folder):
         folders.sort()
         for file in sorted(files):
             if file.lower().endswith(SUFFIXES):
@@ -94,8 +93,7 @@ def find_in(folder: Path, files: Mapping[str, str]) -> Found:
     index: dict[str, list[str]] | None = None
     for name, file in files.items():
         path = folder / file
-        # os.path rather than Path: a name that is too long for the disk is not there, and no error.
-        if os.path.isfile(path):
+        if is_file(path):
             found.paths[name] = path
             continue
         if index is None:

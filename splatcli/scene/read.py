@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from splatcli.config import DataConfig
-from splatcli.errors import SceneError, UsageError
+from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene.agree import disagreement
 from splatcli.scene.assemble import assemble
 from splatcli.scene.blocks import parse_blocks, restricted
 from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
-from splatcli.scene.filetypes import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES, walk
 from splatcli.scene.photos import check_resolution
 from splatcli.scene.pixels import Rgb
 from splatcli.scene.problems import Problems
@@ -57,18 +55,14 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
             return scene
         return restricted(scene, parse_blocks(data.blocks), data.block)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise SceneError(
-            f"cannot be read: {error.strerror}", where=error.filename or path, remedy="check its name and permissions"
-        ) from None
+        raise from_os_error(error, SceneError, path) from None
 
 
 def has_photos_only(path: Path) -> bool:
     """Whether a folder holds photos, and nothing in it or below looks like a part of a description of cameras."""
     root = Path(path).absolute()
     found = False
-    for _, folders, files in os.walk(root):
+    for _, folders, files in walk(root, private=True):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if "sparse" in folders or any(Path(name).stem in _CAMERA_FILES for name in files):
             return False
@@ -107,7 +101,7 @@ def _describe(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
 def _nested(root: Path) -> Path | None:
     """The one folder below, at most MAX_NESTED deep, that has a transforms file. Raises SceneError for several."""
     found = []
-    for base, folders, files in os.walk(root):
+    for base, folders, files in walk(root, private=True):
         path = Path(base)
         deep = len(path.relative_to(root).parts) >= MAX_NESTED
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))

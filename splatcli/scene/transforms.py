@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.filetypes import SUFFIXES
+from splatcli.scene.filetypes import SUFFIXES, is_file
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import ROTATION_TOLERANCE, SceneSource, View, placed, rigid
@@ -207,9 +206,9 @@ def _with_suffix(name: str, root: Path) -> str:
     if PurePosixPath(name).suffix.lower() in SUFFIXES:
         return name
     for suffix in SUFFIXES:
-        if os.path.isfile(root / f"{name}{suffix}"):
+        if is_file(root / f"{name}{suffix}"):
             return f"{name}{suffix}"
-    return name if os.path.isfile(root / name) else f"{name}{SUFFIXES[0]}"
+    return name if is_file(root / name) else f"{name}{SUFFIXES[0]}"
 
 
 def _common_folder(root: Path, views: list[View]) -> tuple[str, list[View]]:

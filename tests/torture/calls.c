@@ -1,9 +1,11 @@
-/* Stands in front of libc (LD_PRELOAD) and writes down, or makes fail, the calls that change files below one folder.
+/* Stands in front of libc (LD_PRELOAD) and writes down the calls that change files below one folder, or makes calls
+ * fail: those that change or read files there, and large allocations of memory.
  *
  * Python arms it through ctypes: calls_arm() says which kind of call fails, at which count, how, and where the record
- * goes. Everything else passes through untouched. One thread at a time may be armed.
+ * goes. Everything else passes through untouched. One thread at a time may arm it.
  */
 #define _GNU_SOURCE
+#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,12 +29,18 @@ static long fired;
 static FILE* record;
 static char snapshots[PATH_MAX]; /* where a synced file is copied to, "" for nowhere */
 static long events;
+static long seen;                /* calls of the kind that is to fail */
+static int failing_memory;       /* whether that kind is "malloc" */
+
+/* Allocations of fewer bytes never fail: Linux refuses large ones, and grants the others until it kills. */
+enum { LARGE = 16384 };
 
 #define REAL(name) ((__typeof__(&name))real(#name))
 static void* real(const char* name) { return dlsym(RTLD_NEXT, name); }
 
 void calls_disarm(void) {
   folder[0] = 0;
+  failing_memory = 0;
   if (record != NULL) fclose(record);
   record = NULL;
 }
@@ -41,13 +49,15 @@ void calls_arm(const char* below, const char* kind, long count, int how, int fro
                const char* copies) {
   calls_disarm();
   snprintf(failing, sizeof failing, "%s", kind);
-  countdown = count, fault = how, persistent = from_then_on, fired = 0, events = 0;
+  countdown = count, fault = how, persistent = from_then_on, fired = 0, events = 0, seen = 0;
   snprintf(snapshots, sizeof snapshots, "%s", copies);
   if (log[0]) record = fopen(log, "w");
   snprintf(folder, sizeof folder, "%s", below);
+  failing_memory = strcmp(kind, "malloc") == 0;
 }
 
 long calls_fired(void) { return fired; }
+long calls_seen(void) { return seen; }
 
 static int below(const char* path) {
   return folder[0] && strncmp(path, folder, strlen(folder)) == 0;
@@ -87,9 +97,10 @@ static void note(const char* kind, const char* path, const char* other) {
 /* Whether this call is to fail. */
 static int due(const char* kind) {
   if (strcmp(kind, failing) != 0) return NO_FAULT;
-  const long left = --countdown;
+  __atomic_add_fetch(&seen, 1, __ATOMIC_RELAXED);
+  const long left = __atomic_sub_fetch(&countdown, 1, __ATOMIC_RELAXED);
   if (left > 0 || (left < 0 && !persistent)) return NO_FAULT;
-  ++fired;
+  __atomic_add_fetch(&fired, 1, __ATOMIC_RELAXED);
   return fault;
 }
 
@@ -133,9 +144,9 @@ static void snapshot(int fd) {
   snprintf(name, sizeof name, "%s/%ld", snapshots, events);
   snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
   const int in = REAL(open)(link, O_RDONLY), out = REAL(open)(name, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-  for (ssize_t n; in >= 0 && out >= 0 && (n = read(in, data, sizeof data)) > 0;)
+  for (ssize_t n; in >= 0 && out >= 0 && (n = REAL(read)(in, data, sizeof data)) > 0;)
     if (REAL(write)(out, data, (size_t)n) != n) abort();
-  close(in), close(out);
+  REAL(close)(in), REAL(close)(out);
 }
 
 static int synced(int fd, int (*call)(int)) {
@@ -234,4 +245,137 @@ int mkdir(const char* name, mode_t mode) {
     note("mkdir", at(AT_FDCWD, name, room), "");
   }
   return REAL(mkdir)(name, mode);
+}
+
+/* --- calls that read --------------------------------------------------------------------------------------------- */
+
+#define FAIL_BELOW(kind, path, value)                  \
+  do {                                                 \
+    if (folder[0] && below(path)) FAIL_IF_DUE(kind, value); \
+  } while (0)
+
+ssize_t read(int fd, void* data, size_t size) {
+  char room[PATH_MAX];
+  FAIL_BELOW("read", of(fd, room), -1);
+  return REAL(read)(fd, data, size);
+}
+
+ssize_t pread(int fd, void* data, size_t size, off_t offset) {
+  char room[PATH_MAX];
+  FAIL_BELOW("read", of(fd, room), -1);
+  return REAL(pread)(fd, data, size, offset);
+}
+
+ssize_t pread64(int fd, void* data, size_t size, off64_t offset) {
+  char room[PATH_MAX];
+  FAIL_BELOW("read", of(fd, room), -1);
+  return REAL(pread64)(fd, data, size, offset);
+}
+
+int close(int fd) {
+  char room[PATH_MAX];
+  const int how = folder[0] && below(of(fd, room)) ? due("close") : NO_FAULT;
+  const int result = REAL(close)(fd); /* Linux lets go of the descriptor whatever it returns */
+  if (how <= 0) return result;
+  errno = how;
+  return -1;
+}
+
+#define STAT(name, type)                              \
+  int name(const char* path, type* about) {           \
+    char room[PATH_MAX];                              \
+    FAIL_BELOW("stat", at(AT_FDCWD, path, room), -1); \
+    return REAL(name)(path, about);                   \
+  }
+STAT(stat, struct stat)
+STAT(stat64, struct stat64)
+STAT(lstat, struct stat)
+STAT(lstat64, struct stat64)
+
+#define FSTAT(name, type)                 \
+  int name(int fd, type* about) {         \
+    char room[PATH_MAX];                  \
+    FAIL_BELOW("stat", of(fd, room), -1); \
+    return REAL(name)(fd, about);         \
+  }
+FSTAT(fstat, struct stat)
+FSTAT(fstat64, struct stat64)
+
+#define FSTATAT(name, type)                                         \
+  int name(int dir, const char* path, type* about, int flags) {     \
+    char room[PATH_MAX];                                            \
+    FAIL_BELOW("stat", path[0] ? at(dir, path, room) : of(dir, room), -1); \
+    return REAL(name)(dir, path, about, flags);                     \
+  }
+FSTATAT(fstatat, struct stat)
+FSTATAT(fstatat64, struct stat64)
+
+DIR* opendir(const char* path) {
+  char room[PATH_MAX];
+  FAIL_BELOW("open", at(AT_FDCWD, path, room), NULL);
+  return REAL(opendir)(path);
+}
+
+#define READDIR(name, type)                            \
+  type* name(DIR* dir) {                               \
+    char room[PATH_MAX];                               \
+    FAIL_BELOW("readdir", of(dirfd(dir), room), NULL); \
+    return REAL(name)(dir);                            \
+  }
+READDIR(readdir, struct dirent)
+READDIR(readdir64, struct dirent64)
+
+/* What C++ streams open files with. */
+#define FOPEN(name)                                   \
+  FILE* name(const char* path, const char* mode) {    \
+    char room[PATH_MAX];                              \
+    FAIL_BELOW("open", at(AT_FDCWD, path, room), NULL); \
+    return REAL(name)(path, mode);                    \
+  }
+FOPEN(fopen)
+FOPEN(fopen64)
+
+/* --- memory ------------------------------------------------------------------------------------------------------ */
+
+/* libc's own names: dlsym() allocates, and cannot be asked for them. */
+extern void* __libc_malloc(size_t);
+extern void* __libc_calloc(size_t, size_t);
+extern void* __libc_realloc(void*, size_t);
+extern void* __libc_memalign(size_t, size_t);
+
+static int refused(size_t size) { return failing_memory && size >= LARGE && due("malloc") > 0; }
+
+void* malloc(size_t size) {
+  if (!refused(size)) return __libc_malloc(size);
+  errno = ENOMEM;
+  return NULL;
+}
+
+void* calloc(size_t count, size_t size) {
+  if (size != 0 && (count > (size_t)-1 / size || refused(count * size))) {
+    errno = ENOMEM;
+    return NULL;
+  }
+  return __libc_calloc(count, size);
+}
+
+void* realloc(void* old, size_t size) {
+  if (!refused(size)) return __libc_realloc(old, size);
+  errno = ENOMEM;
+  return NULL;
+}
+
+void* memalign(size_t alignment, size_t size) {
+  if (!refused(size)) return __libc_memalign(alignment, size);
+  errno = ENOMEM;
+  return NULL;
+}
+
+void* aligned_alloc(size_t alignment, size_t size) { return memalign(alignment, size); }
+
+int posix_memalign(void** place, size_t alignment, size_t size) {
+  void* found = memalign(alignment, size);
+  if (found == NULL) return ENOMEM;
+  *place = found;
+  return 0;
 }

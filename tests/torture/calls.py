@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Kinds of calls that can be made to fail.
+#: Kinds of calls that change files and can be made to fail; those that read them; and large allocations.
 KINDS = ("open", "write", "fsync", "rename", "unlink", "fallocate", "truncate", "mkdir")
+READING = ("open", "read", "stat", "readdir", "close")
+MEMORY = "malloc"
 COMPILER = os.environ.get("CC", "cc")
 #: Stands for an errno: the call writes half of what it was given and says so.
 SHORT_WRITE = -1
@@ -64,10 +66,12 @@ def armed(
 ) -> Iterator[ctypes.CDLL]:
     """While open, the ``count``-th call of ``kind`` on files below a folder fails; and those after it, if ``lasting``.
 
+    Of MEMORY it is the ``count``-th large allocation of the process. ``calls_seen()`` of the library tells how many
+    calls of the kind there were, ``calls_fired()`` how many of them failed.
     log: takes a line for each call. copies: takes a copy of each file as it is synced, named after the call's number.
     """
     library = ctypes.CDLL(os.environ["SPLAT_CALLS"])
-    library.calls_fired.restype = ctypes.c_long
+    library.calls_fired.restype = library.calls_seen.restype = ctypes.c_long
     texts = [str(path or "").encode() for path in (below, log, copies)]
     arguments = (texts[0], kind.encode(), ctypes.c_long(count), fault, int(lasting), texts[1], texts[2])
     library.calls_arm(*arguments)

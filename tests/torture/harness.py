@@ -129,6 +129,16 @@ class _Enough:
 _enough = _Enough()
 
 
+def minutes() -> float | None:
+    """The minutes of the command line, for a process that is started anew; None without."""
+    return _enough.minutes if math.isfinite(_enough.minutes) else None
+
+
+def stop_after(minutes: float | None) -> None:
+    """Leave it at what has been tried after so many minutes; None: do not."""
+    _enough.minutes = math.inf if minutes is None else minutes
+
+
 def enough(start: float) -> bool:
     """Whether the minutes of the command line are over, since ``start`` on the monotonic clock."""
     return time.monotonic() > start + 60 * _enough.minutes
@@ -290,7 +300,7 @@ def _summary(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "splatcli" in frame.filename] or frames
     place = f" at {Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else ""
-    words = (str(error).splitlines() or [""])[0][:200]
+    words = (str(error).splitlines() or [""])[0][:600]
     return f"{type(error).__name__}: {words}{place}"
 
 
