@@ -191,6 +191,10 @@ def os_errors(kind: type[SplatError], where: object = None) -> Iterator[None]:
         raise from_os_error(error, kind, where) from error
 
 
+#: Of torch, and of Pillow.
+_NO_MEMORY = ("can't allocate memory", "out of memory when", "out of memory error when")
+
+
 def system_error(error: BaseException) -> OSError | None:
     """The failure of the system that is behind an exception of zipfile, torch or another library; None without one.
 
@@ -200,7 +204,7 @@ def system_error(error: BaseException) -> OSError | None:
     seen: BaseException | None = error
     while seen is not None:
         text = str(seen)
-        if isinstance(seen, MemoryError) or "can't allocate memory" in text:
+        if isinstance(seen, MemoryError) or any(words in text for words in _NO_MEMORY):
             return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         if isinstance(seen, OSError) and seen.errno not in (None, errno.EINVAL):
             return seen

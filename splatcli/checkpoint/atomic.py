@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from splatcli.errors import DivergedError, OutputError
+from splatcli.errors import DivergedError, OutputError, from_os_error, system_error
 
 #: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
 TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
@@ -49,8 +49,9 @@ def write_atomically(
     verify: reads the temporary file and raises when it is not what was meant.
     stream: ``write`` goes from front to back, so that a pipe or a character device is written to; without it they are
         refused. Neither is ever replaced, and of a link the file that it leads to is.
-    Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure (a
-    DivergedError of ``write`` passes); the old file is then untouched and no temporary file is left.
+    Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure, ResourceError
+    for a lack of memory (a DivergedError of ``write`` passes); the old file is then untouched and no temporary file is
+    left.
     """
     try:
         target, kind = _target_of(path)
@@ -87,6 +88,9 @@ def write_atomically(
             temporary.unlink(missing_ok=True)
         if not isinstance(error, Exception) or isinstance(error, DivergedError):
             raise  # Ctrl-C and the like, and content that must not be written
+        refused = system_error(error)
+        if refused is not None and refused.errno == errno.ENOMEM:
+            raise from_os_error(refused, OutputError, path) from error
         # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
         kept = "; the old one is kept" if os.path.exists(target) else ""
         raise OutputError(

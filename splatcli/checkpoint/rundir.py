@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from splatcli.checkpoint.save import checkpoint_bytes, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.checkpoint.undo import Undo
 from splatcli.config import Config
-from splatcli.errors import ModelFileError, OutputError, UnreadableError, os_errors
+from splatcli.errors import ModelFileError, OutputError, ResourceError, UnreadableError, from_os_error, os_errors
 
 #: The name of the pointer to the newest checkpoint, in a run folder.
 LATEST = "latest"
@@ -215,6 +216,8 @@ class RunDir:
             sync_folder(self.path / "ckpts")
             trim_lines(self.path / METRICS, step)
         except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise from_os_error(error, OutputError, self.path) from None
             raise OutputError(f"cannot rewind the run: {error.strerror}", where=self.path) from None
         if self.has(step):
             self._point_latest(self.checkpoint_path(step))
@@ -225,7 +228,7 @@ class RunDir:
         pointer = self.path / LATEST
         try:
             write_atomically(pointer, lambda file: _put(file, text.encode()), what="pointer to the checkpoint")
-        except OutputError as error:
+        except (OutputError, ResourceError) as error:
             _log.warning("%s", error)
 
     def _prune(self, just_written: Path, keep_last: int, named: frozenset[int]) -> None:

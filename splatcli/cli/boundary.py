@@ -18,7 +18,7 @@ import typer
 from splatcli import __version__
 from splatcli.cli.app import app
 from splatcli.cli.output import Output, stdout_problem
-from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error
+from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error, system_error
 
 _INTERRUPTED = 130
 
@@ -85,10 +85,11 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError("this name is longer than a file's name can be", where=f"{str(error.filename)[:100]}...")
+    refused = system_error(error)
+    if refused is not None and refused.errno == errno.ENOMEM:
+        return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
     if isinstance(error, OSError):  # what nobody has said more about: an input, unless it lies where results go
         return from_os_error(error, OutputError if _is_output(error.filename, argv) else SceneError)
-    if isinstance(error, MemoryError) or "can't allocate memory" in str(error):
-        return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
     return None
 
 

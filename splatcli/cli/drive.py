@@ -412,6 +412,6 @@ def _drive(
         raise OutputError(
             f"the run is finished and saved, but not the checkpoints of save.steps {missed}",
             where=trainer.run_dir.path,
-            remedy="the disk refused them at that time; free some space, and train again if they are needed",
+            remedy="they could not be written at that time; free some space, and train again if they are needed",
         )
     return exit_code(stopped.reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from splatcli.errors import ResourceError, SceneError, SplatError
+from splatcli.errors import ResourceError, SceneError, SplatError, system_error
 from splatcli.scene.colour import colours_of
 from splatcli.scene.filetypes import FORMATS, raw_error, reduction, refuse_raw, unreadable_error
 from splatcli.scene.pixels import Decoded, Rgb, deep, from_bytes, from_deep, grey
@@ -171,7 +172,8 @@ def _decoding(path: Path) -> Iterator[None]:
 
 
 def _damaged(error: Exception, path: Path) -> SplatError:
-    if isinstance(error, MemoryError):
+    refused = system_error(error)
+    if refused is not None and refused.errno == errno.ENOMEM:
         return ResourceError("there is not enough memory to decode it", where=path, remedy=reduction(path))
     if isinstance(error, OSError) and error.errno is not None:
         return SceneError(

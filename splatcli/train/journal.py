@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
 from splatcli.checkpoint.rundir import RunDir
-from splatcli.errors import OutputError
+from splatcli.errors import OutputError, ResourceError
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Alarmed, Evaluated, Event, Probed, RolledBack, SaveFailed, Stepped
 from splatcli.train.metrics import protocol
@@ -43,7 +43,7 @@ class Journal:
             if record is not None:
                 try:
                     self._run_dir.append_metrics(record)
-                except OutputError as error:
+                except (OutputError, ResourceError) as error:
                     if not self._lines_lost:
                         self._lines_lost = True
                         yield Alarmed(event.step, "metrics", f"lines of the metrics are lost: {error.what}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from splatcli.checkpoint.rundir import RunDir
-from splatcli.errors import OutputError
+from splatcli.errors import OutputError, ResourceError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed
 from splatcli.train.state import TrainState
 
@@ -36,6 +36,7 @@ class Keeper:
         self._sleep = sleep
         self._saved_at = clock()
         self._failures = 0
+        self._no_memory = False
         self._retry_at = 0.0
 
     def begin(self, state: TrainState) -> Iterator[Event]:
@@ -74,7 +75,8 @@ class Keeper:
         """One attempt. Raises DivergedError for a state that must not be kept."""
         try:
             return self._save(state)
-        except (OutputError, MemoryError) as error:
+        except (OutputError, ResourceError, MemoryError) as error:
+            self._no_memory = not isinstance(error, OutputError)
             pause = min(RETRY_LAST, RETRY_FIRST * 2.0**self._failures)
             self._failures += 1
             self._retry_at = self._clock() + pause
@@ -85,7 +87,7 @@ class Keeper:
     def finish(self, state: TrainState, *, patient: Callable[[], bool]) -> Iterator[Event]:
         """The last save; where it fails, waits for room as long as ``patient`` and the settings allow.
 
-        Raises OutputError in the end.
+        Raises OutputError in the end, ResourceError when it was memory that did not suffice.
         """
         if self.saved is not None and self.saved.step == state.step:
             return
@@ -99,10 +101,11 @@ class Keeper:
                 break
             yield SaveFailed(event.step, event.text, RETRY_AT_END)
         last = "nothing is saved" if self.saved is None else f"the newest checkpoint is {self.saved.path}"
-        raise OutputError(
+        kind, free = (ResourceError, "memory") if self._no_memory else (OutputError, "space")
+        raise kind(
             f"the state after step {state.step} could not be saved: {event.text}; {last}",
             where=self.run_dir.path,
-            remedy=f"free some space, then splat resume {self.run_dir.path} goes on from there",
+            remedy=f"free some {free}, then splat resume {self.run_dir.path} goes on from there",
         )
 
     def _save(self, state: TrainState) -> Saved:
@@ -124,4 +127,4 @@ class Keeper:
 
 
 def _words(error: BaseException) -> str:
-    return error.what if isinstance(error, OutputError) else "no memory for the copy that is written"
+    return error.what if isinstance(error, OutputError | ResourceError) else "no memory for the copy that is written"

@@ -119,14 +119,14 @@ class Recovery:
         try:
             self.run_dir.rewind(event.step)
             self.run_dir.write_config(state.config)
-        except OutputError as error:
+        except (OutputError, ResourceError) as error:
             _log.warning("%s", error)
 
     def _report(self, problem: DivergedError, state: TrainState) -> str | None:
         name = f"diverged_{state.step:06d}.json"
         try:
             return str(self.run_dir.write_report(name, divergence_report(problem, state)))
-        except OutputError as error:
+        except (OutputError, ResourceError) as error:
             _log.warning("%s", error)
             return None
 

@@ -74,9 +74,12 @@ def to_uint8(image: Tensor) -> NDArray[np.uint8]:
 
 
 def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
-    """The file that holds these pixels, [H, W, 3]."""
+    """The file that holds these pixels, [H, W, 3]. Raises MemoryError."""
     buffer = io.BytesIO()
-    imageio.imwrite(buffer, pixels, extension=".png", plugin="pillow")
+    try:
+        imageio.imwrite(buffer, pixels, extension=".png", plugin="pillow")
+    except OSError as error:  # nothing else fails here; Pillow calls it a codec that is configured badly
+        raise MemoryError(str(error)) from None
     return buffer.getvalue()
 
 

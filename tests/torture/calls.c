@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <link.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +30,10 @@ static long fired;
 static FILE* record;
 static char snapshots[PATH_MAX]; /* where a synced file is copied to, "" for nowhere */
 static long events;
-static long seen;                /* calls of the kind that is to fail */
+static struct {
+  char kind[32];
+  long calls;
+} seen[32];                      /* how many calls there were of each kind */
 static int failing_memory;       /* whether that kind is "malloc" */
 
 /* Allocations of fewer bytes never fail: Linux refuses large ones, and grants the others until it kills. */
@@ -49,7 +53,8 @@ void calls_arm(const char* below, const char* kind, long count, int how, int fro
                const char* copies) {
   calls_disarm();
   snprintf(failing, sizeof failing, "%s", kind);
-  countdown = count, fault = how, persistent = from_then_on, fired = 0, events = 0, seen = 0;
+  countdown = count, fault = how, persistent = from_then_on, fired = 0, events = 0;
+  memset(seen, 0, sizeof seen);
   snprintf(snapshots, sizeof snapshots, "%s", copies);
   if (log[0]) record = fopen(log, "w");
   snprintf(folder, sizeof folder, "%s", below);
@@ -57,7 +62,17 @@ void calls_arm(const char* below, const char* kind, long count, int how, int fro
 }
 
 long calls_fired(void) { return fired; }
-long calls_seen(void) { return seen; }
+
+/* The place of a kind in the table; the last one is shared by those that find none. */
+static long* seen_of(const char* kind) {
+  const int count = sizeof seen / sizeof seen[0];
+  int i = 0;
+  while (i < count - 1 && seen[i].kind[0] && strcmp(seen[i].kind, kind) != 0) ++i;
+  if (!seen[i].kind[0]) snprintf(seen[i].kind, sizeof seen[i].kind, "%s", kind);
+  return &seen[i].calls;
+}
+
+long calls_seen(const char* kind) { return *seen_of(kind); }
 
 static int below(const char* path) {
   return folder[0] && strncmp(path, folder, strlen(folder)) == 0;
@@ -96,8 +111,8 @@ static void note(const char* kind, const char* path, const char* other) {
 
 /* Whether this call is to fail. */
 static int due(const char* kind) {
+  __atomic_add_fetch(seen_of(kind), 1, __ATOMIC_RELAXED);
   if (strcmp(kind, failing) != 0) return NO_FAULT;
-  __atomic_add_fetch(&seen, 1, __ATOMIC_RELAXED);
   const long left = __atomic_sub_fetch(&countdown, 1, __ATOMIC_RELAXED);
   if (left > 0 || (left < 0 && !persistent)) return NO_FAULT;
   __atomic_add_fetch(&fired, 1, __ATOMIC_RELAXED);
@@ -343,7 +358,25 @@ extern void* __libc_calloc(size_t, size_t);
 extern void* __libc_realloc(void*, size_t);
 extern void* __libc_memalign(size_t, size_t);
 
-static int refused(size_t size) { return failing_memory && size >= LARGE && due("malloc") > 0; }
+/* Whether the dynamic loader is asking: it gets the thread-local data of a new thread so, and aborts without. */
+static int by_loader(const void* caller) {
+  static const char* end;
+  const char* base = (const char*)_r_debug.r_ldbase;
+  if (base == NULL) return 0;
+  if (end == NULL) {
+    const ElfW(Ehdr)* file = (const ElfW(Ehdr)*)base;
+    const ElfW(Phdr)* part = (const ElfW(Phdr)*)(base + file->e_phoff);
+    for (int i = 0; i < file->e_phnum; ++i)
+      if (part[i].p_type == PT_LOAD && base + part[i].p_vaddr + part[i].p_memsz > end)
+        end = base + part[i].p_vaddr + part[i].p_memsz;
+  }
+  return (const char*)caller >= base && (const char*)caller < end;
+}
+
+static int refused_to(const void* caller, size_t size) {
+  return failing_memory && size >= LARGE && !by_loader(caller) && due("malloc") > 0;
+}
+#define refused(size) refused_to(__builtin_return_address(0), size)
 
 void* malloc(size_t size) {
   if (!refused(size)) return __libc_malloc(size);

@@ -26,6 +26,7 @@ from tests.torture import (
     bit_flips,
     fault_ranks,
     faults,
+    faults_reading,
     fuzz_argv,
     fuzz_checkpoint,
     fuzz_config,
@@ -114,6 +115,16 @@ def test_a_fault_in_one_rank_of_those_that_share_the_gaussians_ends_all_and_is_n
 def test_calls_on_files_that_fail_lose_nothing(under_library: dict[str, Any]) -> None:
     assert under_library["faults"]["failures"] == []
     assert under_library["faults"]["trials"] == 30
+
+
+@pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"needs a C compiler ({COMPILER})")
+def test_commands_that_may_not_read_or_allocate_say_so_and_move_nothing() -> None:
+    for name, figure in faults_reading.figures(20, 1).items():
+        assert (figure.trials, figure.shown) == (20, []), name
+        assert (figure.details["hangs"], figure.details["crashes"]) == (0, 0)
+        # The faults come about, and most of them end a command.
+        assert sum(figure.details.get(f"exit_{code}", 0) for code in (3, 4, 5, 8)) >= 10, figure.details
+        assert figure.details["possible"] > 300, name
 
 
 # --- the harnesses notice --------------------------------------------------------------------------------------------
