@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.fitting import Fitting
-from splatcli.cli.model import OUTPUT, file_kind, find_model, is_own_checkpoint, load_model, run_folder
+from splatcli.cli.model import (
+    OUTPUT,
+    file_kind,
+    find_model,
+    is_own_checkpoint,
+    load_model,
+    newest_checkpoint,
+    run_folder,
+)
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.ranks import check_sharded
@@ -92,7 +100,7 @@ def start_training(
     place = output or default_folder(named)
     begun = Path()
     if not overwrite:
-        begun = _first(crew, "looking at the run folder", lambda: _begun(place, request) or Path())
+        begun = _first(crew, "looking at the run folder", lambda: _begun(place, request, out) or Path())
     if begun != Path():
         out.note(f"this run was begun before and goes on: {begun}")
         return resume_training(
@@ -245,15 +253,15 @@ def request_of(config: Config, **others: Any) -> dict[str, Any]:
     return {**flat_settings(config, as_json=True), **others}
 
 
-def _begun(place: Path, request: dict[str, Any]) -> Path | None:
+def _begun(place: Path, request: dict[str, Any], out: Output) -> Path | None:
     """The newest checkpoint of the run that an equal ``request`` began in ``place``; None where there is none.
 
     Raises OutputError, listing the differences, for a run that another request began.
     """
-    from splatcli.checkpoint.rundir import REQUEST, find_latest
+    from splatcli.checkpoint.rundir import REQUEST
     from splatcli.train.changes import shown
 
-    newest = find_latest(place) if place.is_dir() else None
+    newest = newest_checkpoint(place, out=out, allow_older=True) if place.is_dir() else None
     if newest is None:
         return None
     try:
