@@ -103,6 +103,7 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
     try:
         yield world, own
         world.close()
+        world.release()
     except BaseException as error:
         world.fail(error)
         _end(error, world, out)

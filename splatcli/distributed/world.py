@@ -345,6 +345,14 @@ class World:
         self.tell("the end", [])
         self.watch.close()
 
+    def release(self) -> None:
+        """After close(), end the process groups that join() made, and their threads.
+
+        A thread of gloo that drops its last exchange while Python shuts down aborts the process.
+        """
+        del self._control, self._data
+        dist.destroy_process_group()
+
 
 def _bits_of(rows: Tensor) -> int:
     """A sum of all bits, which no change of a single number leaves as it is; exact in a float64."""

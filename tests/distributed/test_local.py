@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -95,3 +100,40 @@ def test_one_rank_works_while_the_other_sleeps() -> None:
     together = results(work_alone, 2, patience=300.0)
     assert together[0] == alone
     assert together[1] is None
+
+
+RANK = """
+import os, torch
+from pathlib import Path
+from splatcli.distributed.joining import Place, join
+
+def gloo():
+    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+
+world = join(Place.of(os.environ), torch.device("cpu"))
+world.tell("a number", [1.0])
+during = gloo()
+world.close()
+world.release()
+print(during > 0, gloo())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="lists its threads in /proc")
+def test_a_rank_that_has_ended_leaves_no_thread_of_gloo() -> None:
+    """One that still drops its last exchange while Python shuts down aborts the process, once in a while."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK],
+            env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["True", "0"]] * 2
+    assert [rank.returncode for rank in ranks] == [0, 0]
