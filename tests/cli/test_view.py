@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -47,9 +48,12 @@ def look(url: str, view: str) -> bytes:
 
 
 @contextmanager
-def running(*words: object) -> Iterator[subprocess.Popen[str]]:
+def running(
+    *words: object, command: tuple[str, ...] = (sys.executable, "-m", "splatcli")
+) -> Iterator[subprocess.Popen[str]]:
+    """``splat`` with these words; command: begins it, when that is not the usual."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "splatcli", *map(str, words)],
+        [*command, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
@@ -219,3 +223,28 @@ def test_a_resumed_run_has_a_viewer_too(splat: Splat, finished_run: Path) -> Non
     done = splat("resume", finished_run, "--viewer", "--viewer-port", 0)
     assert done.code == 0
     assert "viewer: http://127.0.0.1:" in done.err
+
+
+def test_a_run_outlives_more_idle_connections_than_it_may_have_descriptors(tiny_scene: Path, tmp_path: Path) -> None:
+    saves = "save.steps=[50,100,150,200,250]"
+    words = ["-o", tmp_path / "run", "-n", 300, "--json", "--viewer-port", 0, "--set", saves, *QUICK]
+    limited = f'ulimit -n 256; exec "{sys.executable}" -m splatcli train "$@"'
+    with running("train", tiny_scene, *words, command=("bash", "-c", limited)) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        place = (urlsplit(url).hostname, urlsplit(url).port)
+        assert fetch(url, "/pause", "POST", **{"X-Splat": "1"})[0] == 204
+        idle = [socket.create_connection(place, timeout=60) for _ in range(300)]
+        answers = [
+            fetch(url)[0],
+            fetch(url, "/stage", Origin="http://evil.example", **{"X-Splat": "1"})[0],
+            fetch(url, "/pause", "POST", Origin="http://evil.example", **{"X-Splat": "1"})[0],
+            fetch(url, Host="evil.example")[0],
+            fetch(url, "/resume", "POST", **{"X-Splat": "1"})[0],
+        ]
+        out, err = process.communicate(timeout=300)
+        for connection in idle:
+            connection.close()
+    assert (process.returncode, answers) == (0, [200, 403, 403, 403, 204]), err
+    assert json.loads(out.splitlines()[-1])["step"] == 300
+    assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000300.pt").step == 300

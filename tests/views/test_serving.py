@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -94,12 +95,108 @@ def test_a_request_must_be_addressed_to_this_machine(server: DocumentServer, hos
     assert ask(server, "/", Host=host)[0] == status
 
 
-def test_served_to_others_any_name_will_do() -> None:
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("192.168.0.1:8080", 200),
+        ("[fd00::1]:8080", 200),
+        ("localhost", 200),
+        (f"{socket.gethostname()}:80", 200),
+        (f"{socket.gethostname().upper()}.lab.example", 200),
+        ("machine.example", 403),  # a name that its owner may have pointed here
+        ("", 403),
+    ],
+)
+def test_served_to_others_it_answers_to_addresses_and_its_own_names(host: str, status: int) -> None:
     with listen("0.0.0.0", 0, shelf) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert server.url == f"http://127.0.0.1:{server.server_address[1]}/"
-        assert ask(server, "/", Host="machine.example")[0] == 200
+        assert ask(server, "/", Host=host)[0] == status
         server.shutdown()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "http://localhost:8080"}, 200),
+        ({"Origin": "https://LOCALHOST:8080"}, 200),  # through a proxy
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "http://localhost"}, 403),
+        ({"Origin": "http://localhost:3000"}, 403),  # another program of this machine
+        ({"Origin": "http://localhost:8080.evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": ""}, 403),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}, 403),
+        ({"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"}, 403),
+        ({"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors"}, 200),
+        ({"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}, 200),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, 200),  # a link
+    ],
+)
+def test_pages_of_other_origins_get_nothing(
+    server: DocumentServer, method: str, headers: dict[str, str], status: int
+) -> None:
+    assert ask(server, "/", method, Host="localhost:8080", **headers)[0] == status
+
+
+def test_of_too_many_connections_the_longest_idle_gives_way(
+    server: DocumentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splatcli.views.serving.MAX_CONNECTIONS", 4)
+    idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(30)]
+    assert ask(server, "/")[0] == 200
+    ended = []
+    for connection in idle:
+        connection.settimeout(0.5)
+        try:
+            ended.append(connection.recv(1) == b"")
+        except TimeoutError:
+            ended.append(False)
+    assert ended[:27] == [True] * 27
+    assert sum(ended) <= 28
+    for connection in idle:
+        connection.close()
+
+
+def test_connections_never_get_the_last_descriptors(server: DocumentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splatcli.views.serving._connection_limits", lambda: (64, 3.0))
+    with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
+        ask(server, "/")
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
+def test_a_request_that_comes_byte_by_byte_is_dropped(
+    server: DocumentServer, monkeypatch: pytest.MonkeyPatch, begin: bytes
+) -> None:
+    monkeypatch.setattr("splatcli.views.serving.REQUEST_SECONDS", 0.5)
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=0.05) as slow:
+        slow.sendall(begin)
+        for _ in range(400):  # generous: 20 s
+            try:
+                slow.sendall(b"X")
+                if slow.recv(100) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the connection is still open")
+    assert ask(server, "/")[0] == 200
+
+
+def test_an_answer_may_take_longer_than_the_limit_of_a_request(
+    server: DocumentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splatcli.views.serving.REQUEST_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as browser:
+        browser.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        time.sleep(1.0)
+        size = 0
+        while piece := browser.recv(1 << 20):
+            size += len(piece)
+    assert size > 50_000_000
 
 
 def test_a_browser_that_goes_away_in_mid_answer_is_not_worth_a_word(
