@@ -2,12 +2,18 @@
 
 exp(exp(s)) is at least 1 for every s: a model whose scales were activated before they were stored turns into
 Gaussians of a whole scene unit and more, which cover every tile and exhaust any memory. The values alone rarely
-prove the space; their relation to the distance between neighbours does, in any unit of length.
+prove the space; their distribution, the scene's extent and the distance between neighbours do, in any unit of length.
+
+Some rows or one axis may be activated and the rest raw. What is activated then gives itself away by one of these:
+- exp() and sigmoid() have bounds. Activated values pile up just inside of them, where a raw density is smooth.
+- exp() of a large logarithm, taken for a logarithm, is larger than the whole scene.
+- Activated values alone are skewed as no logarithms are.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -18,19 +24,39 @@ from scipy.spatial import cKDTree
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 
-#: Raw is certain when it explains the neighbours' distances within one nat and better than activated by two.
-#: Measured on 320 synthetic scenes: no activated model passes; looser margins let 15 to 24 of them through.
-RAW_ERROR_BELOW = 1.0
-RAW_BETTER_BY = 2.0
-#: Activated is clear when it explains them better by a nat. Half a nat would refuse raw scenes whose Gaussians are all
-#: several times larger than the distances between them, in units in which all of these exceed 1.
-ACTIVATED_BETTER_BY = 1.0
+#: Without a negative scale the two readings are scored, in nats (see _reading_cost): the better one is believed when it
+#: is better by this much. Measured on models of several programs in 27 units each: none is read wrongly.
+BETTER_BY = 1.0
+#: A reading is out of the question when the scales of all Gaussians differ by less than this, in nats, or its typical
+#: Gaussian is smaller than the scene by more than this. Trained and initial models: 0.3 to 1.8, and 2 to 9.
+MIN_SPREAD, MAX_BELOW_EXTENT = 0.12, 11.0
+#: The spread of log-scales that is expected.
+USUAL_SPREAD = 0.8
+#: A reading is out of the question when its typical Gaussian is larger than the scene by this many nats.
+MAX_ABOVE_EXTENT = 1.5
+#: A Gaussian is outsized when it exceeds the spacing of its neighbourhood by this many nats, or lies this many times
+#: the distance from median to 90 % above the median, and then some. Raw models have less than this share of them.
+OUTSIZED, OUTSIZED_TIMES, OUTSIZED_SHARE = 4.5, 5.0, 0.003
+#: Piles are also looked for among Gaussians that should, by the spacing, be smaller than these log-scales: few of the
+#: raw ones there reach 0.
+STRATA = (-0.5, -1.0, -2.0)
+#: A part of a raw model is no sample of it: it looks activated when that reading is better by this much.
+PART_BETTER_BY = 2.0
+#: Programs size initial Gaussians by their three nearest neighbours. They did when, of round ones, such a share is
+#: within so many nats of one multiple of that distance.
+SIZED_SHARE, SIZED_WITHIN = 0.25, 0.02
+#: Widths of the intervals beside a bound in which values are counted. There is a pile when they are this many times as
+#: many as a density without a jump would have, by so many standard deviations, and made by so many raw values.
+PILE_WIDTHS = (0.02, 0.05, 0.1, 0.2, 0.4)
+PILE_RATIO, PILE_SIGMAS, PILE_SOURCES = 1.5, 5.0, 5
 #: Fewer Gaussians have no typical neighbour distance.
 MIN_COUNT = 100
 #: A logit lies in (0, 1) with probability 0.155, so eight of them do with 3e-7.
 MIN_OPACITIES = 8
 _QUERIES = 20_000
 _TREE_POINTS = 1_000_000
+#: The spacing around a Gaussian is the distance to this neighbour, times its ratio to the nearest 3 on a surface.
+_NEIGHBOURS, _EIGHTH_TO_NEAREST = 8, 0.45
 
 Array = NDArray[np.float32]
 
@@ -46,8 +72,9 @@ class ScaleVerdict:
     """What the stored scales seem to be.
 
     median: of the stored values. neighbour: median distance to the nearest other position, scene units.
-    raw_error, activated_error: by how many nats each reading misses that distance.
-    The last three are NaN when they were not needed, or there is no such distance.
+    raw_error, activated_error: what speaks against each reading, in nats.
+    These three are NaN when they were not needed, or there is no such distance.
+    part: of partly activated ones, what gave them away.
     """
 
     space: Space
@@ -55,6 +82,7 @@ class ScaleVerdict:
     neighbour: float = math.nan
     raw_error: float = math.nan
     activated_error: float = math.nan
+    part: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +91,14 @@ class Judgement:
 
     evidence: a sentence on the scales and one on the opacities.
     problem: why they must not be taken for raw ones, as a sentence; None when they may.
+    partly: some of one table are activated and others raw, so that it can be taken for neither.
     """
 
     scales: Space
     opacities: Space
     evidence: tuple[str, str]
     problem: str | None
+    partly: bool = False
 
     @property
     def space(self) -> Space:
@@ -77,83 +107,258 @@ class Judgement:
         return next(space for space in (Space.ACTIVATED, Space.UNSURE, Space.RAW) if space in found)
 
 
-def judge(means: Array, scales: Array, opacities: Array, *, declared: bool) -> Judgement:
+def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> Judgement:
     """The space of stored parameters; refuses unless sure.
 
     means: [N, 3] scene units. scales: [N, 3], opacities: [N], as stored. All finite.
     declared: the file itself says that its values are raw (our manifest, our PLY comment). Doubt then goes to the
         file, since a scene in millimetres may have no log-scale below zero; clear evidence still refuses.
+    parts: models of which only a part is activated are looked for as well.
     """
-    verdict, opacity = judge_scales(means, scales), judge_opacities(opacities)
+    verdict, opacity = judge_scales(means, scales, parts=parts), judge_opacities(opacities, parts=parts)
     evidence = (_scale_evidence(verdict, scales), _opacity_evidence(opacity, opacities))
     problem = None
     if verdict.space is Space.ACTIVATED or (verdict.space is Space.UNSURE and not declared):
         problem = f"{evidence[0]}; log-scales are expected, and activating them twice would give huge Gaussians"
     elif opacity is Space.ACTIVATED or (opacity is Space.UNSURE and not declared):
         problem = f"{evidence[1]}; logits are expected"
-    return Judgement(verdict.space, opacity, evidence, problem)
+    mixed = opacity is Space.ACTIVATED and bool(((opacities < 0) | (opacities > 1)).any())
+    return Judgement(verdict.space, opacity, evidence, problem, partly=bool(verdict.part) or mixed)
 
 
-def judge_scales(means: Array, scales: Array) -> ScaleVerdict:
-    """The space of stored scales: RAW = logarithms, ACTIVATED = standard deviations.
+def judge_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleVerdict:
+    """The space of stored scales: RAW = logarithms, ACTIVATED = standard deviations, of all or of some.
 
-    means: [N, 3] scene units. scales: [N, 3] as stored, finite.
-    One negative value proves logarithms. Else each hypothesis predicts the size of a Gaussian, and sizes follow
-    the distance to the nearest neighbour; the errors are medians, in nats. Deterministic.
+    means: [N, 3] scene units. scales: [N, 3] as stored, finite. parts: see judge(). Deterministic.
     """
-    if scales.size == 0 or bool((scales < 0).any()):
-        return ScaleVerdict(Space.RAW, float(np.median(scales)) if scales.size else 0.0)
-    median = float(np.median(scales))
-    distances = _neighbour_distances(means) if len(means) >= MIN_COUNT else np.empty((0, 2))
-    if len(distances) < MIN_COUNT:
-        return ScaleVerdict(Space.UNSURE, median)
-    rows, log_distance = distances[:, 0].astype(np.int64), np.log(distances[:, 1])
-    stored = scales[rows].astype(np.float64)
-    raw_error = abs(float(np.median(stored.mean(axis=1) - log_distance)))
-    logs = np.log(np.maximum(stored, np.finfo(np.float32).tiny))
-    activated_error = abs(float(np.median(logs.mean(axis=1) - log_distance)))
-    if raw_error < RAW_ERROR_BELOW and activated_error - raw_error > RAW_BETTER_BY:
-        space = Space.RAW
-    elif raw_error - activated_error > ACTIVATED_BETTER_BY:
-        space = Space.ACTIVATED
-    else:
-        space = Space.UNSURE
-    return ScaleVerdict(space, median, float(np.exp(np.median(log_distance))), raw_error, activated_error)
+    negative = scales.size == 0 or bool((scales < 0).any())
+    median = float(np.median(scales)) if scales.size else 0.0
+    if negative and (not parts or len(means) < MIN_COUNT):
+        return ScaleVerdict(Space.RAW, median)
+    place = _Place.of(means) if len(means) >= MIN_COUNT else None
+    if place is None:
+        return ScaleVerdict(Space.RAW if negative else Space.UNSURE, median)
+    if parts and (part := _partly_activated(place, scales)):
+        return ScaleVerdict(Space.ACTIVATED, median, place.neighbour, part=part if negative else "")
+    if negative:
+        return ScaleVerdict(Space.RAW, median)
+    if _sized_by_exp(place, scales):
+        return ScaleVerdict(Space.ACTIVATED, median, place.neighbour)
+    raw_error, activated_error = _reading_costs(place, scales)
+    return ScaleVerdict(_better(raw_error, activated_error), median, place.neighbour, raw_error, activated_error)
 
 
-def judge_opacities(opacities: Array) -> Space:
-    """The space of stored opacities, [N], finite: RAW = logits, ACTIVATED = values from 0 to 1.
+def judge_opacities(opacities: Array, *, parts: bool = True) -> Space:
+    """The space of stored opacities, [N], finite: RAW = logits, ACTIVATED = values from 0 to 1, all or some of them.
 
     Both ends count: a sigmoid in float32 reaches them. One constant for all may be an initial logit and proves nothing,
-    but for 0, the logit of an initial opacity of a half.
+    but for 0, the logit of an initial opacity of a half. parts: see judge().
     """
     if not opacities.size:
         return Space.RAW
     low, high = float(opacities.min()), float(opacities.max())
-    if low < 0 or high > 1 or low == high == 0:
+    if low < 0 or high > 1:
+        return Space.ACTIVATED if parts and opacities.size >= MIN_COUNT and _partly_sigmoids(opacities) else Space.RAW
+    if low == high == 0:
         return Space.RAW
     return Space.ACTIVATED if low < high and opacities.size >= MIN_OPACITIES else Space.UNSURE
 
 
-def space_problem(means: Array, scales: Array, opacities: Array, *, declared: bool) -> str | None:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where Gaussians are.
+
+    radius: logarithm of the radius around the middle that holds nine of ten.
+    rows: an even sample of them. log_spacing: logarithm of how far apart others are around each of these.
+    log_three: logarithm of the root mean square distance to the nearest three.
+    neighbour: the median distance to the nearest other, scene units.
+    """
+
+    radius: float
+    rows: NDArray[np.int64]
+    log_spacing: NDArray[np.float64]
+    log_three: NDArray[np.float64]
+    neighbour: float
+
+    @classmethod
+    def of(cls, means: Array) -> _Place | None:
+        """None for Gaussians that are nearly all at one place."""
+        rows, nearest, three, spacing = _neighbour_distances(means)
+        away = np.linalg.norm(means.astype(np.float64) - np.median(means, axis=0).astype(np.float64), axis=1)
+        radius = float(np.quantile(away, 0.9))
+        if len(rows) < MIN_COUNT or not radius > 0:
+            return None
+        return cls(math.log(radius), rows, np.log(spacing), np.log(three), float(np.median(nearest)))
+
+    def only(self, chosen: NDArray[np.bool_]) -> _Place:
+        """The same, with those of its rows that are chosen, [N]."""
+        kept = chosen[self.rows]
+        return _Place(self.radius, self.rows[kept], self.log_spacing[kept], self.log_three[kept], self.neighbour)
+
+
+def _partly_activated(place: _Place, scales: Array) -> str:
+    """What gives away that some scales are activated; empty when nothing does."""
+    if sized := _sized_by_exp(place, scales):
+        return f"{sized:,} of {len(place.rows):,} are not logarithms of their neighbours' distance, but that distance"
+    exps = np.exp(np.minimum(scales.astype(np.float64), 88.0))
+    for axis, other in ((axis, other) for axis in range(3) for other in range(3) if axis != other):
+        same = int((np.abs(scales[:, axis] - exps[:, other]) <= 1e-5 * exps[:, other]).sum())
+        if same > max(OUTSIZED_SHARE * len(scales), 2):
+            return f"scale_{axis} is exp() of scale_{other} in {same:,} of {len(scales):,} Gaussians"
+    every = scales.ravel()
+    sizes = scales[place.rows].astype(np.float64).max(axis=1) - place.log_spacing
+    middle, high = (float(value) for value in np.quantile(sizes, (0.5, 0.9)))
+    outsized = int((sizes > min(OUTSIZED, middle + OUTSIZED_TIMES * (high - middle) + 0.5)).sum())
+    if outsized > max(OUTSIZED_SHARE * len(sizes), 2):
+        return f"taken for logarithms, {outsized:,} of {len(sizes):,} Gaussians are far larger than their surroundings"
+    typical = place.log_spacing + float(np.median(scales[place.rows].mean(axis=1) - place.log_spacing))
+    strata = [scales, *(scales[place.rows[typical < limit]] for limit in STRATA)]
+    for some in strata:
+        for name, values in (("scales", some.min(axis=1, initial=np.inf)), *zip(_AXES, some.T, strict=True)):
+            if pile := _pile(values, math.log, every):
+                return f"{pile:,} {name} pile up just above 0, where exp() puts small ones"
+    # What is positive by itself: rows, and axes.
+    whole: NDArray[np.bool_] = np.all(scales > 0, axis=1)
+    if 0.5 <= whole.mean() < 1 and _looks_exponential(place.only(whole), scales):
+        return f"the {int(whole.sum()):,} Gaussians whose scales are all positive are spread as exp() would"
+    for axis in range(3):
+        column = np.repeat(scales[:, axis : axis + 1], 3, axis=1)
+        if bool((column > 0).all()) and _looks_exponential(place, column):
+            return f"scale_{axis}, which is positive everywhere, is spread as exp() would"
+    return ""
+
+
+def _sized_by_exp(place: _Place, scales: Array) -> int:
+    """Of Gaussians that were sized by their neighbours, how many have that size itself stored and not its logarithm."""
+    stored = scales[place.rows].astype(np.float64)
+    if not len(stored) or float(np.median(stored.max(axis=1) - stored.min(axis=1))) > 0:
+        return 0
+    raw = stored[:, 0] - place.log_three
+    linear = np.log(np.maximum(stored[:, 0], np.finfo(np.float32).tiny)) - place.log_three
+    # What is not positive is no size; each such value is far from all others.
+    linear = np.where(stored[:, 0] > 0, linear, -1e6 - np.arange(len(linear)))
+    # The reading under which more of them are one multiple of the distance tells the multiple.
+    share, multiple = max(_commonest(raw), _commonest(linear))
+    found = int((np.abs(linear - multiple) < 2 * SIZED_WITHIN).sum()) if share > SIZED_SHARE else 0
+    return found if found > max(OUTSIZED_SHARE * len(linear), 2) else 0
+
+
+def _commonest(values: NDArray[np.float64]) -> tuple[float, float]:
+    """(share of the values that lie within SIZED_WITHIN of one value, that value)."""
+    ordered = np.sort(values)
+    inside = np.searchsorted(ordered, ordered + 2 * SIZED_WITHIN, side="right") - np.arange(len(ordered))
+    first = int(inside.argmax())
+    return float(inside[first]) / len(ordered), float(ordered[first]) + SIZED_WITHIN
+
+
+#: How columns of scales are told.
+_AXES = ("values of scale_0", "values of scale_1", "values of scale_2")
+
+
+def _looks_exponential(place: _Place, scales: Array) -> bool:
+    if len(place.rows) < MIN_COUNT:
+        return False
+    raw_error, activated_error = _reading_costs(place, scales)
+    return raw_error - activated_error > PART_BETTER_BY
+
+
+def _better(raw_error: float, activated_error: float) -> Space:
+    if activated_error - raw_error > BETTER_BY:
+        return Space.RAW
+    return Space.ACTIVATED if raw_error - activated_error > BETTER_BY else Space.UNSURE
+
+
+def _reading_costs(place: _Place, scales: Array) -> tuple[float, float]:
+    """What speaks against taking positive scales for logarithms, and for standard deviations, in nats."""
+    stored = scales[place.rows].astype(np.float64)
+    logs = np.log(np.maximum(stored, np.finfo(np.float32).tiny))
+    round_ones = float(np.median(stored.max(axis=1) - stored.min(axis=1))) == 0
+    return _reading_cost(place, stored, round_ones), _reading_cost(place, logs, round_ones)
+
+
+def _reading_cost(place: _Place, logs: NDArray[np.float64], round_ones: bool) -> float:
+    """What speaks against ``logs``, [M, 3] of the rows of ``place``, as log-scales: their distance from the neighbours'
+    distances, twice for Gaussians that are round and so were sized by these; their spread; and their skewness."""
+    miss = abs(float(np.median(logs.mean(axis=1) - place.log_spacing)))
+    low, middle, high = (float(value) for value in np.quantile(logs, (0.05, 0.5, 0.95)))
+    spread = (high - low) / 3.29
+    constant = float(logs.min()) == float(logs.max())
+    if not constant and (spread < MIN_SPREAD or place.radius - middle > MAX_BELOW_EXTENT):
+        return math.inf
+    if middle > place.radius + MAX_ABOVE_EXTENT:
+        return math.inf
+    if constant:
+        return 2 * miss
+    skew = (high - middle + MIN_SPREAD) / (middle - low + MIN_SPREAD)
+    return (2 if round_ones else 1) * miss + abs(math.log(spread / USUAL_SPREAD)) + abs(math.log(skew))
+
+
+def _logit(value: float) -> float:
+    return math.log(value / (1 - value))
+
+
+def _partly_sigmoids(opacities: Array) -> bool:
+    """Whether some values are sigmoids: piled up inside of 0 or 1, or half of all in between and the rest far away."""
+    if _pile(opacities, _logit, opacities) or _pile(1 - opacities, _logit, -opacities):
+        return True
+    # An initial opacity is one number, and its sigmoid is another one.
+    values, counts = np.unique(opacities, return_counts=True)
+    often = float(values[counts.argmax()])
+    if counts.max() >= MIN_COUNT:
+        twins = [1 / (1 + math.exp(-often))] + ([_logit(often)] if 0 < often < 1 else [])
+        if any(bool((np.abs(opacities - twin) < 1e-6 * max(1, abs(twin))).any()) for twin in twins):
+            return True
+    inside = (opacities >= 0) & (opacities <= 1)
+    outside = opacities[~inside]
+    away = np.maximum(outside - 1, -outside)
+    return len(outside) >= PILE_SOURCES and inside.mean() > 0.5 and float(np.median(away)) > 1.5
+
+
+def _pile(values: Array, inverse: Callable[[float], float], sources: Array) -> int:
+    """How many values there are too many just above 0, where an activation puts what ``inverse`` takes to below 0.
+
+    sources: raw values, and others, that the activated ones may have come from. Equal values count once. A density
+    without a jump, log-concave or flat, has in [0, c) no more than it would by its course in [-2c, 0).
+    """
+    values, sources = np.unique(values), np.unique(sources)
+
+    def count(of: Array, low: float, high: float) -> int:
+        first, last = np.searchsorted(of, np.array([low, high], of.dtype))
+        return int(last - first)
+
+    for width in PILE_WIDTHS:
+        above = count(values, float(np.finfo(np.float32).tiny), width)
+        near, far = count(values, -width, 0.0), count(values, -2 * width, -width)
+        expected = max(near, near * near / max(far, 1), 1.0)
+        made_of = int(np.searchsorted(sources, inverse(width)))
+        deviation = math.sqrt(above + near * max(1.0, near / max(far, 1)) ** 2)
+        if made_of >= PILE_SOURCES and above > PILE_RATIO * expected and above - expected > PILE_SIGMAS * deviation:
+            return int(above - expected)
+    return 0
+
+
+def space_problem(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> str | None:
     """Why the parameters must not be taken for raw ones, as a sentence; None when they may. See ``judge``."""
-    return judge(means, scales, opacities, declared=declared).problem
+    return judge(means, scales, opacities, declared=declared, parts=parts).problem
 
 
 def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None:
     """``space_problem`` for the state of a run, whose space is declared and whose initial opacity is known.
 
-    Logits that start inside (0, 1), as they do for an initial opacity between 0.5 and 0.73, prove nothing.
+    Logits that start inside (0, 1), as they do for an initial opacity between 0.5 and 0.73, prove nothing. Parts are
+    not judged: digests guard them, and whatever becomes of a model in training has to be saved.
     """
     opacity = config.model.init_opacity
     tell_tale = not 0 < math.log(opacity / (1 - opacity)) < 1
     means, scales, opacities = (
         tensor.detach().cpu().numpy() for tensor in (gaussians.means, gaussians.log_scales, gaussians.logit_opacities)
     )
-    return space_problem(means, scales, opacities if tell_tale else opacities[:0], declared=True)
+    return space_problem(means, scales, opacities if tell_tale else opacities[:0], declared=True, parts=False)
 
 
 def _scale_evidence(verdict: ScaleVerdict, scales: Array) -> str:
+    if verdict.part:
+        return f"scales look partly activated ({verdict.part})"
     negative = int((scales < 0).sum())
     if negative:
         return f"scales are logarithms ({negative:,} of {scales.size:,} values are below 0)"
@@ -174,25 +379,34 @@ def _opacity_evidence(space: Space, opacities: Array) -> str:
     low, high = float(opacities.min()), float(opacities.max())
     if space is Space.RAW:
         return f"opacities are logits ({low:.4g} to {high:.4g})"
+    if low < 0 or high > 1:
+        inside = int(((opacities >= 0) & (opacities <= 1)).sum())
+        return f"opacities look partly activated ({inside:,} of {opacities.size:,} values between 0 and 1)"
     look = "look already activated" if space is Space.ACTIVATED else "may be activated already"
     spread = f"median {float(np.median(opacities)):.4g}" if low < high else f"each {low:.4g}"
     return f"opacities {look} (all {opacities.size:,} values between 0 and 1, {spread})"
 
 
-def _neighbour_distances(means: Array) -> NDArray[np.float64]:
-    """[M, 2] rows of (index, distance to the nearest other position) for an even sample of the Gaussians.
+def _neighbour_distances(
+    means: Array,
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """(rows, distance to the nearest other position, that to the nearest three, spacing), of an even sample.
 
-    Clones sit exactly on their origin, hence the nearest *other* position; rows without one are left out.
+    Clones sit exactly on their origin, hence the nearest *other* position, and near it, hence the spacing: the distance
+    to the eighth, scaled so that it is about that to the nearest three. Rows without one are left out.
     """
     count = len(means)
     # An even stride keeps it deterministic; a thinned tree stretches distances, by its cube root for a volume.
     thinning = -(-count // _TREE_POINTS)
     points = np.unique(means[::thinning].astype(np.float64), axis=0)
     if len(points) < 2:
-        return np.empty((0, 2))
+        return np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0)
     rows = np.unique(np.linspace(0, count - 1, min(count, _QUERIES)).astype(np.int64))
-    distance, _ = cKDTree(points).query(means[rows].astype(np.float64), k=2)
+    distance, _ = cKDTree(points).query(means[rows].astype(np.float64), k=min(_NEIGHBOURS + 1, len(points)))
     # On a tree point the first neighbour is the point itself; off it (thinned away) the first is already another.
-    nearest = np.where(distance[:, 0] > 0, distance[:, 0], distance[:, 1]) * thinning ** (-1 / 3)
-    kept = np.isfinite(nearest) & (nearest > 0)
-    return np.column_stack([rows[kept].astype(np.float64), nearest[kept]])
+    distance = np.where(distance[:, :1] > 0, distance[:, :-1], distance[:, 1:])
+    nearest, spacing = distance[:, 0], distance[:, -1] * _EIGHTH_TO_NEAREST
+    three = np.sqrt((distance[:, :3] ** 2).mean(axis=1))
+    kept = np.isfinite(nearest) & (nearest > 0) & np.isfinite(spacing) & (spacing > 0)
+    scale = thinning ** (-1 / 3)
+    return rows[kept], nearest[kept] * scale, three[kept] * scale, spacing[kept] * scale

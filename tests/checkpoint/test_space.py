@@ -67,7 +67,7 @@ def test_twice_activated_scales_are_refused() -> None:
         assert space_problem(means, exp(exp(logs)), np.zeros(800, np.float32), declared=True) is not None
 
 
-def test_one_negative_scale_proves_logarithms() -> None:
+def test_where_positions_tell_nothing_one_negative_scale_decides() -> None:
     scales = np.full((500, 3), 3.0, np.float32)
     scales[77, 1] = -1e-6
     assert judge_scales(np.zeros((500, 3), np.float32), scales).space is Space.RAW

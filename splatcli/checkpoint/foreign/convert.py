@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.foreign.tensors import Tables
-from splatcli.checkpoint.space import Space, judge_opacities, judge_scales
+from splatcli.checkpoint.space import Space, judge, judge_opacities, judge_scales
 from splatcli.errors import ModelFileError
 
 #: Opacities are moved this far from 0 and 1, whose logits are infinite: the step of float32 above 1.
@@ -21,9 +21,17 @@ def take_logs(tables: Tables, where: Path) -> tuple[Tensor, Tensor, str]:
     """(log-scales [N, 3], logit opacities [N], what was done) from finite stored values, of which some are activated.
 
     What is certainly raw is left as it is, for programs that mix the two up do so in one table and not in another.
-    Raises ModelFileError when all is raw, or when what comes out looks activated still.
+    Raises ModelFileError when all is raw, when only some of one table is activated, or when what comes out looks
+    activated still.
     """
     means, scales, opacities = tables.means, tables.scales, tables.opacities
+    found = judge(means.numpy(), scales.numpy(), opacities.numpy(), declared=False)
+    if found.partly:
+        raise ModelFileError(
+            f"{found.problem}; what is activated there and what is not cannot be told apart",
+            where=where,
+            remedy="export the model again from the program that made it",
+        )
     linear = judge_scales(means.numpy(), scales.numpy()).space is not Space.RAW
     alphas = judge_opacities(opacities.numpy()) is not Space.RAW
     if not linear and not alphas and len(means):

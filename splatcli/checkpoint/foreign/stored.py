@@ -157,14 +157,17 @@ def _raw(
         converted = [take_logs(part, where) for part in stored.tables.parts(stored.parts)]
         notes.extend(dict.fromkeys(said for _, _, said in converted))
         return torch.cat([part[0] for part in converted]), torch.cat([part[1] for part in converted])
-    faults = [found.problem for found in stored.judgements() if found.problem is not None]
+    judgements = stored.judgements()
+    faults = [found.problem for found in judgements if found.problem is not None]
     if faults and reading.space is Space.RAW:
         notes.append(f"taken for raw, as --param-space says, although {faults[0]}")
     elif faults:
         raise ModelFileError(
             _refusal(stored, faults[0], cameras),
             where=where,
-            remedy="--param-space activated takes logarithms and logits of them; --param-space raw takes them as "
+            remedy="export the model again from the program that made it; --param-space raw takes it as it is"
+            if any(found.partly for found in judgements)
+            else "--param-space activated takes logarithms and logits of them; --param-space raw takes them as "
             "they are, for those who know",
         )
     return stored.tables.scales, stored.tables.opacities
