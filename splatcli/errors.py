@@ -192,7 +192,11 @@ def os_errors(kind: type[SplatError], where: object = None) -> Iterator[None]:
 
 
 #: Of torch, and of Pillow.
-_NO_MEMORY = ("can't allocate memory", "out of memory when", "out of memory error when")
+_NO_MEMORY = (
+    *("can't allocate memory", "cannot allocate memory", "Cannot allocate memory", "std::bad_alloc"),
+    *("out of memory when", "out of memory error when", "can't start new thread"),
+    "failed to map segment from shared object",
+)
 
 
 def system_error(error: BaseException) -> OSError | None:

@@ -120,10 +120,10 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
     Raises ModelFileError when settings or cameras contradict each other or the tensors.
     """
     gaussians = Gaussians(**{group: _group_shape(group, tensors[name]) for group, name in STORED_NAMES.items()})
-    cameras = [_camera(spec, where) for spec in manifest.cameras]
-    for views in (manifest.train_views, manifest.test_views):
+    cameras = [_camera(spec) for spec in manifest.cameras]
+    for name, views in (("train_views", manifest.train_views), ("test_views", manifest.test_views)):
         if any(not 0 <= index < len(cameras) for index in views):
-            raise ModelFileError(f"a view index is outside the {len(cameras)} cameras", where=where)
+            raise ModelFileError(f"{name}: a view index is outside the {len(cameras)} cameras", where=where)
     if manifest.train.active_sh_degree > gaussians.sh_degree:
         raise ModelFileError(
             f"SH degree {manifest.train.active_sh_degree} is in use, but the tensors have room for "
@@ -228,9 +228,7 @@ def _camera_spec(camera: Camera) -> CameraSpec:
     )
 
 
-def _camera(spec: CameraSpec, where: object) -> Camera:
-    if any(len(row) != 4 for row in spec.viewmat):
-        raise ModelFileError(f"the matrix of camera {spec.name!r} is not 4x4", where=where)
+def _camera(spec: CameraSpec) -> Camera:
     fields = spec.model_dump()
     fields["viewmat"] = np.array(spec.viewmat, dtype=np.float64)
     return Camera(**fields)

@@ -58,7 +58,8 @@ class RunDir:
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDir:
         """A new run folder, missing parents made, proved writable.
 
-        Until ``keep`` is called it is on trial: a ``with`` block that ends in an error takes all of it back.
+        It is on trial until a state after the first step is saved, or ``keep`` is called: a ``with`` block that ends in
+        an error before takes all of it back.
         overwrite: a folder with content is moved aside to ``<name>.old-<n>``; nothing is deleted.
         Raises OutputError when the place has content (without overwrite), is a file or cannot be written,
         LockedError when another process works there; nothing has changed then.
@@ -199,6 +200,8 @@ class RunDir:
         """
         path = self.checkpoint_path(checkpoint.step)
         save_checkpoint(path, checkpoint)
+        if checkpoint.step > 0:
+            self.keep()
         self._point_latest(path)
         self._prune(path, checkpoint.config.save.keep_last, frozenset(checkpoint.config.save.steps))
         return path

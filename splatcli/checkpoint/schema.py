@@ -12,11 +12,11 @@ import math
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import Tensor
 
 from splatcli import __version__
@@ -96,6 +96,15 @@ class _Part(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
 
+#: An integer of 64 bits; JSON has none.
+_Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+#: Of steps and pixels: what 32 bits hold, which is how steps are stored beside the tensors.
+MAX_COUNT = 2**31 - 1
+#: A camera's matrix is singular when it shrinks one direction by more than this against another.
+MIN_CONDITION = 1e-6
+
+
 class TensorSpec(_Part):
     """What the file says about one of its tensors; checked before the tensor is used."""
 
@@ -113,13 +122,28 @@ class CameraSpec(_Part):
     """A Camera as JSON: pixels, and the 4x4 world-to-camera matrix in double precision."""
 
     name: str
-    width: int = Field(gt=0)
-    height: int = Field(gt=0)
-    fx: float
-    fy: float
+    width: int = Field(gt=0, le=MAX_COUNT)
+    height: int = Field(gt=0, le=MAX_COUNT)
+    fx: float = Field(gt=0)
+    fy: float = Field(gt=0)
     cx: float
     cy: float
     viewmat: list[list[float]] = Field(min_length=4, max_length=4)
+
+    @field_validator("viewmat")
+    @classmethod
+    def _is_a_motion(cls, rows: list[list[float]]) -> list[list[float]]:
+        """A matrix that turns and moves, scaled perhaps; its inverse is the camera's place."""
+        if any(len(row) != 4 for row in rows):
+            raise ValueError("is not a 4x4 matrix")
+        if max(map(abs, rows[3][:3])) > MIN_CONDITION or rows[3][3] <= 0.0:
+            raise ValueError(f"has the last row {rows[3]}, not [0, 0, 0, 1]")
+        turn = np.array([row[:3] for row in rows[:3]], dtype=np.float64)
+        with np.errstate(all="ignore"):
+            sizes = np.linalg.svd(turn, compute_uv=False)
+            if not sizes[-1] > MIN_CONDITION * sizes[0]:
+                raise ValueError("is singular")
+        return rows
 
 
 class DatasetSpec(_Part):
@@ -134,11 +158,11 @@ class DatasetSpec(_Part):
 class TrainSpec(_Part):
     """The numbers of a run; its tensors are listed under ``tensors``."""
 
-    step: int = Field(ge=0)
-    adam_step: int = Field(ge=0)
+    step: int = Field(ge=0, le=MAX_COUNT)
+    adam_step: int = Field(ge=0, le=MAX_COUNT)
     active_sh_degree: int = Field(ge=0, le=4)
-    strategy: dict[str, bool | int | float | str]
-    sampler: dict[str, int]
+    strategy: dict[str, bool | _Whole | float | str]
+    sampler: dict[str, _Whole]
 
 
 class Manifest(_Part):
@@ -156,6 +180,13 @@ class Manifest(_Part):
     test_views: list[int]
     dataset: DatasetSpec
     train: TrainSpec
+
+    @field_validator("train_views", "test_views")
+    @classmethod
+    def _each_once(cls, views: list[int]) -> list[int]:
+        if len(set(views)) < len(views):
+            raise ValueError("names a view twice")
+        return views
 
     def to_text(self) -> str:
         """The JSON that is stored. Raises ValueError when a number is not finite."""

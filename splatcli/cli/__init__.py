@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 
 def main() -> int:
     """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
+    # Schedulers send it at any time, and unheeded it kills; what saves on it listens later.
+    if hasattr(signal, "SIGUSR1"):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         from splatcli.cli.signals import end_imports_at_once
 
         end_imports_at_once()
+        from splatcli.cli.guards import refuse_pipes
+
+        refuse_pipes()
         from splatcli.cli.boundary import run
     except KeyboardInterrupt:
         return 130

@@ -17,6 +17,7 @@ import typer
 
 from splatcli import __version__
 from splatcli.cli.app import app
+from splatcli.cli.guards import PipeError, require_address_space
 from splatcli.cli.output import Output, stdout_problem
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error, system_error
 
@@ -43,6 +44,7 @@ def run(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str], out: Output) -> int:
     try:
         _check_current_folder()
+        require_address_space(argv)
         code = app(args=list(argv), prog_name="splat", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
@@ -85,6 +87,8 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         return UsageError("this name is longer than a file's name can be", where=f"{str(error.filename)[:100]}...")
+    if isinstance(error, PipeError):
+        return SceneError(str(error.strerror), where=error.filename)
     refused = system_error(error)
     if refused is not None and refused.errno == errno.ENOMEM:
         return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
@@ -121,7 +125,10 @@ def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
     path = Path(tempfile.gettempdir()) / f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
     summary = f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        # Others may write into that folder: no file and no link that lies there already is written to.
+        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
+        with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
     except OSError:
         sys.stderr.write(text)
         return SplatError(summary, remedy="this is a bug; please report it with the traceback above")

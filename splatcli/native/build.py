@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
@@ -94,8 +95,34 @@ def cache_root() -> Path:
             if os.access(root, os.W_OK):
                 return root
     root = Path(tempfile.gettempdir()) / f"splatcli-native-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _own_folder(root)
     return root
+
+
+def _own_folder(root: Path) -> None:
+    """Make a folder where others may write too, or see that it is ours alone: code is loaded from it.
+
+    Raises ResourceError when it is a link, somebody else's, or open to others.
+    """
+    fault = None
+    try:
+        with contextlib.suppress(FileExistsError):
+            root.mkdir(mode=0o700)
+        found = root.lstat()
+        if not stat.S_ISDIR(found.st_mode):
+            fault = "is a link or no folder"
+        elif hasattr(os, "getuid") and found.st_uid != os.getuid():
+            fault = f"belongs to another user ({found.st_uid})"
+        elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            fault = "can be written by others"
+    except OSError as error:
+        fault = f"cannot be made: {error.strerror}"
+    if fault is not None:
+        raise ResourceError(
+            f"the folder for built libraries {fault}, and code is not loaded from such a place",
+            where=root,
+            remedy="remove it, or set XDG_CACHE_HOME to a folder of yours",
+        )
 
 
 def cpu_library(isa: str) -> Path:

@@ -291,3 +291,32 @@ def test_only_raw_spaces_are_legal(saved: Path, tamper: Tamper) -> None:
 
     tamper(saved, manifest=declare, sign=True)
     assert "_scaling is declared in space 'linear'; only 'log' is legal" in refusal(saved)
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        (lambda d: d["train"].update(adam_step=10**30), "train.adam_step"),
+        (lambda d: d["train"].update(step=10**30), "train.step"),
+        (lambda d: d["train"].update(sampler={"a": 10**30}), "train.sampler.a"),
+        (lambda d: d["cameras"][0].update(fx=0.0), "cameras.0.fx"),
+        (lambda d: d["cameras"][0].update(fy=-1.0), "cameras.0.fy"),
+        (lambda d: d["cameras"][0].update(width=10**12), "cameras.0.width"),
+        (lambda d: d["cameras"][0].update(viewmat=[[0.0] * 4] * 3 + [[0, 0, 0, 1]]), "cameras.0.viewmat: .*singular"),
+        (
+            lambda d: d["cameras"][0].update(viewmat=[[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]),
+            "cameras.0.viewmat: .*singular",
+        ),
+        (lambda d: d["cameras"][0]["viewmat"].__setitem__(3, [0.0] * 4), "cameras.0.viewmat: .*last row"),
+        (lambda d: d["cameras"][0]["viewmat"].__setitem__(0, [0.0] * 3), "cameras.0.viewmat: .*4x4"),
+        (lambda d: d.update(train_views=[0, 0, 0]), "train_views: .*twice"),
+        (lambda d: d.update(test_views=[0, 0]), "test_views: .*twice"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused_by_name(
+    saved: Path, tamper: Callable[..., None], edit: Callable[[dict[str, Any]], object], said: str
+) -> None:
+    tamper(saved, manifest=edit, sign=True)
+    with pytest.raises(ModelFileError, match=rf"{saved.name}.*{said}") as caught:
+        load_checkpoint(saved)
+    assert caught.value.exit_code == 5

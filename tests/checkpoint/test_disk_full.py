@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +172,7 @@ def fail(folder: RunDir) -> None:
 
 def test_a_start_that_fails_leaves_nothing_behind(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     def save_and_fail(folder: RunDir) -> None:
-        folder.save(checkpoint_of())
+        folder.save(replace(checkpoint_of(), step=0, adam_step=0, rest_steps=None))
         fail(folder)
 
     with pytest.raises(ZeroDivisionError):
@@ -193,13 +194,13 @@ def test_what_is_not_the_run_s_stays(tmp_path: Path) -> None:
 
 def test_a_run_of_which_something_has_come_stays(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     def keep_and_fail(folder: RunDir) -> None:
-        folder.save(checkpoint_of())
+        folder.save(replace(checkpoint_of(), step=0, adam_step=0, rest_steps=None))
         folder.keep()
         fail(folder)
 
     with pytest.raises(ZeroDivisionError):
         start(tmp_path / "run", keep_and_fail)
-    assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000300.pt").step == 300
+    assert load_checkpoint(tmp_path / "run" / "ckpts" / "ckpt_000000.pt").step == 0
 
 
 def test_a_run_moved_aside_for_a_start_that_fails_comes_back(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:

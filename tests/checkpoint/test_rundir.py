@@ -226,3 +226,14 @@ def test_rewind_sets_later_steps_aside(checkpoint_of: CheckpointOf, tmp_path: Pa
         assert (run.path / "ckpts" / "ckpt_000003.pt.old-1").exists()
         assert (run.path / "latest").read_text() == "ckpts/ckpt_000002.pt\n"
         assert (run.path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_run_that_has_saved_stays_whatever_the_caller_does(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    def save_and_fail() -> None:
+        with RunDir.create(tmp_path / "run") as folder:
+            folder.save(checkpoint_of())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        save_and_fail()
+    assert find_latest(tmp_path / "run") == tmp_path / "run" / "ckpts" / "ckpt_000300.pt"

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +88,94 @@ def test_the_machine_s_own_failures_have_codes(failing, splat, error: BaseExcept
     done = splat("info")
     assert done.code == code
     assert "Traceback" not in done.err
+
+
+def test_a_report_is_nobody_else_s_file(
+    failing, splat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A link that waits at its place is not followed, and others may not read it."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(boundary.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(boundary.time, "strftime", lambda _form: "now")
+    error = RuntimeError("a bug")
+    failing(error)
+    assert splat("info").code == 70
+    (report,) = (tmp_path / "tmp").iterdir()
+    assert (report.stat().st_mode & 0o777, report.name) == (0o600, f"splat-crash-now-{id(error):x}.txt")
+    report.unlink()
+    report.symlink_to(victim)
+    done = splat("info")
+    assert (done.code, victim.read_text()) == (70, "mine")
+    assert "RuntimeError: a bug" in done.err, "it is told on stderr instead"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        (["info", "{pipe}"], 5, "{pipe}"),
+        (["info", "{scene}"], 3, "{scene}/images/view_00.png"),
+        (["train", "{pipe}", "-o", "run"], 3, "{pipe}"),
+        (["train", "{scene}", "-o", "run", "-n", "2"], 3, "{scene}/images/view_00.png"),
+        (["train", "{scene}", "-o", "run", "--init", "{pipe}"], 5, "{pipe}"),
+        (["train", "{scene}", "-o", "run", "--config", "{pipe}"], 2, "{pipe}"),
+        (["resume", "{pipe}"], 5, "{pipe}"),
+        (["export", "{pipe}", "-o", "x.ply"], 5, "{pipe}"),
+        (["render", "{run}", "--views", "{pipe}.json"], 3, "{pipe}.json"),
+        (["sfm", "{scene}/images", "-o", "solved"], 3, "{scene}/images/view_00.png"),
+    ],
+)
+def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
+    words: list[str], code: int, named: str, tiny_scene: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    scene, pipe = tmp_path / "scene", tmp_path / "pipe"
+    shutil.copytree(tiny_scene, scene)
+    (scene / "images" / "view_00.png").unlink()
+    for place in (pipe, tmp_path / "pipe.json", scene / "images" / "view_00.png"):
+        os.mkfifo(place)
+    places = {"pipe": pipe, "scene": scene, "run": finished_run}
+    done = subprocess.run(
+        [sys.executable, "-m", "splatcli", *(word.format(**places) for word in words)],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == code, done.stderr
+    assert named.format(**places) in done.stderr
+    assert "pipe" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("megabytes", [100, 300, 400, 500, 600, 700, 800, 900, 1000, 1200])
+def test_too_little_address_space_is_told_before_libraries_end_the_process(
+    megabytes: int, tiny_scene: Path, tmp_path: Path
+) -> None:
+    limited = f'ulimit -v {megabytes * 1000}; exec "{sys.executable}" -m splatcli "$@"'
+    words = ["train", str(tiny_scene), "-o", str(tmp_path / "run"), "-n", "2", "--json"]
+    done = subprocess.run(
+        ["bash", "-c", limited, "splat", *words], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 4, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["where"] == "ulimit -v"
+    helped = subprocess.run(
+        ["bash", "-c", limited, "splat", "--version"], capture_output=True, timeout=120, check=False
+    )
+    assert helped.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("std::bad_alloc"),
+    ],
+)
+def test_libraries_that_want_for_memory_are_no_bugs(failing, splat, error: Exception) -> None:
+    failing(error)
+    assert splat("info").code == 4

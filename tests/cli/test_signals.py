@@ -255,3 +255,21 @@ def test_a_start_that_was_killed_before_its_first_checkpoint_is_made_again(
     done = splat(*words)
     assert done.code == 0, done.err
     assert (place / "ckpts/ckpt_000040.pt").exists()
+
+
+def test_sigusr1_never_kills_from_the_first_line_on(tiny_scene: Path, tmp_path: Path) -> None:
+    """A scheduler may send it while libraries still load."""
+    program = (
+        "import os, signal, sys\n"
+        "import splatcli.cli\n"
+        "class Send:\n"
+        "    def find_spec(self, *_):\n"
+        "        os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "sys.meta_path.insert(0, Send())\n"
+        "sys.argv[0] = 'splat'\n"
+        "sys.exit(splatcli.cli.main())\n"
+    )
+    words = ["train", str(tiny_scene), "-o", str(tmp_path / "run"), "-n", "2", "-q", *QUICK]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").exists()

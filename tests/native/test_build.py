@@ -384,3 +384,44 @@ def test_subnormal_numbers_of_the_process_survive() -> None:
     )
     assert done.stdout == "alive\n", done.stderr
     assert torch.full((4,), 1e-39).mul(1).ne(0).all()
+
+
+class TestFolderWhereOthersWrite:
+    """Without a cache of one's own, libraries are built below the temporary folder, and loaded from there."""
+
+    @pytest.fixture
+    def root(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # no folder can be made there
+        monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+        return tmp_path / f"splatcli-native-{os.getuid()}"
+
+    def test_is_made_for_its_user_alone(self, root: Path) -> None:
+        before = os.umask(0)
+        try:
+            assert build.cache_root() == build.cache_root() == root
+        finally:
+            os.umask(before)
+        assert root.stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("fault", ["link", "file", "writable by the group", "writable by all", "of another user"])
+    def test_is_not_trusted_when_others_could_have_put_something_there(
+        self, root: Path, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        if fault == "link":
+            (tmp_path / "elsewhere").mkdir(mode=0o700)
+            root.symlink_to(tmp_path / "elsewhere")
+        elif fault == "file":
+            root.touch()
+        else:
+            root.mkdir(mode=0o700)
+            root.chmod({"writable by the group": 0o770, "writable by all": 0o777}.get(fault, 0o700))
+        if fault == "of another user":
+            uid = os.getuid()
+            if uid != 0:
+                pytest.skip("needs root, to give a folder away")
+            os.chown(root, 12345, 12345)
+        with pytest.raises(ResourceError, match="code is not loaded from such a place") as caught:
+            build.cache_root()
+        assert caught.value.where == str(root)
+        assert "XDG_CACHE_HOME" in str(caught.value.remedy)
