@@ -29,7 +29,7 @@ from splatcli.gaussians import Gaussians
 BETTER_BY = 1.0
 #: A reading is out of the question when the scales of all Gaussians differ by less than this, in nats, or its typical
 #: Gaussian is smaller than the scene by more than this. Trained and initial models: 0.3 to 1.8, and 2 to 9.
-MIN_SPREAD, MAX_BELOW_EXTENT = 0.12, 11.0
+MIN_SPREAD, MAX_BELOW_EXTENT = 0.2, 11.0
 #: The spread of log-scales that is expected.
 USUAL_SPREAD = 0.8
 #: A reading is out of the question when its typical Gaussian is larger than the scene by this many nats.
@@ -142,8 +142,9 @@ def judge_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleVer
         return ScaleVerdict(Space.ACTIVATED, median, place.neighbour, part=part if negative else "")
     if negative:
         return ScaleVerdict(Space.RAW, median)
-    if _sized_by_exp(place, scales):
-        return ScaleVerdict(Space.ACTIVATED, median, place.neighbour)
+    if (sized := _sized_by_neighbours(place, scales)) is not None:
+        space = Space.ACTIVATED if sized else Space.RAW
+        return ScaleVerdict(space, median, place.neighbour)
     raw_error, activated_error = _reading_costs(place, scales)
     return ScaleVerdict(_better(raw_error, activated_error), median, place.neighbour, raw_error, activated_error)
 
@@ -198,7 +199,7 @@ class _Place:
 
 def _partly_activated(place: _Place, scales: Array) -> str:
     """What gives away that some scales are activated; empty when nothing does."""
-    if sized := _sized_by_exp(place, scales):
+    if sized := _sized_by_neighbours(place, scales):
         return f"{sized:,} of {len(place.rows):,} are not logarithms of their neighbours' distance, but that distance"
     exps = np.exp(np.minimum(scales.astype(np.float64), 88.0))
     for axis, other in ((axis, other) for axis in range(3) for other in range(3) if axis != other):
@@ -228,19 +229,29 @@ def _partly_activated(place: _Place, scales: Array) -> str:
     return ""
 
 
-def _sized_by_exp(place: _Place, scales: Array) -> int:
-    """Of Gaussians that were sized by their neighbours, how many have that size itself stored and not its logarithm."""
+def _sized_by_neighbours(place: _Place, scales: Array) -> int | None:
+    """Of Gaussians that were sized by their neighbours, how many have that size itself stored and not its logarithm.
+
+    None when they were not sized so, or when that cannot be told.
+    """
     stored = scales[place.rows].astype(np.float64)
     if not len(stored) or float(np.median(stored.max(axis=1) - stored.min(axis=1))) > 0:
-        return 0
+        return None
     raw = stored[:, 0] - place.log_three
     linear = np.log(np.maximum(stored[:, 0], np.finfo(np.float32).tiny)) - place.log_three
     # What is not positive is no size; each such value is far from all others.
     linear = np.where(stored[:, 0] > 0, linear, -1e6 - np.arange(len(linear)))
-    # The reading under which more of them are one multiple of the distance tells the multiple.
-    share, multiple = max(_commonest(raw), _commonest(linear))
-    found = int((np.abs(linear - multiple) < 2 * SIZED_WITHIN).sum()) if share > SIZED_SHARE else 0
-    return found if found > max(OUTSIZED_SHARE * len(linear), 2) else 0
+    # The reading under which more of them are one multiple of the distance tells the multiple. When there are many
+    # under both, but of another one, the sizes or the distances are all the same.
+    found_raw, found_linear = _commonest(raw), _commonest(linear)
+    share, multiple = max(found_raw, found_linear)
+    both = min(found_raw[0], found_linear[0]) > share / 2
+    if share <= SIZED_SHARE or (both and abs(found_raw[1] - found_linear[1]) > 5 * SIZED_WITHIN):
+        return None
+    found = int((np.abs(linear - multiple) < 2 * SIZED_WITHIN).sum())
+    if found > max(OUTSIZED_SHARE * len(linear), 2):
+        return found
+    return 0 if int((np.abs(raw - multiple) < 2 * SIZED_WITHIN).sum()) > SIZED_SHARE * len(raw) else None
 
 
 def _commonest(values: NDArray[np.float64]) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -62,8 +63,8 @@ def test_doubt_about_raw_scenes_needs_units_in_which_everything_is_large() -> No
 
 
 def test_twice_activated_scales_are_refused() -> None:
-    for unit in (1e-3, 1e-2, 0.1, 1.0):
-        means, logs = shells(unit, 1.0, 0.0)
+    for unit, bias in itertools.product((1e-3, 1e-2, 0.1, 1.0), (-1.0, 0.0)):
+        means, logs = shells(unit, 1.0, bias, seed=46)
         assert space_problem(means, exp(exp(logs)), np.zeros(800, np.float32), declared=True) is not None
 
 
@@ -170,3 +171,10 @@ def test_a_run_in_millimetres_can_be_saved_and_loaded(checkpoint_of: Callable[..
     state.gaussians.means, state.gaussians.log_scales = torch.from_numpy(means), torch.from_numpy(logs)
     save_checkpoint(tmp_path / "a.pt", state)
     assert load_checkpoint(tmp_path / "a.pt").step == 300
+
+
+@pytest.mark.parametrize("value", [0.3, 0.5, 1.0])
+def test_equal_scales_on_a_regular_grid_are_not_taken_for_logarithms(value: float) -> None:
+    """Each is one multiple of the distance to the neighbours, and so is its logarithm."""
+    means = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3).astype(np.float32)
+    assert judge_scales(means, np.full((512, 3), value, np.float32)).space is not Space.RAW
