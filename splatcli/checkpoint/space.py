@@ -29,7 +29,7 @@ from splatcli.gaussians import Gaussians
 BETTER_BY = 1.0
 #: A reading is out of the question when the scales of all Gaussians differ by less than this, in nats, or its typical
 #: Gaussian is smaller than the scene by more than this. Trained and initial models: 0.3 to 1.8, and 2 to 9.
-MIN_SPREAD, MAX_BELOW_EXTENT = 0.2, 11.0
+MIN_SPREAD, MAX_BELOW_EXTENT = 0.15, 11.0
 #: The spread of log-scales that is expected.
 USUAL_SPREAD = 0.8
 #: A reading is out of the question when its typical Gaussian is larger than the scene by this many nats.
@@ -44,7 +44,7 @@ STRATA = (-0.5, -1.0, -2.0)
 PART_BETTER_BY = 2.0
 #: Programs size initial Gaussians by their three nearest neighbours. They did when, of round ones, such a share is
 #: within so many nats of one multiple of that distance.
-SIZED_SHARE, SIZED_WITHIN = 0.25, 0.02
+SIZED_SHARE, SIZED_WITHIN = 0.25, 0.002
 #: Widths of the intervals beside a bound in which values are counted. There is a pile when they are this many times as
 #: many as a density without a jump would have, by so many standard deviations, and made by so many raw values.
 PILE_WIDTHS = (0.02, 0.05, 0.1, 0.2, 0.4)
@@ -246,7 +246,7 @@ def _sized_by_neighbours(place: _Place, scales: Array) -> int | None:
     found_raw, found_linear = _commonest(raw), _commonest(linear)
     share, multiple = max(found_raw, found_linear)
     both = min(found_raw[0], found_linear[0]) > share / 2
-    if share <= SIZED_SHARE or (both and abs(found_raw[1] - found_linear[1]) > 5 * SIZED_WITHIN):
+    if share <= SIZED_SHARE or (both and abs(found_raw[1] - found_linear[1]) > 10 * SIZED_WITHIN):
         return None
     found = int((np.abs(linear - multiple) < 2 * SIZED_WITHIN).sum())
     if found > max(OUTSIZED_SHARE * len(linear), 2):
