@@ -1,4 +1,4 @@
-"""What is looked at before anything heavy is imported, since it could not be told of afterwards."""
+"""Checks before anything heavy is imported: what they find could not be reported afterwards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ADDRESS_SPACE = 1 << 30
 #: Of them, for each further thread: its stack, and its heap.
 _OF_A_THREAD, _MOST_THREADS = 128 << 20, 64
 
-#: What tells of a command, and does nothing else.
+#: Options that print about a command and do nothing else.
 _WORDS = {"--help", "-h", "--version"}
 
 
@@ -29,10 +29,10 @@ def refuse_pipes() -> None:
     Inputs are read from any place and more than once, which no pipe allows. Descriptors, stdin among them, are not
     concerned. It holds for this process until its end.
     """
-    sys.addaudithook(_look_at)
+    sys.addaudithook(_audit_open)
 
 
-def _look_at(event: str, arguments: tuple[object, ...]) -> None:
+def _audit_open(event: str, arguments: tuple[object, ...]) -> None:
     if event != "open":
         return
     path, mode, flags = arguments[:3]
