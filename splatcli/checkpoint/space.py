@@ -116,6 +116,10 @@ def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, part
     parts: models of which only a part is activated are looked for as well.
     """
     verdict, opacity = judge_scales(means, scales, parts=parts), judge_opacities(opacities, parts=parts)
+    if declared and parts and verdict.space is Space.ACTIVATED and not verdict.part:
+        verdict = judge_scales(
+            means, scales, parts=False
+        )  # all are positive, as in millimetres: sizes as a whole decide
     evidence = (_scale_evidence(verdict, scales), _opacity_evidence(opacity, opacities))
     problem = None
     if verdict.space is Space.ACTIVATED or (verdict.space is Space.UNSURE and not declared):

@@ -288,7 +288,8 @@ CASES = [
     ),
     Case(63, "train over it", both(trained, taken), 9, (str(os.getpid()),), ("--overwrite",)),
     # Places for the output.
-    Case(64, "a run is there", trained, 8, ("--overwrite moves a run aside, splat resume continues it",)),
+    Case(64, "a run of other settings is there", trained, 8, ("iterations was 1, is 2", "--overwrite"), ("-n", "2")),
+    Case(64, "the same run is there", trained, 0, ("this run was begun before and goes on",)),
     Case(
         64,
         "a run is there, moved aside",
@@ -381,7 +382,18 @@ CASES = [
         crowd,
         4,
         ("39,520 visible Gaussians would cover 2,589,982,720 tiles", "already activated ones look like this"),
-        command=("render", "crowd.ply", "--views", "large.json", "-o", "output", "--device", "cpu"),
+        command=(
+            "render",
+            "crowd.ply",
+            "--param-space",
+            "raw",
+            "--views",
+            "large.json",
+            "-o",
+            "output",
+            "--device",
+            "cpu",
+        ),
     ),
     # Surroundings; those that need a process of their own are below.
     Case(70, "no home, no colour, plain locale", in_environment(HOME=None, NO_COLOR="1", LANG="C", TERM="dumb"), 0),

@@ -48,7 +48,14 @@ def test_a_run_offloads_is_resumed_so_and_stops_when_told(splat: Splat, tiny_sce
     again = splat("resume", run, "-n", "22", "--offload")
     assert again.code == 0, again.err
     assert "note: offloaded" in again.err
-    assert sorted(path.name for path in run.iterdir()) == ["ckpts", "config.json", "latest", "lock", "metrics.jsonl"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "ckpts",
+        "config.json",
+        "latest",
+        "lock",
+        "metrics.jsonl",
+        "request.json",
+    ]
 
 
 @pytest.mark.parametrize("other", [("--ranks", "2"), ("--batch-size", "2"), ("--max-time", "60s")])

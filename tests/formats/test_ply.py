@@ -285,7 +285,7 @@ def test_activated_scales_and_opacities_are_refused_normalised_quaternions_are_n
 
 
 def test_our_own_word_settles_a_doubt(tmp_path: Path) -> None:
-    """A scene in millimetres has positive log-scales; without the comment that is a riddle, and riddles are refused."""
+    """A scene in millimetres has positive log-scales; without the comment they look like standard deviations."""
     path = tmp_path / "a.ply"
     gaussians = random_gaussians(500, 0)
     gaussians.log_scales = gaussians.log_scales.abs() + 1
@@ -293,7 +293,7 @@ def test_our_own_word_settles_a_doubt(tmp_path: Path) -> None:
     write_ply_file(gaussians, path)
     assert_same(read_ply(path), gaussians)
     store(rows_of(path), path)
-    assert "scales may be activated already" in refusal(path)
+    assert "scales look already activated" in refusal(path)
 
 
 def test_missing_empty_and_unreadable_files_are_told_apart(tmp_path: Path) -> None:
