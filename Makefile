@@ -46,13 +46,13 @@ test-sanitize: setup
 	CXX="g++ $(SANITIZE)" $(BIN)/python -c 'from splatcli.native import build, build_simt; [build.cpu_library(isa) for isa in build.ISA_FLAGS]; build_simt.simt_library()'
 	CXX="g++ $(SANITIZE)" LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(BIN)/python -m pytest tests/kernels tests/raster --ignore=tests/kernels/test_nvcc.py --ignore=tests/kernels/test_mutants.py
+	  $(BIN)/python -m pytest tests/kernels tests/rasterizer --ignore=tests/kernels/test_nvcc.py --ignore=tests/kernels/test_mutants.py
 
 # The CPU library's threads, under ThreadSanitizer.
 test-threads: setup
 	CXX="g++ -fsanitize=thread" $(BIN)/python -c 'from splatcli.native import build; build.cpu_library("portable")'
 	CXX="g++ -fsanitize=thread" LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS="ignore_noninstrumented_modules=1" \
-	  $(BIN)/python -m pytest -k portable tests/raster/test_native_contract.py tests/raster/test_pressure.py
+	  $(BIN)/python -m pytest -k portable tests/rasterizer/test_native_contract.py tests/rasterizer/test_pressure.py
 
 lint: setup
 	$(BIN)/ruff check .

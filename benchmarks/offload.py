@@ -28,9 +28,9 @@ import torch
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.call import Backend, default_threads
-from splatcli.raster import AdamState, GrowthStats, NativeEngine, StepInputs
-from splatcli.raster.footprint import state_bytes
-from splatcli.raster.store import store_for
+from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine, StepInputs
+from splatcli.rasterizer.memory_estimate import state_bytes
+from splatcli.rasterizer.offload import storage_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.morton import morton_order
 from splatcli.train.init import gaussians_from_points
@@ -71,10 +71,10 @@ def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run of one kind, in this process."""
     Backend.cpu()
     before, offload = status(), kind != "resident"
-    store = store_for(offload, "cpu", arguments.folder)
+    store = storage_for(offload, "cpu", arguments.folder)
     gaussians = plain(arguments.gaussians, ordered="unordered" not in kind)
     gaussians = gaussians.map(lambda tensor: tensor, rest=lambda tensor: store.copy(tensor, "cpu"))
-    adam, stats = AdamState.zeros_like(gaussians, store=store), GrowthStats.zeros(len(gaussians))
+    adam, stats = AdamState.zeros_like(gaussians, store=store), DensifyStats.zeros(len(gaussians))
     engine = NativeEngine(Backend.cpu())
     random = np.random.default_rng(3)
     views = cameras(arguments.seen)

@@ -17,12 +17,12 @@ import time
 from pathlib import Path
 
 from splatcli.checkpoint.rundir import RunDir
+from splatcli.render.live import LiveRun
+from splatcli.render.server import Request
 from splatcli.scene.read import read_scene
 from splatcli.settings import build_config
 from splatcli.train.events import Stepped
-from splatcli.train.loop import Trainer
-from splatcli.views.live import LiveRun
-from splatcli.views.serving import Request
+from splatcli.train.trainer import Trainer
 
 #: Steps that are not counted: caches fill.
 WARM_UP = 20

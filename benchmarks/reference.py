@@ -21,13 +21,13 @@ from typing import Any
 from splatcli.bench.machine import describe_machine
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.native.call import Backend
-from splatcli.raster import NativeEngine
-from splatcli.raster.reference_engine import ReferenceEngine
-from splatcli.raster.stepping import StepEngine
+from splatcli.rasterizer import NativeEngine
+from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.read import read_scene
 from splatcli.settings import build_config
 from splatcli.train.events import Evaluated
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 
 
 def run(scene: Path, engine: StepEngine, arguments: argparse.Namespace, seed: int) -> dict[str, Any]:

@@ -17,13 +17,13 @@ import numpy as np
 
 from splatcli.config import Config
 from splatcli.distributed.world import World
-from splatcli.raster.batch import FlatSums
-from splatcli.raster.shards import SENT, Shard
+from splatcli.rasterizer.batch import FlatSums
+from splatcli.rasterizer.shards import SENT, Shard
 from splatcli.scene.scene import Scene
 from splatcli.settings import build_config
-from splatcli.train.crew import ReadRunDir
-from splatcli.train.loop import Trainer
-from splatcli.train.strategies import Edit
+from splatcli.train.data_parallel import ReadRunDir
+from splatcli.train.densify import Edit
+from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
 from tests.torture.harness import circumstances
 from tests.train.worlds import made_scene

@@ -32,8 +32,8 @@ from splatcli import __version__
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.native.call import Backend, default_threads
 from splatcli.native.library import best_isa, load_cpu
-from splatcli.raster import AdamState, GrowthStats, NativeEngine
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.read import read_scene
 from splatcli.train.lr import learning_rates
 
@@ -125,7 +125,7 @@ def main() -> None:
     targets = {i: torch.from_numpy(scene.images.load(i)) for i in views}
     gaussians = checkpoint.gaussians.detach_clone()
     adam = AdamState.zeros_like(gaussians)
-    stats = GrowthStats.zeros(len(gaussians))
+    stats = DensifyStats.zeros(len(gaussians))
     backend = TimedBackend(load_cpu(options.isa), torch.float32, options.threads)
     engine = NativeEngine(backend)
     # Tiny steps: the Gaussians stay those of the checkpoint, so that all steps do the same work.

@@ -355,21 +355,21 @@ class Training:
 
         from splatcli.gaussians import GROUPS
         from splatcli.native.call import Backend
-        from splatcli.raster import AdamState, DeferredEngine, GrowthStats
+        from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats
 
         self.backend = backend or Backend.cuda("cuda:0")
         device = str(self.backend.device)
         self.gaussians, self.cameras = make_scene(case.n, *SIZES[case.size], device, case.views)
         self.targets = make_targets(self.cameras, device)
         self.adam = AdamState.zeros_like(self.gaussians)
-        self.stats = GrowthStats.zeros(case.n, device)
+        self.stats = DensifyStats.zeros(case.n, device)
         self.background = torch.zeros(3, device=device)
         self.lrs = dict.fromkeys(GROUPS, rate)
-        self.engine = DeferredEngine(self.backend, **engine)
+        self.engine = AsyncEngine(self.backend, **engine)
         self.taken = 0
 
     def step(self) -> None:
-        from splatcli.raster import StepInputs
+        from splatcli.rasterizer import StepInputs
 
         view = self.taken % len(self.cameras)
         self.taken += 1
@@ -503,7 +503,7 @@ def build(report: Report) -> None:
     import torch
 
     from splatcli.native.call import Backend
-    from splatcli.raster import render
+    from splatcli.rasterizer import render
 
     started = time.monotonic()
     backend = Backend.cuda("cuda:0")
@@ -711,7 +711,7 @@ def tiny_step() -> None:
     """What runs under the sanitizer: steps and a render with all gradients, in the smallest interesting sizes."""
     import torch
 
-    from splatcli.raster import render
+    from splatcli.rasterizer import render
 
     SIZES["step"] = (90, 50)
     training = Training(Case(700, "step", "front"), rate=1e-3, room=300)
@@ -985,9 +985,9 @@ class FusedLoss:
     def __init__(self, backend: Any) -> None:
         import torch
 
-        from splatcli.raster.engine import Stages
+        from splatcli.rasterizer.train_step import TrainStepPipeline
 
-        stages = Stages(backend, None)
+        stages = TrainStepPipeline(backend, None)
         means = torch.zeros(2, dtype=torch.float64, device=backend.device)
 
         class Loss(torch.autograd.Function):
@@ -1307,12 +1307,12 @@ class Race:
         import torch
 
         from splatcli.native.call import Backend
-        from splatcli.raster import AdamState, DeferredEngine, GrowthStats, StepInputs, render
+        from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
 
         backend = Backend.cuda("cuda:0")
         gaussians = self.first.detach_clone()
-        adam, stats = AdamState.zeros_like(gaussians), GrowthStats.zeros(len(gaussians), gaussians.device)
-        engine, black = DeferredEngine(backend), torch.zeros(3, device=gaussians.device)
+        adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(len(gaussians), gaussians.device)
+        engine, black = AsyncEngine(backend), torch.zeros(3, device=gaussians.device)
         rates: dict[str, float] = {}
 
         def step(k: int) -> None:
@@ -1323,7 +1323,7 @@ class Race:
 
         def psnr() -> float:
             engine.drain()
-            now = adam.settled(gaussians, rates["shN"])
+            now = adam.flushed(gaussians, rates["shN"])
             return self.psnr(lambda view: render(now, self.views.cameras[view], backend=backend).image)
 
         return self.run(step, psnr, seconds)

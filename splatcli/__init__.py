@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from splatcli.distributed.joining import default_world as default_world
-    from splatcli.raster.image_loss import fused_ssim as fused_ssim
-    from splatcli.raster.image_loss import l1_ssim_loss as l1_ssim_loss
-    from splatcli.raster.rasterization import rasterization as rasterization
+    from splatcli.rasterizer.gsplat_api import rasterization as rasterization
+    from splatcli.rasterizer.image_loss import fused_ssim as fused_ssim
+    from splatcli.rasterizer.image_loss import l1_ssim_loss as l1_ssim_loss
 
 __version__ = "0.1.0"
 
 #: Public functions, and the modules that they are imported from when they are first asked for.
 _PUBLIC = {
-    "rasterization": "splatcli.raster.rasterization",
-    "fused_ssim": "splatcli.raster.image_loss",
-    "l1_ssim_loss": "splatcli.raster.image_loss",
+    "rasterization": "splatcli.rasterizer.gsplat_api",
+    "fused_ssim": "splatcli.rasterizer.image_loss",
+    "l1_ssim_loss": "splatcli.rasterizer.image_loss",
     "default_world": "splatcli.distributed.joining",
 }
 

@@ -276,7 +276,8 @@ class ViewsConfig(_Section):
     exposure: bool = False
     exposure_lr: float = Field(1e-2, gt=0)
     exposure_lr_final: float = Field(1e-3, gt=0)
-    #: A grid of affine maps for each training view, by place and brightness (raster/bilateral.py); not with exposure.
+    #: A grid of affine maps for each training view, by place and brightness (rasterizer/bilateral_grid.py); not with
+    #: exposure.
     bilateral_grid: bool = False
     bilateral_grid_lr: float = Field(2e-3, gt=0)
     bilateral_grid_lr_final: float = Field(2e-5, gt=0)

@@ -15,8 +15,8 @@ from splatcli.errors import SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.native import build, build_cuda, library
 from splatcli.native.call import Backend, default_threads
-from splatcli.raster.reference import render_reference
-from splatcli.raster.rendering import render
+from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 
 #: Largest difference of a test image, in 0...1, from the plain torch reference that counts as right. One Gaussian at

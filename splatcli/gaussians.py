@@ -31,7 +31,7 @@ class Gaussians:
     shN              [N, K, 3] the other coefficients, K = 0, 3, 8, 15 or 24 (INRIA's order and signs)
 
     The object is a bundle of names: optimisers change the numbers in place. Of Gaussians on a GPU, shN may lie in
-    pinned memory of the host, which kernels reach too (raster/store.py).
+    pinned memory of the host, which kernels reach too (rasterizer/offload.py).
     """
 
     means: Tensor

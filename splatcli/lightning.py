@@ -28,9 +28,9 @@ from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.train.crew import ReadRunDir
+from splatcli.train.data_parallel import ReadRunDir
 from splatcli.train.events import Evaluated, Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 
 try:
     import lightning.pytorch as pl
@@ -102,7 +102,7 @@ class SplatModule(pl.LightningModule):
     def gaussians(self) -> Gaussians:
         """The Gaussians as they are now, to render or export."""
         assert self.run is not None, "fit() makes them"
-        return self.run.state.settled()
+        return self.run.state.flushed()
 
     def setup(self, stage: str) -> None:
         """Makes the run, or goes on with that of a checkpoint. Raises UsageError where ranks would have no view."""

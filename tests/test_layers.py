@@ -16,8 +16,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 #: order in which they may use each other.
 LAYERS = (
     ("cli",),
-    ("views", "train", "sfm", "formats", "doctor", "bench", "lightning", "distributed"),
-    ("raster", "checkpoint"),
+    ("render", "train", "sfm", "formats", "doctor", "bench", "lightning", "distributed"),
+    ("rasterizer", "checkpoint"),
     ("native", "scene"),
     ("gaussians", "reproducible", "settings", "config", "recipes", "errors", "sizes"),
 )

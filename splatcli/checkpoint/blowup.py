@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.native import abi
-from splatcli.raster.frame import PAIR_BYTES
-from splatcli.raster.view import Z_NEAR
+from splatcli.rasterizer.context import PAIR_BYTES
+from splatcli.rasterizer.view import Z_NEAR
 from splatcli.scene.camera import Camera
 
 #: A training step also keeps a row of gradients for each pair.

@@ -85,7 +85,7 @@ class RunDir:
             undo.owned = True
             return cls(path, lock, undo)
         except BaseException as error:
-            undo.take_back()
+            undo.rollback()
             if isinstance(error, OSError):
                 raise OutputError(
                     f"cannot make the output folder: {error.strerror}",
@@ -131,7 +131,7 @@ class RunDir:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None and self._undo is not None:
-            self._undo.take_back()
+            self._undo.rollback()
         self.close()
 
     def keep(self) -> None:

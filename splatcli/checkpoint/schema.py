@@ -55,8 +55,8 @@ MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
 #: all stand at the optimiser's step.
 REST_STEPS = "adam.rest_steps"
 
-#: [N] float32, sizes of the 3D filter (raster/smoothing.py): the picture is another without them, so that a file with
-#: them requires a reader that knows them.
+#: [N] float32, sizes of the 3D filter (rasterizer/filter_3d.py): images differ without them, so a file with them
+#: requires a reader that knows them.
 SMOOTHING = "filter_3d"
 
 #: Entries of ``requires`` that this version understands.

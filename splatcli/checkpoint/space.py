@@ -86,7 +86,7 @@ class ScaleVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class SpaceCheck:
     """What stored parameters seem to be, and on what grounds.
 
     evidence: a sentence on the scales and one on the opacities.
@@ -107,7 +107,7 @@ class Judgement:
         return next(space for space in (Space.ACTIVATED, Space.UNSURE, Space.RAW) if space in found)
 
 
-def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> Judgement:
+def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> SpaceCheck:
     """The space of stored parameters; refuses unless sure.
 
     means: [N, 3] scene units. scales: [N, 3], opacities: [N], as stored. All finite.
@@ -127,7 +127,7 @@ def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, part
     elif opacity is Space.ACTIVATED or (opacity is Space.UNSURE and not declared):
         problem = f"{evidence[1]}; logits are expected"
     mixed = opacity is Space.ACTIVATED and bool(((opacities < 0) | (opacities > 1)).any())
-    return Judgement(verdict.space, opacity, evidence, problem, partly=bool(verdict.part) or mixed)
+    return SpaceCheck(verdict.space, opacity, evidence, problem, partly=bool(verdict.part) or mixed)
 
 
 def judge_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleVerdict:

@@ -33,7 +33,7 @@ class Undo:
     moved_aside: Path | None = None
     owned: bool = False
 
-    def take_back(self) -> None:
+    def rollback(self) -> None:
         """Everything as before, as far as possible; never raises."""
         for pattern in _OURS if self.owned else ():
             for file in self.path.glob(pattern):

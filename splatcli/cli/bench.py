@@ -53,7 +53,7 @@ def bench(
     from splatcli.bench.plan import plan_of, read_plan
     from splatcli.bench.table import markdown
     from splatcli.cli.output import speaking
-    from splatcli.views.pictures import write_bytes
+    from splatcli.render.images import write_bytes
 
     if (plan is None) == (not scenes):
         raise UsageError("name scenes, or a plan", remedy="splat bench SCENE... or splat bench --plan FILE")

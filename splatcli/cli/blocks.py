@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.drive import Wishes, resume_training, start_training, training_background
+from splatcli.cli.drive import ResumeOverrides, resume_training, start_training, training_background
 from splatcli.cli.model import newest_checkpoint
 from splatcli.cli.output import Output
 from splatcli.errors import (
@@ -21,12 +21,12 @@ from splatcli.errors import (
 )
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
+    from splatcli.render.live import LiveRun
     from splatcli.scene.blocks import Grid
-    from splatcli.views.live import LiveRun
 
 #: Which blocks a folder is of; written before the first of them starts.
 RECORD = "blocks.json"
@@ -56,7 +56,7 @@ def train_blocks(
     block: int | None,
     *,
     place: Path,
-    reading: Reading,
+    reading: ImportOptions,
     stop_at: int | None,
     device: str,
     remake: Callable[[dict[str, Any]], Config],
@@ -173,7 +173,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
     from splatcli.checkpoint.atomic import write_atomically
     from splatcli.formats.ply import write_ply_parts
     from splatcli.train.merge import own_rows
-    from splatcli.train.state import settled
+    from splatcli.train.state import flushed
 
     if target.suffix.lower() != ".ply":
         raise UsageError(
@@ -193,7 +193,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
         for block, path in enumerate(last):
             checkpoint = _loaded(path)
             rows = own_rows(checkpoint, grid, block)
-            yield settled(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
+            yield flushed(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
 
     rest = degrees.pop()
     write_atomically(target, lambda file: write_ply_parts(parts(), sum(counts), rest, file), what="PLY", stream=True)
@@ -210,7 +210,7 @@ def _train_block(
     config: Config,
     folder: Path,
     *,
-    reading: Reading,
+    reading: ImportOptions,
     stop_at: int | None,
     device: str,
     remake: Callable[[dict[str, Any]], Config],
@@ -240,7 +240,7 @@ def _train_block(
         out.note(f"block {number} is done already: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
         return 0
-    return resume_training(found, Wishes(), stop_at=stop_at, device=device, live=live, out=out)
+    return resume_training(found, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out)
 
 
 def _claim(place: Path, blocks: str, scene: Path) -> None:

@@ -115,13 +115,13 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
 def _check_file(path: Path, lenient: bool) -> Finding:
     """A model of another format or program."""
     from splatcli.checkpoint.check import Finding
-    from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+    from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
     from splatcli.cli.model import open_stored
 
     try:
         with os_errors(UnreadableError, path):
             stored = open_stored(path, lenient=lenient)
-            gaussians, notes = to_gaussians(stored, Reading(lenient=lenient), path)
+            gaussians, notes = to_gaussians(stored, ImportOptions(lenient=lenient), path)
             size = path.stat().st_size
     except (ModelFileError, VersionError, ResourceError) as error:
         return Finding.of_error(path, error)

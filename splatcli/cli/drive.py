@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.fitting import Fitting
+from splatcli.cli.find_cameras import scene_of
 from splatcli.cli.model import (
     OUTPUT,
     file_kind,
@@ -26,7 +26,7 @@ from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.signals import ECHO, Requests, exit_code
-from splatcli.cli.solving import scene_of
+from splatcli.cli.time_budget import TimeBudget
 from splatcli.errors import (
     ModelFileError,
     OutputError,
@@ -38,14 +38,14 @@ from splatcli.errors import (
 )
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.world import World
     from splatcli.gaussians import Gaussians
-    from splatcli.train.crew import Crew
-    from splatcli.train.loop import Trainer
-    from splatcli.views.live import LiveRun
+    from splatcli.render.live import LiveRun
+    from splatcli.train.data_parallel import Crew
+    from splatcli.train.trainer import Trainer
 
 
 #: Differences that a message lists.
@@ -53,7 +53,7 @@ _LISTED = 8
 
 
 @dataclass(frozen=True)
-class Wishes:
+class ResumeOverrides:
     """What is to be different when a run is resumed.
 
     data: where the scene is now. file, settings, allowed: see train.changes.changed_config.
@@ -68,7 +68,7 @@ class Wishes:
 def start_training(
     config: Config,
     *,
-    reading: Reading,
+    reading: ImportOptions,
     output: Path | None,
     overwrite: bool,
     stop_at: int | None,
@@ -94,7 +94,7 @@ def start_training(
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.init import start_for
-    from splatcli.train.loop import Trainer
+    from splatcli.train.trainer import Trainer
 
     named = Path(config.data.scene)
     place = output or default_folder(named)
@@ -104,7 +104,7 @@ def start_training(
     if begun != Path():
         out.note(f"this run was begun before and goes on: {begun}")
         return resume_training(
-            begun, Wishes(), stop_at=stop_at, device=device, live=live, out=out, crew=crew, sharded=sharded
+            begun, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out, crew=crew, sharded=sharded
         )
     with Requests(ECHO if crew else 0.0) as requests:
         found = _first(
@@ -128,7 +128,7 @@ def start_training(
             config = remake(moved)
         fitting = None
         if limit is not None:
-            fitting = Fitting(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
+            fitting = TimeBudget(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
             config = fitting.config
         requests.heed_stops()
         with _folder(crew, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
@@ -151,7 +151,7 @@ def start_training(
 
 def resume_training(
     path: Path,
-    wishes: Wishes,
+    wishes: ResumeOverrides,
     *,
     stop_at: int | None,
     device: str,
@@ -165,7 +165,7 @@ def resume_training(
     from splatcli.checkpoint.rundir import RunDir
     from splatcli.scene.read import read_scene
     from splatcli.train.changes import changed_config
-    from splatcli.train.loop import Trainer
+    from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
         from splatcli.formats.registry import CHECKPOINT, title_of
@@ -220,7 +220,7 @@ def resume_training(
             return _drive(trainer, stop_at, requests, live, out)
 
 
-def _offloads(path: Path, wishes: Wishes) -> bool:
+def _offloads(path: Path, wishes: ResumeOverrides) -> bool:
     """Whether the run of a checkpoint, or whoever resumes it, wants --offload. Raises as load_checkpoint()."""
     from splatcli.checkpoint.container import read_container
 
@@ -293,7 +293,7 @@ def _first(crew: World | None, doing: str, make: Callable[[], Path]) -> Path:
 
 def _folder(crew: World | None, make: Callable[[], RunDir]) -> RunDir:
     """The run folder that ``make`` opens; of several processes the first owns it, and the others read in it."""
-    from splatcli.train.crew import ReadRunDir
+    from splatcli.train.data_parallel import ReadRunDir
 
     if crew is None:
         return make()
@@ -340,7 +340,7 @@ def _check_movable(folder: Path, scene: Path) -> None:
             )
 
 
-def _initial_model(config: Config, reading: Reading, out: Output) -> Gaussians | None:
+def _initial_model(config: Config, reading: ImportOptions, out: Output) -> Gaussians | None:
     """The Gaussians that ``--init`` names by a path; None for a word."""
     from splatcli.recipes import NAMED_STARTS
     from splatcli.scene.read import read_scene
@@ -370,7 +370,7 @@ def _drive(
     live: LiveRun | None,
     out: Output,
     *,
-    fitting: Fitting | None = None,
+    fitting: TimeBudget | None = None,
 ) -> int:
     """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
     from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped

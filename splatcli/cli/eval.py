@@ -13,9 +13,9 @@ from splatcli.errors import SceneError, UsageError
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
     from splatcli.config import Config
+    from splatcli.render.scoring import Photos
+    from splatcli.render.sheet import Extremes
     from splatcli.scene.scene import Scene
-    from splatcli.views.scoring import Photos
-    from splatcli.views.sheet import Extremes
 
 
 def evaluate(
@@ -85,10 +85,10 @@ def evaluate(
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.output import speaking
     from splatcli.config import Config
+    from splatcli.render.perceptual import Lpips
+    from splatcli.render.scoring import Photos
+    from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
-    from splatcli.views.perceptual import Lpips
-    from splatcli.views.scoring import Photos
-    from splatcli.views.sheet import MOST_VIEWS, Extremes
 
     with speaking(json=json, quiet=quiet) as out:
         wanted = resolve_device(device)
@@ -131,13 +131,13 @@ def _measure(
 
     extremes: gets to see every comparison; pictures live no longer than it wants them.
     """
+    from splatcli.render.images import RenderSettings, render_pixels
+    from splatcli.render.scoring import means
+    from splatcli.render.selection import select_views
     from splatcli.train.metrics import protocol
-    from splatcli.views.pictures import Look, render_pixels
-    from splatcli.views.scoring import means
-    from splatcli.views.selection import select_views
 
     checkpoint = model.checkpoint
-    look = Look() if checkpoint is None else Look.trained(checkpoint)
+    look = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
     owner = scene if checkpoint is None else checkpoint
     names, indices, figures = [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
@@ -182,8 +182,8 @@ def _digits(figure: str) -> int:
 
 def _write_sheet(path: Path, extremes: Extremes, facts: dict[str, Any]) -> None:
     """The contact sheet of ``extremes`` with the figures ``facts`` over it. Raises OutputError."""
-    from splatcli.views.pictures import png_bytes, write_bytes
-    from splatcli.views.sheet import contact_sheet
+    from splatcli.render.images import png_bytes, write_bytes
+    from splatcli.render.sheet import contact_sheet
 
     title = f"PSNR {facts['psnr']:.2f} dB   SSIM {facts['ssim']:.4f}   {extremes.describe()}"
     steps = "" if facts["step"] is None else f"step {facts['step']:,}, "

@@ -116,7 +116,7 @@ def export(
     from splatcli.cli.output import speaking, stdout_or
     from splatcli.formats.registry import format_for
     from splatcli.formats.selection import Crop
-    from splatcli.views.pictures import write_bytes
+    from splatcli.render.images import write_bytes
 
     output = stdout_or(output)
     to_stdout = str(output) == "-"
@@ -141,7 +141,7 @@ def export(
 
 def _cameras(loaded: Model, out: Output) -> bytes:
     """The cameras of a checkpoint as JSON. Raises UsageError where there are none."""
-    from splatcli.views.cameras import cameras_json
+    from splatcli.render.cameras import cameras_json
 
     if loaded.checkpoint is None:
         raise UsageError(
@@ -163,8 +163,8 @@ def _splats(
     out: Output,
 ) -> tuple[bytes, int]:
     """(content of the file, Gaussians in it)."""
+    from splatcli.formats.quantisation import ExportMetadata
     from splatcli.formats.selection import moved, select
-    from splatcli.formats.units import Told
 
     checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
     offset = checkpoint.dataset.offset if checkpoint else (0.0, 0.0, 0.0)
@@ -184,7 +184,7 @@ def _splats(
             "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
         )
     assert chosen.write is not None, "format_for() gives formats that are written"
-    encoded = chosen.write(gaussians, Told.of(checkpoint, comments))
+    encoded = chosen.write(gaussians, ExportMetadata.of(checkpoint, comments))
     for note in [*notes, *encoded.notes]:
         out.note(f"note: {note}")
     return encoded.payload, len(gaussians)

@@ -11,7 +11,7 @@ from splatcli.cli import options
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.foreign.stored import ImportOptions
 
 
 #: How the states of findings are shown.
@@ -181,7 +181,7 @@ def _table_facts(path: Path, means: Any, sh_degree: int) -> dict[str, Any]:
     return facts
 
 
-def _foreign_facts(path: Path, reading: Reading) -> dict[str, Any]:
+def _foreign_facts(path: Path, reading: ImportOptions) -> dict[str, Any]:
     """Of a PLY or a checkpoint of another program, also of one that other commands refuse, and why they do."""
     from splatcli.checkpoint.foreign.stored import to_gaussians
     from splatcli.cli.model import file_kind, open_stored
@@ -245,8 +245,8 @@ def _scene_facts(path: Path, flags: dict[str, Any], plot: Path | None) -> dict[s
 
     scene = read_scene(path, build_config(flags).data)
     if plot is not None:
-        from splatcli.views.camera_map import draw_camera_map
-        from splatcli.views.pictures import png_bytes, write_bytes
+        from splatcli.render.camera_map import draw_camera_map
+        from splatcli.render.images import png_bytes, write_bytes
 
         write_bytes(plot, png_bytes(draw_camera_map(scene, f"{path.resolve().name}: {len(scene.cameras)} views")))
     share = (hidden_share(scene.images) or (None,))[0]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, UsageError, os_errors
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import CameraSource, Reading, Stored
+    from splatcli.checkpoint.foreign.stored import CameraSource, ImportedModel, ImportOptions
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.output import Output
     from splatcli.gaussians import Gaussians
@@ -109,7 +109,7 @@ def load_model(
     path: Path,
     device: str = "cpu",
     *,
-    reading: Reading | None = None,
+    reading: ImportOptions | None = None,
     cameras: CameraSource | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Model:
@@ -126,15 +126,15 @@ def load_model(
 def _load_model(
     path: Path,
     device: str,
-    reading: Reading | None,
+    reading: ImportOptions | None,
     cameras: CameraSource | None,
     say: Callable[[str], None] | None,
 ) -> Model:
-    from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+    from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
     from splatcli.checkpoint.load import load_checkpoint
-    from splatcli.train.state import settled
+    from splatcli.train.state import flushed
 
-    reading = reading or Reading()
+    reading = reading or ImportOptions()
     if is_own_checkpoint(path):
         if reading.space is not None:
             raise UsageError(
@@ -143,7 +143,7 @@ def _load_model(
                 remedy="leave --param-space out",
             )
         checkpoint = load_checkpoint(path)
-        return Model(path, "checkpoint", settled(checkpoint).to(device), checkpoint)
+        return Model(path, "checkpoint", flushed(checkpoint).to(device), checkpoint)
     stored = open_stored(path, lenient=reading.lenient)
     gaussians, notes = to_gaussians(stored, reading, path, cameras)
     if say is not None:
@@ -152,7 +152,7 @@ def _load_model(
     return Model(path, stored.origin, gaussians.to(device), None)
 
 
-def open_stored(path: Path, *, lenient: bool = False) -> Stored:
+def open_stored(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a file of splats or a checkpoint of another program holds, its space not judged yet.
 
     Raises ModelFileError.

@@ -11,7 +11,7 @@ import typer
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import Reading as Taken
+    from splatcli.checkpoint.foreign.stored import ImportOptions as Taken
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout instead of plain lines.")]
 
@@ -306,10 +306,10 @@ DropNonfinite = Annotated[
 
 def reading(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
     """These three options as the readers of models take them."""
-    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.checkpoint.space import Space as Known
 
-    return Reading(None if space is None else Known(space.value), lenient, drop_nonfinite)
+    return ImportOptions(None if space is None else Known(space.value), lenient, drop_nonfinite)
 
 
 def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite: bool, *, given: bool) -> None:
@@ -357,7 +357,7 @@ def cap(text: str | None) -> int | str | None:
 
 def time_limit(text: str) -> float:
     """Seconds of ``--max-time``. Raises UsageError."""
-    from splatcli.train.pace import seconds_of
+    from splatcli.train.step_time import seconds_of
 
     try:
         return seconds_of(text)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from splatcli.cli.output import Output
 
 if TYPE_CHECKING:
-    from splatcli.views.live import LiveRun
-    from splatcli.views.serving import DocumentServer, Shelf
+    from splatcli.render.live import LiveRun
+    from splatcli.render.server import DocumentServer, Shelf
 
 #: Seconds between two looks of a server at whether it should end.
 _POLL = 0.1
@@ -23,7 +23,7 @@ def serving(shelf: Shelf, *, host: str, port: int | None, risk: str, out: Output
 
     risk: what others can do where they reach it, for a warning. Raises UsageError and ResourceError as listen().
     """
-    from splatcli.views.serving import is_loopback, listen
+    from splatcli.render.server import is_loopback, listen
 
     with listen(host, port, shelf) as server:
         if not is_loopback(str(server.server_address[0])):
@@ -45,7 +45,7 @@ def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) 
     if out.muted or (not wanted and host is None and port is None):
         yield None
         return
-    from splatcli.views.live import LiveRun
+    from splatcli.render.live import LiveRun
 
     live = LiveRun()
     risk = "watch this run, and pause it"

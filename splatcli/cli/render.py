@@ -13,8 +13,8 @@ from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
+    from splatcli.render.selection import Flight, Views
     from splatcli.scene.scene import Scene
-    from splatcli.views.selection import Flight, Views
 
 #: Words of --views that are never the name of a model.
 _NAMES = ("test", "train", "all", "orbit", "ellipse", "spiral", "interpolate")
@@ -198,13 +198,13 @@ def render(
     from splatcli.cli.device import resolve_device
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.output import speaking, stdout_or
-    from splatcli.cli.shooting import Wishes, shoot
-    from splatcli.views.pictures import parse_background
-    from splatcli.views.studio import parse_kinds, parse_range, parse_size
+    from splatcli.cli.render_views import RenderOptions, render_views
+    from splatcli.render.images import parse_background
+    from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
 
     output = None if output is None else stdout_or(output)
     with speaking(json=json, quiet=quiet) as out:
-        wishes = Wishes(
+        wishes = RenderOptions(
             output=output,
             format=format,
             kinds=parse_kinds(what) if what is not None else None,
@@ -232,14 +232,14 @@ def render(
             say=out.note,
         )
         chosen, scene = _views_of(loaded, views, data, cameras, flight)
-        shoot(loaded, chosen, scene, wishes, out)
+        render_views(loaded, chosen, scene, wishes, out)
     return 0
 
 
 def _flight(views: str, frames: int | None, loop: bool, order: str | None, focus: str | None) -> Flight:
     """How a path is flown. Raises UsageError for what does not concern these views."""
-    from splatcli.views.selection import PATHS, Flight
-    from splatcli.views.studio import parse_numbers
+    from splatcli.render.selection import PATHS, Flight
+    from splatcli.render.view_renderer import parse_numbers
 
     around = tuple(name for name in PATHS if name != "interpolate")
     for flag, given, concerns in (
@@ -271,10 +271,10 @@ def _views_of(
     from dataclasses import replace
 
     from splatcli.config import DataConfig
+    from splatcli.render.cameras import read_cameras
+    from splatcli.render.image_kinds import median_distance
+    from splatcli.render.selection import select_views
     from splatcli.scene.read import read_scene
-    from splatcli.views.cameras import read_cameras
-    from splatcli.views.layers import median_distance
-    from splatcli.views.selection import select_views
 
     if model is not None:
         gaussians = model.gaussians

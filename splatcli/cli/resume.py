@@ -82,7 +82,7 @@ def resume(
       splat resume output/scene --set optim.means_lr=8e-5
       splat train scene/ --stop-at 1000 | splat resume
     """
-    from splatcli.cli.drive import Wishes, resume_training
+    from splatcli.cli.drive import ResumeOverrides, resume_training
     from splatcli.cli.model import find_model
     from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
@@ -106,7 +106,7 @@ def resume(
         ):
             return resume_training(
                 path,
-                Wishes(data, config, settings, allowed or []),
+                ResumeOverrides(data, config, settings, allowed or []),
                 stop_at=stop_at,
                 device=own_device,
                 live=live,

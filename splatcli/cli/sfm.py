@@ -92,8 +92,8 @@ def sfm(
       splat sfm walk.mp4 --frames 200
       splat sfm photos/ --json | tail -1
     """
+    from splatcli.cli.find_cameras import cameras_of
     from splatcli.cli.output import speaking
-    from splatcli.cli.solving import cameras_of
 
     given: dict[str, Any] = {
         "camera_model": camera_model,

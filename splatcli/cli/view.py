@@ -16,9 +16,9 @@ from splatcli.cli import options
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import Reading
+    from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.cli.output import Output
-    from splatcli.views.serving import Document, Request
+    from splatcli.render.server import Document, Request
 
 _PAGE = "/"
 
@@ -80,7 +80,7 @@ def view(
 class _Shown:
     """The page of a model and its scene, by their paths; asked for the page, it looks for a newer checkpoint first."""
 
-    def __init__(self, model: Path | None, reading: Reading, out: Output) -> None:
+    def __init__(self, model: Path | None, reading: ImportOptions, out: Output) -> None:
         from splatcli.cli.model import find_model, run_folder
 
         self.path = find_model(model, out=out, allow_older=True)
@@ -102,15 +102,15 @@ class _Shown:
         from splatcli.formats.compressed_ply import encode_compressed_ply
         from splatcli.formats.html import viewer_page
         from splatcli.formats.ply import encode_ply
+        from splatcli.formats.quantisation import ExportMetadata
         from splatcli.formats.selection import select
-        from splatcli.formats.units import Told
-        from splatcli.views.serving import Document
+        from splatcli.render.server import Document
 
         loaded = load_model(self.path, reading=self._reading, say=self._out.note)
         if not len(loaded.gaussians):
             raise UsageError("the model has no Gaussians to look at", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
-        told = Told.of(loaded.checkpoint)
+        told = ExportMetadata.of(loaded.checkpoint)
         exact = len(gaussians) <= _MOST_EXACT
         name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
         self._documents = {

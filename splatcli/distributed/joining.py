@@ -26,7 +26,7 @@ MEETING = 60.0
 #: evaluate. A rank that has ended or gives no sign of life is missed sooner.
 _FOREIGN_PATIENCE = 600.0
 
-#: Exchanges are watched over by us (distributed/watch.py); this is only for what nobody waits for any more.
+#: Exchanges are watched over by us (distributed/heartbeat.py); this is only for what nobody waits for any more.
 _NEVER = timedelta(hours=12)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from splatcli.distributed.watch import REMEDY, speaker_of, verdict
+from splatcli.distributed.heartbeat import REMEDY, speaker_of, verdict
 from splatcli.errors import DistributedError
 
 #: Passed on to all ranks; the first that asks for a stop counts for all of them.

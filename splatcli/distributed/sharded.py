@@ -18,10 +18,10 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Frame
-from splatcli.raster.rendering import Render, backend_for
-from splatcli.raster.shards import fill_frame, returned_sums, take_sums, visible_records
-from splatcli.raster.view import Z_FAR, Z_NEAR, view_of
+from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.rendering import Render, backend_for
+from splatcli.rasterizer.shards import fill_frame, returned_sums, take_sums, visible_records
+from splatcli.rasterizer.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
 
 if TYPE_CHECKING:
@@ -89,17 +89,17 @@ class _Sharded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, job: _Job, background: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         world, gaussians = job.world, Gaussians(*parameters)
-        frames: list[tuple[Frame, abi.View, abi.GaussianArrays, Tensor]] = []
+        frames: list[tuple[RasterContext, abi.View, abi.GaussianArrays, Tensor]] = []
         sent = []
         for rank in range(world.size):
-            frame, view = Frame(job.backend, slack=0.0), job.view(rank)
+            frame, view = RasterContext(job.backend, slack=0.0), job.view(rank)
             arrays = frame.project(view, gaussians)
             records, slots = visible_records(frame, arrays)
             frames.append((frame, view, arrays, slots))
             sent.append(records)
         received, counts = world.exchange_rows(torch.cat(sent), [len(records) for records in sent])
         view = job.view(world.rank)
-        frame = Frame(job.backend, slack=0.0)
+        frame = RasterContext(job.backend, slack=0.0)
         arrays = fill_frame(frame, received)
         frame.bin(view, arrays)
         size = (view.height, view.width)

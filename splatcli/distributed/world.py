@@ -20,12 +20,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from splatcli.distributed.faults import problem_of, told_problem, words_of
+from splatcli.distributed.heartbeat import SILENCE, HeartbeatMonitor, minority
 from splatcli.distributed.sharded import render_sharded
-from splatcli.distributed.watch import SILENCE, Watch, odd_ones
 from splatcli.errors import DistributedError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.rendering import Render
-from splatcli.raster.view import Z_FAR, Z_NEAR
+from splatcli.rasterizer.rendering import Render
+from splatcli.rasterizer.view import Z_FAR, Z_NEAR
 from splatcli.scene.camera import Camera
 
 #: Numbers on a card: four of its head, and what is told; with more than ten ranks, two for each.
@@ -91,7 +91,7 @@ class World:
         self._control, self._data = control, data
         self._on_gpu = dist.get_backend(data) == "nccl"
         self._number = 0
-        self.watch = Watch(store.clone(), rank, size)  # type: ignore[attr-defined]  # torch's stubs miss it
+        self.watch = HeartbeatMonitor(store.clone(), rank, size)  # type: ignore[attr-defined]  # torch's stubs miss it
 
     # --- cards --------------------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class World:
         told = self.tell(what, list(facts.values()))
         for place, name in enumerate(facts):
             values = [row[place] for row in told]
-            odd = odd_ones(values)
+            odd = minority(values)
             if odd:
                 listed = ", ".join(f"rank {rank}: {int(value)}" for rank, value in enumerate(values))
                 self.watch.judge(odd, f"ranks disagree on {what}: {name} is {listed}")
@@ -320,7 +320,7 @@ class World:
 
     def _compare_heads(self, what: str, heads: list[tuple[int, ...]]) -> None:
         """Raises DistributedError when the ranks have come to different places."""
-        odd = odd_ones(heads)
+        odd = minority(heads)
         if not odd:
             return
         places = ", ".join(

@@ -14,16 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
 from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
-from splatcli.formats.rotations import largest_and_rest, with_largest
-from splatcli.formats.units import (
+from splatcli.formats.quantisation import (
     Columns,
     Doubles,
     Encoded,
+    ExportMetadata,
     Floats,
-    Told,
     colours_of,
     columns_of,
     logits_of,
@@ -33,6 +32,7 @@ from splatcli.formats.units import (
     stored_of,
     unit_quats,
 )
+from splatcli.formats.rotations import largest_and_rest, with_largest
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.morton import morton_order
 
@@ -50,7 +50,7 @@ _COLOURS = [f"{end}_{channel}" for end in ("min", "max") for channel in "rgb"]
 _PACKED = ["packed_position", "packed_rotation", "packed_scale", "packed_color"]
 
 
-def encode_compressed_ply(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_compressed_ply(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The Gaussians in Morton order. Raises DivergedError when a value is not finite."""
     columns = columns_of(gaussians)
     order = morton_order(columns.means)
@@ -81,7 +81,7 @@ def encode_compressed_ply(gaussians: Gaussians, told: Told) -> Encoded:
     return Encoded(head.encode() + chunks.tobytes() + vertices.tobytes() + bytes_.tobytes(), notes)
 
 
-def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a compressed PLY holds. Raises ModelFileError: damaged, or not laid out as its kind is."""
     header = read_ply_header(path, lenient=lenient)
     chunk, vertex, sh = _elements(header, path)
@@ -120,7 +120,7 @@ def _sh_values() -> Floats:
     return ((units - 0.5) * _SH_RANGE).astype(np.float32)
 
 
-def _head(chunks: int, count: int, rest: int, told: Told) -> str:
+def _head(chunks: int, count: int, rest: int, told: ExportMetadata) -> str:
     lines = ["ply", "format binary_little_endian 1.0"]
     lines += [f"comment {comment}" for comment in told.comments]
     lines += ["comment SplatRenderMode: mip"] if told.antialiased else []

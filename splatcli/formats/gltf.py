@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from splatcli import __version__
 from splatcli.errors import UsageError
-from splatcli.formats.turn import half_turn
-from splatcli.formats.units import (
+from splatcli.formats.quantisation import (
     Encoded,
-    Told,
+    ExportMetadata,
     colours_of,
     columns_of,
     opacities_of,
@@ -26,6 +25,7 @@ from splatcli.formats.units import (
     scales_of,
     unit_quats,
 )
+from splatcli.formats.transform import half_turn
 from splatcli.gaussians import Gaussians
 
 EXTENSION = "KHR_gaussian_splatting"
@@ -42,7 +42,7 @@ _ARRAY_BUFFER = 34962
 _MAX_BYTES = (1 << 32) - 1
 
 
-def encode_gltf(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_gltf(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The Gaussians as a GLB. Raises DivergedError for values that are not finite, UsageError beyond 4 GiB."""
     columns = half_turn(columns_of(gaussians))
     opacities = opacities_of(columns.logit_opacities)
@@ -81,7 +81,7 @@ def _fallback(colours: NDArray[np.floating], opacities: NDArray[np.floating]) ->
     return quantised(np.column_stack([linear, opacities]) * 255.0, 255).astype(np.uint8)
 
 
-def _document(attributes: dict[str, NDArray[Any]], told: Told) -> tuple[dict[str, Any], bytes]:
+def _document(attributes: dict[str, NDArray[Any]], told: ExportMetadata) -> tuple[dict[str, Any], bytes]:
     """(the JSON part, the binary part): a view and an accessor for each attribute, one after the other."""
     views: list[dict[str, Any]] = []
     accessors: list[dict[str, Any]] = []

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 from scipy.spatial.transform import Rotation
 
-from splatcli.formats.units import Doubles
+from splatcli.formats.quantisation import Doubles
 
 Index = Annotated[int, Field(ge=0, lt=1 << 40)]
 Real = Annotated[float, Field(allow_inf_nan=False)]

@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
 from splatcli.formats.bounds import file_size
 from splatcli.formats.gltf import BINARY, CHUNK, COLOUR_SPACE, EXTENSION, HEADER, JSON, MAGIC, POINTS, band_of
 from splatcli.formats.gltf_nodes import Index, Node, placement
-from splatcli.formats.turn import half_turn, placed
-from splatcli.formats.units import Columns, Doubles, log_scales_of, logits_of, stored_of
+from splatcli.formats.quantisation import Columns, Doubles, log_scales_of, logits_of, stored_of
+from splatcli.formats.transform import half_turn, placed
 from splatcli.gaussians import SH_REST
 
 #: glTF's numbers of types -> numpy's name, and the divisor of a normalised one.
@@ -72,7 +72,7 @@ class _Document(_Named):
     nodes: list[Node] = []
 
 
-def read_stored_gltf(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What the first Gaussians of a GLB are, in the frame of a PLY. Raises ModelFileError."""
     size = file_size(path)
     document, binary = _chunks(path, size)

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
 from splatcli.formats.bounds import file_size
+from splatcli.formats.quantisation import Encoded, ExportMetadata
 from splatcli.formats.sog import encode_sog
 from splatcli.formats.sog_read import read_bundle
-from splatcli.formats.units import Encoded, Told
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
 
@@ -51,14 +51,14 @@ _UP = np.array([0.0, -1.0, 0.0])
 Doubles = NDArray[np.float64]
 
 
-def encode_html(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_html(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The page with the scene in it. Raises as encode_sog() does."""
     scene = encode_sog(gaussians, told)
     content = _DATA + base64.b64encode(scene.payload).decode()
     return Encoded(viewer_page(content, "scene.sog", gaussians, told), scene.notes)
 
 
-def viewer_page(content: str, name: str, gaussians: Gaussians, told: Told) -> bytes:
+def viewer_page(content: str, name: str, gaussians: Gaussians, told: ExportMetadata) -> bytes:
     """The page that shows the scene found at the URL ``content``.
 
     name: a file's name, whose end tells the viewer the scene's format. gaussians: the scene, for where to look from.
@@ -106,7 +106,7 @@ def to_viewer(up: Doubles) -> Doubles:
     )
 
 
-def read_stored_html(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_html(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a page of encode_html() holds, as read_stored_sog(). Raises ModelFileError for any other page too."""
     file_size(path)
     content = path.read_bytes()

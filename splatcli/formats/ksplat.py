@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.formats.bounds import file_size
-from splatcli.formats.units import Doubles, log_scales_of, logits_of, sh0_of, stored_of
+from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, sh0_of, stored_of
 from splatcli.gaussians import SH_REST
 
 _HEADER_SIZE, _SECTION_SIZE = 4096, 1024
@@ -55,7 +55,7 @@ class _Section:
     rows: int
 
 
-def read_stored_ksplat(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a ``.ksplat`` file holds. Raises ModelFileError; VersionError for versions that are not 0.1 or later 0."""
     file_size(path)
     content = path.read_bytes()

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.checkpoint.foreign.stored import Reading, Stored, to_gaussians
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
-from splatcli.formats.units import Encoded, Told, check_finite
+from splatcli.formats.quantisation import Encoded, ExportMetadata, check_finite
 from splatcli.gaussians import SH_REST, Gaussians
 
 #: Stands after ``element vertex``, where the fixed-form readers of the field skip it. It is what makes a scene in
@@ -35,7 +35,7 @@ _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 Rows = NDArray[np.float32]
 
 
-def encode_ply(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_ply(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The Gaussians as a binary PLY in INRIA's layout; see write_ply()."""
     buffer = io.BytesIO()
     # The comment as Brush spells it, which viewers read.
@@ -110,17 +110,17 @@ def write_ply_file(gaussians: Gaussians, path: Path) -> None:
     write_atomically(path, lambda file: write_ply(gaussians, file), what="PLY", reserve=size + (1 << 16), stream=True)
 
 
-def read_ply(path: Path, reading: Reading | None = None) -> Gaussians:
+def read_ply(path: Path, reading: ImportOptions | None = None) -> Gaussians:
     """The Gaussians of an INRIA PLY as float32 CPU tensors, bit for bit where the file holds float32.
 
     Columns are found by name; ascii, big-endian, other number types and further columns are accepted.
     Raises ModelFileError: damaged, not a splat file, NaN or infinite values, or parameters that are not raw.
     """
-    reading = reading or Reading()
+    reading = reading or ImportOptions()
     return to_gaussians(read_stored_ply(path, lenient=reading.lenient), reading, Path(path))[0]
 
 
-def read_stored_ply(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What an INRIA PLY holds, its space not judged yet.
 
     lenient: more data than the header promises are ignored, with a note.
@@ -153,9 +153,9 @@ def read_stored_ply(path: Path, *, lenient: bool = False) -> Stored:
         span = columns[0] if len(columns) == 1 else f"{columns[0]}...{columns[-1]}"
         return f"{span}, the first in {columns[column]} of vertex {index[0]}"
 
-    return Stored(
+    return ImportedModel(
         "PLY",
-        Tables(**{group: torch.from_numpy(np.ascontiguousarray(block)) for group, block in blocks.items()}),
+        RawTables(**{group: torch.from_numpy(np.ascontiguousarray(block)) for group, block in blocks.items()}),
         place=place,
         declared=RAW_COMMENT in header.comments,
         notes=notes,

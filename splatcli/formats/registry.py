@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error
 from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_compressed_ply
 from splatcli.formats.gltf import MAGIC as GLTF
@@ -16,13 +16,13 @@ from splatcli.formats.gltf_read import read_stored_gltf
 from splatcli.formats.html import encode_html, read_stored_html
 from splatcli.formats.ksplat import read_stored_ksplat
 from splatcli.formats.ply import encode_ply, read_stored_ply
+from splatcli.formats.quantisation import Encoded, ExportMetadata
 from splatcli.formats.sog import encode_sog
 from splatcli.formats.sog_read import read_stored_sog
 from splatcli.formats.splat import encode_splat, read_stored_splat
 from splatcli.formats.spz import encode_spz, encode_spz4, read_stored_spz
 from splatcli.formats.spz_container import GZIP
 from splatcli.formats.spz_container import MAGIC as SPZ
-from splatcli.formats.units import Encoded, Told
 from splatcli.formats.usd import encode_usdz
 from splatcli.formats.usd_read import read_stored_usd
 from splatcli.gaussians import Gaussians
@@ -45,7 +45,7 @@ _HEAD = 4096
 class Read(Protocol):
     """Reads a file without judging it. Raises ModelFileError."""
 
-    def __call__(self, path: Path, *, lenient: bool = False) -> Stored: ...
+    def __call__(self, path: Path, *, lenient: bool = False) -> ImportedModel: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Format:
     suffix: str
     title: str
     sh_degree: int
-    write: Callable[[Gaussians, Told], Encoded] | None = None
+    write: Callable[[Gaussians, ExportMetadata], Encoded] | None = None
     read: Read | None = None
 
 
@@ -109,7 +109,7 @@ def format_for(output: Path, name: str | None) -> Format:
     return max(ends, key=lambda known: len(known.suffix))
 
 
-def read_stored(path: Path, kind: str, *, lenient: bool = False) -> Stored:
+def read_stored(path: Path, kind: str, *, lenient: bool = False) -> ImportedModel:
     """What a file of the format ``kind`` holds, its space not judged yet. Raises ModelFileError."""
     reader = _BY_NAME[kind].read
     assert reader is not None, "file_kind() gives formats that are read"

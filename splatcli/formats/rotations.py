@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.formats.units import Doubles
+from splatcli.formats.quantisation import Doubles
 
 #: For each place of the largest component, the others in order.
 _OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])

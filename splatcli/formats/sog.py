@@ -20,9 +20,18 @@ from PIL import Image
 
 from splatcli import __version__
 from splatcli.errors import UsageError
-from splatcli.formats.clusters import codebook, nearest, palette
+from splatcli.formats.kmeans import codebook, nearest, palette
+from splatcli.formats.quantisation import (
+    Columns,
+    Encoded,
+    ExportMetadata,
+    Floats,
+    columns_of,
+    opacities_of,
+    quantised,
+    unit_quats,
+)
 from splatcli.formats.rotations import largest_and_rest
-from splatcli.formats.units import Columns, Encoded, Floats, Told, columns_of, opacities_of, quantised, unit_quats
 from splatcli.gaussians import Gaussians
 from splatcli.scene.morton import morton_order
 
@@ -38,7 +47,7 @@ _MAX_SIDE = 16383
 Texels = NDArray[np.uint8]
 
 
-def encode_sog(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_sog(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The Gaussians as a bundled SOG. Raises DivergedError for values that are not finite.
 
     The palette of harmonics is found where the Gaussians are: on a GPU in seconds.

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.formats.bounds import check_expansion, file_size
+from splatcli.formats.quantisation import logits_of, stored_of
 from splatcli.formats.rotations import with_largest
 from splatcli.formats.sog import CODES, LARGEST, PALETTE_ROW, VERSION, Texels
-from splatcli.formats.units import logits_of, stored_of
 from splatcli.gaussians import SH_REST
 
 #: Codebooks take some twenty kilobytes.
@@ -74,7 +74,7 @@ class _Version(BaseModel):
 _Open = Callable[[str], bytes]
 
 
-def read_stored_sog(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a ``.sog`` file, or the meta.json of an unbundled one, holds.
 
     Raises ModelFileError: damaged, impossible sizes, or not SOG; VersionError for version 1 and those to come.
@@ -85,7 +85,7 @@ def read_stored_sog(path: Path, *, lenient: bool = False) -> Stored:
     return read_bundle(path, size, path)
 
 
-def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> Stored:
+def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
     """What a zip of ``size`` bytes holds, which ``path`` names in messages. Raises as read_stored_sog()."""
     try:
         with zipfile.ZipFile(file) as archive:
@@ -133,7 +133,7 @@ def _meta(content: bytes, path: Path) -> _Meta:
         raise ModelFileError(f"meta.json is not that of a SOG: {place}: {first['msg']}", where=path) from None
 
 
-def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> Stored:
+def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel:
     """The model that ``meta`` describes. size: bytes of all files."""
     count = meta.count
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
 from splatcli.formats.bounds import file_size
-from splatcli.formats.units import (
+from splatcli.formats.quantisation import (
     Encoded,
-    Told,
+    ExportMetadata,
     colours_of,
     columns_of,
     log_scales_of,
@@ -31,7 +31,7 @@ from splatcli.gaussians import Gaussians
 _ROW = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
 
-def encode_splat(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_splat(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The Gaussians as rows, those that matter most first, for viewers draw while they load.
 
     Raises DivergedError when a value is not finite.
@@ -50,7 +50,7 @@ def encode_splat(gaussians: Gaussians, told: Told) -> Encoded:
     return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes())
 
 
-def read_stored_splat(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a ``.splat`` file holds. Raises ModelFileError: its size is no multiple of 32."""
     size = file_size(path)
     surplus = size % _ROW.itemsize

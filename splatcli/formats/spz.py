@@ -14,16 +14,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import UsageError
-from splatcli.formats.rotations import largest_and_rest, with_largest
-from splatcli.formats.spz_container import ANTIALIASED, Header, pack, unpack
-from splatcli.formats.units import (
+from splatcli.formats.quantisation import (
     Columns,
     Doubles,
     Encoded,
+    ExportMetadata,
     Floats,
-    Told,
     columns_of,
     logits_of,
     opacities_of,
@@ -31,6 +29,8 @@ from splatcli.formats.units import (
     stored_of,
     unit_quats,
 )
+from splatcli.formats.rotations import largest_and_rest, with_largest
+from splatcli.formats.spz_container import ANTIALIASED, Header, pack, unpack
 from splatcli.gaussians import SH_REST, Gaussians
 
 _FRACTIONAL_BITS = 12
@@ -44,19 +44,19 @@ _ROTATION_STEPS = 511.0 * math.sqrt(2.0)
 _STEP_FIRST, _STEP_OTHERS = 8, 16
 
 
-def encode_spz(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_spz(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """Version 3, which all readers know. Raises DivergedError for values that are not finite, and UsageError for
     positions beyond what fits.
     """
     return _encode(gaussians, told, 3)
 
 
-def encode_spz4(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_spz4(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """Version 4, a tenth smaller and not read everywhere yet; needs the package zstandard."""
     return _encode(gaussians, told, 4)
 
 
-def _encode(gaussians: Gaussians, told: Told, version: int) -> Encoded:
+def _encode(gaussians: Gaussians, told: ExportMetadata, version: int) -> Encoded:
     columns = columns_of(gaussians)
     notes = _losses(columns)
     bits = _fractional_bits(columns.means)
@@ -78,7 +78,7 @@ def _encode(gaussians: Gaussians, told: Told, version: int) -> Encoded:
     return Encoded(pack(Header(version, len(gaussians), gaussians.sh_degree, bits, flags), streams), notes)
 
 
-def read_stored_spz(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What an SPZ file of version 1 to 4 holds.
 
     Raises ModelFileError: damaged, not SPZ, or impossible counts; VersionError; ResourceError as pack() does.

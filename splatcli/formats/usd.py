@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 
 from splatcli.errors import OutputError, ResourceError
-from splatcli.formats.turn import half_turn
-from splatcli.formats.units import Columns, Doubles, Encoded, Told, columns_of, opacities_of, scales_of, unit_quats
+from splatcli.formats.quantisation import (
+    Columns,
+    Doubles,
+    Encoded,
+    ExportMetadata,
+    columns_of,
+    opacities_of,
+    scales_of,
+    unit_quats,
+)
+from splatcli.formats.transform import half_turn
 from splatcli.formats.usd_stage import library
 from splatcli.gaussians import Gaussians
 
@@ -22,7 +31,7 @@ _DRAWN = 3.0
 _PRIM = "/gaussians"
 
 
-def encode_usdz(gaussians: Gaussians, told: Told) -> Encoded:
+def encode_usdz(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     """The Gaussians as a packed stage, one unit of the scene a metre.
 
     Raises DivergedError for values that are not finite, ResourceError without usd-core, OutputError when it fails.

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError, ResourceError
 from splatcli.formats.bounds import file_size
-from splatcli.formats.turn import half_turn, placed
-from splatcli.formats.units import Columns, log_scales_of, logits_of, stored_of
+from splatcli.formats.quantisation import Columns, log_scales_of, logits_of, stored_of
+from splatcli.formats.transform import half_turn, placed
 from splatcli.gaussians import SH_REST
 
 #: usd-core tells files by their names; of any other name, this one takes text and binary.
@@ -34,7 +34,7 @@ _TO_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
 _ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
-def read_stored_usd(path: Path, *, lenient: bool = False) -> Stored:
+def read_stored_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What the only Gaussians of a stage are, in the frame of a PLY.
 
     Raises ModelFileError; ResourceError without usd-core.

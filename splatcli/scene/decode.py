@@ -15,9 +15,9 @@ from PIL import Image, UnidentifiedImageError
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
 from splatcli.scene.colour import colours_of
+from splatcli.scene.exif_orientation import upright
 from splatcli.scene.filetypes import FORMATS, raw_error, reduction, refuse_raw, unreadable_error
 from splatcli.scene.pixels import Decoded, Rgb, deep, from_bytes, from_deep, grey
-from splatcli.scene.upright import upright
 
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None

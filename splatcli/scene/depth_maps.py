@@ -22,11 +22,11 @@ from torch import Tensor
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_numbers, read_header
+from splatcli.scene.exif_orientation import nearest, same_shape, turned
 from splatcli.scene.filetypes import is_file, walk
-from splatcli.scene.locate import SHOWN, Found, doubtful_error
+from splatcli.scene.find_images import SHOWN, Found, doubtful_error
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
-from splatcli.scene.upright import nearest, same_shape, turned
 
 #: The value of ``data.depths`` that names no folder.
 AUTO = "auto"

@@ -17,10 +17,10 @@ from torch import Tensor
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_nonzero, read_header
-from splatcli.scene.locate import SHOWN, Found, doubtful_error, find_in
+from splatcli.scene.exif_orientation import same_shape
+from splatcli.scene.find_images import SHOWN, Found, doubtful_error, find_in
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import SceneSource, View
-from splatcli.scene.upright import same_shape
 
 #: Settings of ``data.masks`` that name no folder.
 NONE, ALPHA = "none", "alpha"

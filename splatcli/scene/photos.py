@@ -14,14 +14,14 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.depth_maps import DepthFile, check_depth_map
 from splatcli.scene.duplicates import identical_files
+from splatcli.scene.exif_orientation import same_shape
+from splatcli.scene.find_images import DIVISORS
 from splatcli.scene.images import ImageSource, ImageStore
-from splatcli.scene.locate import DIVISORS
 from splatcli.scene.masks import check_mask, hides_alpha
 from splatcli.scene.memory import max_pixels
 from splatcli.scene.problems import Problems
 from splatcli.scene.source import View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
-from splatcli.scene.upright import same_shape
 
 #: Without a resolution, wider photos are reduced to this many pixels (INRIA's rule).
 MAX_WIDTH = 1600

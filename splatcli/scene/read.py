@@ -7,10 +7,10 @@ from pathlib import Path
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError, from_os_error
-from splatcli.scene.agree import disagreement
-from splatcli.scene.assemble import assemble
 from splatcli.scene.blocks import parse_blocks, restricted
+from splatcli.scene.build import assemble
 from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
+from splatcli.scene.compare import disagreement
 from splatcli.scene.filetypes import SUFFIXES, walk
 from splatcli.scene.photos import check_resolution
 from splatcli.scene.pixels import Rgb

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
-from splatcli.scene.locate import photos_below
+from splatcli.scene.find_images import photos_below
 from splatcli.scene.masks import ALPHA, NONE, masks_in
 from splatcli.scene.problems import Problems
 from splatcli.sfm.options import MIN_PHOTOS

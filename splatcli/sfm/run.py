@@ -34,7 +34,7 @@ _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
+class SfmResult:
     """A scene's folder, the report's figures, and whether they were there already."""
 
     folder: Path
@@ -42,7 +42,7 @@ class Solved:
     reused: bool
 
 
-def solve_cameras(
+def run_sfm(
     footage: Footage,
     options: SfmOptions,
     *,
@@ -51,7 +51,7 @@ def solve_cameras(
     overwrite: bool,
     gpu: bool,
     tell: Tell,
-) -> Solved:
+) -> SfmResult:
     """The scene of the photos in ``place``; without one in ``<beside>/<name>-sfm``, numbered where others have it.
 
     What is there already for the same photos and options is used again, unless ``overwrite`` says to replace it.
@@ -62,7 +62,7 @@ def solve_cameras(
     folder = (place or _free_place(beside, footage, key)).absolute()
     known = _known(folder)
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
-        return Solved(folder, known, True)
+        return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
     with _ended_by_signals(), _temporary(folder) as made:
         threads = len(os.sched_getaffinity(0))
@@ -71,7 +71,7 @@ def solve_cameras(
         shutil.rmtree(made / "work")
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         _put(made, folder)
-    return Solved(folder, facts, False)
+    return SfmResult(folder, facts, False)
 
 
 def gpu_wanted(device: str) -> bool:

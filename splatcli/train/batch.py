@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from splatcli.raster.allowance import PairBudget
-from splatcli.raster.batch import BatchEngine, batch_engine_for
-from splatcli.raster.engine import teach
-from splatcli.raster.sharded import ShardedEngine, sharded_engine_for
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer.batch import BatchEngine, batch_engine_for
+from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.sharded import ShardedEngine, sharded_engine_for
+from splatcli.rasterizer.step_inputs import StepInputs
+from splatcli.rasterizer.train_step import apply_view_grads
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.crew import Crew
+from splatcli.train.data_parallel import Crew
+from splatcli.train.densify import Strategy
 from splatcli.train.inputs import given_camera, step_inputs, training_background, view_of_step
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.state import TrainState
-from splatcli.train.strategies import Strategy
 from splatcli.train.targets import Targets
 
 
@@ -59,13 +59,13 @@ class Batches:
         for row, slopes in zip(rows, outcome.slopes or [], strict=False):
             given = given_camera(state, scene, step, row)
             extent, device = state.dataset.extent, state.gaussians.device
-            teach(state.corrections.of(row, given, state.config, extent, step, device), slopes)
+            apply_view_grads(state.per_view_params.of(row, given, state.config, extent, step, device), slopes)
         return rows, outcome.losses
 
     @staticmethod
     def _camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
         """That of a training view in this step, as whoever has its photo sees it."""
-        return state.corrections.camera(row, given_camera(state, scene, step, row))
+        return state.per_view_params.camera(row, given_camera(state, scene, step, row))
 
     def _prefetch(self, state: TrainState, targets: Targets) -> None:
         """Starts decoding what this process is going to draw soon."""
@@ -74,7 +74,7 @@ class Batches:
         targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
 
 
-def batches_for(state: TrainState, budget: PairBudget, crew: Crew | None) -> Batches | None:
+def batches_for(state: TrainState, budget: MemoryBudget, crew: Crew | None) -> Batches | None:
     """What makes steps on several views; None where a step has one, and is fused. Raises as the engines do."""
     views, device = state.config.train.batch_size, state.gaussians.device
     if views == 1 and (crew is None or crew.size == 1):

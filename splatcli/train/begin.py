@@ -13,23 +13,23 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.library import ISA_VARIABLE, chosen_isa, same_rounding
-from splatcli.raster.adam import AdamState
-from splatcli.raster.shards import Shard
-from splatcli.raster.smoothing import filter_sizes
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.store import Store, store_for
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.filter_3d import filter_sizes
+from splatcli.rasterizer.offload import TensorStorage, storage_for
+from splatcli.rasterizer.shards import Shard
+from splatcli.rasterizer.stats import DensifyStats
 from splatcli.scene.coverage import coverage_notes
 from splatcli.scene.depths import check_depths
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
-from splatcli.train.corrections import Corrections
-from splatcli.train.crew import digest_of
+from splatcli.train.data_parallel import digest_of
 from splatcli.train.forecast import plan_memory
 from splatcli.train.init import initial_gaussians
+from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.resume import check_same_scene
 from splatcli.train.sampler import ViewSampler
-from splatcli.train.sharding import part_of
+from splatcli.train.sharding import shard_of
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 
 
@@ -49,7 +49,7 @@ def new_state(
     given: the model that ``config.model.init`` names.
     first: what first_gaussians() gives, where it has been asked before.
     planned: whether the memory of the device's own engine is looked at, see plan_memory().
-    folder: where a run that offloads on the CPU has its file, see store_for().
+    folder: where a run that offloads on the CPU has its file, see storage_for().
     place: (rank, size) of this process among those that share the Gaussians out; None: it holds all.
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
@@ -63,7 +63,7 @@ def new_state(
         )
     if config.depth_lambda > 0.0:
         check_depths(scene)
-    seed, store = config.train.seed, store_for(config.memory.offload, device, folder)
+    seed, store = config.train.seed, storage_for(config.memory.offload, device, folder)
     gaussians, found = first or first_gaussians(config, scene, given)
     notes = [*found, *settle_cap(config, scene, len(gaussians))]
     if planned:
@@ -71,9 +71,9 @@ def new_state(
         parts = 1 if place is None else place[1]
         notes += plan_memory(config, scene, gaussians, torch.device(device), own=own, parts=parts, store=store)
     shard = None if place is None else Shard(*place, len(gaussians))
-    corrections, sizes = Corrections.new(config.views, len(scene.train)), None
+    per_view_params, sizes = PerViewParams.new(config.views, len(scene.train)), None
     if config.train.filter_3d:
-        cameras = [corrections.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
+        cameras = [per_view_params.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
         sizes = filter_sizes(gaussians.means.to(device), cameras)
     origin = 0
     if shard is not None:
@@ -86,7 +86,7 @@ def new_state(
         step=0,
         gaussians=gaussians,
         adam=AdamState.zeros_like(gaussians, config.optim.beta1, config.optim.beta2, config.optim.eps, store),
-        stats=GrowthStats.zeros(len(gaussians), gaussians.device),
+        stats=DensifyStats.zeros(len(gaussians), gaussians.device),
         sampler=ViewSampler(len(scene.train), seed),
         generators={name: stream_generator(seed, name) for name in TRAINING_STREAMS},
         cameras=list(scene.cameras),
@@ -95,7 +95,7 @@ def new_state(
         dataset=DatasetInfo(
             str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
         ),
-        corrections=corrections,
+        per_view_params=per_view_params,
         smoothing=sizes,
         shard=shard,
         origin=origin,
@@ -133,11 +133,11 @@ def resumed_state(
     notes = [*scene.notes, *_rounding_notes(checkpoint, device)]
     if config is not None:
         notes += settle_cap(config, scene, len(checkpoint.gaussians))
-    store = store_for((config or checkpoint.config).memory.offload, device, folder)
+    store = storage_for((config or checkpoint.config).memory.offload, device, folder)
     if planned:
         parts = 1 if place is None else place[1]
         notes += _plan_again(checkpoint, scene, torch.device(device), config, parts, store)
-    state = part_of(checkpoint, place, device, store=store)
+    state = shard_of(checkpoint, place, device, store=store)
     if config is not None:
         if config.train.iterations < state.step:
             raise UsageError(
@@ -167,7 +167,7 @@ def gaussian_bytes(gaussians: Gaussians) -> int:
     return sum(tensor.nbytes for _, tensor in gaussians.items())
 
 
-def _placed(gaussians: Gaussians, device: str, store: Store) -> Gaussians:
+def _placed(gaussians: Gaussians, device: str, store: TensorStorage) -> Gaussians:
     """``gaussians`` where the run wants them; tensors that are there already are shared."""
     if not store.offloads:
         return gaussians.to(device)
@@ -175,7 +175,7 @@ def _placed(gaussians: Gaussians, device: str, store: Store) -> Gaussians:
 
 
 def _plan_again(
-    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None, parts: int, store: Store
+    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None, parts: int, store: TensorStorage
 ) -> list[str]:
     """plan_memory() for a run that goes on: it keeps the cap that it found, unless it is given another budget."""
     config = config or checkpoint.config

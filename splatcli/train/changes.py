@@ -70,7 +70,7 @@ def apply_config(state: TrainState, config: Config) -> None:
     """``state`` goes on with ``config``; what was left to be done under the old settings is done first."""
     before, after = flat_settings(state.config), flat_settings(config)
     if any(before[key] != after[key] for key in _CATCHING_UP):
-        state.adam.settle(state.gaussians, state.config.optim.shN_lr)
+        state.adam.flush(state.gaussians, state.config.optim.shN_lr)
     state.config = config
     optim = config.optim
     state.adam.beta1, state.adam.beta2, state.adam.eps = optim.beta1, optim.beta2, optim.eps

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-from splatcli.raster.smoothing import filter_sizes, opacity_shares
-from splatcli.train.crew import Crew, most_of_all
+from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
+from splatcli.train.data_parallel import Crew, most_of_all
+from splatcli.train.densify import Strategy, apply_edit
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, judge_refinement
-from splatcli.train.sharding import looked_at, share_out
+from splatcli.train.sharding import gather_geometry, redistribute
 from splatcli.train.state import TrainState
-from splatcli.train.strategies import Strategy, apply_edit
 
 #: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
 FULL = 0.99
@@ -31,11 +31,11 @@ class Density:
         """Density control after ``step``, and what it did. Raises StepDivergedError when nothing is left."""
         before, generator = state.count, state.generators["splits"]
         # A new row copies coefficients but no moments, so it could not make up for steps that its source missed.
-        state.adam.settle(state.gaussians, state.config.optim.shN_lr)
+        state.adam.flush(state.gaussians, state.config.optim.shN_lr)
         whole, stats = state.gaussians, state.stats
         if state.shard is not None:
             assert self._crew is not None
-            whole, stats = looked_at(state, self._crew)
+            whole, stats = gather_geometry(state, self._crew)
         edit = strategy.edit(step, whole, stats, generator)
         if edit is None:
             return []
@@ -48,12 +48,12 @@ class Density:
         left = None if state.smoothing is None else shares
         if state.shard is not None:
             assert self._crew is not None
-            share_out(edit, whole, stats, state, self._crew, left)
+            redistribute(edit, whole, stats, state, self._crew, left)
         else:
             state.gaussians, state.adam, state.stats = apply_edit(edit, whole, state.adam, stats, left)
         del whole, stats
         if state.smoothing is not None:
-            self.refilter(state)
+            self.update_filter_3d(state)
         check_count(step, state.count)
         events: list[Event] = []
         if edit.clear_stats:
@@ -65,13 +65,13 @@ class Density:
             events.append(OpacityReset(step))
         return events
 
-    def refilter(self, state: TrainState) -> None:
+    def update_filter_3d(self, state: TrainState) -> None:
         """Measures the sizes of the 3D filter anew; no step may be on its way."""
         crew = self._crew
         if state.shard is None or crew is None:
-            state.refilter()
+            state.update_filter_3d()
         else:
-            state.refilter(lambda size: most_of_all(crew, size))
+            state.update_filter_3d(lambda size: most_of_all(crew, size))
 
     def _capped(self, state: TrainState, step: int) -> list[Event]:
         cap = state.config.memory.cap

@@ -20,21 +20,21 @@ from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native import abi
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
-from splatcli.raster.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, Crowd, Largest
-from splatcli.raster.footprint import (
-    Work,
+from splatcli.rasterizer.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, IntersectionOverflow, Largest
+from splatcli.rasterizer.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
+from splatcli.rasterizer.memory_estimate import (
+    Workload,
     line_bytes,
-    render_footprint,
+    render_memory,
     rest_bytes,
-    shared_footprint,
+    shared_memory_estimate,
     state_bytes,
-    step_footprint,
+    step_memory,
 )
-from splatcli.raster.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
-from splatcli.raster.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
-from splatcli.raster.rendering import backend_for
-from splatcli.raster.store import RESIDENT, ROWS, Store
-from splatcli.raster.view import lines_of
+from splatcli.rasterizer.offload import DEVICE_STORAGE, ROWS, TensorStorage
+from splatcli.rasterizer.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
+from splatcli.rasterizer.rendering import backend_for
+from splatcli.rasterizer.view import lines_of
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.sizes import gib
@@ -81,22 +81,22 @@ class Forecast:
     backend: Backend
     held: int
     photos: int
-    work: Work
+    work: Workload
     camera: Camera
     grows: bool
     room: int
     batched: bool = False
-    store: Store = RESIDENT
+    store: TensorStorage = DEVICE_STORAGE
 
     def least(self) -> int:
         """Bytes without which not even a step in bands can be done."""
-        step = step_footprint(self.backend, self.work)
+        step = step_memory(self.backend, self.work)
         pairs = min(step.pairs, line_bytes(self.backend, self.work))
         return self.held + self._sums(self.work.gaussians) + step.total - step.pairs + pairs
 
     def now(self) -> int:
         """Bytes of the first steps, in bands if need be."""
-        step = step_footprint(self.backend, self.work)
+        step = step_memory(self.backend, self.work)
         sums = self._sums(self.work.gaussians)
         return self.held + self.photos + sums + step.total - step.pairs + min(step.pairs, self._most_pairs())
 
@@ -104,8 +104,8 @@ class Forecast:
         """Bytes at the worst moment with ``count`` Gaussians: scoring a view, or replacing rows by new ones."""
         factor = math.pow(count / max(1, self.work.gaussians), _PAIRS_GROW)
         work = replace(self.work, gaussians=count, pairs=self.work.pairs.times(factor))
-        step = step_footprint(self.backend, work)
-        shown = render_footprint(self.backend, work)
+        step = step_memory(self.backend, work)
+        shown = render_memory(self.backend, work)
         most = self._most_pairs()
         sums = count * (4 * abi.ROW + 4) if step.pairs > most else 0
         # SH coefficients brought up to date, all of them or those that lie elsewhere piece by piece.
@@ -131,14 +131,14 @@ class Forecast:
         """The most Gaussians for which ``free`` bytes there are enough; rounded down to three digits."""
         return _most(lambda count: self.elsewhere(count) <= free)
 
-    def crowd(self, gaussians: Gaussians) -> Crowd:
+    def crowd(self, gaussians: Gaussians) -> IntersectionOverflow:
         """The fullest view, in words."""
         tiles, scales = tiles_of_each(gaussians, self.camera), gaussians.log_scales.detach().amax(dim=1)
         # Those with most tiles, the largest first among equals.
         by_scale = scales.argsort(descending=True, stable=True)
         worst = by_scale[tiles[by_scale].argsort(descending=True, stable=True)[:NAMED]]
-        step = step_footprint(self.backend, self.work)
-        return Crowd(
+        step = step_memory(self.backend, self.work)
+        return IntersectionOverflow(
             width=self.camera.width,
             height=self.camera.height,
             tiles=_tiles(self.camera),
@@ -154,7 +154,7 @@ class Forecast:
         """Whether these cannot be the Gaussians of a scene, and their pairs do not fit."""
         pairs = self.work.pairs
         covers = pairs.boxes >= ABSURD_SHARE * _tiles(self.camera) * pairs.visible
-        step = step_footprint(self.backend, self.work)
+        step = step_memory(self.backend, self.work)
         return pairs.visible >= ABSURD_COUNT and covers and self.held + step.total > self.room
 
     def _sums(self, count: int) -> int:
@@ -172,12 +172,12 @@ class SharedForecast(Forecast):
     parts: int = 1
 
     def least(self) -> int:
-        step = shared_footprint(self.backend, self.work, self.parts)
+        step = shared_memory_estimate(self.backend, self.work, self.parts)
         pairs = min(step.pairs, line_bytes(self.backend, self.work))
         return self.held + step.total - step.pairs + pairs
 
     def now(self) -> int:
-        step = shared_footprint(self.backend, self.work, self.parts)
+        step = shared_memory_estimate(self.backend, self.work, self.parts)
         return self.held + self.photos + step.total - step.pairs + min(step.pairs, self._most_pairs())
 
     def at(self, count: int) -> int:
@@ -185,7 +185,7 @@ class SharedForecast(Forecast):
         # More Gaussians are smaller, but as large a part of them is seen.
         pairs = replace(self.work.pairs.times(math.pow(more, _PAIRS_GROW)), visible=self.work.pairs.times(more).visible)
         work = replace(self.work, gaussians=count, pairs=pairs)
-        step, shown = shared_footprint(self.backend, work, self.parts), render_footprint(self.backend, work)
+        step, shown = shared_memory_estimate(self.backend, work, self.parts), render_memory(self.backend, work)
         most, own, degree = self._most_pairs(), -(-count // self.parts), work.sh_degree
         sums = work.pairs.visible * (4 * abi.ROW + 4) if step.pairs > most else 0
         column = 4 * 3 * max(1, SH_REST[degree])  # the widest one there is
@@ -208,7 +208,7 @@ def plan_memory(
     *,
     own: int,
     parts: int = 1,
-    store: Store = RESIDENT,
+    store: TensorStorage = DEVICE_STORAGE,
 ) -> list[str]:
     """Sentences for the user about the memory of a run that begins with ``gaussians``.
 
@@ -234,7 +234,7 @@ def plan_memory(
         backend=backend,
         held=held,
         photos=photo_room(scene, device, room, reduced=config.schedule.num_downscales > 0),
-        work=Work(
+        work=Workload(
             len(gaussians),
             gaussians.sh_degree,
             largest.width,

@@ -17,8 +17,8 @@ from splatcli.reproducible import log
 from splatcli.scene.morton import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
-from splatcli.train.hull import hull_points, shows_silhouettes
-from splatcli.train.strategies.adc import logit
+from splatcli.train.densify.adc import logit
+from splatcli.train.visual_hull import hull_points, shows_silhouettes
 
 #: The constant SH basis function, 1 / (2 sqrt(pi)).
 SH_C0 = 0.28209479177387814

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
+from splatcli.train.densify import Strategy
 from splatcli.train.lr import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.scoring import BACKGROUNDS
 from splatcli.train.state import TrainState
-from splatcli.train.strategies import Strategy
 from splatcli.train.targets import Target, Targets, to_device
 
 
@@ -36,18 +36,18 @@ def step_inputs(
     config = state.config
     lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
     return StepInputs(
-        state.corrections.camera(row, given),
+        state.per_view_params.camera(row, given),
         target.over(background),
         lrs=lrs,
         sh_degree=active_sh_degree(config.schedule, state.gaussians.sh_degree, step),
         background=background,
         ssim_lambda=config.train.ssim_lambda,
         antialiased=config.train.antialiased,
-        stats=state.stats if strategy.observes(step) else None,
+        stats=state.stats if strategy.collects_stats(step) else None,
         hidden=target.hidden,
-        pressure=strategy.pressure(step, lrs["means"]),
+        regularisation=strategy.regularisation(step, lrs["means"]),
         absgrad=strategy.absgrad,
-        correction=state.corrections.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
+        view_params=state.per_view_params.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
         depth=target.depth,
         smoothing=state.smoothing,
         shard=state.shard,

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.config import Config
-from splatcli.raster.reference import ssim_map_reference
+from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import ViewScore

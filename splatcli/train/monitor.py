@@ -14,9 +14,9 @@ from torch import Tensor
 
 from splatcli.config import GuardConfig
 from splatcli.gaussians import Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.shards import Shard
-from splatcli.raster.store import ROWS
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.offload import ROWS
+from splatcli.rasterizer.shards import Shard
 from splatcli.train.events import Alarmed, Probed, Refined
 from splatcli.train.failures import StepDivergedError
 

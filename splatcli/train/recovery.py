@@ -17,12 +17,12 @@ from splatcli.checkpoint.rundir import RunDir
 from splatcli.config import Config
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.store import Store
+from splatcli.rasterizer.offload import TensorStorage
 from splatcli.train.dump import divergence_report
 from splatcli.train.events import RolledBack
 from splatcli.train.failures import as_splat_error
 from splatcli.train.sampler import ViewSampler
-from splatcli.train.sharding import part_of
+from splatcli.train.sharding import shard_of
 from splatcli.train.state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Plan:
     epoch: int
     config: Config
     device: torch.device
-    store: Store
+    store: TensorStorage
     #: (rank, size) where processes have a part of the rows each.
     place: tuple[int, int] | None
 
@@ -99,7 +99,7 @@ class Recovery:
         before = len(found.gaussians)
         try:
             kept = None if cap is None or cap >= before else most_opaque(found.gaussians, cap)
-            state = part_of(found, plan.place, plan.device, kept, plan.store)
+            state = shard_of(found, plan.place, plan.device, kept, plan.store)
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(
                 f"{plan.what}; and the last checkpoint does not fit either: {as_splat_error(error).what}",

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from splatcli.errors import SceneError, SplatError
 from splatcli.gaussians import Gaussians
-from splatcli.raster import render
-from splatcli.raster.allowance import PairBudget
-from splatcli.raster.sharded import ShardedEngine
+from splatcli.rasterizer import render
+from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
@@ -35,7 +35,7 @@ class Renderer(Protocol):
     ) -> Tensor: ...
 
 
-def renderer_within(budget: PairBudget | None) -> Renderer:
+def renderer_within(budget: MemoryBudget | None) -> Renderer:
     """The Renderer of the state's device; ``budget`` has the bytes for tile pairs, None takes what is free."""
 
     def render_image(
@@ -96,7 +96,7 @@ class Scorer:
         """Mean PSNR of the probe views: training views, evenly spaced, the same ones all through a run."""
         count = min(state.config.guard.probe_views, len(state.train))
         rows = [i * len(state.train) // count for i in range(count)]
-        cameras = [state.corrections.camera(row, self.scene.cameras[state.train[row]]) for row in rows]
+        cameras = [state.per_view_params.camera(row, self.scene.cameras[state.train[row]]) for row in rows]
         try:
             found = self._measured(state, cameras, lambda i, image: self._psnr(state, rows[i], image))
             values = [numbers[0] for numbers in found if numbers is not None]
@@ -112,7 +112,7 @@ class Scorer:
         """What ``measure`` finds in the image of each camera, whose number it is told."""
         if not cameras:
             return
-        gaussians = state.settled()
+        gaussians = state.flushed()
         for i, camera in enumerate(cameras):
             with torch.no_grad():
                 image = self.renderer(gaussians, camera, **_looks(state))
@@ -120,7 +120,7 @@ class Scorer:
 
     def _psnr(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:
         """PSNR of a training view in dB, as it is trained on; None where a mask hides all of it."""
-        image = quantised(state.corrections.shown(row, image))
+        image = quantised(state.per_view_params.shown(row, image))
         target, hidden = load_photo(self.scene, state.train[row], image.device)
         if hidden is not None and bool(hidden.all()):
             return None
@@ -142,7 +142,7 @@ class JointScorer(Scorer):
     ) -> Iterator[Sequence[float] | None]:
         if not cameras:
             return
-        team, gaussians = self.engine.team, state.settled()
+        team, gaussians = self.engine.team, state.flushed()
         for first in range(0, len(cameras), team.size):
             group = cameras[first : first + team.size]
             image, problem = self.engine.render(gaussians, group, **_looks(state))

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.gaussians import Gaussians
-from splatcli.raster.shards import Shard
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.store import RESIDENT, Store
-from splatcli.train.crew import Crew, digest_of
+from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
+from splatcli.rasterizer.shards import Shard
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.train.data_parallel import Crew, digest_of
+from splatcli.train.densify.edit import Edit, apply_edit, as_column, edited_rows
 from splatcli.train.state import TrainState, check_resumable
-from splatcli.train.strategies.edit import Edit, apply_edit, as_column, edited_rows
 
 #: What an edit looks at of all Gaussians.
 LOOKED_AT = ("means", "quats", "log_scales", "logit_opacities")
@@ -42,12 +42,12 @@ def rows_of(checkpoint: Checkpoint, rows: slice | Tensor) -> Checkpoint:
     )
 
 
-def part_of(
+def shard_of(
     checkpoint: Checkpoint,
     place: tuple[int, int] | None,
     device: str | torch.device,
     kept: Tensor | None = None,
-    store: Store = RESIDENT,
+    store: TensorStorage = DEVICE_STORAGE,
 ) -> TrainState:
     """The state that was saved, or of process ``place`` = (rank, size) its part; raises as from_checkpoint().
 
@@ -64,7 +64,9 @@ def part_of(
     return state
 
 
-def _all_of(checkpoint: Checkpoint, device: str | torch.device, kept: Tensor | None, store: Store) -> TrainState:
+def _all_of(
+    checkpoint: Checkpoint, device: str | torch.device, kept: Tensor | None, store: TensorStorage
+) -> TrainState:
     state = TrainState.from_checkpoint(checkpoint, device, store)
     if kept is not None:
         source = kept.to(device)
@@ -81,21 +83,21 @@ def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
     yield from (column for column in others if isinstance(column, Tensor))
 
 
-def looked_at(state: TrainState, crew: Crew) -> tuple[Gaussians, GrowthStats]:
+def gather_geometry(state: TrainState, crew: Crew) -> tuple[Gaussians, DensifyStats]:
     """All rows as far as an edit looks at them, on every process; colours are left out."""
     assert state.shard is not None
     columns = {name: _everywhere(crew, getattr(state.gaussians, name)) for name in LOOKED_AT}
     means = columns["means"]
     colours = {"sh0": means.new_zeros(1, 3).expand(len(means), 3), "shN": means.new_zeros(len(means), 0, 3)}
-    stats = GrowthStats(_everywhere(crew, state.stats.grad2d), _everywhere(crew, state.stats.count))
+    stats = DensifyStats(_everywhere(crew, state.stats.grad2d), _everywhere(crew, state.stats.count))
     return Gaussians(**columns, **colours), stats
 
 
 @torch.no_grad()
-def share_out(
+def redistribute(
     edit: Edit,
     everything: Gaussians,
-    stats: GrowthStats,
+    stats: DensifyStats,
     state: TrainState,
     crew: Crew,
     shares: Callable[[Gaussians], Tensor] | None = None,
@@ -115,9 +117,9 @@ def share_out(
         sh0=moves.carry(state.gaussians.sh0),
         shN=moves.carry(state.gaussians.shN),
     )
-    fresh = edit.fresh[own]
+    reset_moments = edit.reset_moments[own]
     first, second = (
-        old.map(lambda column: moves.carry(column).masked_fill_(as_column(fresh, column), 0.0))
+        old.map(lambda column: moves.carry(column).masked_fill_(as_column(reset_moments, column), 0.0))
         for old in (state.adam.exp_avg, state.adam.exp_avg_sq)
     )
     if edit.opacity_ceiling is not None:
@@ -128,10 +130,10 @@ def share_out(
     state.adam = replace(state.adam, exp_avg=first, exp_avg_sq=second, rest_steps=steps)
     state.shard = moves.after
     if edit.clear_stats:
-        state.stats = GrowthStats.zeros(len(moves.after), gaussians.device)
+        state.stats = DensifyStats.zeros(len(moves.after), gaussians.device)
     else:
         source = edit.source[own]
-        state.stats = GrowthStats(stats.grad2d[source], stats.count[source])
+        state.stats = DensifyStats(stats.grad2d[source], stats.count[source])
 
 
 class _Moves:
@@ -193,7 +195,7 @@ def whole_state(state: TrainState, crew: Crew, folder: Path) -> TrainState | Non
         state,
         gaussians=parameters,
         adam=replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=steps),
-        stats=GrowthStats(grad2d, count),
+        stats=DensifyStats(grad2d, count),
         smoothing=sizes,
         shard=None,
     )

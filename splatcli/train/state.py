@@ -13,14 +13,14 @@ from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
 from splatcli.config import Config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.shards import Shard
-from splatcli.raster.smoothing import filter_sizes, smoothed
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.store import RESIDENT, Store
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
+from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
+from splatcli.rasterizer.shards import Shard
+from splatcli.rasterizer.stats import DensifyStats
 from splatcli.scene.camera import Camera
-from splatcli.train.corrections import Corrections
 from splatcli.train.lr import active_sh_degree
+from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.sampler import ViewSampler
 
 #: The random streams of a run and what tells their seeds apart. Each has a generator of its own, so that one more draw
@@ -38,7 +38,7 @@ class TrainState:
     step: completed steps.
     generators: one for each of TRAINING_STREAMS, on the CPU.
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
-    corrections: what is trained of the training views, a row for each of ``train``.
+    per_view_params: what is trained of the training views, a row for each of ``train``.
     smoothing: [N] sizes of the 3D filter as they were measured last (REFILTER_EVERY); None without one.
     shard: which rows of the run these are, where processes have a part each; None: all.
     origin: digest of all rows when these were cut out of them, which has to be the same in all processes.
@@ -48,14 +48,14 @@ class TrainState:
     step: int
     gaussians: Gaussians
     adam: AdamState
-    stats: GrowthStats
+    stats: DensifyStats
     sampler: ViewSampler
     generators: dict[str, torch.Generator]
     cameras: list[Camera]
     train: list[int]
     test: list[int]
     dataset: DatasetInfo
-    corrections: Corrections = field(default_factory=Corrections)
+    per_view_params: PerViewParams = field(default_factory=PerViewParams)
     smoothing: Tensor | None = None
     shard: Shard | None = None
     origin: int = 0
@@ -69,18 +69,18 @@ class TrainState:
         """The SH degree that the last step used."""
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
-    def settled(self) -> Gaussians:
+    def flushed(self) -> Gaussians:
         """The Gaussians to render: SH coefficients as of this step, 3D filter in them; the state stays as it is."""
-        gaussians = self.adam.settled(self.gaussians, self.config.optim.shN_lr)
+        gaussians = self.adam.flushed(self.gaussians, self.config.optim.shN_lr)
         return gaussians if self.smoothing is None else smoothed(gaussians, self.smoothing)
 
-    def refilter(self, largest_of_all: Callable[[float], float] = float) -> None:
+    def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
         """Measures the sizes of the 3D filter anew; no step may be on its way. largest_of_all: see filter_sizes()."""
         self.smoothing = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
 
     def training_cameras(self) -> list[Camera]:
         """Those of the training views, as far as they are refined."""
-        return [self.corrections.camera(row, self.cameras[view]) for row, view in enumerate(self.train)]
+        return [self.per_view_params.camera(row, self.cameras[view]) for row, view in enumerate(self.train)]
 
     def to_checkpoint(self) -> Checkpoint:
         """The state on the CPU. Tensors may be shared with the state: write it before the next step."""
@@ -104,13 +104,13 @@ class TrainState:
             train=self.train,
             test=self.test,
             dataset=self.dataset,
-            views=self.corrections.stored(),
+            views=self.per_view_params.stored(),
             smoothing=None if self.smoothing is None else self.smoothing.cpu(),
         )
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", store: Store = RESIDENT
+        cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", store: TensorStorage = DEVICE_STORAGE
     ) -> TrainState:
         """The state that was saved, on ``device``, its SH rest in ``store``, sharing no tensor with ``checkpoint``.
 
@@ -127,7 +127,7 @@ class TrainState:
             rest_steps=stored.rest_steps.to(device, copy=True),
             store=store,
         )
-        stats = GrowthStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
+        stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
             config=checkpoint.config.model_copy(deep=True),
             step=checkpoint.step,
@@ -140,7 +140,7 @@ class TrainState:
             train=list(checkpoint.train),
             test=list(checkpoint.test),
             dataset=checkpoint.dataset,
-            corrections=Corrections.from_checkpoint(checkpoint),
+            per_view_params=PerViewParams.from_checkpoint(checkpoint),
             smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing.to(device, copy=True),
         )
 
@@ -179,16 +179,16 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
     return AdamState(first, second, checkpoint.adam_step, optim.beta1, optim.beta2, optim.eps, steps)
 
 
-def settled(checkpoint: Checkpoint) -> Gaussians:
+def flushed(checkpoint: Checkpoint) -> Gaussians:
     """The Gaussians of a checkpoint with SH coefficients as of its step and its 3D filter, to render or to export."""
     gaussians = checkpoint.gaussians
     if checkpoint.moments is not None and checkpoint.rest_steps is not None:
-        gaussians = _adam(checkpoint).settled(gaussians, checkpoint.config.optim.shN_lr)
+        gaussians = _adam(checkpoint).flushed(gaussians, checkpoint.config.optim.shN_lr)
     return gaussians if checkpoint.smoothing is None else smoothed(gaussians, checkpoint.smoothing)
 
 
-def _copy(gaussians: Gaussians, device: str | torch.device, store: Store) -> Gaussians:
-    return gaussians.map(lambda t: RESIDENT.copy(t, device), rest=lambda t: store.copy(t, device))
+def _copy(gaussians: Gaussians, device: str | torch.device, store: TensorStorage) -> Gaussians:
+    return gaussians.map(lambda t: DEVICE_STORAGE.copy(t, device), rest=lambda t: store.copy(t, device))
 
 
 def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 
-from splatcli.raster.engine import engine_for
-from splatcli.raster.memory import Budget
-from splatcli.raster.stepping import StepEngine
+from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.step_inputs import StepEngine
+from splatcli.rasterizer.train_step import engine_for
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.batch import Batches, batches_for
-from splatcli.train.crew import Crew
+from splatcli.train.data_parallel import Crew
+from splatcli.train.densify import Strategy
 from splatcli.train.events import Stepped
 from splatcli.train.inputs import step_inputs, training_background, view_of_step
 from splatcli.train.lr import active_sh_degree
 from splatcli.train.monitor import check_loss
 from splatcli.train.scoring import Renderer, Scorer, scorer_for
 from splatcli.train.state import TrainState
-from splatcli.train.strategies import Strategy
 from splatcli.train.targets import Targets
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.raster.depth import DepthTarget
+from splatcli.rasterizer.depth_loss import DepthTarget
 from splatcli.scene.camera import Camera
 from splatcli.scene.depths import depths_of_map, known_depths
 from splatcli.scene.images import Photo

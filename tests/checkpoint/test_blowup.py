@@ -11,8 +11,8 @@ import torch
 from splatcli.checkpoint.blowup import cost_sentence, predicted_pairs
 from splatcli.gaussians import Gaussians
 from splatcli.native.call import Backend
-from splatcli.raster.frame import Frame
-from splatcli.raster.view import view_of
+from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 
 
@@ -36,7 +36,7 @@ def camera_at(distance: float, *, width: int = 320, height: int = 200, focal: fl
 
 def counted(gaussians: Gaussians, camera: Camera) -> int:
     """What the rasterizer would make room for."""
-    frame = Frame(Backend.cpu())
+    frame = RasterContext(Backend.cpu())
     frame.project(view_of(camera, sh_degree=0, antialiased=False, with_depth=False), gaussians)
     return frame.pair_bound()
 

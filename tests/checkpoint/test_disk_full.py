@@ -18,7 +18,7 @@ from splatcli.checkpoint.save import checkpoint_bytes
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import OutputError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed, Stopped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import PlainEngine, made_scene, plain_renderer, short_config
 
 CheckpointOf = Callable[..., Checkpoint]

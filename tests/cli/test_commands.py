@@ -16,7 +16,7 @@ from numpy.testing import assert_allclose
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.formats.ply import read_ply
-from splatcli.train.state import settled
+from splatcli.train.state import flushed
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
 from tests.running import Done
 
@@ -259,7 +259,7 @@ class TestExport:
     def test_a_ply_holds_the_raw_parameters(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
         done = splat("export", finished_run, "-o", tmp_path / "x.ply")
         assert done.lines == [str(tmp_path / "x.ply")]
-        before = settled(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
+        before = flushed(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
         for (name, x), (_, y) in zip(before.items(), read_ply(tmp_path / "x.ply").items(), strict=True):
             assert torch.equal(x, y), name
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint.load import load_checkpoint
-from splatcli.views.cameras import cameras_json
+from splatcli.render.cameras import cameras_json
 from tests.cli.tiny import QUICK
 from tests.running import Done
 

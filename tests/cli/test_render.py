@@ -13,7 +13,7 @@ import pytest
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.cli.boundary import run
-from splatcli.views.cameras import cameras_json, read_camera_file
+from splatcli.render.cameras import cameras_json, read_camera_file
 from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
 from tests.running import Done
 
@@ -36,7 +36,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake_ffmpeg(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("splatcli.views.video.bundled", lambda: None)
+    monkeypatch.setattr("splatcli.render.video.bundled", lambda: None)
     program = folder / ".bin" / "ffmpeg"
     program.parent.mkdir(exist_ok=True)
     program.write_text(script)
@@ -148,7 +148,7 @@ class TestVideo:
     def test_the_encoder_gets_every_frame(
         self, splat: Splat, finished_run: Path, tmp_path: Path, encoder: Path
     ) -> None:
-        """A fake encoder at the border of the process; tests/views/test_video.py has a real one where there is one."""
+        """A fake encoder at the border of the process; tests/render/test_video.py has a real one where there is one."""
         video = tmp_path / "x.mp4"
         words = ("--views", "orbit", "--frames", 3, "--size", "33x24", "--what", "rgb,depth,alpha")
         done = splat("render", finished_run, *words, "--fps", 12.5, "-o", video, "--json")
@@ -208,8 +208,8 @@ class TestVideo:
     def test_without_an_encoder_the_remedy_is_told(
         self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("splatcli.views.video.bundled", lambda: None)
-        monkeypatch.setattr("splatcli.views.video.shutil.which", lambda name: None)
+        monkeypatch.setattr("splatcli.render.video.bundled", lambda: None)
+        monkeypatch.setattr("splatcli.render.video.shutil.which", lambda name: None)
         done = splat("render", finished_run, "--views", "orbit", "-o", tmp_path / "x.mp4")
         assert done.code == 4
         assert "splatcli[video]" in done.err

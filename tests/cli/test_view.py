@@ -19,9 +19,9 @@ import pytest
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.cli import view as module
 from splatcli.formats.ply import encode_ply, read_ply
-from splatcli.formats.units import Told
-from splatcli.train.state import settled
-from splatcli.views.serving import listen
+from splatcli.formats.quantisation import ExportMetadata
+from splatcli.render.server import listen
+from splatcli.train.state import flushed
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene
 from tests.running import Done
@@ -93,7 +93,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
     assert (process.returncode, out) == (0, ""), err
     assert "Traceback" not in err
     assert "Ctrl-C" in err
-    expected = settled(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
+    expected = flushed(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt"))
     first, second = read_ply(tmp_path / "first.ply"), read_ply(tmp_path / "second.ply")
     assert second.means.equal(expected.means)
     assert second.shN.equal(expected.shN)
@@ -147,7 +147,7 @@ def test_of_very_many_gaussians_and_of_high_degrees_is_told_what_is_not_shown(
     done = splat("view", finished_run, "--port", 0, "--no-open")
     assert (done.code, "Gaussians, shown as a compressed PLY" in done.err) == (0, True)
     assert "SH degree" not in done.err
-    (tmp_path / "a.ply").write_bytes(encode_ply(scene(5, 4), Told()).payload)
+    (tmp_path / "a.ply").write_bytes(encode_ply(scene(5, 4), ExportMetadata()).payload)
     done = splat("view", tmp_path / "a.ply", "--port", 0, "--no-open")
     assert (done.code, "note: shown to SH degree 3" in done.err) == (0, True)
     assert "compressed" not in done.err

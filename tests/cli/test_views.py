@@ -13,9 +13,9 @@ from numpy.testing import assert_allclose
 
 from splatcli.cli.render import _complete_views
 from splatcli.errors import SceneError, UsageError
+from splatcli.render.cameras import cameras_json, read_cameras
+from splatcli.render.selection import Flight, Views, select_views
 from splatcli.scene.camera import Camera
-from splatcli.views.cameras import cameras_json, read_cameras
-from splatcli.views.selection import Flight, Views, select_views
 from tests.cli.tiny import look_at_origin
 
 

@@ -43,7 +43,7 @@ def main(scene: str, out: str, strategy: str, precision: str) -> None:
     import lightning.pytorch as pl
 
     from splatcli.lightning import SceneData, SplatModule
-    from tests.distributed.lightning_told import Told
+    from tests.distributed.lightning_told import ExportMetadata
 
     config = config_of(scene)
 
@@ -53,7 +53,7 @@ def main(scene: str, out: str, strategy: str, precision: str) -> None:
         devices=1 if strategy == "one" else 2,
         max_steps=STEPS,
         precision=precision,  # type: ignore[arg-type]
-        callbacks=[Told(out)],
+        callbacks=[ExportMetadata(out)],
         default_root_dir=out,
         logger=False,
         enable_checkpointing=False,

@@ -8,10 +8,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from splatcli.train.crew import state_digest
+from splatcli.train.data_parallel import state_digest
 
 
-class Told(pl.Callback):
+class ExportMetadata(pl.Callback):
     """Writes OUT/rank_R.json when the training of a SplatModule ends."""
 
     def __init__(self, out: str) -> None:

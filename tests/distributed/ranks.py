@@ -22,7 +22,7 @@ from splatcli.distributed.world import PATIENCE, World
 from splatcli.errors import SplatError
 
 #: Modules that every rank needs; the process that ranks are forked from loads them once.
-PRELOADED = ["tests.distributed.ranks", "splatcli.train.loop", "splatcli.distributed.joining"]
+PRELOADED = ["tests.distributed.ranks", "splatcli.train.trainer", "splatcli.distributed.joining"]
 
 
 #: Seconds for which the last of several ranks is waited for when another has failed, and for a process to end.

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from splatcli.scene.read import read_scene
-from splatcli.train.crew import ReadRunDir, state_digest
+from splatcli.train.data_parallel import ReadRunDir, state_digest
 from splatcli.train.events import Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.cli.tiny import write_scene
 from tests.distributed.lightning_run import STEPS, config_of
 from tests.native.cases import NEEDS_COMPILER

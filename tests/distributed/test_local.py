@@ -18,12 +18,12 @@ import torch.distributed as dist
 from torch.distributed import _functional_collectives
 
 from splatcli.distributed.world import World
-from splatcli.raster.rasterization import rasterization
-from splatcli.raster.rendering import render
+from splatcli.rasterizer.gsplat_api import rasterization
+from splatcli.rasterizer.rendering import render
 from tests.distributed.ranks import results
 from tests.distributed.training import batch_config, train
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import random_camera, random_gaussians
+from tests.rasterizer.scenes import random_camera, random_gaussians
 
 pytestmark = NEEDS_COMPILER
 

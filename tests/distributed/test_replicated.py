@@ -11,10 +11,10 @@ from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.world import World
 from splatcli.errors import ResourceError
-from splatcli.raster.batch import FlatSums
-from splatcli.train.crew import ReadRunDir, state_digest
+from splatcli.rasterizer.batch import FlatSums
+from splatcli.train.data_parallel import ReadRunDir, state_digest
 from splatcli.train.events import RolledBack, Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
 from tests.distributed.training import STEPS, batch_config, go_on, train
 from tests.native.cases import NEEDS_COMPILER

@@ -15,11 +15,11 @@ from splatcli.distributed.sharded import render_sharded
 from splatcli.distributed.world import World
 from splatcli.errors import DistributedError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.rasterization import rasterization
-from splatcli.raster.rendering import Render, render
+from splatcli.rasterizer.gsplat_api import rasterization
+from splatcli.rasterizer.rendering import Render, render
 from tests.distributed.ranks import results, run_ranks
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import random_camera, random_gaussians
+from tests.rasterizer.scenes import random_camera, random_gaussians
 
 pytestmark = NEEDS_COMPILER
 
@@ -44,7 +44,7 @@ def leaves(gaussians: Gaussians) -> Gaussians:
     return gaussians.map(lambda tensor: tensor.detach().clone().requires_grad_())
 
 
-def loss_of(seen: Render, rank: int) -> Tensor:
+def total_loss(seen: Render, rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(rank)
     weights = [torch.rand(part.shape, generator=generator) for part in (seen.image, seen.alpha, seen.depth)]
     parts = (seen.image, seen.alpha, seen.depth)
@@ -62,7 +62,7 @@ def together(world: World, cases: list[str], antialiased: bool) -> dict[str, Any
         own = leaves(shard(case, world.rank))
         background = BACKGROUNDS[world.rank].clone().requires_grad_()
         seen = render_sharded(world, own, camera_of(world.rank), background=background, antialiased=antialiased)
-        loss_of(seen, world.rank).backward()
+        total_loss(seen, world.rank).backward()
         gradients = {name: tensor.grad for name, tensor in own.items()}
         made[case] = (seen.image.detach(), seen.alpha.detach(), seen.depth.detach(), gradients, background.grad)
     return made
@@ -76,7 +76,7 @@ def alone(case: str, size: int, antialiased: bool) -> tuple[list[Render], Gaussi
     for rank in range(size):
         own, background = leaves(whole), BACKGROUNDS[rank].clone().requires_grad_()
         seen.append(render(own, camera_of(rank), background=background, antialiased=antialiased))
-        loss_of(seen[-1], rank).backward()
+        total_loss(seen[-1], rank).backward()
         assert background.grad is not None
         behind.append(background.grad)
         for name, tensor in own.items():
@@ -109,7 +109,7 @@ def descend(world: World, case: str) -> Gaussians:
     optimizer = torch.optim.Adam([tensor for _, tensor in own.items()], lr=0.01)
     for _ in range(5):
         optimizer.zero_grad()
-        loss_of(render_sharded(world, own, camera_of(world.rank)), world.rank).backward()
+        total_loss(render_sharded(world, own, camera_of(world.rank)), world.rank).backward()
         optimizer.step()
     return own.map(torch.Tensor.detach)
 
@@ -122,7 +122,7 @@ def test_five_steps_on_shards_are_five_steps_on_all() -> None:
     for _ in range(5):
         optimizer.zero_grad()
         for rank in range(size):  # gradients add up camera by camera
-            loss_of(render(whole, camera_of(rank)), rank).backward()
+            total_loss(render(whole, camera_of(rank)), rank).backward()
         optimizer.step()
     first = joined(case, size)
     for name in GROUPS:

@@ -16,23 +16,23 @@ from splatcli.distributed.world import CARD, World
 from splatcli.errors import ResourceError, SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.native.call import Backend
-from splatcli.raster.adam import AdamState
-from splatcli.raster.batch import BatchEngine
-from splatcli.raster.rendering import render
-from splatcli.raster.sharded import ShardedEngine
-from splatcli.raster.shards import RETURNED, SENT, Shard
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import Correction, Pressure, StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.batch import BatchEngine
+from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.sharded import ShardedEngine
+from splatcli.rasterizer.shards import RETURNED, SENT, Shard
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import Regularisation, StepInputs, ViewParams
 from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene
-from splatcli.train.crew import ReadRunDir
+from splatcli.train.data_parallel import ReadRunDir
 from splatcli.train.events import RolledBack, Stepped
-from splatcli.train.loop import Trainer
 from splatcli.train.sharding import whole_state
+from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import random_camera, random_gaussians, random_image
+from tests.rasterizer.scenes import random_camera, random_gaussians, random_image
 from tests.train.worlds import MadeImages, made_scene, plain_renderer
 
 pytestmark = NEEDS_COMPILER
@@ -286,15 +286,16 @@ def steps_under_the_emulator(world: World | None) -> tuple[list[float], list[Ten
     whole.logit_opacities -= 2.0  # not all of them opaque, so that noise moves some
     shard = None if world is None else Shard(world.rank, world.size, len(whole))
     own = whole.map(lambda column: column if shard is None else column[shard.rows].clone())
-    adam, stats = AdamState.zeros_like(own), GrowthStats.zeros(len(own))
-    pressure = Pressure(opacity_reg=0.01, scale_reg=0.01, noise=30.0, seed=7)
+    adam, stats = AdamState.zeros_like(own), DensifyStats.zeros(len(own))
+    regularisation = Regularisation(opacity_reg=0.01, scale_reg=0.01, noise=30.0, seed=7)
 
     def inputs_of(i: int) -> StepInputs:
         picture = (random_image(50 + i, 37, 29) * 255).round().to(torch.uint8)
         behind, exposure = torch.tensor([0.2, 0.4, 0.6]), 0.9 * torch.eye(3, 4)
         return StepInputs(
             views[i], picture, LRS, 1, behind, 0.2, True, stats,
-            pressure=pressure, absgrad=True, shard=shard, correction=Correction(lambda *_: None, exposure=exposure),
+            regularisation=regularisation, absgrad=True, shard=shard,
+            view_params=ViewParams(lambda *_: None, exposure=exposure),
         )  # fmt: skip
 
     losses: list[float] = []

@@ -9,11 +9,11 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.distributed.world import World
 from splatcli.scene.scene import Scene
-from splatcli.train.crew import ReadRunDir, digests, joint_digest, state_digest
+from splatcli.train.data_parallel import ReadRunDir, digests, joint_digest, state_digest
 from splatcli.train.events import Evaluated, Probed, Refined, Stepped, Stopped
-from splatcli.train.loop import Trainer
 from splatcli.train.scoring import Renderer
 from splatcli.train.state import TrainState
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, copied, made_scene, plain_renderer, short_config
 
 #: Refinements are after steps 10 and 15, a reset after 12.

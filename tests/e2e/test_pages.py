@@ -20,11 +20,11 @@ import pytest
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.formats.ply import encode_ply
-from splatcli.formats.units import Told
+from splatcli.formats.quantisation import ExportMetadata
 from splatcli.gaussians import Gaussians
+from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera
-from splatcli.train.state import settled
-from splatcli.views.pictures import Look, render_pixels
+from splatcli.train.state import flushed
 from tests.browser import look_at
 from tests.cli.tiny import write_scene
 from tests.formats.made import scene
@@ -75,7 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gaussians = scene(3000)
     gaussians.log_scales += 0.3
     gaussians.logit_opacities += 2.0
-    (folder / "model.ply").write_bytes(encode_ply(gaussians, Told()).payload)
+    (folder / "model.ply").write_bytes(encode_ply(gaussians, ExportMetadata()).payload)
     words = [
         "train",
         write_scene(folder / "scene"),
@@ -92,7 +92,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
-def psnr(found: np.ndarray, gaussians: Gaussians, camera: Camera, look: Look) -> float:
+def psnr(found: np.ndarray, gaussians: Gaussians, camera: Camera, look: RenderSettings) -> float:
     expected = render_pixels(gaussians, camera.resized(*SIZE), look).astype(float)
     assert expected.std() > 30, "there is something to see"
     return float(10 * np.log10(255.0**2 / ((found.astype(float) - expected) ** 2).mean()))
@@ -106,7 +106,7 @@ def test_splat_view_shows_the_first_camera_upright(run: Path, tmp_path: Path) ->
         url = process.stdout.readline().strip()
         seen = look_at(f"{url}?noanim&noui&webgl", tmp_path / "view.png", SIZE)
     assert (seen.requests, seen.errors) == ([f"{url}?noanim&noui&webgl", f"{url}scene.ply"], [])
-    assert psnr(seen.pixels, settled(checkpoint), checkpoint.cameras[0], Look()) > 33
+    assert psnr(seen.pixels, flushed(checkpoint), checkpoint.cameras[0], RenderSettings()) > 33
 
 
 def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: Path) -> None:
@@ -125,4 +125,4 @@ def test_the_viewer_of_a_run_shows_the_state_in_the_making(run: Path, tmp_path: 
     assert {request.split("?")[0] for request in seen.requests} == {url, f"{url}stage", f"{url}picture"}
     checkpoint = load_checkpoint(Path(json.loads(out.splitlines()[-1])["path"]))
     camera = checkpoint.cameras[checkpoint.train[0]]
-    assert psnr(seen.pixels, settled(checkpoint), camera, Look.trained(checkpoint)) > 41
+    assert psnr(seen.pixels, flushed(checkpoint), camera, RenderSettings.trained(checkpoint)) > 41

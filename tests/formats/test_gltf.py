@@ -15,8 +15,8 @@ from scipy.spatial.transform import Rotation
 from splatcli.errors import ModelFileError
 from splatcli.formats.gltf import encode_gltf
 from splatcli.formats.gltf_read import read_stored_gltf
-from splatcli.formats.turn import half_turn, transformed
-from splatcli.formats.units import Columns, Told
+from splatcli.formats.quantisation import Columns, ExportMetadata
+from splatcli.formats.transform import half_turn, transformed
 from tests.formats.made import scene
 
 PREFIX = "KHR_gaussian_splatting:"
@@ -36,7 +36,7 @@ def glb(document: dict[str, Any], binary: bytes) -> bytes:
 
 @pytest.fixture
 def good() -> bytes:
-    return encode_gltf(scene(20, 2), Told(comments=["add 1 2 3"])).payload
+    return encode_gltf(scene(20, 2), ExportMetadata(comments=["add 1 2 3"])).payload
 
 
 def test_the_layout_is_the_extensions(good: bytes) -> None:
@@ -150,7 +150,7 @@ def test_gaussians_are_where_the_nodes_show_them(good: bytes, as_matrix: bool, t
 
 def test_normalised_integers_are_read(tmp_path: Path) -> None:
     """Opacities in bytes and rotations in 16 bits are lawful, also interleaved with something else."""
-    document, binary = parts_of(encode_gltf(scene(20, 0), Told()).payload)
+    document, binary = parts_of(encode_gltf(scene(20, 0), ExportMetadata()).payload)
     plain = tmp_path / "plain.glb"
     plain.write_bytes(glb(document, binary))
     expected = read_stored_gltf(plain).tables

@@ -22,9 +22,9 @@ from scipy.spatial.transform import Rotation
 from splatcli.errors import ModelFileError
 from splatcli.formats import html
 from splatcli.formats.html import encode_html, to_viewer
+from splatcli.formats.quantisation import ExportMetadata
 from splatcli.formats.registry import file_kind, read_stored
 from splatcli.formats.sog import encode_sog
-from splatcli.formats.units import Told
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
 from tests.formats.made import scene
@@ -39,7 +39,7 @@ def bootstrap(page: str) -> dict[str, Any]:
     return settings
 
 
-def first_view(told: Told) -> dict[str, Any]:
+def first_view(told: ExportMetadata) -> dict[str, Any]:
     view: dict[str, Any] = bootstrap(encode_html(scene(50, 0), told).payload.decode())["settings"]["cameras"][0][
         "initial"
     ]
@@ -53,7 +53,7 @@ def head_of(page: str) -> str:
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    return encode_html(scene(200, 1), Told()).payload.decode()
+    return encode_html(scene(200, 1), ExportMetadata()).payload.decode()
 
 
 def test_the_page_holds_the_scene_the_style_and_the_script(page: str) -> None:
@@ -69,7 +69,7 @@ def test_the_page_holds_the_scene_the_style_and_the_script(page: str) -> None:
 
 def test_the_scene_is_read_back_as_that_of_a_sog(tmp_path: Path) -> None:
     for name, write in (("x.sog", encode_sog), ("x.html", encode_html)):
-        (tmp_path / name).write_bytes(write(scene(200, 1), Told()).payload)
+        (tmp_path / name).write_bytes(write(scene(200, 1), ExportMetadata()).payload)
     assert file_kind(tmp_path / "x.html") == "html"
     wanted, found = (read_stored(tmp_path / f"x.{kind}", kind) for kind in ("sog", "html"))
     for (name, a), (_, b) in zip(wanted.tables.named(), found.tables.named(), strict=True):
@@ -113,7 +113,7 @@ def test_the_first_view_is_that_of_a_camera() -> None:
     viewmat = np.eye(4)
     viewmat[:3, 3] = [0.5, -1.0, 4.0]  # the camera stands at (-0.5, 1, -4) and looks along z
     camera = Camera(name="a", width=200, height=100, fx=100.0, fy=50.0, cx=100.0, cy=50.0, viewmat=viewmat)
-    view = first_view(Told(camera=camera))
+    view = first_view(ExportMetadata(camera=camera))
     assert view["position"] == pytest.approx([0.5, -1.0, -4.0])
     assert view["target"][:2] == pytest.approx([0.5, -1.0])
     assert view["target"][2] == pytest.approx(0.0, abs=0.5)
@@ -126,7 +126,7 @@ def test_the_first_view_is_that_of_a_camera() -> None:
 def test_the_angle_of_view_is_along_the_longer_side(size: tuple[int, int, float, float, float]) -> None:
     width, height, fx, fy, expected = size
     camera = Camera("a", width, height, fx, fy, width / 2, height / 2, np.eye(4))
-    assert first_view(Told(camera=camera))["fov"] == pytest.approx(expected, abs=0.01)
+    assert first_view(ExportMetadata(camera=camera))["fov"] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_what_is_up_in_the_photos_is_up_on_the_page(up: tuple[float, float, floa
     assert turn @ direction == pytest.approx(np.array([0.0, 1.0, 0.0]), abs=1e-9)
     assert turn @ turn.T == pytest.approx(np.eye(3), abs=1e-9)
     assert np.linalg.det(turn) == pytest.approx(1.0)
-    page = encode_html(scene(9, 0), Told(up=direction)).payload.decode()
+    page = encode_html(scene(9, 0), ExportMetadata(up=direction)).payload.decode()
     (found,) = re.findall(r"entity\.setLocalRotation\(([-+.e\d, ]+)\);", page)
     quaternion = [float(number) for number in found.split(",")]
     assert Rotation.from_quat(quaternion).as_matrix() == pytest.approx(turn, abs=1e-9)
@@ -150,14 +150,14 @@ def test_without_cameras_y_points_down() -> None:
 
 @pytest.mark.parametrize("antialiased", [False, True])
 def test_the_viewer_compensates_opacities_where_training_did(antialiased: bool) -> None:
-    page = encode_html(scene(9, 0), Told(antialiased=antialiased)).payload.decode()
+    page = encode_html(scene(9, 0), ExportMetadata(antialiased=antialiased)).payload.decode()
     assert f"aa: {str(antialiased).lower()}," in head_of(page)
 
 
 def test_a_viewer_of_another_shape_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(html, "_STYLE", "<link nowhere>")
     with pytest.raises(AssertionError, match="belong together"):
-        encode_html(scene(3, 0), Told())
+        encode_html(scene(3, 0), ExportMetadata())
 
 
 @pytest.mark.slow
@@ -167,7 +167,7 @@ def test_a_browser_without_a_network_shows_the_scene(tmp_path: Path) -> None:
     gaussians.log_scales += 1.5
     gaussians.sh0[:, 0] = 1.5  # red
     gaussians.sh0[:, 1:] = -1.5
-    path.write_bytes(encode_html(gaussians, Told()).payload)
+    path.write_bytes(encode_html(gaussians, ExportMetadata()).payload)
     seen = look_at(f"{path.as_uri()}?noanim&noui&webgl", tmp_path / "a.png", (480, 360))
     assert (seen.requests, seen.errors) == ([], [])
     middle = seen.pixels[120:240, 160:320].astype(float).mean(axis=(0, 1))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
 from splatcli.errors import SplatError, VersionError
 from splatcli.formats.registry import file_kind, read_stored
 from splatcli.gaussians import SH_REST, Gaussians
@@ -22,7 +22,7 @@ from tests.formats.test_refusals import at, refusal
 def load(path: Path) -> Gaussians:
     kind = file_kind(path)
     assert kind == "ksplat"
-    return to_gaussians(read_stored(path, kind), Reading(), path)[0]
+    return to_gaussians(read_stored(path, kind), ImportOptions(), path)[0]
 
 
 def displayable(gaussians: Gaussians) -> Gaussians:

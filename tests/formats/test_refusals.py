@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import ModelFileError, SplatError, UsageError, VersionError
+from splatcli.formats.quantisation import ExportMetadata
 from splatcli.formats.registry import FORMATS, file_kind, read_stored
-from splatcli.formats.units import Told
 from splatcli.gaussians import Gaussians
 from tests.formats.made import scene
 
@@ -28,7 +28,7 @@ def written(name: str, gaussians: Gaussians | None = None) -> bytes:
     known = next(known for known in FORMATS if known.name == name)
     assert known.write is not None
     made = scene(30, min(1, known.sh_degree)) if gaussians is None else gaussians
-    return known.write(made, Told()).payload
+    return known.write(made, ExportMetadata()).payload
 
 
 def refusal(content: bytes, path: Path, *, lenient: bool = False) -> SplatError:
@@ -194,14 +194,14 @@ def test_what_does_not_fit_a_format_is_told() -> None:
     spz_writer, ply_writer = known["spz"].write, known["compressed.ply"].write
     assert spz_writer is not None
     assert ply_writer is not None
-    notes = "\n".join(spz_writer(gaussians, Told()).notes)
+    notes = "\n".join(spz_writer(gaussians, ExportMetadata()).notes)
     for said in ("1 log-scales", "1 SH coefficients", "1 colours", "steps of 0.000488281"):
         assert said in notes
     gaussians.shN[5, 0, 0] = 5.0
-    assert "1 SH coefficients beyond 4" in ply_writer(gaussians, Told()).notes[0]
+    assert "1 SH coefficients beyond 4" in ply_writer(gaussians, ExportMetadata()).notes[0]
     gaussians.means[3] = 1e9
     with pytest.raises(UsageError, match="beyond the 8,388,607 units"):
-        spz_writer(gaussians, Told())
+        spz_writer(gaussians, ExportMetadata())
 
 
 def test_a_checksum_is_kept(tmp_path: Path) -> None:

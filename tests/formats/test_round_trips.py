@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
+from splatcli.formats.quantisation import ExportMetadata
 from splatcli.formats.registry import FORMATS, file_kind, read_stored
 from splatcli.formats.selection import select
-from splatcli.formats.units import Told
 from splatcli.gaussians import Gaussians
 from tests.formats.made import by_position, errors, scene
 
@@ -90,10 +90,10 @@ def round_trip(gaussians: Gaussians, name: str, path: Path) -> Gaussians:
     assert known.write is not None
     if name == "spz4":
         pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
-    encoded = known.write(gaussians, Told())
+    encoded = known.write(gaussians, ExportMetadata())
     path.write_bytes(encoded.payload)
     kind = file_kind(path)
-    return to_gaussians(read_stored(path, kind), Reading(), path)[0]
+    return to_gaussians(read_stored(path, kind), ImportOptions(), path)[0]
 
 
 def displayable(gaussians: Gaussians) -> Gaussians:

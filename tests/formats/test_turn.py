@@ -10,10 +10,10 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from splatcli.formats.turn import half_turn, sh_rotation, sh_signs, transformed
-from splatcli.formats.units import Columns, columns_of
+from splatcli.formats.quantisation import Columns, columns_of
+from splatcli.formats.transform import half_turn, sh_rotation, sh_signs, transformed
 from splatcli.gaussians import SH_REST, Gaussians
-from splatcli.raster import render
+from splatcli.rasterizer import render
 from splatcli.scene.camera import Camera
 from tests.formats.made import rotation_errors, scene
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
 from splatcli.errors import ModelFileError, ResourceError
+from splatcli.formats.quantisation import ExportMetadata, columns_of
 from splatcli.formats.registry import file_kind, read_stored
-from splatcli.formats.turn import half_turn
-from splatcli.formats.units import Told, columns_of
+from splatcli.formats.transform import half_turn
 from splatcli.formats.usd import encode_usdz
 from splatcli.gaussians import Gaussians
 from tests.formats.made import errors, scene
@@ -30,7 +30,7 @@ def test_the_stage_holds_the_gaussians(degree: int, tmp_path: Path) -> None:
 
     gaussians = scene(40, degree)
     path = tmp_path / "a.usdz"
-    path.write_bytes(encode_usdz(gaussians, Told(comments=["add 1 2 3"])).payload)
+    path.write_bytes(encode_usdz(gaussians, ExportMetadata(comments=["add 1 2 3"])).payload)
     stage = Usd.Stage.Open(str(path))
     assert UsdGeom.GetStageUpAxis(stage) == "Y"
     assert stage.GetMetadata("comment") == "add 1 2 3"
@@ -63,14 +63,14 @@ def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(builtins, "__import__", no_pxr)
     with pytest.raises(ResourceError, match="usd-core") as caught:
-        encode_usdz(scene(3), Told())
+        encode_usdz(scene(3), ExportMetadata())
     assert "splatcli[usd]" in str(caught.value.remedy)
 
 
 def stage_of(gaussians: Gaussians, path: Path, edit: Callable[[Any, Any], object] = lambda stage, field: None) -> Path:
     """What encode_usdz() writes, changed by ``edit``, in another of USD's formats."""
     packed = path.with_name("packed.usdz")
-    packed.write_bytes(encode_usdz(gaussians, Told()).payload)
+    packed.write_bytes(encode_usdz(gaussians, ExportMetadata()).payload)
     from pxr import Usd, UsdVol
 
     stage = Usd.Stage.Open(Usd.Stage.Open(str(packed)).Flatten())
@@ -80,7 +80,7 @@ def stage_of(gaussians: Gaussians, path: Path, edit: Callable[[Any, Any], object
 
 
 def load(path: Path) -> Gaussians:
-    return to_gaussians(read_stored(path, file_kind(path)), Reading(), path)[0]
+    return to_gaussians(read_stored(path, file_kind(path)), ImportOptions(), path)[0]
 
 
 def check_same(before: Gaussians, after: Gaussians, **more: float) -> None:
@@ -97,7 +97,7 @@ def test_what_is_written_comes_back(degree: int, name: str, tmp_path: Path) -> N
     before = scene(30, degree)
     path = tmp_path / name
     if name.endswith(".usdz"):
-        path.write_bytes(encode_usdz(before, Told()).payload)
+        path.write_bytes(encode_usdz(before, ExportMetadata()).payload)
     elif name.endswith(".bin"):
         stage_of(before, tmp_path / "x.usdc").rename(path)
     else:

@@ -3,7 +3,7 @@
 Tolerances are relative to the largest number of an image or of a gradient tensor. The twins differ in contraction
 (a * b + c rounds once on the GPU), in exp2 and the reciprocal (two units in the last place) and in the order of some
 sums: 1e-5 for images, ten times that for a thousandth of the pixels (Gaussians like needles), and 1e-4 for gradients,
-where no cut-off is so near that rounding could decide it (tests.native.cases.settled, with a wider reach). In the other
+where no cut-off is so near that rounding could decide it (tests.native.cases.away_from_cutoffs, wider). In the other
 pixels, which are few, a Gaussian of alpha 1/255 or one behind a transmittance of 1e-4 comes or goes: a hundredth.
 """
 
@@ -27,12 +27,12 @@ from torch.testing import assert_close
 from splatcli import fused_ssim
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.call import Backend
-from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
-from splatcli.raster.engine import Stages
-from splatcli.raster.stepping import Correction
+from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
+from splatcli.rasterizer.step_inputs import ViewParams
+from splatcli.rasterizer.train_step import TrainStepPipeline
 from splatcli.scene.camera import Camera
-from tests.native.cases import Outcome, Weights, float32, named, rows_of, settled
-from tests.raster.scenes import front_camera, leaves, random_camera, random_gaussians, random_image, random_scene
+from tests.native.cases import Outcome, Weights, away_from_cutoffs, float32, named, rows_of
+from tests.rasterizer.scenes import front_camera, leaves, random_camera, random_gaussians, random_image, random_scene
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
@@ -73,7 +73,7 @@ def outcome(
 
 def assert_twins(backend: Backend, gaussians: Gaussians, camera: Camera, *, antialiased: bool = False) -> None:
     weights = Weights.random(3, camera)
-    keep = settled(gaussians, camera, antialiased=antialiased, reach=1e-4)
+    keep = away_from_cutoffs(gaussians, camera, antialiased=antialiased, reach=1e-4)
     assert float((~keep).float().mean()) < 0.05, "the scene sits on its cut-offs"
     got = outcome(backend, gaussians, camera, weights.where(keep), antialiased=antialiased)
     want = outcome(float32("portable"), gaussians, camera, weights.where(keep), antialiased=antialiased)
@@ -158,7 +158,7 @@ def test_loss(backend: Backend, width: int, height: int, as_bytes: bool) -> None
         v_want, v_got = torch.empty_like(image), torch.full_like(image, math.nan, device=DEVICE)
         cpu = NativeEngine(float32("portable"))._stages.loss(image, target, v_want, ssim_lambda)
         means = torch.full((2,), math.nan, dtype=torch.float64, device=DEVICE)
-        Stages(backend, None).loss(image.to(DEVICE), target.to(DEVICE), v_got, ssim_lambda, means)
+        TrainStepPipeline(backend, None).loss(image.to(DEVICE), target.to(DEVICE), v_got, ssim_lambda, means)
         assert_close(means.tolist(), [cpu.l1, cpu.ssim], rtol=0, atol=2e-6)
         # As in test_native_loss: where an image is flat, terms of the size 1 / C2 cancel.
         rounding = 1e-5 * float(v_want.abs().max()) + 5e-4 * ssim_lambda / image.numel()
@@ -190,7 +190,7 @@ class Run:
     def __init__(self, device: str | torch.device, n: int = 500, *, eps: float = 1e-15) -> None:
         self.gaussians = random_gaussians(2, n, sh_degree=2).to(device)
         self.adam = AdamState.zeros_like(self.gaussians, eps=eps)
-        self.stats = GrowthStats.zeros(n, device)
+        self.stats = DensifyStats.zeros(n, device)
         self.views = []
         for i in range(3):
             picture = (random_image(50 + i, 90, 70) * 255).round().to(torch.uint8)
@@ -230,14 +230,14 @@ def train(run: Run, engine: Any, steps: int = 12) -> list[float]:
 
 def trained_bits(backend: Backend, steps: int = 12, **engine: Any) -> tuple[list[float], dict[str, bytes]]:
     run = Run(backend.device)
-    losses = train(run, DeferredEngine(backend, **engine), steps)
+    losses = train(run, AsyncEngine(backend, **engine), steps)
     return losses, run.bits()
 
 
 def test_steps_follow_the_cpu(backend: Backend) -> None:
     # With the usual 1e-15, gradients that are nothing but rounding would move parameters by whole learning rates.
     ours, twin = Run(DEVICE, eps=1e-6), Run("cpu", eps=1e-6)
-    losses = train(ours, DeferredEngine(backend), 4)
+    losses = train(ours, AsyncEngine(backend), 4)
     assert_close(losses, train(twin, NativeEngine(float32("portable")), 4), rtol=0, atol=1e-5)
     for name in GROUPS:
         # As in test_native_step: a pixel on the other side of a cut-off shows in a few Gaussians.
@@ -300,9 +300,9 @@ def test_tensor_float_changes_no_bit(backend: Backend) -> None:
 WARM = 6
 
 
-def warm_stages(backend: Backend, run: Run) -> tuple[Stages, Tensor]:
+def warm_stages(backend: Backend, run: Run) -> tuple[TrainStepPipeline, Tensor]:
     """Stages that have seen the views, so that nothing is left to allocate or to load, and room for the means."""
-    stages = Stages(backend, None)
+    stages = TrainStepPipeline(backend, None)
     means = torch.zeros(2, dtype=torch.float64, device=backend.device)
     for k in range(WARM):
         stages.run(run.gaussians, run.adam, 1 + k, run.inputs(k), room=1 << 16, means=means)
@@ -324,7 +324,7 @@ def no_waiting() -> Iterator[None]:
 
 def test_a_step_never_waits_for_the_gpu(backend: Backend) -> None:
     run = Run(DEVICE)
-    engine = DeferredEngine(backend)
+    engine = AsyncEngine(backend)
     train(run, engine)
     with no_waiting():
         losses = []
@@ -337,16 +337,16 @@ def corrected(run: Run, room: int = 0) -> dict[str, Any]:
     """What six steps teach about poses and exposures, and the state after them; torch raises should one wait."""
     heard: dict[str, Any] = {}
     exposure = torch.tensor([[1.1, 0.05, -0.1, 0.02], [0.03, 0.8, 0.1, -0.05], [-0.02, 0.04, 1.3, 0.1]]).to(DEVICE)
-    engine = DeferredEngine(Backend.cuda(DEVICE), room=room)
+    engine = AsyncEngine(Backend.cuda(DEVICE), room=room)
 
     def ask(k: int) -> StepInputs:
-        def learn(v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
+        def apply_grad(v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
             assert v_viewmat is not None
             assert v_exposure is not None
             assert k not in heard, "a step is learnt from once"
             heard[k] = (v_viewmat.tolist(), v_exposure.tolist())
 
-        return dataclasses.replace(run.inputs(k), correction=Correction(learn, pose=True, exposure=exposure))
+        return dataclasses.replace(run.inputs(k), view_params=ViewParams(apply_grad, pose=True, exposure=exposure))
 
     for k in range(3):
         engine.submit(run.gaussians, run.adam, ask(k))
@@ -403,7 +403,7 @@ def test_steps_run_on_the_current_stream(backend: Backend) -> None:
     torch.cuda._sleep(500_000_000)  # whatever lands on the default stream comes late
     with torch.cuda.stream(stream):
         run = Run(DEVICE)
-        losses = train(run, DeferredEngine(backend))
+        losses = train(run, AsyncEngine(backend))
         assert (losses, run.bits()) == plain
 
 
@@ -411,7 +411,7 @@ def test_streams_do_not_disturb_each_other(backend: Backend) -> None:
     plain = trained_bits(backend)
     runs = [Run(DEVICE) for _ in range(3)]
     streams = [torch.cuda.Stream() for _ in runs]
-    engines = [DeferredEngine(backend) for _ in runs]
+    engines = [AsyncEngine(backend) for _ in runs]
     losses: list[list[float]] = [[] for _ in runs]
     synchronize()
     for k in range(12):
@@ -487,7 +487,7 @@ def test_a_step_with_any_number_anywhere_ends_and_keeps_the_others(backend: Back
     run = Run(DEVICE, 300)
     column = getattr(run.gaussians, group).view(300, -1)
     column[::7] = value
-    engine = DeferredEngine(backend)
+    engine = AsyncEngine(backend)
     losses = []
     for k in range(3):
         losses += engine.submit(run.gaussians, run.adam, run.inputs(k))

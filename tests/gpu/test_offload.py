@@ -7,25 +7,25 @@ import torch
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.call import Backend
-from splatcli.raster import DeferredEngine, GrowthStats, StepInputs, render
-from splatcli.raster.adam import AdamState
-from splatcli.raster.footprint import rest_bytes, state_bytes
-from splatcli.raster.store import RESIDENT, Pinned, Store
-from tests.raster.scenes import random_camera, random_scene
+from splatcli.rasterizer import AsyncEngine, DensifyStats, StepInputs, render
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.memory_estimate import rest_bytes, state_bytes
+from splatcli.rasterizer.offload import DEVICE_STORAGE, Pinned, TensorStorage
+from tests.rasterizer.scenes import random_camera, random_scene
 
 pytestmark = pytest.mark.gpu
 DEVICE = "cuda:0"
 COUNT = 50_000
 
 
-def trained(store: Store) -> tuple[Gaussians, AdamState, torch.Tensor]:
+def trained(store: TensorStorage) -> tuple[Gaussians, AdamState, torch.Tensor]:
     """Steps, an edit, more steps, and a view with coefficients brought up to date."""
-    from splatcli.train.strategies import Edit, apply_edit  # here: it needs packages that a machine with a GPU may lack
+    from splatcli.train.densify import Edit, apply_edit  # here: it needs packages that a machine with a GPU may lack
 
     gaussians, _ = random_scene(5, COUNT, sh_degree=3, scale=0.02)
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
-    adam, stats = AdamState.zeros_like(gaussians, store=store), GrowthStats.zeros(COUNT, gaussians.device)
-    engine = DeferredEngine(Backend.cuda(DEVICE))
+    adam, stats = AdamState.zeros_like(gaussians, store=store), DensifyStats.zeros(COUNT, gaussians.device)
+    engine = AsyncEngine(Backend.cuda(DEVICE))
     rows = torch.cat([torch.arange(COUNT), torch.arange(0, COUNT, 7)]).sort().values.to(DEVICE)
     for part in range(2):
         for k in range(6):
@@ -36,16 +36,16 @@ def trained(store: Store) -> tuple[Gaussians, AdamState, torch.Tensor]:
             engine.submit(gaussians, adam, StepInputs(camera, target, lrs, 3, background, 0.2, False, stats))
         engine.drain()
         if part == 0:
-            adam.settle(gaussians, 1e-3)
+            adam.flush(gaussians, 1e-3)
             edit = Edit(rows, torch.arange(len(rows), device=DEVICE) % 8 == 1)
             gaussians, adam, stats = apply_edit(edit, gaussians, adam, stats)
     with torch.no_grad():
-        image = render(adam.settled(gaussians, 1e-3), random_camera(9, 160, 120)).image
+        image = render(adam.flushed(gaussians, 1e-3), random_camera(9, 160, 120)).image
     return gaussians, adam, image.cpu()
 
 
 def test_it_has_the_same_bits() -> None:
-    (plain, adam, image), (away, moments, same) = trained(RESIDENT), trained(Pinned())
+    (plain, adam, image), (away, moments, same) = trained(DEVICE_STORAGE), trained(Pinned())
     assert away.shN.is_pinned()
     assert moments.exp_avg.shN.is_pinned()
     assert torch.equal(image, same)
@@ -57,7 +57,7 @@ def test_it_has_the_same_bits() -> None:
 
 def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
     held = []
-    for store in (RESIDENT, Pinned()):
+    for store in (DEVICE_STORAGE, Pinned()):
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(DEVICE)
         gaussians, _ = random_scene(5, COUNT, sh_degree=3)

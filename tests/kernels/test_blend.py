@@ -13,11 +13,11 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend, address
-from splatcli.raster.frame import Frame
-from splatcli.raster.view import view_of
+from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import front_camera, random_gaussians, random_scene
+from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene
 
 pytestmark = NEEDS_COMPILER
 #: SplatCall.threads that asks for each variant.
@@ -120,13 +120,13 @@ class Images:
 class Bins:
     """A view projected and binned by the portable CPU library."""
 
-    frame: Frame
+    frame: RasterContext
     view: abi.View
     gaussians: Gaussians
 
     @classmethod
     def of(cls, gaussians: Gaussians, camera: Camera, *, with_depth: bool) -> Bins:
-        frame = Frame(Backend.cpu(isa="portable", threads=1))
+        frame = RasterContext(Backend.cpu(isa="portable", threads=1))
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=with_depth)
         frame.bin(view, frame.project(view, gaussians))
         return cls(frame, view, gaussians)

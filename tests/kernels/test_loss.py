@@ -17,10 +17,10 @@ from torch.testing import assert_close
 from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.call import Backend
-from splatcli.raster.image_loss import _image_loss
+from splatcli.rasterizer.image_loss import _image_loss
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER, bits, float32
-from tests.raster.scenes import random_image
+from tests.rasterizer.scenes import random_image
 
 pytestmark = NEEDS_COMPILER
 GUARD = 64  # numbers around each output that must stay as they are

@@ -20,14 +20,14 @@ from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.build_simt import simt_library
 from splatcli.native.call import Backend
-from splatcli.raster.adam import AdamState, gap_table
-from splatcli.raster.frame import Frame
-from splatcli.raster.memory import Arena, FixedBudget
-from splatcli.raster.rendering import render
-from splatcli.raster.view import view_of
+from splatcli.rasterizer.adam import AdamState, decay_table
+from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.memory import Arena, FixedBudget
+from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.view import view_of
 from tests.kernels.simt import Emulator, copy_sources
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import leaves, random_image, random_scene
+from tests.rasterizer.scenes import leaves, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
 DEVICE, STREAM = 1, 0x1234
@@ -97,11 +97,11 @@ def check_loss(library: Path) -> None:
     """The loss and its gradient are the CPU's."""
     image, target = random_image(1, 77, 51), random_image(2, 77, 51)
     cpu = Backend.cpu(isa="portable", threads=1)
-    values, gradient = loss_of(cpu, image, target)
+    values, gradient = total_loss(cpu, image, target)
     backend = backend_of(library)
     for seed in SEEDS:
         with Emulator(backend.library).schedule(seed):
-            got, got_gradient = loss_of(backend, image, target)
+            got, got_gradient = total_loss(backend, image, target)
         assert got == pytest.approx(values, rel=1e-6, nan_ok=False)
         assert torch.equal(got_gradient, gradient)
 
@@ -110,8 +110,8 @@ def check_stack(library: Path) -> None:
     """The loss of a stack of planes is the CPU's, with and without a border."""
     image, target = (torch.stack([random_image(k, 30, 70)[..., :1] for k in first]) for first in ((1, 2, 3), (4, 5, 6)))
     for border in (0, 5):
-        values, gradient = loss_of(Backend.cpu(isa="portable", threads=1), image, target, border=border)
-        got, got_gradient = loss_of(backend_of(library), image, target, border=border)
+        values, gradient = total_loss(Backend.cpu(isa="portable", threads=1), image, target, border=border)
+        got, got_gradient = total_loss(backend_of(library), image, target, border=border)
         assert got == pytest.approx(values, rel=1e-5, nan_ok=False)
         assert torch.equal(got_gradient, gradient)
 
@@ -120,7 +120,7 @@ def check_lazy(library: Path) -> None:
     """Projection makes up for the steps that Gaussians missed, each once, as the CPU's does."""
     gaussians, camera = random_scene(31, 300, width=64, height=48, sh_degree=2)
     stands = torch.randint(0, 60, (300,), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
-    table = gap_table(0.9, 0.999)
+    table = decay_table(0.9, 0.999)
 
     def outcome(backend: Backend) -> list[Tensor]:
         stored = gaussians.detach_clone()
@@ -133,7 +133,7 @@ def check_lazy(library: Path) -> None:
             exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
             rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table),
         )  # fmt: skip
-        frame, view = Frame(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
+        frame, view = RasterContext(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
         arrays = frame.project(view, stored, update)
         frame.bin(view, arrays)
         image = torch.empty(camera.height, camera.width, 3)
@@ -149,7 +149,7 @@ def check_lazy(library: Path) -> None:
         assert all(torch.equal(got, want) for got, want in zip(ours, expected, strict=True))
 
 
-def loss_of(
+def total_loss(
     backend: Backend, image: Tensor, target: Tensor, flag: int = 0, border: int = 0
 ) -> tuple[list[float], Tensor]:
     images, height, width, channels = image.shape if image.dim() == 4 else (1, *image.shape)
@@ -170,7 +170,7 @@ def check_overflow(library: Path) -> None:
         backend = backend_of(library, threads)
         gaussians, camera = random_scene(3, 60, sh_degree=0)
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-        frame = Frame(backend)
+        frame = RasterContext(backend)
         assert frame.counters is not None
         frame.bin(view, frame.project(view, gaussians))
         assert int(frame.counters[abi.COUNT_OVERFLOW]) == 0
@@ -195,7 +195,7 @@ def check_overflow(library: Path) -> None:
         frame.project_vjp(view, arrays, gradients=backend.arrays(gradients), grad2d=count.clone(), count=count)
         assert all(bool((tensor == -7).all()) for _, tensor in gradients.items())
         assert (count == -7).all()
-        means, v_image = loss_of(backend, random_image(1, 20, 20), random_image(2, 20, 20), flag=1)
+        means, v_image = total_loss(backend, random_image(1, 20, 20), random_image(2, 20, 20), flag=1)
         assert all(math.isnan(mean) for mean in means)
         assert v_image.isnan().all()
 
@@ -207,7 +207,7 @@ def check_devices(library: Path) -> None:
     with emulator.current_device(2):
         emulator.clear_trace()
         everything(backend)
-        loss_of(backend, random_image(1, 20, 20), random_image(2, 20, 20))
+        total_loss(backend, random_image(1, 20, 20), random_image(2, 20, 20))
         assert emulator.device == 2
     assert len(emulator.trace()) > 6
     assert {(launch.device, launch.stream) for launch in emulator.trace()} == {(DEVICE, STREAM)}

@@ -9,9 +9,9 @@ import torch
 
 from splatcli.native import abi
 from splatcli.native.call import Backend
-from splatcli.raster import AdamState
+from splatcli.rasterizer import AdamState
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import random_gaussians
+from tests.rasterizer.scenes import random_gaussians
 
 pytestmark = NEEDS_COMPILER
 

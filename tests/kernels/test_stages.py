@@ -14,25 +14,25 @@ from torch import Tensor
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
-from splatcli.raster import AdamState
-from splatcli.raster.adam import gap_table
-from splatcli.raster.frame import Frame
-from splatcli.raster.view import view_of
+from splatcli.rasterizer import AdamState
+from splatcli.rasterizer.adam import decay_table
+from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import front_camera, random_gaussians, random_scene
+from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene
 
 pytestmark = NEEDS_COMPILER
 
 
-class Stages:
+class TrainStepPipeline:
     """A frame of one backend, its view and arrays, and what lies in its buffers."""
 
     def __init__(
         self, backend: Backend, gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False
     ) -> None:
-        self.gaussians, self.frame = gaussians, Frame(backend)
+        self.gaussians, self.frame = gaussians, RasterContext(backend)
         self.view = view_of(camera, sh_degree=degree, antialiased=antialiased, with_depth=True)
         self.arrays = self.frame.project(self.view, gaussians)
 
@@ -76,10 +76,12 @@ class Stages:
         }  # fmt: skip
 
 
-def both(gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False) -> tuple[Stages, Stages]:
+def both(
+    gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False
+) -> tuple[TrainStepPipeline, TrainStepPipeline]:
     return (
-        Stages(Backend.simt(), gaussians, camera, degree, antialiased=antialiased),
-        Stages(Backend.cpu(isa="portable", threads=1), gaussians, camera, degree, antialiased=antialiased),
+        TrainStepPipeline(Backend.simt(), gaussians, camera, degree, antialiased=antialiased),
+        TrainStepPipeline(Backend.cpu(isa="portable", threads=1), gaussians, camera, degree, antialiased=antialiased),
     )
 
 
@@ -119,7 +121,7 @@ def test_projection_and_lists_of_sick_parameters(poison: float) -> None:
     assert_same(ours.binned(), twin.binned())
 
 
-def lists_agree(gaussians: Gaussians, camera: Camera) -> Stages:
+def lists_agree(gaussians: Gaussians, camera: Camera) -> TrainStepPipeline:
     ours, twin = both(gaussians, camera)
     ours.bin()
     twin.bin()
@@ -169,7 +171,7 @@ def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
 def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
     gaussians, camera = random_scene(3, 200, sh_degree=1)
     exact = lists_agree(gaussians, camera).pairs()
-    stages = Stages(Backend.simt(), gaussians, camera)
+    stages = TrainStepPipeline(Backend.simt(), gaussians, camera)
     room = exact - 1
     for name, dtype in (("pair_records", torch.int32), ("pair_rows", torch.int32), ("pair_masks", torch.int16)):
         stages.frame.arena.take(name, room + 64, dtype).fill_(77)
@@ -193,20 +195,20 @@ def test_no_schedule_changes_a_bit_of_the_lists() -> None:
     for seed in (0, 1, 2):
         backend = Backend.simt()
         with Emulator(backend.library).schedule(seed):
-            stages = Stages(backend, gaussians, camera)
+            stages = TrainStepPipeline(backend, gaussians, camera)
             stages.bin()
             found.append(stages.binned() | stages.projected())
     assert_same(found[1], found[0])
     assert_same(found[2], found[0])
 
 
-def with_rows(stages: Stages, rows: Tensor) -> None:
+def with_rows(stages: TrainStepPipeline, rows: Tensor) -> None:
     """Hands the backward pass of projection these rows."""
     stages.frame.arena.take("rows", rows.numel(), torch.float32)[: rows.numel()] = rows.flatten()
     stages.frame.native.rows = stages.buffer("rows").data_ptr()
 
 
-def backward(stages: Stages, stored: Gaussians, *, steps: int = 3) -> dict[str, Tensor]:
+def backward(stages: TrainStepPipeline, stored: Gaussians, *, steps: int = 3) -> dict[str, Tensor]:
     """Gradients, then Adam at once for some steps on the same rows; everything that it writes."""
     backend = stages.frame.backend
     n = len(stored)
@@ -237,7 +239,7 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
     gaussians.logit_opacities[:2] = 3.0
     results = []
     for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
-        stages = Stages(backend, gaussians.detach_clone(), camera, degree, antialiased=antialiased)
+        stages = TrainStepPipeline(backend, gaussians.detach_clone(), camera, degree, antialiased=antialiased)
         stages.bin()
         assert int(stages.slots("row_counts").max()) > 32
         rows = torch.randn(stages.pairs(), abi.ROW, generator=torch.Generator().manual_seed(7))
@@ -276,7 +278,7 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
     gaussians.means[100:400, 0] += 50.0  # a chunk of which nothing is seen, and one of which little is
     generator = torch.Generator().manual_seed(5)
     stands = torch.randint(0, 60, (600,), generator=generator, dtype=torch.int32)
-    table = gap_table(0.9, 0.999)
+    table = decay_table(0.9, 0.999)
     results = []
     for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
         stored = gaussians.detach_clone()
@@ -289,7 +291,7 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
             exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
             rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table),
         )  # fmt: skip
-        stages = Stages(backend, stored, camera, degree)
+        stages = TrainStepPipeline(backend, stored, camera, degree)
         backend.call("project", stages.view, stages.arrays, stages.frame.native, update)
         caught_up = adam.rest_steps.clone()
         stages.bin()

@@ -14,11 +14,11 @@ from torch.testing import assert_close
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.call import Backend
-from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
-from splatcli.raster.memory import FixedBudget
+from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
+from splatcli.rasterizer.memory import FixedBudget
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
-from tests.raster.scenes import leaves, random_camera, random_image, random_scene
+from tests.rasterizer.scenes import leaves, random_camera, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
 LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 2e-2, "sh0": 3e-3, "shN": 2e-4}
@@ -30,7 +30,7 @@ class Run:
     def __init__(self, gaussians: Gaussians) -> None:
         self.gaussians = gaussians.detach_clone()
         self.adam = AdamState.zeros_like(self.gaussians)
-        self.stats = GrowthStats.zeros(len(gaussians))
+        self.stats = DensifyStats.zeros(len(gaussians))
 
     def inputs(self, camera: Camera, seed: int, absgrad: bool = False) -> StepInputs:
         photo = (random_image(seed, camera.width, camera.height) * 255).round().to(torch.uint8)
@@ -64,7 +64,7 @@ def gaussians() -> Gaussians:
 @pytest.mark.parametrize("absgrad", [False, True])
 def test_training_follows_the_cpu_twin(gaussians: Gaussians, absgrad: bool) -> None:
     ours, twin = Run(gaussians), Run(gaussians)
-    losses = train(DeferredEngine(Backend.simt()), ours, absgrad=absgrad)
+    losses = train(AsyncEngine(Backend.simt()), ours, absgrad=absgrad)
     expected = train(NativeEngine(Backend.cpu(isa="portable")), twin, absgrad=absgrad)
     assert len(losses) == 3
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -82,7 +82,7 @@ def test_training_follows_the_cpu_twin(gaussians: Gaussians, absgrad: bool) -> N
 def free(gaussians: Gaussians) -> tuple[Run, list[float]]:
     """A run that had room from the start, and its losses."""
     run = Run(gaussians)
-    return run, train(DeferredEngine(Backend.simt()), run)
+    return run, train(AsyncEngine(Backend.simt()), run)
 
 
 def assert_same_bits(run: Run, other: Run) -> None:
@@ -94,18 +94,18 @@ def assert_same_bits(run: Run, other: Run) -> None:
 def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(
     gaussians: Gaussians, free: tuple[Run, list[float]], room: int
 ) -> None:
-    tight, (roomy, expected) = Run(gaussians), free
-    engine = DeferredEngine(Backend.simt(), room=room)
+    tight, (round_capacity, expected) = Run(gaussians), free
+    engine = AsyncEngine(Backend.simt(), room=room)
     assert train(engine, tight) == expected
     assert engine.frame.native.pair_bound > room, "the room has to grow for this test to say anything"
-    assert_same_bits(tight, roomy)
+    assert_same_bits(tight, round_capacity)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_changes_no_bit(gaussians: Gaussians, free: tuple[Run, list[float]], dtype: torch.dtype) -> None:
     run, (plain, expected) = Run(gaussians), free
     with torch.autocast("cpu", dtype=dtype):
-        assert train(DeferredEngine(Backend.simt()), run) == expected
+        assert train(AsyncEngine(Backend.simt()), run) == expected
     assert_same_bits(run, plain)
 
 
@@ -117,14 +117,14 @@ def test_a_sick_parameter_poisons_neither_image_nor_neighbours(gaussians: Gaussi
     sick = torch.zeros(len(gaussians), dtype=torch.bool)
     for k in range(len(GROUPS)):
         sick[k * 7 :: 41] = True
-    (loss,) = train(DeferredEngine(Backend.simt()), run, steps=1)
+    (loss,) = train(AsyncEngine(Backend.simt()), run, steps=1)
     assert math.isfinite(loss)
     for name, tensor in run.tensors().items():
         assert bool(tensor[~sick].isfinite().all()), name
 
 
 def test_losses_come_two_steps_later_and_in_order(gaussians: Gaussians) -> None:
-    run, engine = Run(gaussians), DeferredEngine(Backend.simt())
+    run, engine = Run(gaussians), AsyncEngine(Backend.simt())
     camera = random_camera(1, 20, 20)
     told = [len(engine.submit(run.gaussians, run.adam, run.inputs(camera, k))) for k in range(4)]
     assert told == [0, 0, 1, 1]
@@ -173,11 +173,11 @@ def test_every_tensor_of_a_step_on_the_second_gpu_is_on_the_second_gpu() -> None
         device = torch.device("cuda", 1)
         backend = Backend(library, torch.float32, 0, device, 1, stream=7, deferred=True)  # type: ignore[arg-type]
         run = Run(random_scene(5, 80, sh_degree=2)[0].to(device))
-        run.stats = GrowthStats.zeros(80, device)
+        run.stats = DensifyStats.zeros(80, device)
         camera = random_camera(2, 37, 29)
         given = run.inputs(camera, 1)
         inputs = StepInputs(camera, given.target.to(device), LRS, 2, given.background.to(device), 0.2, False, run.stats)
-        engine = DeferredEngine(backend, budget=FixedBudget(1 << 40), room=1000)
+        engine = AsyncEngine(backend, budget=FixedBudget(1 << 40), room=1000)
         engine._stages.run(run.gaussians, run.adam, 1, inputs, room=1000, means=engine._means)
         arenas = [*engine.frame.arena._buffers.values(), *engine._stages.arena._buffers.values()]
         made = {tensor.device for tensor in [*arenas, engine.frame.counters, engine._means]}  # type: ignore[union-attr]

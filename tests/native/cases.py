@@ -15,10 +15,10 @@ from splatcli.native import abi
 from splatcli.native.build import find_compiler
 from splatcli.native.call import Backend
 from splatcli.native.library import best_isa
-from splatcli.raster.reference import render_reference
-from splatcli.raster.rendering import render
+from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
-from tests.raster.scenes import leaves
+from tests.rasterizer.scenes import leaves
 
 
 def _has_compiler() -> bool:
@@ -144,7 +144,9 @@ def assert_outcome(got: Outcome, expected: Outcome, *, images: float, gradients:
 
 
 @torch.no_grad()
-def settled(gaussians: Gaussians, camera: Camera, *, antialiased: bool = False, reach: float = 3e-5) -> Tensor:
+def away_from_cutoffs(
+    gaussians: Gaussians, camera: Camera, *, antialiased: bool = False, reach: float = 3e-5
+) -> Tensor:
     """[H, W] bool: no alpha and no transmittance is so near a cut-off that rounding could decide.
 
     Opacities move by a relative ``reach`` to either side. What is smooth in them changes on a line, up to the square

@@ -22,12 +22,12 @@ from splatcli.errors import ResourceError
 from splatcli.native import abi, build, library
 from splatcli.native.build import cpu_library, find_compiler
 from splatcli.native.sources import source_root
-from splatcli.raster.engine import NativeEngine, engine_for
-from splatcli.raster.reference import render_reference
-from splatcli.raster.reference_engine import ReferenceEngine
-from splatcli.raster.rendering import render
+from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.train_step import NativeEngine, engine_for
 from tests.native.cases import ISAS, NEEDS_COMPILER
-from tests.raster.scenes import random_scene
+from tests.rasterizer.scenes import random_scene
 
 #: Stands in for a compiler: says its version, writes what -o names after a while, and notes each link it makes.
 FAKE_COMPILER = """\
@@ -348,8 +348,8 @@ SUBNORMAL_PROGRAM = """
     alive("before")
     from splatcli.gaussians import GROUPS
     from splatcli.native.call import Backend
-    from splatcli.raster import AdamState, NativeEngine, StepInputs, render
-    from tests.raster.scenes import leaves, random_scene
+    from splatcli.rasterizer import AdamState, NativeEngine, StepInputs, render
+    from tests.rasterizer.scenes import leaves, random_scene
 
     gaussians, camera = random_scene(1, 600)
     for isa in sys.argv[1:]:

@@ -14,12 +14,12 @@ from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS
 from splatcli.native import abi
 from splatcli.native.call import Backend
-from splatcli.raster.adam import AdamState
-from splatcli.raster.engine import NativeEngine
-from splatcli.raster.stepping import StepInputs
-from splatcli.raster.view import view_of
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.step_inputs import StepInputs
+from splatcli.rasterizer.train_step import NativeEngine
+from splatcli.rasterizer.view import view_of
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
-from tests.raster.scenes import random_scene
+from tests.rasterizer.scenes import random_scene
 
 pytestmark = NEEDS_COMPILER
 

@@ -18,9 +18,9 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.depth_maps import DepthFile, check_depth_map, read_depth_map
 from splatcli.scene.depths import check_depths, depths_of_map
+from splatcli.scene.exif_orientation import nearest, turned
 from splatcli.scene.read import read_scene
 from splatcli.scene.undistort import sampling_grid
-from splatcli.scene.upright import nearest, turned
 from tests.scene import made
 
 Write = Callable[[Path, NDArray[np.float64]], None]

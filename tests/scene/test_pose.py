@@ -9,7 +9,7 @@ from scipy.spatial.transform import Rotation
 from torch.testing import assert_close
 
 from splatcli.scene.pose import delta_gradient, moved
-from tests.raster.scenes import random_camera
+from tests.rasterizer.scenes import random_camera
 
 
 def moved_by_torch(viewmat: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:

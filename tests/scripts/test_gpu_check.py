@@ -327,7 +327,7 @@ def test_the_sections_but_training_need_the_rasterizers_parts_only() -> None:
             sys.modules[name] = None  # an import of it fails
         sys.path.insert(0, "scripts")
         import gpu_check
-        import splatcli.native.call, splatcli.raster, splatcli.gaussians, splatcli.scene.camera
+        import splatcli.native.call, splatcli.rasterizer, splatcli.gaussians, splatcli.scene.camera
         gpu_check.make_scene(100, 64, 48, "cpu")
     """
     lines = "\n".join(line.strip() if not line.startswith(" " * 12) else line[8:] for line in program.splitlines())
@@ -337,8 +337,8 @@ def test_the_sections_but_training_need_the_rasterizers_parts_only() -> None:
 @NEEDS_COMPILER
 def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -> None:
     from splatcli.native.call import Backend
-    from splatcli.raster.frame import Frame
-    from splatcli.raster.view import view_of
+    from splatcli.rasterizer.context import RasterContext
+    from splatcli.rasterizer.view import view_of
 
     # The density of 1 M at 2 megapixels.
     n, width, height = 24_000, 288, 173
@@ -348,7 +348,7 @@ def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -
     assert len(outward) == 12
     seen = torch.zeros(n, dtype=torch.bool)
     for camera in outward:
-        frame = Frame(Backend.cpu())
+        frame = RasterContext(Backend.cpu())
         view = view_of(camera, sh_degree=3, antialiased=False, with_depth=False)
         frame.bin(view, frame.project(view, around))
         assert 0.2 < frame.native.visible / n < 0.3
@@ -356,7 +356,7 @@ def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -
         seen[frame.seen()[0]] = True
     assert float(seen.float().mean()) > 0.9, "all are seen by some camera"
     for camera in cameras:
-        frame = Frame(Backend.cpu())
+        frame = RasterContext(Backend.cpu())
         view = view_of(camera, sh_degree=3, antialiased=False, with_depth=False)
         frame.bin(view, frame.project(view, gaussians))
         assert 0.5 < frame.native.visible / 24_000 < 0.6
@@ -384,8 +384,8 @@ def test_rates_are_medians_of_rounds(gpu_check: ModuleType) -> None:
 @NEEDS_COMPILER
 def test_the_peers_loss_is_the_training_loss(gpu_check: ModuleType) -> None:
     from splatcli.native.call import Backend
-    from splatcli.raster.reference import loss_reference
-    from tests.raster.scenes import random_image
+    from splatcli.rasterizer.reference import loss_reference
+    from tests.rasterizer.scenes import random_image
 
     image, target = random_image(1, 40, 30), (random_image(2, 40, 30) * 255).round().to(torch.uint8)
     ours, theirs = image.clone().requires_grad_(), image.clone().requires_grad_()

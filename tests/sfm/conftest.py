@@ -10,7 +10,7 @@ from PIL import Image
 
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.photos import find_footage
-from splatcli.sfm.run import Solved, solve_cameras
+from splatcli.sfm.run import SfmResult, run_sfm
 from tests.sfm import corner
 
 NUM_PHOTOS = 7
@@ -39,14 +39,14 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def solved(photos: Path) -> Solved:
+def solved(photos: Path) -> SfmResult:
     """The scene that was made of them, beside their folder; not to be changed."""
     return solve(photos)
 
 
-def solve(photos: Path, options: SfmOptions | None = None, **changes) -> Solved:
+def solve(photos: Path, options: SfmOptions | None = None, **changes) -> SfmResult:
     wishes = {"place": None, "beside": photos.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
-    return solve_cameras(find_footage(photos), options or SfmOptions(), **{**wishes, **changes})
+    return run_sfm(find_footage(photos), options or SfmOptions(), **{**wishes, **changes})
 
 
 def write_noise(folder: Path, count: int, *, size: tuple[int, int] = (96, 64)) -> Path:

@@ -9,12 +9,12 @@ import pytest
 
 from splatcli.cli.boundary import run
 from splatcli.scene.read import has_photos_only
-from splatcli.sfm.run import Solved
+from splatcli.sfm.run import SfmResult
 from tests.cli.tiny import QUICK
 from tests.sfm.conftest import NUM_PHOTOS, write_noise
 
 
-def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: Solved, photos: Path, monkeypatch, capfd) -> None:
+def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: SfmResult, photos: Path, monkeypatch, capfd) -> None:
     (photos.parent / "output").symlink_to(photos.parent)
     monkeypatch.chdir(photos.parent)
     assert run(["sfm", str(photos)]) == 0
@@ -26,7 +26,7 @@ def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: Solved, photos
     assert (result["registered"], result["reused"]) == (NUM_PHOTOS, True)
 
 
-def test_train_takes_photos_without_cameras(solved: Solved, photos: Path, capfd) -> None:
+def test_train_takes_photos_without_cameras(solved: SfmResult, photos: Path, capfd) -> None:
     place = photos.parent / "run"
     words = ["train", str(photos), "-o", str(place), "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
     assert run(words) == 0

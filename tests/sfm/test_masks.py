@@ -20,7 +20,7 @@ from splatcli.scene.read import read_scene
 from splatcli.sfm.features import Photo, extract
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.photos import find_footage
-from splatcli.sfm.run import Solved
+from splatcli.sfm.run import SfmResult
 from tests.cli.tiny import QUICK
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_PHOTOS, TURNED, name_of, solve
@@ -55,7 +55,7 @@ def make_masked(photos: Path, root: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def masked_scene(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Solved:
+def masked_scene(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> SfmResult:
     """The scene that was made of them; not to be changed."""
     return solve(make_masked(photos, tmp_path_factory.mktemp("masked")))
 
@@ -74,7 +74,7 @@ def test_what_masks_hide_gives_no_features(masked: Path, tmp_path: Path) -> None
                 assert any(left) == (not names.masks)
 
 
-def test_masks_go_along_and_the_scene_has_them(masked_scene: Solved) -> None:
+def test_masks_go_along_and_the_scene_has_them(masked_scene: SfmResult) -> None:
     facts, folder = masked_scene.facts, masked_scene.folder
     assert (facts["registered"], facts["masks"]) == (NUM_PHOTOS, NUM_PHOTOS)
     names = [f"{Path(name_of(index)).stem}.png" for index in range(NUM_PHOTOS)]
@@ -87,7 +87,9 @@ def test_masks_go_along_and_the_scene_has_them(masked_scene: Solved) -> None:
         assert hidden[:, : EDGE // 2].all()
 
 
-def test_a_scene_is_used_again_while_its_masks_are_the_same(masked: Path, masked_scene: Solved, tmp_path: Path) -> None:
+def test_a_scene_is_used_again_while_its_masks_are_the_same(
+    masked: Path, masked_scene: SfmResult, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(masked_scene.folder, tmp_path / "photos-sfm", copy_function=os.link))
     assert solve(masked).reused
     # Another place for the same masks is another name, not another scene.
@@ -139,7 +141,7 @@ def test_a_folder_of_masks_of_something_else_is_left_alone(photos: Path, tmp_pat
     assert not find_footage(root).masks
 
 
-def test_train_takes_the_masks_of_photos_without_cameras(masked: Path, masked_scene: Solved, capfd) -> None:
+def test_train_takes_the_masks_of_photos_without_cameras(masked: Path, masked_scene: SfmResult, capfd) -> None:
     shutil.copytree(masked_scene.folder, masked.parent / "photos-sfm", copy_function=os.link)
     shutil.move(masked.parent / "masks", masked / "cut-outs")
     words = ["train", str(masked), "--masks", "cut-outs", "-n", "2", "-r", "4", "--device", "cpu", *QUICK]

@@ -16,7 +16,7 @@ from splatcli.errors import OutputError
 from splatcli.scene.read import read_scene
 from splatcli.sfm import run
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.run import Solved
+from splatcli.sfm.run import SfmResult
 from tests.sfm import corner
 from tests.sfm.conftest import NUM_PHOTOS, TURNED, name_of, solve
 
@@ -42,7 +42,7 @@ def similarity(source: NDArray[np.float64], target: NDArray[np.float64]) -> tupl
     return float((singular * signs).sum() / (a**2).sum()), left @ np.diag(signs) @ right
 
 
-def test_all_photos_are_placed_where_they_were_taken(solved: Solved) -> None:
+def test_all_photos_are_placed_where_they_were_taken(solved: SfmResult) -> None:
     assert (solved.facts["registered"], solved.facts["unregistered"]) == (NUM_PHOTOS, [])
     assert solved.facts["reprojection_error_px"] < 0.3
     names, found, rotations = cameras_of(solved.folder)
@@ -58,13 +58,13 @@ def test_all_photos_are_placed_where_they_were_taken(solved: Solved) -> None:
     assert angles.max() < 0.25
 
 
-def test_the_lens_is_found(solved: Solved) -> None:
+def test_the_lens_is_found(solved: SfmResult) -> None:
     (camera,) = solved.facts["cameras"]
     assert (camera["model"], camera["width"], camera["height"]) == ("SIMPLE_RADIAL", corner.WIDTH, corner.HEIGHT)
     assert camera["focal_px"] == [pytest.approx(corner.FOCAL, rel=0.005)]
 
 
-def test_the_scene_can_be_moved_away_from_the_photos(solved: Solved, tmp_path: Path) -> None:
+def test_the_scene_can_be_moved_away_from_the_photos(solved: SfmResult, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(solved.folder, moved, copy_function=os.link)
     scene = read_scene(moved, DataConfig())
@@ -76,7 +76,7 @@ def test_the_scene_can_be_moved_away_from_the_photos(solved: Solved, tmp_path: P
     assert {source.orientation for source in scene.images.sources} == {1, 6}
 
 
-def test_points_have_the_colours_of_the_photos(solved: Solved) -> None:
+def test_points_have_the_colours_of_the_photos(solved: SfmResult) -> None:
     points = read_scene(solved.folder, DataConfig()).points
     assert points is not None
     found, truth = cameras_of(solved.folder)[1], true_centers()
@@ -89,7 +89,7 @@ def test_points_have_the_colours_of_the_photos(solved: Solved) -> None:
         assert np.corrcoef(points.rgb[:, channel], expected[:, channel])[0, 1] > 0.7
 
 
-def test_the_same_photos_and_options_are_solved_once(solved: Solved, photos: Path, monkeypatch) -> None:
+def test_the_same_photos_and_options_are_solved_once(solved: SfmResult, photos: Path, monkeypatch) -> None:
     monkeypatch.setattr(run, "run_worker", lambda *_, **__: pytest.fail("was solved again"))
     again = solve(photos)
     assert (again.reused, again.folder) == (True, solved.folder)

@@ -23,7 +23,7 @@ from torch import Tensor
 from splatcli.distributed.world import World
 from splatcli.native.library import best_isa, load_cpu
 from splatcli.train.events import Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import Ended, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, run_of
 from tests.torture.harness import Figure, Tally, enough, main, rng_of, wanted

@@ -27,7 +27,7 @@ from splatcli.cli.boundary import run as splat
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply import read_ply, write_ply_file
-from splatcli.views.pictures import write_bytes
+from splatcli.render.images import write_bytes
 from tests.cli.tiny import QUICK, write_scene
 from tests.torture.calls import KINDS, SHORT_WRITE, armed, run_under
 from tests.torture.harness import Figure, main, refused, workplace

@@ -19,7 +19,7 @@ from splatcli.cli.boundary import run
 from splatcli.config import Config
 from splatcli.formats.ply import write_ply_file
 from splatcli.native.library import best_isa, load_cpu
-from splatcli.views.cameras import cameras_json
+from splatcli.render.cameras import cameras_json
 from tests.scene.made import nerfstudio_scene
 from tests.torture.harness import Case, Figure, main, quiet_streams, rng_of, run_cases, workplace
 from tests.torture.mutate import NUMBERS, STRINGS

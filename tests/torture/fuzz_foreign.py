@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
 from splatcli.checkpoint.space import Space
 from splatcli.cli.model import open_stored
 from tests.checkpoint.foreign.made import WRITERS, tables_of
@@ -58,13 +58,13 @@ def case_of(seed: int, folder: Path) -> Case:
             path.write_bytes(spoil_members(rng, members[kind]))
         else:
             path.write_bytes(spoil_bytes(rng, sound[kind]))
-        reading = Reading(space=rng.choice([None, None, *Space]), drop_nonfinite=rng.random() < 0.3)
+        reading = ImportOptions(space=rng.choice([None, None, *Space]), drop_nonfinite=rng.random() < 0.3)
         return "refused" if refused(lambda: _read(path, reading)) else "read"
 
     return case
 
 
-def _read(path: Path, reading: Reading) -> None:
+def _read(path: Path, reading: ImportOptions) -> None:
     """Everything that a command does with such a file before it draws or trains."""
     model, notes = to_gaussians(open_stored(path), reading, path)
     assert all(note.strip() for note in notes)

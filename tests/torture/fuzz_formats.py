@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
+from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
 from splatcli.checkpoint.space import Space
+from splatcli.formats.quantisation import ExportMetadata
 from splatcli.formats.registry import CHECKPOINT, FORMATS, file_kind, read_stored
 from splatcli.formats.selection import select
-from splatcli.formats.units import Told
 from splatcli.gaussians import SH_REST, Gaussians
 from tests.formats.made_ksplat import ksplat
 from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
@@ -71,7 +71,7 @@ def write(name: str, count: int, degree: int) -> bytes:
         return ksplat([gaussians, _model(2, 0)], count % 3)[0]
     known = next(known for known in FORMATS if known.name == name.partition("-")[0])
     assert known.write is not None
-    written = known.write(select(gaussians, sh_degree=min(degree, known.sh_degree))[0], Told()).payload
+    written = known.write(select(gaussians, sh_degree=min(degree, known.sh_degree))[0], ExportMetadata()).payload
     match name:
         case "html":  # without the viewer, which is most of it
             head, mark, rest = written.partition(_SETTINGS)
@@ -116,7 +116,7 @@ def _read(path: Path, lenient: bool) -> None:
         return
     stored = read_stored(path, kind, lenient=lenient)
     # Raw: whether the numbers look activated is not the question here.
-    model, _ = to_gaussians(stored, Reading(Space.RAW), path)
+    model, _ = to_gaussians(stored, ImportOptions(Space.RAW), path)
     count = len(model)
     assert model.shN.shape[1] in SH_REST
     for name, tensor in model.items():

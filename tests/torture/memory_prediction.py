@@ -26,15 +26,15 @@ import torch
 from splatcli.config import Config, DataConfig
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.native.call import Backend
-from splatcli.raster import AdamState, DeferredEngine, GrowthStats, NativeEngine, StepInputs, render
-from splatcli.raster.footprint import Work, render_footprint, step_footprint
-from splatcli.raster.memory import held_memory
-from splatcli.raster.prediction import predict_pairs
-from splatcli.raster.store import Store, store_for
+from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
+from splatcli.rasterizer.memory import held_memory
+from splatcli.rasterizer.memory_estimate import Workload, render_memory, step_memory
+from splatcli.rasterizer.offload import TensorStorage, storage_for
+from splatcli.rasterizer.prediction import predict_pairs
 from splatcli.scene.camera import Camera
 from splatcli.scene.read import read_scene
 from splatcli.train.init import gaussians_from_points
-from tests.raster.scenes import random_camera
+from tests.rasterizer.scenes import random_camera
 from tests.torture.harness import Figure, fork, main
 
 DATA = Path(__file__).resolve().parents[2] / "../shared/data"
@@ -164,8 +164,8 @@ def _measured(case: Case, device: torch.device) -> Measured:
     counts = [predict_pairs(model, camera) for camera in cameras]
     fullest = max(range(len(cameras)), key=lambda i: counts[i].boxes)
     camera = cameras[fullest]
-    work = Work(case.gaussians, case.sh_degree, camera.width, camera.height, counts[fullest], offloads=case.offload)
-    footprint = (step_footprint if case.work == "step" else render_footprint)(backend, work)
+    work = Workload(case.gaussians, case.sh_degree, camera.width, camera.height, counts[fullest], offloads=case.offload)
+    footprint = (step_memory if case.work == "step" else render_memory)(backend, work)
     return Measured(case.name, footprint.total, actual, counts[fullest].pairs, counts[fullest].visible)
 
 
@@ -175,10 +175,10 @@ def _work(case: Case, backend: Backend) -> int:
     Returns the most memory that was the process's own after a step.
     """
     with tempfile.TemporaryDirectory() as folder:
-        return _work_in(case, backend, store_for(case.offload, backend.device, Path(folder)))
+        return _work_in(case, backend, storage_for(case.offload, backend.device, Path(folder)))
 
 
-def _work_in(case: Case, backend: Backend, store: Store) -> int:
+def _work_in(case: Case, backend: Backend, store: TensorStorage) -> int:
     gaussians, cameras = _scene(case)
     rest = (lambda tensor: store.copy(tensor, backend.device)) if store.offloads else None
     gaussians = gaussians.map(lambda tensor: tensor.to(backend.device), rest)
@@ -188,11 +188,11 @@ def _work_in(case: Case, backend: Backend, store: Store) -> int:
             for camera in cameras:
                 render(gaussians, camera, backend=backend)
         return 0
-    adam, stats = AdamState.zeros_like(gaussians, store=store), GrowthStats.zeros(len(gaussians), backend.device)
+    adam, stats = AdamState.zeros_like(gaussians, store=store), DensifyStats.zeros(len(gaussians), backend.device)
     for group in (adam.exp_avg, adam.exp_avg_sq):
         for _, moments in group.items():
             moments.zero_()  # pages of zeros that were never written to take no memory, and do once a view has come
-    engine = DeferredEngine(backend) if backend.deferred else NativeEngine(backend)
+    engine = AsyncEngine(backend) if backend.deferred else NativeEngine(backend)
     _forget_peak(backend.device)
     own = 0
     for camera in cameras:

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import Reading, Stored, to_gaussians
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.cli.model import open_stored
 from splatcli.config import Config, DataConfig
 from splatcli.errors import ModelFileError
@@ -74,16 +74,16 @@ class Count:
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
 
 
-def accepted(stored: Stored) -> bool:
+def accepted(stored: ImportedModel) -> bool:
     """Whether a model passes the gate; nothing but a refusal may stop it."""
     try:
-        to_gaussians(stored, Reading(), Path("model"))
+        to_gaussians(stored, ImportOptions(), Path("model"))
     except ModelFileError:
         return False
     return True
 
 
-def synthetic(quick: bool) -> Iterator[tuple[float, Tables]]:
+def synthetic(quick: bool) -> Iterator[tuple[float, RawTables]]:
     """(unit, raw model) over units, flatness, bias of the sizes, and kinds of opacities."""
     shapes = [(1.0, 0.0)] if quick else list(itertools.product((0.0, 1.0, 3.0), (-1.0, 0.0, 1.0)))
     units = UNITS[::2] if quick else UNITS
@@ -99,7 +99,7 @@ def synthetic(quick: bool) -> Iterator[tuple[float, Tables]]:
         )[number % 3]
         yield (
             unit,
-            Tables(
+            RawTables(
                 means=torch.from_numpy(means),
                 quats=torch.randn(count, 4, generator=rng),
                 scales=torch.from_numpy(logs),
@@ -124,7 +124,7 @@ def through_files(quick: bool) -> dict[str, Count]:
     return dict(counts)
 
 
-def real_models() -> Iterator[tuple[str, list[float], Tables]]:
+def real_models() -> Iterator[tuple[str, list[float], RawTables]]:
     """(name, units to try, raw model) of what lies beside the project; nothing without it."""
     trained = DATA / "import_samples/inria_ply/point_cloud_iter7000_9080.ply"
     if trained.is_file():
@@ -141,11 +141,11 @@ def real_models() -> Iterator[tuple[str, list[float], Tables]]:
             yield (
                 f"initial, from the points of {name}",
                 UNITS,
-                Tables(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN),
+                RawTables(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN),
             )
 
 
-def compressed_tables(path: Path) -> Tables:
+def compressed_tables(path: Path) -> RawTables:
     """The raw parameters of PlayCanvas' compressed PLY without harmonics; enough of the format for this purpose."""
     data = plyfile.PlyData.read(str(path))
     chunks, rows = data["chunk"].data, data["vertex"].data
@@ -161,7 +161,7 @@ def compressed_tables(path: Path) -> Tables:
 
     alpha = np.clip((rows["packed_color"] & 255) / 255, 1 / 512, 1 - 1 / 512)
     count = len(rows)
-    return Tables(
+    return RawTables(
         means=torch.from_numpy(unpack(rows["packed_position"], "min_", "max_", "xyz")),
         quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(count, 1),  # not judged
         scales=torch.from_numpy(unpack(rows["packed_scale"], "min_scale_", "max_scale_", "xyz")),
@@ -171,7 +171,7 @@ def compressed_tables(path: Path) -> Tables:
     )
 
 
-def scaled(tables: Tables, unit: float) -> Tables:
+def scaled(tables: RawTables, unit: float) -> RawTables:
     """The same scene measured in another unit of length."""
     scales: Tensor = tables.scales + math.log(unit)
     return tables._replace(means=tables.means * unit, scales=scales)
@@ -185,7 +185,7 @@ def in_memory() -> dict[str, Count]:
             for times, subset in VARIANTS:
                 scales, quats, opacities = (times * chosen for chosen in subset)
                 changed = activated(scaled(tables, unit), scales=scales, quats=quats, opacities=opacities)
-                counts[name].add(subset, accepted(Stored("PLY", changed)), unit)
+                counts[name].add(subset, accepted(ImportedModel("PLY", changed)), unit)
     return dict(counts)
 
 

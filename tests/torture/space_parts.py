@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.foreign.stored import Stored
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.cli.model import open_stored
 from tests.checkpoint.foreign.made import activated
@@ -41,7 +41,7 @@ RUNS: dict[str, tuple[Path, tuple[str, ...]]] = {
 CLEAR = {"rows": 0.1, "scales": 0.1, "opacities": 0.5}
 
 
-def trained(folder: Path, name: str) -> Iterator[tuple[str, Tables]]:
+def trained(folder: Path, name: str) -> Iterator[tuple[str, RawTables]]:
     """A run's model before its first step and after its last."""
     scene, words = RUNS[name]
     run = folder / name.replace(", ", "-")
@@ -50,10 +50,13 @@ def trained(folder: Path, name: str) -> Iterator[tuple[str, Tables]]:
     for path in sorted((run / "ckpts").glob("*.pt")):
         found = load_checkpoint(path).gaussians
         colours = (found.sh0, found.shN)
-        yield f"{name} {path.stem}", Tables(found.means, found.quats, found.log_scales, found.logit_opacities, *colours)
+        yield (
+            f"{name} {path.stem}",
+            RawTables(found.means, found.quats, found.log_scales, found.logit_opacities, *colours),
+        )
 
 
-def models(folder: Path) -> Iterator[tuple[str, Tables]]:
+def models(folder: Path) -> Iterator[tuple[str, RawTables]]:
     """All that is at hand, raw."""
     for name, _, tables in real_models():
         yield name, tables
@@ -65,7 +68,7 @@ def models(folder: Path) -> Iterator[tuple[str, Tables]]:
             yield from trained(folder, name)
 
 
-def mixed(raw: Tables, rows: torch.Tensor, what: str) -> Tables:
+def mixed(raw: RawTables, rows: torch.Tensor, what: str) -> RawTables:
     """The model with ``rows`` activated, bool [N]; what: "rows", "scales" or "opacities"."""
     whole = activated(raw, scales=1, opacities=1)
     scales = torch.where(rows[:, None], whole.scales.clamp_max(3e38), raw.scales)
@@ -75,17 +78,17 @@ def mixed(raw: Tables, rows: torch.Tensor, what: str) -> Tables:
     )
 
 
-def one_axis(raw: Tables, axis: int) -> Tables:
+def one_axis(raw: RawTables, axis: int) -> RawTables:
     scales = raw.scales.clone()
     scales[:, axis] = scales[:, axis].double().exp().float().clamp_max(3e38)
     return raw._replace(scales=scales)
 
 
-def try_model(name: str, tables: Tables, units: list[float], tally: Tally) -> None:
+def try_model(name: str, tables: RawTables, units: list[float], tally: Tally) -> None:
     """A raw model, and what may be wrong with it, in several units."""
 
-    def count(word: str, unit: float, model: Tables, *, raw: bool = False, clear: bool = True) -> None:
-        passed = accepted(Stored("model", model))
+    def count(word: str, unit: float, model: RawTables, *, raw: bool = False, clear: bool = True) -> None:
+        passed = accepted(ImportedModel("model", model))
         if passed is not raw and clear:
             tally.failures.append((len(tally.failures), f"{name}, unit {unit:g}: {word}"))
         else:

@@ -25,8 +25,8 @@ import torch
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.train.events import Stopped
-from splatcli.train.loop import Trainer
 from splatcli.train.state import TrainState
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
 
 #: What a resumed trainer does not have from the one before it: path -> why the bits to come do not depend on it.

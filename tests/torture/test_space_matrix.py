@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import Reading, Stored, to_gaussians
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.checkpoint.space import Space
 from splatcli.cli.model import open_stored
 from splatcli.config import Config, DataConfig
@@ -56,30 +56,30 @@ def test_real_models_pass_raw_and_fail_activated(name: str) -> None:
     tables = compressed_tables(path) if "compressed" in name else open_stored(path).tables
     for unit in [1.0] if len(tables.means) > 100_000 else UNITS[::4]:
         raw = scaled(tables, unit)
-        assert accepted(Stored("PLY", raw)), unit
-        assert not accepted(Stored("PLY", activated(raw, scales=1))), unit
-        assert not accepted(Stored("PLY", activated(raw, scales=2))), unit
-        assert not accepted(Stored("PLY", activated(raw, opacities=1))), unit
+        assert accepted(ImportedModel("PLY", raw)), unit
+        assert not accepted(ImportedModel("PLY", activated(raw, scales=1))), unit
+        assert not accepted(ImportedModel("PLY", activated(raw, scales=2))), unit
+        assert not accepted(ImportedModel("PLY", activated(raw, opacities=1))), unit
 
 
-def initial_courtyard() -> Tables:
+def initial_courtyard() -> RawTables:
     points = read_scene(SCENE, DataConfig()).points
     assert points is not None
     start = gaussians_from_points(points.xyz, points.rgb, Config())
-    return Tables(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN)
+    return RawTables(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN)
 
 
-def trained_alike() -> Tables:
+def trained_alike() -> RawTables:
     """Flat Gaussians with logits about those of a trained model."""
     means, logs = shells(1.0, 1.0, 0.0, count=4000)
     rng = torch.Generator().manual_seed(0)
     quats, sh0 = torch.randn(4000, 4, generator=rng), torch.randn(4000, 3, generator=rng)
     opacities = 3.0 * torch.randn(4000, generator=rng) - 1.0
-    return Tables(torch.from_numpy(means), quats, torch.from_numpy(logs), opacities, sh0, torch.zeros(4000, 0, 3))
+    return RawTables(torch.from_numpy(means), quats, torch.from_numpy(logs), opacities, sh0, torch.zeros(4000, 0, 3))
 
 
 @pytest.mark.parametrize("make", [initial_courtyard, trained_alike])
-def test_partly_activated_models_are_refused_and_raw_ones_pass_in_any_unit(make: Callable[[], Tables]) -> None:
+def test_partly_activated_models_are_refused_and_raw_ones_pass_in_any_unit(make: Callable[[], RawTables]) -> None:
     tally, units = Tally(), [1e-6, 1e-2, 1.0, 3.0, 30.0, 1e3, 1e7]
     try_model(make.__name__, make(), units, tally)
     assert tally.failures == []
@@ -94,7 +94,7 @@ def test_one_negative_scale_proves_nothing_about_the_others() -> None:
     raw = trained_alike()
     scales = activated(raw, scales=1).scales
     scales[0] = -3.0
-    assert not accepted(Stored("PLY", raw._replace(scales=scales)))
+    assert not accepted(ImportedModel("PLY", raw._replace(scales=scales)))
 
 
 @pytest.mark.parametrize("part", ["scales", "opacities"])
@@ -102,10 +102,10 @@ def test_a_partly_activated_model_is_converted_by_no_word(part: str) -> None:
     raw = trained_alike()
     some = mixed(raw, torch.arange(len(raw.means)) % 2 == 0, part)
     with pytest.raises(ModelFileError, match=f"^model: {part} look partly activated") as caught:
-        to_gaussians(Stored("PLY", some), Reading(), Path("model"))
+        to_gaussians(ImportedModel("PLY", some), ImportOptions(), Path("model"))
     assert str(caught.value.remedy).startswith("export the model again")
     with pytest.raises(ModelFileError, match=r"partly activated.*cannot be told apart"):
-        to_gaussians(Stored("PLY", some), Reading(space=Space.ACTIVATED), Path("model"))
-    gaussians, notes = to_gaussians(Stored("PLY", some), Reading(space=Space.RAW), Path("model"))
+        to_gaussians(ImportedModel("PLY", some), ImportOptions(space=Space.ACTIVATED), Path("model"))
+    gaussians, notes = to_gaussians(ImportedModel("PLY", some), ImportOptions(space=Space.RAW), Path("model"))
     assert gaussians.log_scales.equal(some.scales)
     assert any("partly activated" in note for note in notes)

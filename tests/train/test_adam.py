@@ -10,8 +10,8 @@ import torch
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS
-from splatcli.raster.adam import AdamState
-from splatcli.raster.stats import GrowthStats
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.stats import DensifyStats
 from tests.train.worlds import random_gaussians
 
 LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
@@ -61,10 +61,10 @@ def test_missed_steps_at_once_are_the_steps_one_by_one(stands: int, missed: int,
         dense_adam.apply_reference(dense, gaussians.map(torch.zeros_like), LRS)
     adam.step += missed
     before = gaussians.shN.clone()
-    settled = adam.settled(gaussians, LRS["shN"])
-    assert torch.equal(gaussians.shN, before), "settled() changes nothing"
-    adam.settle(gaussians, LRS["shN"])
-    assert torch.equal(settled.shN, gaussians.shN)
+    flushed = adam.flushed(gaussians, LRS["shN"])
+    assert torch.equal(gaussians.shN, before), "flushed() changes nothing"
+    adam.flush(gaussians, LRS["shN"])
+    assert torch.equal(flushed.shN, gaussians.shN)
     assert (adam.rest_steps == adam.step).all()
     # What is left out is of second order in eps / sqrt(v), and most in the first steps of a run, where v hardly decays
     # but its correction does.
@@ -94,11 +94,11 @@ def test_a_gaussian_that_never_had_a_gradient_stays() -> None:
 
 
 def test_statistics_give_zero_where_nothing_was_seen() -> None:
-    stats = GrowthStats(torch.tensor([6.0, 0.0]), torch.tensor([3.0, 0.0]))
+    stats = DensifyStats(torch.tensor([6.0, 0.0]), torch.tensor([3.0, 0.0]))
     assert stats.mean_grad2d().tolist() == [2.0, 0.0]
-    assert len(GrowthStats.zeros(5)) == 5
+    assert len(DensifyStats.zeros(5)) == 5
     with pytest.raises(ValueError, match="N"):
-        GrowthStats(torch.zeros(3), torch.zeros(2))
+        DensifyStats(torch.zeros(3), torch.zeros(2))
 
 
 def test_no_gradient_moves_a_number_further_than_its_rate_allows() -> None:

@@ -12,21 +12,21 @@ from torch.testing import assert_close
 from splatcli.config import OptimConfig
 from splatcli.gaussians import GROUPS
 from splatcli.native.call import Backend
-from splatcli.raster.adam import AdamState
-from splatcli.raster.batch import BatchEngine, FlatSums
-from splatcli.raster.engine import NativeEngine
-from splatcli.raster.reference_engine import ReferenceEngine
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import Pressure, StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.batch import BatchEngine, FlatSums
+from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import Regularisation, StepInputs
+from splatcli.rasterizer.train_step import NativeEngine
 from splatcli.settings import build_config
 from tests.native.cases import NEEDS_COMPILER, float32, float64
-from tests.raster.scenes import random_camera, random_image, random_scene
+from tests.rasterizer.scenes import random_camera, random_image, random_scene
 
 F64 = torch.float64
 LRS = {"means": 2e-3, "quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
 
 
-def inputs_of(index: int, stats: GrowthStats | None = None, **changes: object) -> StepInputs:
+def inputs_of(index: int, stats: DensifyStats | None = None, **changes: object) -> StepInputs:
     plain = {
         "lrs": LRS,
         "sh_degree": 2,
@@ -49,7 +49,7 @@ def test_a_batch_of_one_view_is_the_fused_step() -> None:
     for step in range(3):
         expected = engine.step(fused, fused_adam, inputs_of(step))
         assert batch.step(gaussians, adam, 1, lambda _, step=step: inputs_of(step)).losses == [expected]
-    shown, expected_shown = adam.settled(gaussians, LRS["shN"]), fused_adam.settled(fused, LRS["shN"])
+    shown, expected_shown = adam.flushed(gaussians, LRS["shN"]), fused_adam.flushed(fused, LRS["shN"])
     for name in GROUPS:
         assert_close(getattr(shown, name), getattr(expected_shown, name), rtol=0.0, atol=1e-12)
     assert adam.step == fused_adam.step == 3
@@ -59,8 +59,8 @@ def test_a_batch_of_one_view_is_the_fused_step() -> None:
 def test_a_batch_moves_along_the_mean_gradient_and_adds_the_statistics() -> None:
     gaussians, _ = random_scene(1, 40, dtype=F64)
     gaussians = gaussians.detach_clone()
-    pressure = Pressure(opacity_reg=0.01, scale_reg=0.02)
-    stats, adam = GrowthStats(torch.ones(40, dtype=F64), torch.ones(40, dtype=F64)), AdamState.zeros_like(gaussians)
+    regularisation = Regularisation(opacity_reg=0.01, scale_reg=0.02)
+    stats, adam = DensifyStats(torch.ones(40, dtype=F64), torch.ones(40, dtype=F64)), AdamState.zeros_like(gaussians)
     expected_stats = copy.deepcopy(stats)
     singles = [ReferenceEngine._backward(gaussians, inputs_of(index)) for index in range(3)]
     for index in range(3):
@@ -70,7 +70,7 @@ def test_a_batch_moves_along_the_mean_gradient_and_adds_the_statistics() -> None
             gaussians.detach_clone(), copy.deepcopy(adam), inputs_of(index, expected_stats, lrs=still)
         )
     outcome = BatchEngine(float64(1)).step(
-        gaussians.detach_clone(), adam, 3, lambda index: inputs_of(index, stats, pressure=pressure)
+        gaussians.detach_clone(), adam, 3, lambda index: inputs_of(index, stats, regularisation=regularisation)
     )
     assert outcome.losses == pytest.approx([loss for loss, *_ in singles], abs=1e-10)
     assert_close(stats.grad2d, expected_stats.grad2d, rtol=1e-7, atol=1e-10)
@@ -125,7 +125,7 @@ def test_a_backend_that_counts_on_its_device_makes_the_same_steps() -> None:
     gaussians, _ = random_scene(1, 40)
     made = []
     for backend in (float32(), Backend.simt()):
-        moved, stats = gaussians.detach_clone(), GrowthStats.zeros(40)
+        moved, stats = gaussians.detach_clone(), DensifyStats.zeros(40)
         adam, engine = AdamState.zeros_like(moved), BatchEngine(backend)
         background = torch.tensor([0.2, 0.4, 0.6])
         outcome = engine.step(moved, adam, 2, lambda index, s=stats: inputs_of(index, s, background=background))  # noqa: B023

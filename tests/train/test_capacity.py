@@ -10,14 +10,14 @@ import torch
 from splatcli.config import StrategyConfig
 from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.raster import AdamState, StepInputs
+from splatcli.rasterizer import AdamState, StepInputs
 from splatcli.recipes import PRESETS
 from splatcli.scene.scene import Scene
 from splatcli.settings import build_config
 from splatcli.train.capacity import auto_cap
-from splatcli.train.loop import Trainer
 from splatcli.train.lr import image_divisor
 from splatcli.train.targets import Target
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 

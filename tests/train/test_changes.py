@@ -12,7 +12,7 @@ from splatcli.errors import UsageError
 from splatcli.settings import with_settings
 from splatcli.train.changes import apply_config, changed_config
 from splatcli.train.events import Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 
@@ -88,11 +88,11 @@ def test_a_change_acts_from_the_next_step_on_and_not_before() -> None:
     state = made.state
     state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
     state.adam.rest_steps -= 3
-    expected = state.settled().shN.clone()
+    expected = state.flushed().shN.clone()
     assert not torch.equal(state.gaussians.shN, expected)
     apply_config(state, with_settings(state.config, {"optim.shN_lr": 0.5, "optim.beta1": 0.5}))
     assert torch.equal(state.gaussians.shN, expected)
-    assert torch.equal(state.settled().shN, expected)
+    assert torch.equal(state.flushed().shN, expected)
     assert (state.adam.beta1, state.config.optim.shN_lr) == (0.5, 0.5)
 
 

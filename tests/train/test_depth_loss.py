@@ -16,17 +16,17 @@ from PIL import Image
 from splatcli.config import Config, DataConfig
 from splatcli.errors import SceneError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster import NativeEngine, render
+from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.depths import known_depths
 from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Stepped
-from splatcli.train.loop import Trainer
 from splatcli.train.targets import Targets
+from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
-from tests.raster.scenes import look_from, random_gaussians
+from tests.rasterizer.scenes import look_from, random_gaussians
 from tests.train.worlds import MadeImages, MadeScene, MemoryRun
 
 SIZE = 32

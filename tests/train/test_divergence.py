@@ -18,15 +18,15 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, GuardConfig
 from splatcli.errors import DivergedError, SceneError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
 from splatcli.train import monitor
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
 from splatcli.train.failures import StepDivergedError
-from splatcli.train.loop import Trainer
 from splatcli.train.monitor import FiniteWatch, QualityWatch, judge_refinement
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
     MadeImages,
     MemoryRun,

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from splatcli.gaussians import GROUPS
-from splatcli.raster.stats import GrowthStats
-from splatcli.train.strategies import Edit, apply_edit
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.train.densify import Edit, apply_edit
 from tests.train.worlds import random_adam, random_gaussians
 
 SOURCE = torch.tensor([4, 0, 2, 2])
@@ -16,7 +16,7 @@ FRESH = torch.tensor([False, False, False, True])
 
 def test_all_groups_moments_and_statistics_follow_their_source() -> None:
     gaussians = random_gaussians(5)
-    adam, stats = random_adam(gaussians), GrowthStats(torch.arange(5.0), torch.arange(5.0) + 10)
+    adam, stats = random_adam(gaussians), DensifyStats(torch.arange(5.0), torch.arange(5.0) + 10)
     rows, moments, kept = apply_edit(Edit(SOURCE, FRESH, clear_stats=False), gaussians, adam, stats)
     for name in GROUPS:
         assert torch.equal(getattr(rows, name), getattr(gaussians, name)[SOURCE])
@@ -29,11 +29,11 @@ def test_all_groups_moments_and_statistics_follow_their_source() -> None:
 
 
 def test_new_rows_come_to_lie_beside_those_that_they_come_from() -> None:
-    source, fresh = torch.tensor([0, 1, 3, 1, 3, 3]), torch.tensor([False, False, False, True, True, True])
+    source, reset_moments = torch.tensor([0, 1, 3, 1, 3, 3]), torch.tensor([False, False, False, True, True, True])
     means = torch.arange(18.0).reshape(6, 3)
     gaussians = random_gaussians(5)
-    adam, stats = random_adam(gaussians), GrowthStats(torch.arange(5.0), torch.arange(5.0))
-    edit = Edit(source, fresh, {"means": means}, clear_stats=False, cloned=3)
+    adam, stats = random_adam(gaussians), DensifyStats(torch.arange(5.0), torch.arange(5.0))
+    edit = Edit(source, reset_moments, {"means": means}, clear_stats=False, cloned=3)
     plain, sorted_rows = (apply_edit(e, gaussians, adam, stats) for e in (edit, edit.in_order()))
     order = [0, 1, 3, 2, 4, 5]
     assert edit.in_order().source.tolist() == [0, 1, 1, 3, 3, 3]
@@ -46,7 +46,7 @@ def test_new_rows_come_to_lie_beside_those_that_they_come_from() -> None:
 
 def test_statistics_start_anew_when_asked() -> None:
     gaussians = random_gaussians(5)
-    stats = GrowthStats(torch.ones(5), torch.ones(5))
+    stats = DensifyStats(torch.ones(5), torch.ones(5))
     _, _, cleared = apply_edit(Edit(SOURCE, FRESH), gaussians, random_adam(gaussians), stats)
     assert len(cleared) == 4
     assert not cleared.grad2d.any()
@@ -56,7 +56,7 @@ def test_statistics_start_anew_when_asked() -> None:
 def test_given_values_replace_the_copied_ones() -> None:
     gaussians = random_gaussians(5)
     means = torch.randn(4, 3)
-    stats = GrowthStats.zeros(5)
+    stats = DensifyStats.zeros(5)
     rows, _, _ = apply_edit(Edit(SOURCE, FRESH, {"means": means}), gaussians, random_adam(gaussians), stats)
     assert torch.equal(rows.means, means)
     assert rows.means.data_ptr() != means.data_ptr()
@@ -68,7 +68,7 @@ def test_the_arguments_stay_as_they_were() -> None:
     adam = random_adam(gaussians)
     before, moments_before = gaussians.detach_clone(), adam.exp_avg.detach_clone()
     edit = Edit.same_rows(5, gaussians.device, opacity_ceiling=-3.0)
-    rows, moments, _ = apply_edit(edit, gaussians, adam, GrowthStats.zeros(5))
+    rows, moments, _ = apply_edit(edit, gaussians, adam, DensifyStats.zeros(5))
     for name, tensor in gaussians.items():
         assert torch.equal(tensor, getattr(before, name))
         assert torch.equal(getattr(adam.exp_avg, name), getattr(moments_before, name))
@@ -79,7 +79,7 @@ def test_the_arguments_stay_as_they_were() -> None:
 def test_everything_can_go() -> None:
     gaussians = random_gaussians(5)
     none = Edit(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
-    rows, moments, stats = apply_edit(none, gaussians, random_adam(gaussians), GrowthStats.zeros(5))
+    rows, moments, stats = apply_edit(none, gaussians, random_adam(gaussians), DensifyStats.zeros(5))
     assert (len(rows), len(moments.exp_avg), len(stats)) == (0, 0, 0)
     assert rows.shN.shape == (0, 3, 3)
 
@@ -88,4 +88,4 @@ def test_everything_can_go() -> None:
 def test_a_malformed_edit_is_refused(values: dict[str, torch.Tensor]) -> None:
     gaussians = random_gaussians(5)
     with pytest.raises(ValueError, match=r"scales|means"):
-        apply_edit(Edit(SOURCE, FRESH, values), gaussians, random_adam(gaussians), GrowthStats.zeros(5))
+        apply_edit(Edit(SOURCE, FRESH, values), gaussians, random_adam(gaussians), DensifyStats.zeros(5))

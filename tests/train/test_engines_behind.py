@@ -10,10 +10,10 @@ import pytest
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import DivergedError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.train.events import Event, RolledBack, Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 

@@ -14,15 +14,15 @@ from splatcli.checkpoint.save import save_checkpoint
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster import NativeEngine
-from splatcli.raster.smoothing import filter_sizes, smoothed
-from splatcli.raster.stats import GrowthStats
+from splatcli.rasterizer import NativeEngine
+from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
+from splatcli.rasterizer.stats import DensifyStats
 from splatcli.train.changes import changed_config
+from splatcli.train.densify import apply_edit
+from splatcli.train.densify.edit import Edit
 from splatcli.train.events import OpacityReset, Refined
-from splatcli.train.loop import REFILTER_EVERY, Trainer
-from splatcli.train.state import TrainState, settled
-from splatcli.train.strategies import apply_edit
-from splatcli.train.strategies.edit import Edit
+from splatcli.train.state import TrainState, flushed
+from splatcli.train.trainer import REFILTER_EVERY, Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.test_engines_behind import BehindEngine
 from tests.train.worlds import (
@@ -114,7 +114,7 @@ def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
     assert torch.equal(checkpoint.gaussians.log_scales, state.gaussians.log_scales)
     assert state.smoothing is not None
     wanted = smoothed(state.gaussians, state.smoothing)
-    for shown in (state.settled(), settled(checkpoint)):
+    for shown in (state.flushed(), flushed(checkpoint)):
         for name in ("means", "log_scales", "logit_opacities"):
             assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
     assert bool((wanted.log_scales > state.gaussians.log_scales).all())
@@ -125,13 +125,13 @@ def test_a_reset_leaves_thin_gaussians_as_visible_as_thick_ones() -> None:
     gaussians.logit_opacities[:] = torch.tensor([3.0] * 8 + [-6.0])
     shares = torch.tensor([1.0, 0.9, 0.5, 0.3, 0.1, 0.02, 0.01, 1e-6, 0.5], dtype=torch.float64)
     edit = Edit.same_rows(9, gaussians.device, opacity_ceiling=math.log(0.01 / 0.99))
-    after, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), GrowthStats.zeros(9), lambda rows: shares)
+    after, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), DensifyStats.zeros(9), lambda rows: shares)
     left = after.logit_opacities.double().sigmoid() * shares
     assert_close(left[:6], torch.full((6,), 0.01, dtype=torch.float64), rtol=1e-5, atol=0)
     raw = after.logit_opacities[6:8].sigmoid()
     assert float(raw.max()) < 0.9526  # they were below what the ceiling allows them
     assert float(after.logit_opacities[8]) == -6.0
-    plain, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), GrowthStats.zeros(9))
+    plain, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), DensifyStats.zeros(9))
     assert_close(plain.logit_opacities[:8].sigmoid(), torch.full((8,), 0.01), rtol=1e-5, atol=0)
 
 
@@ -156,4 +156,4 @@ def test_a_run_without_the_filter_has_no_sizes() -> None:
     trainer = new(short_config())
     assert trainer.state.smoothing is None
     assert trainer.state.to_checkpoint().smoothing is None
-    assert isinstance(trainer.state.settled(), Gaussians)
+    assert isinstance(trainer.state.flushed(), Gaussians)

@@ -13,17 +13,17 @@ from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.build import NoCompilerError
 from splatcli.native.call import Backend
-from splatcli.raster import DeferredEngine, NativeEngine, StepInputs
-from splatcli.raster.adam import AdamState
-from splatcli.raster.memory import Budget
-from splatcli.raster.prediction import PairCount, predict_pairs
+from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.prediction import PairCount, predict_pairs
 from splatcli.train import forecast as forecasts
 from splatcli.train.events import Capped, Started, Stepped
 from splatcli.train.forecast import Forecast, SharedForecast, fullest_view, plan_memory
-from splatcli.train.loop import Trainer
 from splatcli.train.monitor import PairsWatch
+from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
-from tests.raster.scenes import random_scene
+from tests.rasterizer.scenes import random_scene
 from tests.train.worlds import (
     MemoryRun,
     PlainEngine,
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 def forecast(n: int = 10_000, room: int = 4 << 30, *, grows: bool = True, pairs: int = 40_000) -> Forecast:
     (camera,) = ring_cameras(1, 800)
-    work = forecasts.Work(n, 3, 800, 800, PairCount(pairs, pairs, n))
+    work = forecasts.Workload(n, 3, 800, 800, PairCount(pairs, pairs, n))
     return Forecast(float32(), 500 << 20, 100 << 20, work, camera, grows, room)
 
 
@@ -261,7 +261,7 @@ def test_an_engine_without_pairs_raises_none() -> None:
 @NEEDS_COMPILER
 def test_native_engines_tell_their_pairs() -> None:
     gaussians, camera = random_scene(3, 60, width=40, height=30, sh_degree=1, scale=0.3)
-    for engine in (NativeEngine(float32()), DeferredEngine(Backend.simt())):
+    for engine in (NativeEngine(float32()), AsyncEngine(Backend.simt())):
         own = gaussians.detach_clone()
         inputs = StepInputs(
             camera,

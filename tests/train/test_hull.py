@@ -16,8 +16,8 @@ from splatcli.config import Config, DataConfig
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.settings import build_config
-from splatcli.train.hull import FINE, Silhouette, carve, hull_points, silhouettes
 from splatcli.train.init import initial_gaussians, start_for
+from splatcli.train.visual_hull import FINE, Silhouette, carve, hull_points, silhouettes
 from tests.train.worlds import made_scene, ring_cameras
 
 RADIUS, DISTANCE, FIELD_OF_VIEW, SIDE = 0.5, 3.0, 0.6, 96

@@ -11,7 +11,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import OutputError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed, Stepped, Stopped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 

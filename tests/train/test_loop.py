@@ -18,14 +18,14 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import Pressure
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import Regularisation
 from splatcli.scene.scene import Scene
 from splatcli.settings import with_settings
 from splatcli.train import events
+from splatcli.train.densify import Edit
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
-from splatcli.train.loop import Trainer
-from splatcli.train.strategies import Edit
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
 
 
@@ -426,16 +426,16 @@ class Doubling:
 
     absgrad = False
 
-    def observes(self, step: int) -> bool:
+    def collects_stats(self, step: int) -> bool:
         return False
 
-    def pressure(self, step: int, means_lr: float) -> Pressure:
-        return Pressure()
+    def regularisation(self, step: int, means_lr: float) -> Regularisation:
+        return Regularisation()
 
     def edits(self, step: int) -> bool:
         return step == 5
 
-    def edit(self, step: int, gaussians: Gaussians, stats: GrowthStats, generator: torch.Generator) -> Edit:
+    def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit:
         rows = torch.arange(len(gaussians))
         return Edit(torch.cat([rows, rows]), torch.cat([torch.zeros_like(rows), torch.ones_like(rows)]).bool())
 
@@ -448,7 +448,7 @@ def test_a_new_gaussian_copies_coefficients_that_miss_no_step() -> None:
     before, count = state.gaussians.shN.clone(), len(state.gaussians)
     state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
     state.adam.step, state.adam.rest_steps = 5, torch.full((count,), 2, dtype=torch.int32)
-    dense = state.adam.settled(state.gaussians, state.config.optim.shN_lr).shN
+    dense = state.adam.flushed(state.gaussians, state.config.optim.shN_lr).shN
     assert not torch.equal(dense, before)
     list(trainer.density.edit(trainer.state, trainer.strategy, 5))
     assert torch.equal(trainer.state.gaussians.shN, dense.repeat_interleave(2, dim=0))

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from splatcli.config import Config, DataConfig
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.reference import ssim_map_reference
+from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Evaluated, Stepped
-from splatcli.train.loop import Trainer
 from splatcli.train.metrics import evaluate, load_photo, protocol, psnr, ssim
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.targets import Targets
+from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
 from tests.train.worlds import MemoryRun, short_config

@@ -12,14 +12,14 @@ from torch.testing import assert_close
 
 from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import Pressure
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import Regularisation
 from splatcli.settings import build_config
+from splatcli.train.densify import Edit, McmcStrategy, apply_edit, make_strategy
+from splatcli.train.densify.mcmc import MOST_COPIES, shared
+from splatcli.train.densify.sampling import draw
 from splatcli.train.events import Refined
-from splatcli.train.loop import Trainer
-from splatcli.train.strategies import Edit, McmcStrategy, apply_edit, make_strategy
-from splatcli.train.strategies.mcmc import MOST_COPIES, shared
-from splatcli.train.strategies.sampling import draw
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
     MemoryRun,
     PlainEngine,
@@ -46,7 +46,7 @@ def world(*opacities: float) -> Gaussians:
 
 
 def refine(gaussians: Gaussians, seed: int = 0, **config: Any) -> Edit | None:
-    stats = GrowthStats.zeros(len(gaussians))
+    stats = DensifyStats.zeros(len(gaussians))
     return strategy(**config).edit(600, gaussians, stats, torch.Generator().manual_seed(seed))
 
 
@@ -122,7 +122,7 @@ def test_the_dead_move_onto_the_living() -> None:
     assert source[2] == 2
     assert {source[1], source[3]} <= {0, 2}
     adam = random_adam(gaussians)
-    rows, moments, stats = apply_edit(edit, gaussians, adam, GrowthStats.zeros(4))
+    rows, moments, stats = apply_edit(edit, gaussians, adam, DensifyStats.zeros(4))
     for place in (1, 3):
         assert torch.equal(rows.means[place], gaussians.means[source[place]])
         assert torch.equal(rows.log_scales[place], rows.log_scales[source[place]]), "all of a place are alike"
@@ -165,7 +165,7 @@ def test_refinements_follow_the_schedule_and_the_last_step_is_left_alone() -> No
     steps = [step for step in range(1, 30_001) if strategy().edits(step)]
     assert steps == list(range(600, 25_000, 100))
     assert not strategy(iterations=700).edits(700)
-    assert not strategy().observes(600), "no statistics are needed"
+    assert not strategy().collects_stats(600), "no statistics are needed"
 
 
 def test_the_same_generator_gives_the_same_edit() -> None:
@@ -213,16 +213,16 @@ def test_every_step_is_given_the_regularisers_and_noise_that_falls_with_the_lear
         renderer=plain_renderer,
     )
     refined = [event for event in trainer.run() if isinstance(event, Refined)]
-    pressures = [call["pressure"] for call in engine.calls]
+    pressures = [call["regularisation"] for call in engine.calls]
     assert len(pressures) == 40
     noises = []
-    for call, pressure in zip(engine.calls, pressures, strict=True):
-        assert isinstance(pressure, Pressure)
-        assert (pressure.opacity_reg, pressure.scale_reg, pressure.seed) == (0.02, 0.03, 42)
+    for call, regularisation in zip(engine.calls, pressures, strict=True):
+        assert isinstance(regularisation, Regularisation)
+        assert (regularisation.opacity_reg, regularisation.scale_reg, regularisation.seed) == (0.02, 0.03, 42)
         rates = call["lrs"]
         assert isinstance(rates, dict)
-        assert pressure.noise == 5e5 * rates["means"]
-        noises.append(pressure.noise)
+        assert regularisation.noise == 5e5 * rates["means"]
+        noises.append(regularisation.noise)
     assert noises == sorted(noises, reverse=True)
     assert refined
     assert trainer.state.gaussians.means.shape[0] <= 60

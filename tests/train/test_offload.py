@@ -19,30 +19,30 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import ResourceError, UsageError
 from splatcli.native.call import Backend
-from splatcli.raster import DeferredEngine, NativeEngine
-from splatcli.raster.footprint import Work, parameter_bytes, rest_bytes, state_bytes, step_footprint
-from splatcli.raster.memory import Budget
-from splatcli.raster.prediction import PairCount
-from splatcli.raster.store import RESIDENT, Mapped, Pinned, Store
+from splatcli.rasterizer import AsyncEngine, NativeEngine
+from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.memory_estimate import Workload, parameter_bytes, rest_bytes, state_bytes, step_memory
+from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, Pinned, TensorStorage
+from splatcli.rasterizer.prediction import PairCount
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.settings import with_settings
 from splatcli.train import forecast as forecasts
 from splatcli.train.changes import changed_config
-from splatcli.train.crew import state_digest
+from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
 from splatcli.train.failures import as_splat_error, is_out_of_memory
 from splatcli.train.forecast import Forecast, plan_memory
-from splatcli.train.loop import Trainer
 from splatcli.train.state import TrainState
+from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.test_oom import SmallMachine
 from tests.train.worlds import PlainEngine, made_scene, plain_renderer, random_gaussians, ring_cameras, short_config
 
-Make = Callable[[], NativeEngine | DeferredEngine]
+Make = Callable[[], NativeEngine | AsyncEngine]
 ENGINES: dict[str, Make] = {
     "cpu": lambda: NativeEngine(float32("portable")),
-    "simt": lambda: DeferredEngine(Backend.simt()),
+    "simt": lambda: AsyncEngine(Backend.simt()),
 }
 #: Everything that takes hold of whole tensors: refinements, resets, both looks at views, saves in between.
 STRATEGIES: dict[str, dict[str, object]] = {
@@ -207,8 +207,8 @@ def test_a_state_that_was_saved_goes_into_a_file_and_comes_back(tmp_path: Path) 
         )
         list(trainer.run())
         stored = load_checkpoint(folder.checkpoint_path(8), mapped=True)
-    state = TrainState.from_checkpoint(stored, "cpu", Mapped(tmp_path))
-    assert state.adam.store == Mapped(tmp_path)
+    state = TrainState.from_checkpoint(stored, "cpu", MemoryMapped(tmp_path))
+    assert state.adam.store == MemoryMapped(tmp_path)
     assert state_digest(state) == state_digest(trainer.state)
     again = state.to_checkpoint()
     assert again.gaussians.shN.data_ptr() == state.gaussians.shN.data_ptr(), "saving copies nothing"
@@ -232,15 +232,15 @@ def test_a_gaussian_s_state_is_split_between_here_and_there() -> None:
         assert parameter_bytes(degree) == 56 + rest_bytes(1, degree)
 
 
-def forecast(store: Store, *, grows: bool = True) -> Forecast:
+def forecast(store: TensorStorage, *, grows: bool = True) -> Forecast:
     (camera,) = ring_cameras(1, 160)
-    work = Work(1_000_000, 3, 160, 160, PairCount(400_000, 500_000, 200_000), offloads=store.offloads)
+    work = Workload(1_000_000, 3, 160, 160, PairCount(400_000, 500_000, 200_000), offloads=store.offloads)
     return Forecast(float32(), 500 << 20, 100 << 20, work, camera, grows, 4 << 30, store=store)
 
 
 @NEEDS_COMPILER
 def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Path) -> None:
-    plain, mapped, pinned = (forecast(store) for store in (RESIDENT, Mapped(tmp_path), Pinned()))
+    plain, mapped, pinned = (forecast(store) for store in (DEVICE_STORAGE, MemoryMapped(tmp_path), Pinned()))
     count = 1_000_000
     assert plain.now() - mapped.now() == plain.least() - mapped.least() == 540 * count
     # While rows are replaced, both of them; beside it some pieces.
@@ -248,13 +248,13 @@ def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Pat
     assert plain.at(count) - mapped.at(count) == 2 * 540 * count - pieces
     assert mapped.most() > 2 * plain.most()
     assert mapped.elsewhere(count) == 6 * 180 * count
-    assert forecast(Mapped(tmp_path), grows=False).elsewhere(count) == 4 * 180 * count
+    assert forecast(MemoryMapped(tmp_path), grows=False).elsewhere(count) == 4 * 180 * count
     assert pinned.elsewhere(count) == 6 << 28
     assert mapped.most_elsewhere(6 * 180 * count) == count
-    assert step_footprint(float32(), mapped.work).state == 180 * count
+    assert step_memory(float32(), mapped.work).state == 180 * count
 
 
-def planned(store: Store, **sections: dict[str, object]) -> list[str]:
+def planned(store: TensorStorage, **sections: dict[str, object]) -> list[str]:
     config = short_config(memory={"offload": True}, **{"model": {"sh_degree": 3}, **sections})
     gaussians = random_gaussians(5000, degree=config.model.sh_degree)
     return plan_memory(config, made_scene(size=64), gaussians, torch.device("cpu"), own=0, store=store)
@@ -262,17 +262,17 @@ def planned(store: Store, **sections: dict[str, object]) -> list[str]:
 
 @NEEDS_COMPILER
 def test_a_run_is_told_what_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mapped, "free", lambda self: 64 << 20)
-    monkeypatch.setattr(Mapped, "notes", lambda self: [])
-    _, capped = planned(Mapped(tmp_path), strategy={"cap_max": 20_000})
+    monkeypatch.setattr(MemoryMapped, "free", lambda self: 64 << 20)
+    monkeypatch.setattr(MemoryMapped, "notes", lambda self: [])
+    _, capped = planned(MemoryMapped(tmp_path), strategy={"cap_max": 20_000})
     assert capped == f"offloaded in a file in {tmp_path}: 2.6 MiB now, 20.6 MiB at most; 64.0 MiB are free there"
-    *_, warning = planned(Mapped(tmp_path), strategy={"cap_max": 100_000})
+    *_, warning = planned(MemoryMapped(tmp_path), strategy={"cap_max": 100_000})
     assert warning == "that suffices for about 62,100 Gaussians; --cap-max takes a number"
-    _, none = planned(Mapped(tmp_path), model={"sh_degree": 0})
+    _, none = planned(MemoryMapped(tmp_path), model={"sh_degree": 0})
     assert "nothing is offloaded" in none
-    monkeypatch.setattr(Mapped, "free", lambda self: 1 << 20)
+    monkeypatch.setattr(MemoryMapped, "free", lambda self: 1 << 20)
     with pytest.raises(ResourceError) as caught:
-        planned(Mapped(tmp_path))
+        planned(MemoryMapped(tmp_path))
     assert "the SH coefficients of 5,000 Gaussians and their moments take 2.6 MiB in a file in" in caught.value.what
     assert caught.value.remedy is not None
     assert "--cap-max 970" in caught.value.remedy
@@ -282,13 +282,13 @@ def test_a_run_is_told_what_goes_where(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, counted = torch.device("cpu"), 100 << 20
     monkeypatch.setattr(
-        "splatcli.raster.memory.held_memory", lambda device, *, offloads=False: counted * (2 - offloads)
+        "splatcli.rasterizer.memory.held_memory", lambda device, *, offloads=False: counted * (2 - offloads)
     )
     assert Budget(cpu, 2 * counted).left() == 0
     assert Budget(cpu, 2 * counted, offloads=True).left() == counted
     monkeypatch.setattr(forecasts, "held_memory", lambda device, *, offloads=False: (1 << 30) * (2 - offloads))
     caps = []
-    for store in (RESIDENT, Mapped(tmp_path)):
+    for store in (DEVICE_STORAGE, MemoryMapped(tmp_path)):
         config = short_config(memory={"offload": store.offloads, "budget": "4GiB"})
         plan_memory(config, made_scene(size=64), random_gaussians(50, degree=3), cpu, own=0, store=store)
         caps.append(config.memory.cap or 0)

@@ -13,12 +13,12 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.train.events import Alarmed, Evaluated, Event, RolledBack, Stepped, Stopped
-from splatcli.train.loop import Trainer
 from splatcli.train.recovery import most_opaque
-from splatcli.train.sharding import part_of
+from splatcli.train.sharding import shard_of
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
     MemoryRun,
     PlainEngine,
@@ -162,7 +162,7 @@ def test_rows_that_are_kept_keep_moments_and_statistics(place: tuple[int, int] |
     run = MemoryRun()
     list(Trainer.start(short_config(train={"filter_3d": True}), made_scene(), run_dir=run, engine=PlainEngine()).run(8))  # type: ignore[arg-type]
     whole, kept = run.saved[8], torch.tensor([1, 2, 5, 9, 11, 12, 19])
-    state = part_of(whole, place, "cpu", kept)
+    state = shard_of(whole, place, "cpu", kept)
     rows = kept if place is None else kept[state.shard.rows]  # type: ignore[union-attr]
     assert len(state.gaussians) == len(rows) > 0
     assert state.count == 7

@@ -17,15 +17,15 @@ from splatcli.checkpoint.rundir import RunDir
 from splatcli.config import Config
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import SH_REST, Gaussians
-from splatcli.raster import NativeEngine, render
+from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Stepped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
-from tests.raster.scenes import random_gaussians
-from tests.train.test_corrections import TRAIN, around, photographed, scene_of, truth
+from tests.rasterizer.scenes import random_gaussians
+from tests.train.test_per_view_params import TRAIN, around, photographed, scene_of, truth
 from tests.train.worlds import MadeImages, MemoryRun, plain_renderer
 
 pytestmark = NEEDS_COMPILER
@@ -144,13 +144,13 @@ def test_colours_of_each_degree_are_trained_saved_resumed_and_exported(degree: i
         stored = load_checkpoint(run_dir.checkpoint_path(11))
         second = Trainer.resume(stored, scene, run_dir=run_dir, engine=engine(), renderer=plain_renderer)
         list(second.run())
-    settled = whole.state.settled()
-    assert settled.shN.shape[1] == SH_REST[degree]
-    for name, tensor in settled.items():
-        assert torch.equal(tensor, getattr(second.state.settled(), name)), name
+    flushed = whole.state.flushed()
+    assert flushed.shN.shape[1] == SH_REST[degree]
+    for name, tensor in flushed.items():
+        assert torch.equal(tensor, getattr(second.state.flushed(), name)), name
     # The last degree's coefficients have left zero, where there are any.
-    last = settled.shN[:, SH_REST[degree - 1] if degree else 0 :]
+    last = flushed.shN[:, SH_REST[degree - 1] if degree else 0 :]
     assert last.numel() == 0 or bool((last != 0).any())
-    write_ply_file(settled, tmp_path / "x.ply")
+    write_ply_file(flushed, tmp_path / "x.ply")
     for name, tensor in read_ply(tmp_path / "x.ply").items():
-        assert torch.equal(tensor, getattr(settled, name)), name
+        assert torch.equal(tensor, getattr(flushed, name)), name

@@ -10,26 +10,26 @@ import torch
 from splatcli.gaussians import GROUPS
 from splatcli.scene.camera import Camera
 from splatcli.train.events import Evaluated, Rescheduled, Stepped, Stopped
-from splatcli.train.loop import Trainer
-from splatcli.train.pace import (
+from splatcli.train.step_time import (
     FEWEST_STEPS,
     GAUSSIANS_PER_STEP,
     MEAN_SHARE,
-    Pace,
-    Pacer,
+    StepTimeModel,
+    TimePlanner,
     halvings_for,
     measure_pace,
     measure_scoring,
     seconds_of,
 )
 from splatcli.train.targets import Target, Targets, reduced
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
 
 
 @pytest.mark.parametrize("seconds", [20.0, 60.0, 3600.0])
 @pytest.mark.parametrize(("fixed", "each"), [(0.02, 3e-7), (0.002, 1e-9), (0.1, 1e-5)])
 def test_a_plan_fills_its_time(fixed: float, each: float, seconds: float) -> None:
-    steps, gaussians = Pace((fixed,), (each,)).plan(seconds, start=5_000, cap=None)
+    steps, gaussians = StepTimeModel((fixed,), (each,)).plan(seconds, start=5_000, cap=None)
     spent = steps * (fixed + MEAN_SHARE * each * gaussians)
     assert spent <= seconds * 1.001
     assert spent > seconds * 0.99 - (fixed + each * gaussians)
@@ -38,14 +38,14 @@ def test_a_plan_fills_its_time(fixed: float, each: float, seconds: float) -> Non
 
 
 def test_a_cap_is_kept_and_leaves_more_time_for_steps() -> None:
-    free, capped = (Pace((0.01,), (1e-6,)).plan(100.0, 1_000, cap) for cap in (None, 3_000))
+    free, capped = (StepTimeModel((0.01,), (1e-6,)).plan(100.0, 1_000, cap) for cap in (None, 3_000))
     assert capped[1] == 3_000
     assert capped[0] > free[0]
 
 
 def test_no_time_is_a_plan_for_few_steps() -> None:
-    assert Pace((10.0,), (0.0,)).plan(1.0, 50, None)[0] == FEWEST_STEPS
-    assert Pace((10.0,), (0.0,)).plan(-5.0, 50, None)[0] == FEWEST_STEPS
+    assert StepTimeModel((10.0,), (0.0,)).plan(1.0, 50, None)[0] == FEWEST_STEPS
+    assert StepTimeModel((10.0,), (0.0,)).plan(-5.0, 50, None)[0] == FEWEST_STEPS
 
 
 def test_the_pace_is_measured_with_few_and_with_many_and_changes_nothing() -> None:
@@ -74,7 +74,7 @@ def test_the_pace_is_measured_with_few_and_with_many_and_changes_nothing() -> No
         assert torch.equal(getattr(gaussians, name), getattr(before, name))
 
 
-COARSE = Pace((0.01, 0.004, 0.002), (1e-6, 3e-7, 1e-7))
+COARSE = StepTimeModel((0.01, 0.004, 0.002), (1e-6, 3e-7, 1e-7))
 
 
 def test_steps_of_halved_images_come_first_and_count_as_long_as_they_take() -> None:
@@ -103,13 +103,15 @@ def test_images_are_halved_while_something_is_left_to_be_seen(sides: tuple[int, 
     [(1.0, 1.0), (4.0, 4.0), (0.2, 0.2), (5.0, 0.5), (0.5, 2.0)],
     ids=["as measured", "slower", "faster", "slow only at first", "fast only at first"],
 )
-@pytest.mark.parametrize("guess", [Pace((0.01,), (1e-6,)), COARSE], ids=["one size", "coarse to fine"])
-def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(guess: Pace, early: float, late: float) -> None:
+@pytest.mark.parametrize("guess", [StepTimeModel((0.01,), (1e-6,)), COARSE], ids=["one size", "coarse to fine"])
+def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(
+    guess: StepTimeModel, early: float, late: float
+) -> None:
     """early, late: how many times the measured seconds steps take in the first tenth of the time, and after it."""
     deadline, cap = 100.0, 20_000
     now, step, count = 0.0, 0, 5_000
     planned, _ = guess.plan(deadline, count, cap)
-    pacer = Pacer(guess, deadline, lambda: now)
+    pacer = TimePlanner(guess, deadline, lambda: now)
     plans = [planned]
     while step < planned and now < deadline:
         now += (early if now < 0.1 * deadline else late) * guess.step(count, step / planned)
@@ -126,7 +128,7 @@ def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(guess: Pace, e
 def test_steps_that_decode_photos_tell_nothing_of_later_ones_unless_they_take_long(decoding: float) -> None:
     """decoding: seconds that each of the first 100 steps takes more than the planned 2 ms (COARSE)."""
     now, planned = 0.0, 5_000
-    pacer = Pacer(COARSE, 60.0, lambda: now, views=100)
+    pacer = TimePlanner(COARSE, 60.0, lambda: now, views=100)
     plans = []
     for step in range(1, 400):
         now += COARSE.step(5_000, step / planned) + (decoding if step <= 100 else 0.0)
@@ -151,7 +153,7 @@ def test_the_pace_counts_what_a_step_does_beside_the_kernels(monkeypatch: pytest
 
 def test_a_plan_that_holds_changes_only_to_use_what_was_kept_back() -> None:
     now, planned = 0.0, 9_700
-    pacer = Pacer(Pace((0.01,), (0.0,)), 100.0, lambda: now)
+    pacer = TimePlanner(StepTimeModel((0.01,), (0.0,)), 100.0, lambda: now)
     for step in range(1, 10_001):
         now += 0.01
         wanted = pacer.look(step, planned, 1_000, 1_000) or planned
@@ -185,8 +187,8 @@ def test_a_run_goes_on_with_another_length_and_tells_so() -> None:
     assert steps == list(range(1, 16))
     assert event == Stopped(15, "finished", event.path)  # type: ignore[union-attr]
     assert trainer.state.config.train.iterations == 15
-    assert trainer.strategy.observes(14)
-    assert not trainer.strategy.observes(15), "density control knows the new length"
+    assert trainer.strategy.collects_stats(14)
+    assert not trainer.strategy.collects_stats(15), "density control knows the new length"
 
 
 def test_a_run_ends_at_its_deadline_saved_and_scored() -> None:

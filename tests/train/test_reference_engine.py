@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.reference import loss_reference, render_reference
-from splatcli.raster.reference_engine import ReferenceEngine
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.reference import loss_reference, render_reference
+from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.camera import Camera
 from tests.train.worlds import random_gaussians, ring_cameras
 
@@ -41,7 +41,7 @@ def step(
     adam: AdamState,
     camera: Camera,
     target: Tensor,
-    stats: GrowthStats | None = None,
+    stats: DensifyStats | None = None,
     *,
     background: Tensor = BLACK,
     antialiased: bool = False,
@@ -94,7 +94,7 @@ def test_the_statistics_are_the_gradient_by_the_projected_mean_in_half_image_uni
     gaussians = random_gaussians(1, dtype=torch.float64)
     gaussians.log_scales += 1.0
     camera, target = front(), photo()
-    stats = GrowthStats.zeros(1)
+    stats = DensifyStats.zeros(1)
     step(gaussians.detach_clone(), AdamState.zeros_like(gaussians), camera, target, stats)
 
     def loss(dx: float, dy: float) -> float:
@@ -113,7 +113,7 @@ def test_the_statistics_are_the_gradient_by_the_projected_mean_in_half_image_uni
 def test_statistics_add_up_over_views_and_count_only_what_is_seen() -> None:
     gaussians = random_gaussians(3)
     gaussians.means[:] = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, -50.0], [300.0, 0.0, 0.0]])
-    stats, adam = GrowthStats.zeros(3), AdamState.zeros_like(gaussians)
+    stats, adam = DensifyStats.zeros(3), AdamState.zeros_like(gaussians)
     step(gaussians, adam, front(), photo(), stats, lrs=dict.fromkeys(GROUPS, 0.0))
     once = stats.grad2d.clone()
     step(gaussians, adam, front(), photo(), stats, lrs=dict.fromkeys(GROUPS, 0.0))
@@ -126,7 +126,7 @@ def test_statistics_add_up_over_views_and_count_only_what_is_seen() -> None:
 def test_a_view_that_sees_nothing_has_a_loss_and_moves_nothing() -> None:
     gaussians = random_gaussians(4)
     before = gaussians.detach_clone()
-    stats = GrowthStats.zeros(4)
+    stats = DensifyStats.zeros(4)
     loss = step(gaussians, AdamState.zeros_like(gaussians), front(z=-9.0), photo(), stats)
     black = loss_reference(torch.zeros(24, 24, 3), photo().float() / 255.0, 0.2)
     assert loss == pytest.approx(float(black), rel=1e-6)

@@ -11,11 +11,11 @@ from torch import Tensor
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.gaussians import Gaussians
-from splatcli.raster.reference import render_reference
-from splatcli.raster.reference_engine import ReferenceEngine
+from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.scene.camera import Camera
 from splatcli.train.events import Evaluated, Stopped
-from splatcli.train.loop import Trainer
+from splatcli.train.trainer import Trainer
 from tests.train.worlds import made_scene, short_config
 
 

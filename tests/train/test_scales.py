@@ -10,13 +10,13 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.config import Config
-from splatcli.raster import NativeEngine, render
+from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.points import PointCloud
-from splatcli.train.loop import Trainer
 from splatcli.train.metrics import psnr
+from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
-from tests.raster.scenes import look_from
+from tests.rasterizer.scenes import look_from
 from tests.train.worlds import MadeImages, MadeScene, MemoryRun
 
 VIEWS, SIZE, STEPS = 6, 48, 120
@@ -76,7 +76,7 @@ def scores(antialiased: bool, filter_3d: bool) -> dict[float, float]:
     found = {}
     for factor in (8.0, 4.0, 1.0, 0.5, 0.25):
         camera = CAMERAS[0].resized(int(SIZE * factor), int(SIZE * factor))
-        shown = render(trainer.state.settled(), camera, antialiased=antialiased, backend=float32("portable")).image
+        shown = render(trainer.state.flushed(), camera, antialiased=antialiased, backend=float32("portable")).image
         found[factor] = psnr(shown.clamp(0.0, 1.0), torch.from_numpy(picture(camera)).float())
     return found
 

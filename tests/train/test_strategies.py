@@ -12,10 +12,10 @@ from torch.testing import assert_close
 
 from splatcli.config import Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
-from splatcli.raster.stats import GrowthStats
+from splatcli.rasterizer.stats import DensifyStats
 from splatcli.settings import build_config
-from splatcli.train.strategies import AdcStrategy, Edit, apply_edit, make_strategy
-from splatcli.train.strategies.splitting import thinned
+from splatcli.train.densify import AdcStrategy, Edit, apply_edit, make_strategy
+from splatcli.train.densify.splitting import revised_opacities
 from tests.train.worlds import random_adam, random_gaussians
 
 EXTENT = 2.0
@@ -31,13 +31,13 @@ def strategy(iterations: int = 30_000, schedule: Schedule = SCHEDULE, **config: 
     return AdcStrategy(settings, schedule, iterations, EXTENT, config.get("cap_max"))
 
 
-def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, GrowthStats]:
+def world(*rows: tuple[float, float, float]) -> tuple[Gaussians, DensifyStats]:
     """Gaussians of (mean gradient norm, largest scale, opacity)."""
     grad, scale, opacity = torch.tensor(rows).T
     gaussians = random_gaussians(len(rows))
     gaussians.log_scales = torch.stack([scale.log(), scale.log() - 1.0, scale.log() - 2.0], dim=1)
     gaussians.logit_opacities = torch.logit(opacity)
-    return gaussians, GrowthStats(grad * 4.0, torch.full((len(rows),), 4.0))
+    return gaussians, DensifyStats(grad * 4.0, torch.full((len(rows),), 4.0))
 
 
 def refine(rows: list[tuple[float, float, float]], step: int = 600, **config: Any) -> tuple[Gaussians, Edit]:
@@ -60,9 +60,9 @@ def test_the_reference_schedule_refines_and_resets_at_the_field_s_steps() -> Non
 
 def test_statistics_are_gathered_until_the_last_refinement_can_use_them() -> None:
     control = strategy()
-    assert control.observes(1)
-    assert control.observes(14_999)
-    assert not control.observes(15_000)
+    assert control.collects_stats(1)
+    assert control.collects_stats(14_999)
+    assert not control.collects_stats(15_000)
 
 
 @pytest.mark.parametrize("iterations", [100, 300, 700, 1_000, 2_000, 3_500, 7_000, 14_999, 15_000, 30_000])
@@ -80,7 +80,7 @@ def test_a_steep_small_gaussian_is_cloned() -> None:
     gaussians, edit = refine([(FLAT, SMALL, 0.5), (STEEP, SMALL, 0.5)])
     assert counts(edit) == (1, 0, 0)
     assert edit.source.tolist() == [0, 1, 1]
-    assert edit.fresh.tolist() == [False, False, True]
+    assert edit.reset_moments.tolist() == [False, False, True]
     assert_close(edit.values["means"], gaussians.means[edit.source], rtol=0, atol=0)
     assert_close(edit.values["log_scales"], gaussians.log_scales[edit.source], rtol=0, atol=0)
 
@@ -89,7 +89,7 @@ def test_a_steep_large_gaussian_gives_way_to_two_smaller_ones() -> None:
     gaussians, edit = refine([(STEEP, LARGE, 0.5), (FLAT, LARGE, 0.5)])
     assert counts(edit) == (0, 1, 0)
     assert edit.source.tolist() == [1, 0, 0]
-    assert edit.fresh.tolist() == [False, True, True]
+    assert edit.reset_moments.tolist() == [False, True, True]
     expected = gaussians.log_scales[0] - math.log(1.6)
     assert_close(edit.values["log_scales"][1:], expected.expand(2, 3))
     first, second = edit.values["means"][1:]
@@ -98,7 +98,7 @@ def test_a_steep_large_gaussian_gives_way_to_two_smaller_ones() -> None:
 
 def test_the_gradient_is_a_mean_over_the_views_that_saw_the_gaussian() -> None:
     gaussians, _ = world((STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5), (STEEP, SMALL, 0.5))
-    stats = GrowthStats(torch.tensor([9e-4, 9e-4, 0.0]), torch.tensor([3.0, 5.0, 0.0]))
+    stats = DensifyStats(torch.tensor([9e-4, 9e-4, 0.0]), torch.tensor([3.0, 5.0, 0.0]))
     edit = strategy().edit(600, gaussians, stats, torch.Generator())
     assert edit is not None
     assert edit.source.tolist() == [0, 1, 2, 0]
@@ -108,7 +108,7 @@ def test_a_scale_on_the_boundary_is_cloned_and_a_gradient_on_the_threshold_does_
     gaussians, _ = world((1.0, 1.0, 0.5), (1.0, 1.0, 0.5))
     gaussians.log_scales[0] = math.log(0.01 * EXTENT)
     gaussians.log_scales[1] = math.log(0.01 * EXTENT)
-    stats = GrowthStats(torch.tensor([1.0, 2e-4]), torch.ones(2))
+    stats = DensifyStats(torch.tensor([1.0, 2e-4]), torch.ones(2))
     edit = strategy().edit(600, gaussians, stats, torch.Generator())
     assert edit is not None
     assert counts(edit) == (1, 0, 0)
@@ -172,7 +172,7 @@ def test_the_cap_is_never_exceeded_by_growth(cap: int) -> None:
     gaussians = random_gaussians(n)
     gaussians.log_scales = torch.rand(n, 3, generator=generator) * 8.0 - 7.0
     gaussians.logit_opacities = torch.rand(n, generator=generator) * 4.0 - 6.0
-    stats = GrowthStats(torch.rand(n, generator=generator) * 6e-4, torch.ones(n))
+    stats = DensifyStats(torch.rand(n, generator=generator) * 6e-4, torch.ones(n))
     free = strategy().edit(LAST, gaussians, stats, generator)
     capped = strategy(cap_max=cap).edit(LAST, gaussians, stats, generator)
     assert free is not None
@@ -190,7 +190,7 @@ def test_growth_under_a_cap_is_spread_over_the_window() -> None:
     steps = [step for step in range(1, 30_001) if control.refines(step)]
     count = start
     for number, step in enumerate(steps, 1):
-        gaussians, stats = random_gaussians(count), GrowthStats(torch.ones(count), torch.ones(count))
+        gaussians, stats = random_gaussians(count), DensifyStats(torch.ones(count), torch.ones(count))
         gaussians.log_scales = torch.full((count, 3), math.log(SMALL))
         gaussians.logit_opacities = torch.zeros(count)
         edit = control.edit(step, gaussians, stats, torch.Generator())
@@ -207,7 +207,7 @@ def test_rows_are_conserved() -> None:
     gaussians = random_gaussians(200)
     gaussians.log_scales = torch.rand(200, 3, generator=generator) * 6.0 - 7.0
     gaussians.logit_opacities = torch.rand(200, generator=generator) * 6.0 - 7.0
-    stats = GrowthStats(torch.rand(200, generator=generator) * 5e-4, torch.ones(200))
+    stats = DensifyStats(torch.rand(200, generator=generator) * 5e-4, torch.ones(200))
     edit = strategy().edit(3_100, gaussians, stats, generator)
     assert edit is not None
     assert min(counts(edit)) > 0
@@ -222,7 +222,7 @@ def test_offsets_of_split_gaussians_are_distributed_as_the_gaussian_itself() -> 
     gaussians = random_gaussians(1).map(lambda t: t.expand(n, *t.shape[1:]).clone())
     gaussians.log_scales[:] = torch.tensor([-1.0, -2.0, -3.0])
     gaussians.quats[:] = torch.tensor([0.3, -0.5, 0.7, 0.2]) * 2.5
-    edit = strategy().edit(600, gaussians, GrowthStats(torch.ones(n), torch.ones(n)), torch.Generator().manual_seed(1))
+    edit = strategy().edit(600, gaussians, DensifyStats(torch.ones(n), torch.ones(n)), torch.Generator().manual_seed(1))
     assert edit is not None
     offsets = (edit.values["means"] - gaussians.means[0]).double()
     assert len(offsets) == 2 * n
@@ -321,7 +321,7 @@ def test_halves_are_as_opaque_as_their_length_asks_for() -> None:
 def test_two_in_one_place_are_as_opaque_as_one_from_the_faintest_to_the_most_opaque() -> None:
     logits = torch.tensor([-60.0, -8.0, 0.0, 8.0, 60.0, 2e3], dtype=torch.float64)
     opacity = logits.sigmoid()
-    each = thinned(logits, 1.0).sigmoid()
+    each = revised_opacities(logits, 1.0).sigmoid()
     together = 2.0 * each - each.square()  # of the faintest, 1 - o rounds to 1
     assert_close(together, opacity, rtol=1e-12, atol=0)
 
@@ -331,7 +331,7 @@ def test_along_the_longest_axis_small_and_large_ones_become_halves_that_spread_a
     gaussians, edit = refine([(STEEP, scale, 0.5), (FLAT, scale, 0.5)], long_axis_split=True)
     assert counts(edit) == (0, 1, 0)
     assert edit.source.tolist() == [1, 0, 0]
-    assert edit.fresh.tolist() == [False, True, True]
+    assert edit.reset_moments.tolist() == [False, True, True]
     parent = gaussians.map(lambda t: t[:1])
     children = gaussians.map(lambda t: t[edit.source[1:]])
     children.means, children.log_scales = edit.values["means"][1:], edit.values["log_scales"][1:]

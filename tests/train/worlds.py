@@ -15,9 +15,9 @@ from torch import Tensor
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
-from splatcli.raster.adam import AdamState
-from splatcli.raster.stats import GrowthStats
-from splatcli.raster.stepping import ImmediateEngine, StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import ImageSource, Photo
 from splatcli.scene.points import PointCloud
@@ -52,10 +52,10 @@ def random_adam(gaussians: Gaussians, seed: int = 1) -> AdamState:
     return adam
 
 
-def random_stats(n: int, seed: int = 2) -> GrowthStats:
+def random_stats(n: int, seed: int = 2) -> DensifyStats:
     """Statistics that are nowhere zero."""
     generator = torch.Generator().manual_seed(seed)
-    return GrowthStats(torch.rand(n, generator=generator) + 0.5, torch.rand(n, generator=generator) + 0.5)
+    return DensifyStats(torch.rand(n, generator=generator) + 0.5, torch.rand(n, generator=generator) + 0.5)
 
 
 def ring_cameras(count: int, size: int = 16, radius: float = 3.0) -> list[Camera]:
@@ -146,7 +146,7 @@ def made_scene(
     )
 
 
-class PlainEngine(ImmediateEngine):
+class PlainEngine(SyncEngine):
     """A StepEngine that draws nothing: its gradients are a smooth function of parameters, photo and background.
 
     Cheap, deterministic, and sensitive to every input of a step, so that a lost piece of state changes the bits.
@@ -163,7 +163,7 @@ class PlainEngine(ImmediateEngine):
                 "lrs": inputs.lrs,
                 "sh_degree": sh_degree,
                 "background": background.clone(),
-                "pressure": inputs.pressure,
+                "regularisation": inputs.regularisation,
             }
         )
         push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree
@@ -173,10 +173,10 @@ class PlainEngine(ImmediateEngine):
         if stats is not None:
             stats.grad2d += 1.7e-4 * grads.means[:, 1].abs()
             stats.count += (gaussians.means[:, 0] > -0.3).float()
-        correction = inputs.correction
-        if correction is not None:
-            pose = torch.from_numpy(inputs.camera.viewmat) * push if correction.pose else None
-            correction.learn(pose, None if correction.colours is None else correction.colours.cos() * push)
+        view_params = inputs.view_params
+        if view_params is not None:
+            pose = torch.from_numpy(inputs.camera.viewmat) * push if view_params.pose else None
+            view_params.apply_grad(pose, None if view_params.colours is None else view_params.colours.cos() * push)
         return float(sum(getattr(grads, name).abs().sum() for name in GROUPS))
 
 

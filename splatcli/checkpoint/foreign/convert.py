@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.checkpoint.space import Space, judge, judge_opacities, judge_scales
 from splatcli.errors import ModelFileError
 
@@ -17,7 +17,7 @@ _EDGE = 2.0**-23
 _SMALLEST = float(torch.finfo(torch.float32).tiny)
 
 
-def take_logs(tables: Tables, where: Path) -> tuple[Tensor, Tensor, str]:
+def to_raw(tables: RawTables, where: Path) -> tuple[Tensor, Tensor, str]:
     """(log-scales [N, 3], logit opacities [N], what was done) from finite stored values, of which some are activated.
 
     What is certainly raw is left as it is, for programs that mix the two up do so in one table and not in another.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.foreign.stored import Stored
-from splatcli.checkpoint.foreign.tensors import Tables, take_tables
+from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign.tensors import RawTables, take_tables
 from splatcli.checkpoint.schema import listed
 from splatcli.errors import ModelFileError
 
@@ -28,7 +28,7 @@ def is_gsplat(stored: object) -> bool:
     return isinstance(stored, dict) and isinstance(stored.get("splats"), dict)
 
 
-def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> Stored:
+def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> ImportedModel:
     """The Gaussians of all processes, in the order of their ranks.
 
     stored: what is in ``path``. load: opens the other shards.
@@ -51,9 +51,9 @@ def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> S
     notes = [FRAME_NOTE]
     if len(shards) > 1:
         notes.insert(0, f"read {len(shards)} shards as one model: {shards[0].name} to {shards[-1].name}")
-    return Stored(
+    return ImportedModel(
         f"gsplat checkpoint, step {steps[0]}",
-        Tables(*(torch.cat(blocks) for blocks in zip(*tables, strict=True))),
+        RawTables(*(torch.cat(blocks) for blocks in zip(*tables, strict=True))),
         parts=[len(table.means) for table in tables],
         names=_NAMES,
         notes=notes,
@@ -96,7 +96,7 @@ def _step(content: object, shard: Path) -> int:
     return step if isinstance(step, int) else -1
 
 
-def _tables(content: object, shard: Path) -> Tables:
+def _tables(content: object, shard: Path) -> RawTables:
     assert isinstance(content, dict)
     splats = content["splats"]
     if "features" in splats and "sh0" not in splats:

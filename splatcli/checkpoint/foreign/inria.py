@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.checkpoint.foreign.tensors import take_tables
 from splatcli.errors import ModelFileError
 
@@ -36,7 +36,7 @@ def is_inria(stored: object) -> bool:
     )
 
 
-def read_inria(stored: object, where: Path) -> Stored:
+def read_inria(stored: object, where: Path) -> ImportedModel:
     """The Gaussians of such a pair. Raises ModelFileError when they are not where the program puts them."""
     assert isinstance(stored, tuple)
     values, iteration = stored
@@ -48,4 +48,4 @@ def read_inria(stored: object, where: Path) -> Stored:
         )
     tables = take_tables({group: values[place] for group, place in _PLACES.items()}, _NAMES, where)
     step = f", iteration {iteration}" if isinstance(iteration, int) else ""
-    return Stored(f"checkpoint of the original program (INRIA){step}", tables, names=_NAMES)
+    return ImportedModel(f"checkpoint of the original program (INRIA){step}", tables, names=_NAMES)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.checkpoint.foreign.tensors import take_tables
 from splatcli.errors import ModelFileError
 
@@ -37,7 +37,7 @@ def is_nerfstudio(stored: object) -> bool:
     return isinstance(stored, dict) and isinstance(stored.get("pipeline"), dict)
 
 
-def read_nerfstudio(stored: object, where: Path) -> Stored:
+def read_nerfstudio(stored: object, where: Path) -> ImportedModel:
     """The Gaussians of such a state. Raises ModelFileError when it holds no splatfacto model."""
     assert isinstance(stored, dict)
     state: dict[object, object] = stored["pipeline"]
@@ -56,7 +56,7 @@ def read_nerfstudio(stored: object, where: Path) -> Stored:
     names = {group: prefix + name for group, name in _NAMES.items()}
     tables = take_tables(found, names, where)
     step = stored.get("step")
-    model = Stored(
+    model = ImportedModel(
         "nerfstudio checkpoint" + (f", step {step}" if isinstance(step, int) else ""),
         tables,
         names=names,

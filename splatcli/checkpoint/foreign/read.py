@@ -8,11 +8,11 @@ from splatcli.checkpoint.foreign.gsplat import is_gsplat, read_gsplat
 from splatcli.checkpoint.foreign.inria import is_inria, read_inria
 from splatcli.checkpoint.foreign.nerfstudio import is_nerfstudio, read_nerfstudio
 from splatcli.checkpoint.foreign.preflight import load_foreign
-from splatcli.checkpoint.foreign.stored import Stored
+from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
 
 
-def read_foreign(path: Path) -> Stored:
+def read_foreign(path: Path) -> ImportedModel:
     """The model in a torch file of INRIA's program, gsplat or nerfstudio, its space not judged yet.
 
     Raises ModelFileError for a damaged or hostile file, and for one that holds no model that is known here.

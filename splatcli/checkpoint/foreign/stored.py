@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.blowup import cost_sentence
-from splatcli.checkpoint.foreign.convert import take_logs
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.convert import to_raw
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.checkpoint.schema import nonfinite
-from splatcli.checkpoint.space import Judgement, Space, judge
+from splatcli.checkpoint.space import Space, SpaceCheck, judge
 from splatcli.errors import ModelFileError, SplatError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
@@ -30,7 +30,7 @@ CameraSource = Callable[[], Sequence[Camera]]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ImportOptions:
     """How a file of another program is to be taken.
 
     space: RAW or ACTIVATED when the user says so; None looks at the values and refuses in doubt.
@@ -49,7 +49,7 @@ def at_index(name: str, index: tuple[int, ...]) -> str:
 
 
 @dataclass(slots=True)
-class Stored:
+class ImportedModel:
     """A model as a file holds it: not Gaussians before their space is decided.
 
     origin: what the file is, for messages.
@@ -61,7 +61,7 @@ class Stored:
     """
 
     origin: str
-    tables: Tables
+    tables: RawTables
     parts: list[int] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     place: Callable[[str, tuple[int, ...]], str] = at_index
@@ -86,17 +86,17 @@ class Stored:
             if (found := nonfinite(table)) is not None
         ]
 
-    def without_broken(self) -> Stored:
+    def without_broken(self) -> ImportedModel:
         """The same model without the Gaussians that have NaN or infinite values."""
         rows = torch.ones(len(self), dtype=torch.bool)
         for table in self.tables:
             rows &= torch.isfinite(table).reshape(len(self), -1).all(dim=1)
-        tables = Tables(*(table[rows] for table in self.tables))
+        tables = RawTables(*(table[rows] for table in self.tables))
         parts = [int(part.sum()) for part in torch.split(rows, self.parts)]
         note = f"dropped {len(self) - len(tables.means):,} of {len(self):,} Gaussians with NaN or infinite values"
         return replace(self, tables=tables, parts=parts, notes=[*self.notes, note])
 
-    def judgements(self) -> list[Judgement]:
+    def judgements(self) -> list[SpaceCheck]:
         """One for each part; the values must be finite."""
         return [
             judge(part.means.numpy(), part.scales.numpy(), part.opacities.numpy(), declared=self.declared)
@@ -122,7 +122,7 @@ class Stored:
 
 
 def to_gaussians(
-    stored: Stored, reading: Reading, where: Path, cameras: CameraSource | None = None
+    stored: ImportedModel, reading: ImportOptions, where: Path, cameras: CameraSource | None = None
 ) -> tuple[Gaussians, list[str]]:
     """The raw Gaussians of a file, and notes for the user.
 
@@ -150,11 +150,11 @@ def to_gaussians(
 
 
 def _raw(
-    stored: Stored, reading: Reading, where: Path, cameras: CameraSource | None, notes: list[str]
+    stored: ImportedModel, reading: ImportOptions, where: Path, cameras: CameraSource | None, notes: list[str]
 ) -> tuple[Tensor, Tensor]:
     """Log-scales and logit opacities; what was done about them is added to ``notes``."""
     if reading.space is Space.ACTIVATED:
-        converted = [take_logs(part, where) for part in stored.tables.parts(stored.parts)]
+        converted = [to_raw(part, where) for part in stored.tables.parts(stored.parts)]
         notes.extend(dict.fromkeys(said for _, _, said in converted))
         return torch.cat([part[0] for part in converted]), torch.cat([part[1] for part in converted])
     judgements = stored.judgements()
@@ -173,7 +173,7 @@ def _raw(
     return stored.tables.scales, stored.tables.opacities
 
 
-def _refusal(stored: Stored, fault: str, cameras: CameraSource | None) -> str:
+def _refusal(stored: ImportedModel, fault: str, cameras: CameraSource | None) -> str:
     """The fault, and what it would have led to."""
     if not fault.startswith("scales"):
         return fault

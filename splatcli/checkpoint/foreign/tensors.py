@@ -25,7 +25,7 @@ _SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-class Tables(NamedTuple):
+class RawTables(NamedTuple):
     """Numbers of N Gaussians as a file stores them, float32 on the CPU; which space they are in is not known.
 
     means, scales, sh0 [N, 3]; quats [N, 4], w x y z; opacities [N]; shN [N, K, 3].
@@ -42,12 +42,12 @@ class Tables(NamedTuple):
         """(group, table) of each."""
         return zip(self._fields, self, strict=True)
 
-    def parts(self, counts: list[int]) -> list[Tables]:
+    def parts(self, counts: list[int]) -> list[RawTables]:
         """The same numbers as consecutive blocks of ``counts`` Gaussians."""
-        return [Tables(*blocks) for blocks in zip(*(torch.split(table, counts) for table in self), strict=True)]
+        return [RawTables(*blocks) for blocks in zip(*(torch.split(table, counts) for table in self), strict=True)]
 
 
-def take_tables(found: dict[str, object], names: dict[str, str], where: Path) -> Tables:
+def take_tables(found: dict[str, object], names: dict[str, str], where: Path) -> RawTables:
     """The tables of a model, each in a storage of its own.
 
     found: group -> what the file has in its place; None where it has nothing. names: group -> the file's name for it.
@@ -77,7 +77,7 @@ def take_tables(found: dict[str, object], names: dict[str, str], where: Path) ->
     problems = problems or _hollow(tables, names)
     if problems:
         raise ModelFileError(listed("not the tensors of a model", problems), where=where)
-    return Tables(**{group: _own(group, table) for group, table in tables.items()})
+    return RawTables(**{group: _own(group, table) for group, table in tables.items()})
 
 
 def _two_scales(group: str, table: Tensor) -> str:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from splatcli.checkpoint.foreign.read import read_foreign
-from splatcli.checkpoint.foreign.stored import Reading, Stored, to_gaussians
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.cli.model import open_stored
 from splatcli.errors import ModelFileError
 from tests.checkpoint.foreign.made import (
@@ -25,15 +25,15 @@ from tests.checkpoint.foreign.made import (
 )
 
 
-def assert_same(stored: Stored, expected: Tables) -> None:
+def assert_same(stored: ImportedModel, expected: RawTables) -> None:
     for (name, found), table in zip(stored.tables.named(), expected, strict=True):
         assert (found.dtype, found.shape, found.is_contiguous()) == (torch.float32, table.shape, True), name
         assert found.numpy().tobytes() == table.contiguous().numpy().tobytes(), name
 
 
-def refusal(path: Path, reading: Reading | None = None) -> str:
+def refusal(path: Path, reading: ImportOptions | None = None) -> str:
     with pytest.raises(ModelFileError) as caught:
-        to_gaussians(open_stored(path), reading or Reading(), path)
+        to_gaussians(open_stored(path), reading or ImportOptions(), path)
     assert str(path.parent) in str(caught.value)
     return caught.value.what
 
@@ -56,7 +56,7 @@ def test_every_format_keeps_its_bits(kind: str, count: int, degree: int, tmp_pat
 def test_the_gaussians_are_the_stored_numbers(kind: str, tmp_path: Path) -> None:
     tables = tables_of()
     path = write(kind, tables, tmp_path)
-    gaussians, notes = to_gaussians(open_stored(path), Reading(), path)
+    gaussians, notes = to_gaussians(open_stored(path), ImportOptions(), path)
     assert torch.equal(gaussians.log_scales, tables.scales)
     assert torch.equal(gaussians.logit_opacities, tables.opacities)
     assert torch.equal(gaussians.quats, tables.quats)
@@ -100,7 +100,7 @@ def test_splatfacto_without_harmonics_has_colours_behind_a_sigmoid(tmp_path: Pat
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_precisions_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
-    tables = Tables(*(table.to(dtype).float() for table in tables_of()))
+    tables = RawTables(*(table.to(dtype).float() for table in tables_of()))
 
     def cast(stored: dict[str, Any]) -> None:
         stored["splats"] = {name: table.to(dtype) for name, table in stored["splats"].items()}
@@ -160,7 +160,7 @@ def test_other_methods_of_nerfstudio_hold_no_splats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize("group", Tables._fields)
+@pytest.mark.parametrize("group", RawTables._fields)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_bad_value_anywhere_is_named_counted_and_placed(
     kind: str, group: str, value: float, tmp_path: Path
@@ -171,7 +171,7 @@ def test_one_bad_value_anywhere_is_named_counted_and_placed(
     said = refusal(path)
     assert "1 NaN or infinite values in " in said
     assert ("vertex 17" if kind == "ply" else "the first at [17") in said
-    gaussians, notes = to_gaussians(open_stored(path), Reading(drop_nonfinite=True), path)
+    gaussians, notes = to_gaussians(open_stored(path), ImportOptions(drop_nonfinite=True), path)
     assert len(gaussians) == 29
     assert torch.equal(gaussians.means, torch.cat([tables.means[:17], tables.means[18:]]))
     assert "dropped 1 of 30 Gaussians with NaN or infinite values" in notes
@@ -187,14 +187,14 @@ def test_the_column_of_a_bad_value_in_a_ply_is_the_files_own(tmp_path: Path) -> 
 
 
 class TestShards:
-    def write(self, folder: Path, ranks: list[int], world: int = 3, step: int = 6999) -> Tables:
+    def write(self, folder: Path, ranks: list[int], world: int = 3, step: int = 6999) -> RawTables:
         """Shards as ``world`` processes leave them, of which those of ``ranks`` are there."""
         whole = tables_of(100)
         (folder / "ckpts").mkdir(exist_ok=True)
         for rank in ranks:
-            part = Tables(*(table[rank::world] for table in whole))
+            part = RawTables(*(table[rank::world] for table in whole))
             write_gsplat(part, folder / "ckpts" / f"ckpt_{step}_rank{rank}.pt", step=step)
-        return Tables(*(torch.cat([table[rank::world] for rank in range(world)]) for table in whole))
+        return RawTables(*(torch.cat([table[rank::world] for rank in range(world)]) for table in whole))
 
     @pytest.mark.parametrize("rank", [0, 2])
     def test_naming_one_reads_all(self, rank: int, tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import Reading, to_gaussians
-from splatcli.checkpoint.foreign.tensors import Tables
+from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.tensors import RawTables
 from splatcli.checkpoint.space import Space
 from splatcli.cli.model import open_stored
 from splatcli.errors import ModelFileError
@@ -21,8 +21,8 @@ from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write
 SUBSETS = [subset for subset in itertools.product((0, 1), repeat=3) if any(subset)]
 
 
-def read(path: Path, reading: Reading | None = None) -> tuple[Gaussians, list[str]]:
-    return to_gaussians(open_stored(path), reading or Reading(), path)
+def read(path: Path, reading: ImportOptions | None = None) -> tuple[Gaussians, list[str]]:
+    return to_gaussians(open_stored(path), reading or ImportOptions(), path)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -52,7 +52,7 @@ def test_param_space_activated_brings_the_raw_values_back_and_says_so(
 ) -> None:
     raw = tables_of()
     path = write(kind, activated(raw, scales=scales, quats=quats, opacities=opacities), tmp_path)
-    gaussians, notes = read(path, Reading(Space.ACTIVATED))
+    gaussians, notes = read(path, ImportOptions(Space.ACTIVATED))
     torch.testing.assert_close(gaussians.log_scales, raw.scales, rtol=0, atol=1e-6)
     torch.testing.assert_close(gaussians.logit_opacities, raw.opacities, rtol=1e-5, atol=1e-5)
     said = next(note for note in notes if "--param-space activated" in note)
@@ -64,7 +64,7 @@ def test_param_space_activated_brings_the_raw_values_back_and_says_so(
 @pytest.mark.parametrize("kind", WRITERS)
 def test_param_space_raw_takes_the_bits_as_they_are_and_says_why_not(kind: str, tmp_path: Path) -> None:
     tables = activated(tables_of(), scales=1)
-    gaussians, notes = read(write(kind, tables, tmp_path), Reading(Space.RAW))
+    gaussians, notes = read(write(kind, tables, tmp_path), ImportOptions(Space.RAW))
     assert torch.equal(gaussians.log_scales, tables.scales)
     assert any("taken for raw, as --param-space says, although scales look already activated" in n for n in notes)
 
@@ -72,7 +72,7 @@ def test_param_space_raw_takes_the_bits_as_they_are_and_says_why_not(kind: str, 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_param_space_activated_for_a_raw_model_is_refused(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="nothing here is activated") as caught:
-        read(write(kind, tables_of(), tmp_path), Reading(Space.ACTIVATED))
+        read(write(kind, tables_of(), tmp_path), ImportOptions(Space.ACTIVATED))
     assert caught.value.remedy == "leave --param-space out"
 
 
@@ -83,13 +83,13 @@ def test_one_inversion_is_not_enough_for_what_was_activated_twice(which: str, un
     raw = raw._replace(means=raw.means * unit, scales=raw.scales + torch.log(torch.tensor(unit)))
     path = write("gsplat", activated(raw, **{which: 2}), tmp_path)
     with pytest.raises(ModelFileError, match=f"after one inversion the {which} still look activated"):
-        read(path, Reading(Space.ACTIVATED))
+        read(path, ImportOptions(Space.ACTIVATED))
 
 
 def test_values_at_the_ends_have_finite_logarithms(tmp_path: Path) -> None:
     tables = activated(tables_of(), scales=1, opacities=1)
     tables.scales[0, 0], tables.opacities[1], tables.opacities[2] = 0.0, 0.0, 1.0
-    gaussians, notes = read(write("inria", tables, tmp_path), Reading(Space.ACTIVATED))
+    gaussians, notes = read(write("inria", tables, tmp_path), ImportOptions(Space.ACTIVATED))
     assert torch.isfinite(gaussians.log_scales).all()
     assert torch.isfinite(gaussians.logit_opacities).all()
     assert float(gaussians.logit_opacities[2]) == pytest.approx(-float(gaussians.logit_opacities[1]), rel=1e-3)
@@ -109,7 +109,7 @@ def test_the_refusal_tells_what_a_known_camera_would_cost(tmp_path: Path) -> Non
     camera = Camera("front.jpg", 1600, 1063, 1400.0, 1400.0, 800.0, 531.5, viewmat)
     path = write("inria", activated(tables_of(5_000, 0), scales=1), tmp_path)
     with pytest.raises(ModelFileError) as caught:
-        to_gaussians(open_stored(path), Reading(), path, lambda: [camera])
+        to_gaussians(open_stored(path), ImportOptions(), path, lambda: [camera])
     assert "of front.jpg, 1600x1063 pixels" in caught.value.what
     tiles, gibibytes = predicted(caught.value.what)
     # All of them are larger than the scene: each covers each of the 100 x 67 tiles.
@@ -130,13 +130,13 @@ def test_a_broken_scene_does_not_hide_why_the_model_is_refused(tmp_path: Path) -
 
     path = write("ply", activated(tables_of(), scales=1), tmp_path)
     with pytest.raises(ModelFileError, match="look already activated"):
-        to_gaussians(open_stored(path), Reading(), path, fail)
+        to_gaussians(open_stored(path), ImportOptions(), path, fail)
 
 
 def test_odd_looks_are_remarked_upon_and_accepted(tmp_path: Path) -> None:
     tables = tables_of()
     swapped = tables._replace(quats=torch.tensor([0.0, 0.0, 0.0, 1.0]).repeat(200, 1))
     assert any("x y z w" in note for note in read(write("ply", swapped, tmp_path))[1])
-    colours = Tables(*tables)._replace(sh0=torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
+    colours = RawTables(*tables)._replace(sh0=torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
     assert any("plain RGB" in note for note in read(write("ply", colours, tmp_path))[1])
     assert read(write("ply", tables, tmp_path))[1] == []

@@ -26,7 +26,7 @@ def rasterization(
     """As gsplat's, of one view, by our rasterizer on the CPU."""
     from splatcli.gaussians import Gaussians
     from splatcli.native.call import Backend
-    from splatcli.raster import render
+    from splatcli.rasterizer import render
     from splatcli.scene.camera import Camera
 
     assert colors.shape[1:] == (16, 3)

@@ -1,0 +1,285 @@
+"""The work of ``splat render``: each view shot, and put where it was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from splatcli.errors import SceneError, UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from splatcli.cli.model import Model
+    from splatcli.cli.output import Output
+    from splatcli.cli.progress_bar import Counting
+    from splatcli.render.images import RenderSettings
+    from splatcli.render.output import Target
+    from splatcli.render.scoring import Photos
+    from splatcli.render.selection import Views
+    from splatcli.render.view_renderer import RenderedView, ViewRenderer
+    from splatcli.scene.camera import Camera
+    from splatcli.scene.scene import Scene
+    from splatcli.train.events import ViewScore
+
+#: Frames a second where nobody says otherwise.
+_FPS = 30.0
+
+
+@dataclass(frozen=True)
+class RenderOptions:
+    """What the command line says of pictures; None where it says nothing."""
+
+    output: Path | None
+    format: str | None
+    kinds: tuple[str, ...] | None
+    side_by_side: bool
+    size: tuple[int, int] | None
+    background: tuple[float, float, float] | None
+    depth_range: tuple[float, float] | None
+    fps: float | None
+    save_cameras: Path | None
+    data: Path | None
+
+
+def render_views(model: Model, chosen: Views, scene: Scene | None, wishes: RenderOptions, out: Output) -> None:
+    """Render ``chosen`` and tell what was written. scene: where they are from, if not from the model's run."""
+    from splatcli.render.image_kinds import Viewer
+    from splatcli.render.output import target_of
+    from splatcli.render.view_renderer import ViewRenderer
+
+    if wishes.size is not None:
+        chosen = chosen.sized(*wishes.size)
+    target = target_of(wishes.output, wishes.format, len(chosen.cameras), default_folder(model, chosen.label))
+    kinds = _kinds(wishes, target, chosen)
+    photos = _photos(model, chosen, scene, wishes, needed=bool({"photo", "error"} & set(kinds)), out=out)
+    viewer = Viewer(model.gaussians, _look(model, wishes, target), with_normals="normals" in kinds)
+    if wishes.save_cameras is not None:
+        _save_cameras(wishes.save_cameras, chosen, wishes.fps, out)
+    near_far = (0.0, 0.0)
+    if "depth" in kinds and target.format != "exr":
+        near_far = wishes.depth_range or viewer.depth_range(chosen.cameras)
+        out.note(f"depth: red up to {near_far[0]:.4g}, violet from {near_far[1]:.4g} (scene units, Turbo over 1/depth)")
+    session = _Session(ViewRenderer(viewer, kinds, photos, near_far), chosen.cameras, out)
+    facts: dict[str, Any] = {"depth_range": near_far} if near_far[1] else {}
+    if target.is_video:
+        _film(session, chosen, target, wishes, len(kinds), facts, out)
+    elif target.folder is None and target.file is None:
+        _to_stdout(session, out)
+    else:
+        _files(session, target, kinds, wishes.side_by_side, facts, out)
+
+
+def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
+    """In our own layout, or nerfstudio's where the name asks for it."""
+    from splatcli.render.camera_path import SUFFIX, camera_path_json
+    from splatcli.render.cameras import cameras_json
+    from splatcli.render.images import write_bytes
+
+    if path.name.lower().endswith(SUFFIX):
+        text, notes = camera_path_json(chosen.cameras, fps or chosen.fps or _FPS)
+    else:
+        text, notes = cameras_json(chosen.cameras), []
+    write_bytes(path, text.encode())
+    for note in notes:
+        out.note(f"note: {note}")
+    out.note(f"cameras: {path}")
+
+
+class _Session:
+    """The shots of all views, one after the other, with their figures collected."""
+
+    def __init__(self, studio: ViewRenderer, cameras: list[Camera], out: Output) -> None:
+        self._studio = studio
+        self.cameras = cameras
+        self._out = out
+        self._scores: list[ViewScore] = []
+
+    def shots(self) -> Iterator[RenderedView]:
+        from splatcli.cli.progress_bar import Counting
+
+        with Counting(self._out, len(self.cameras), "views") as counting:
+            for camera in self.cameras:
+                shot = self._studio.render_views(camera)
+                self._collect(shot, counting)
+                yield shot
+                counting.advance()
+
+    def _collect(self, shot: RenderedView, counting: Counting) -> None:
+        if shot.score is not None:
+            self._scores.append(shot.score)
+            counting.note(f"{shot.camera.name}: PSNR {shot.score.psnr:.2f} dB  SSIM {shot.score.ssim:.4f}")
+
+    def figures(self) -> dict[str, float | None]:
+        """Mean PSNR and SSIM of what was compared, told as well."""
+        from splatcli.train.metrics import mean_scores
+
+        if not self._scores:
+            return {"psnr": None, "ssim": None}
+        psnr, ssim = mean_scores(self._scores)
+        self._out.note(f"mean of {len(self._scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
+        return {"psnr": psnr, "ssim": ssim}
+
+
+def _files(
+    session: _Session, target: Target, kinds: tuple[str, ...], joined: bool, facts: dict[str, Any], out: Output
+) -> None:
+    """A file a view; or a view and kind, then each kind in a folder of its own."""
+    from splatcli.render.exr import channels, write_exr
+    from splatcli.render.images import picture_paths, png_bytes, write_bytes
+
+    if target.folder is None:
+        assert target.file is not None
+        places = [target.file]
+    else:
+        places = picture_paths((camera.name for camera in session.cameras), target.folder, f".{target.format}")
+    written: list[Path] = []
+    for shot, place in zip(session.shots(), places, strict=True):
+        made: dict[str, Path] = {}
+        if target.format == "exr":
+            write_exr(place, channels(shot.sight, kinds))
+            made["exr"] = place
+        elif joined or len(kinds) == 1:
+            write_bytes(place, png_bytes(_joined(shot)))
+            made["rgb"] = place
+        else:
+            assert target.folder is not None
+            for kind, picture in shot.pictures.items():
+                made[kind] = target.folder / kind / place.relative_to(target.folder)
+                write_bytes(made[kind], png_bytes(picture))
+        written += made.values()
+        event: dict[str, Any] = {"view": shot.camera.name, "path": next(iter(made.values()))}
+        event |= {"paths": made} if len(made) > 1 else {}
+        event |= {"psnr": shot.score.psnr, "ssim": shot.score.ssim} if shot.score else {}
+        out.event("rendered", event)
+    out.result({"paths": written, **session.figures(), **facts}, written)
+
+
+def _film(
+    session: _Session,
+    chosen: Views,
+    target: Target,
+    wishes: RenderOptions,
+    across: int,
+    facts: dict[str, Any],
+    out: Output,
+) -> None:
+    """All frames in one file or stream."""
+    from splatcli.render.video import write_video
+
+    (width, height), fps = chosen.sizes[0], wishes.fps or chosen.fps or _FPS
+    width *= across
+    if target.file is not None:
+        write_video(target.file, (_joined(shot) for shot in session.shots()), (width, height), fps)
+        facts |= {"frames": len(session.cameras), "fps": fps, "width": width, "height": height}
+        out.result({"paths": [target.file], **session.figures(), **facts}, [target.file])
+        return
+    out.note(
+        f"raw frames: {len(session.cameras)} of {width}x{height}, R G B in 8 bits, rows from the top; for ffmpeg "
+        f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
+    )
+    _to_stdout(session, out, raw=True)
+
+
+def _to_stdout(session: _Session, out: Output, *, raw: bool = False) -> None:
+    """The pictures one after the other, until nobody reads them any more."""
+    from splatcli.render.images import png_bytes
+
+    for shot in session.shots():
+        picture = _joined(shot)
+        if not out.data(picture.tobytes() if raw else png_bytes(picture)):
+            return
+    session.figures()
+
+
+def _joined(shot: RenderedView) -> NDArray[np.uint8]:
+    from splatcli.render.image_kinds import side_by_side
+
+    return side_by_side(list(shot.pictures.values()))
+
+
+def _kinds(wishes: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
+    """What is made of each view. Raises UsageError for wishes that do not go together."""
+    from splatcli.render import exr
+    from splatcli.render.image_kinds import COMPARED
+
+    exr_only = target.format == "exr"
+    kinds = wishes.kinds or (
+        exr.DEFAULT if exr_only else ("photo", "rgb", "error") if wishes.side_by_side else ("rgb",)
+    )
+    if exr_only:
+        exr.check_installed()
+        for flag, given in (("--side-by-side", wishes.side_by_side), ("--background", wishes.background)):
+            if given:
+                raise UsageError("an EXR file has channels and no background", where=flag, remedy=f"leave {flag} out")
+        if set(kinds) & set(COMPARED):
+            raise UsageError("photo and error are pictures", where="--what", remedy="--format png")
+    if wishes.depth_range is not None and ("depth" not in kinds or exr_only):
+        raise UsageError("there are no colours of depth", where="--depth-range", remedy="--what depth, not as EXR")
+    if wishes.fps is not None and not target.is_video:
+        raise UsageError("pictures have no frames a second", where="--fps", remedy="name a video: -o x.mp4")
+    if target.format == "png" and target.folder is None and len(kinds) > 1 and not wishes.side_by_side:
+        raise UsageError(
+            f"{', '.join(kinds)} are {len(kinds)} pictures", where="-o", remedy="--side-by-side, or a folder"
+        )
+    if target.is_video and len(chosen.sizes) > 1:
+        sizes = " and ".join(f"{w}x{h}" for w, h in chosen.sizes[:3])
+        raise UsageError(
+            f"the views have {len(chosen.sizes)} sizes, {sizes}, and a video has one",
+            where="--views",
+            remedy="--size {}x{}".format(*chosen.sizes[0]),
+        )
+    return kinds
+
+
+def _look(model: Model, wishes: RenderOptions, target: Target) -> RenderSettings:
+    from splatcli.render.images import RenderSettings
+
+    look = RenderSettings.trained(model.checkpoint) if model.checkpoint else RenderSettings()
+    if target.format == "exr":  # which carries alpha instead
+        return replace(look, background=(0.0, 0.0, 0.0))
+    return look if wishes.background is None else replace(look, background=wishes.background)
+
+
+def default_folder(model: Model, label: str) -> Path:
+    """renders/<step>_<views> in the folder of the run, or beside the model where there is no run."""
+    from splatcli.cli.model import run_folder
+
+    checkpoint = model.checkpoint
+    stem = model.path.stem if checkpoint is None else f"{checkpoint.step:06d}"
+    return (run_folder(model.path) or model.path.parent) / "renders" / f"{stem}_{label}"
+
+
+def _photos(
+    model: Model, chosen: Views, scene: Scene | None, wishes: RenderOptions, *, needed: bool, out: Output
+) -> Photos | None:
+    """The photos to compare with; None, and a note that says why, when the scene is not there.
+
+    Raises UsageError or SceneError when they are needed.
+    """
+    from splatcli.cli.drive import photo_background
+    from splatcli.render.scoring import Photos
+    from splatcli.scene.read import read_scene
+
+    checkpoint = model.checkpoint
+    if not chosen.from_run or (scene is None and checkpoint is None):
+        if needed:
+            raise UsageError(
+                "these views have no photos of their size", where="--what", remedy="--views test, without --size"
+            )
+        return None
+    if scene is not None:
+        return Photos(scene)
+    assert checkpoint is not None
+    root = wishes.data or Path(checkpoint.dataset.root)
+    try:
+        data = checkpoint.config.data.without_depths()
+        return Photos(read_scene(root, data, background=photo_background(checkpoint.config)))
+    except SceneError as error:
+        if wishes.data is not None or needed:
+            raise
+        out.note(f"note: no comparison with the photos: {error.what} ({error.where})")
+        return None

@@ -1,0 +1,110 @@
+"""Fitting a run into a given time: how many steps and Gaussians at first, and how many once more is known."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from splatcli.cli import clock
+from splatcli.cli.output import Output
+from splatcli.errors import UsageError
+
+if TYPE_CHECKING:
+    from splatcli.config import Config
+    from splatcli.gaussians import Gaussians
+    from splatcli.scene.scene import Scene
+    from splatcli.train.events import Event
+    from splatcli.train.trainer import Trainer
+
+#: The last save, and leaving.
+END_SECONDS = 1.0
+
+#: Scoring may meet a slower moment.
+SCORING_MARGIN = 1.5
+
+
+class TimeBudget:
+    """The plan of a run that is over ``limit`` seconds after this process began.
+
+    remake: the settings with others under dotted keys, schedules scaled to them; what the user gave wins.
+    config: the settings of the first plan. deadline: by time.monotonic(), when the last step has to be done.
+    Raises UsageError when the time is over already.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        scene: Scene,
+        given: Gaussians | None,
+        device: str,
+        remake: Callable[[dict[str, Any]], Config],
+        out: Output,
+    ) -> None:
+        from splatcli.rasterizer.train_step import engine_for
+        from splatcli.train.begin import first_gaussians
+        from splatcli.train.capacity import auto_cap
+        from splatcli.train.step_time import (
+            PLANNED,
+            RANDOM_POINTS,
+            TimePlanner,
+            halvings_for,
+            measure_pace,
+            measure_scoring,
+        )
+
+        ends = time.monotonic() + limit - clock.process_age()
+        self._remake = remake
+        self._values: dict[str, Any] = {
+            "model.random_points": RANDOM_POINTS,
+            "schedule.num_downscales": halvings_for(scene),
+        }
+        asked = remake(self._values)
+        self._first: tuple[Gaussians, list[str]] | None = first_gaussians(asked, scene, given)
+        gaussians = self._first[0].to(device)
+        self._start = len(gaussians)
+        self._given_cap = asked.strategy.cap_max
+        self._most = auto_cap(scene, self._start) if self._given_cap == "auto" else asked.most_gaussians()
+        pace = measure_pace(asked, scene, gaussians, engine_for(device))
+        scoring = SCORING_MARGIN * len(scene.test) * measure_scoring(asked, scene, gaussians)
+        self.deadline = ends - END_SECONDS - scoring
+        self._pacer = TimePlanner(pace, self.deadline, views=len(scene.train))
+        left = self._pacer.left()
+        if left <= 0:
+            raise UsageError(
+                f"{limit:g} s are over before the first step",
+                where="--max-time",
+                remedy=f"give more than {math.ceil(limit - left)} s",
+            )
+        steps, count = pace.plan(PLANNED * left, self._start, self._most)
+        out.note(f"in {limit:.0f} s there is time for about {steps:,} steps and {count:,} Gaussians")
+        self.config = self._planned(steps, count)
+
+    def hand_over(self) -> tuple[Gaussians, list[str]] | None:
+        """What first_gaussians() gave, once: from then on it is the run's, which does not make it again."""
+        first, self._first = self._first, None
+        return first
+
+    def look(self, trainer: Trainer) -> Event | None:
+        """To be called after each step: gives the run another plan when the last one turned out to be off."""
+        from splatcli.train.step_time import GAUSSIANS_PER_STEP
+
+        state = trainer.state
+        count, cap = len(state.gaussians), state.config.most_gaussians()
+        steps = self._pacer.look(state.step, state.config.train.iterations, count, cap or count)
+        if steps is None:
+            return None
+        wanted = max(self._start, count, GAUSSIANS_PER_STEP * steps)
+        # What the memory has room for was found out when the run was made.
+        self._values["memory.cap"] = state.config.memory.cap
+        return trainer.reschedule(self._planned(steps, wanted if self._most is None else min(wanted, self._most)))
+
+    def _planned(self, steps: int, count: int) -> Config:
+        from splatcli.train.step_time import COARSE_PART
+
+        coarse = max(1, round(COARSE_PART * steps))
+        values = {**self._values, "train.iterations": steps, "schedule.resolution_schedule": coarse}
+        if not isinstance(self._given_cap, int):
+            values["strategy.cap_max"] = count
+        return self._remake(values)

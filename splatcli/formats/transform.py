@@ -1,0 +1,102 @@
+"""Gaussians turned and moved as a whole.
+
+Half a turn about z leads from the frame of a PLY (y down, z forward) to that of glTF and USD (y up), and back. For
+this rotation, positions, quaternions and harmonics only change signs and places; the turn is its own inverse, but for
+the sign of the quaternion, which means nothing. Any other rotation mixes the harmonics of a band.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+from splatcli.errors import ModelFileError
+from splatcli.formats.quantisation import Columns, Doubles, Floats
+from splatcli.gaussians import SH_REST
+from splatcli.rasterizer.reference_projection import sh_basis
+
+#: How far a matrix may be from a rotation and one scale for all axes.
+_EVEN = 1e-5
+#: Directions in which harmonics are compared to find how they mix; far more than a band has.
+_DIRECTIONS = 200
+
+
+def half_turn(columns: Columns) -> Columns:
+    """The same Gaussians with x and y reversed, and everything that depends on direction turned along."""
+    w, x, y, z = columns.quats.T
+    return columns._replace(
+        means=columns.means * np.array([-1, -1, 1], np.float32),
+        quats=np.stack([-z, -y, x, w], axis=1),  # (0, 0, 0, 1) from the left
+        shN=columns.shN * sh_signs(columns.shN.shape[1])[None, :, None],
+    )
+
+
+def sh_signs(coefficients: int) -> Floats:
+    """[K] of the coefficients beside the constant one: those of odd order m change their sign."""
+    degree = SH_REST.index(coefficients)
+    orders = [m for band in range(1, degree + 1) for m in range(-band, band + 1)]
+    return np.array([-1.0 if m % 2 else 1.0 for m in orders], np.float32)
+
+
+def transformed(columns: Columns, matrix: NDArray[np.float64]) -> Columns:
+    """The Gaussians moved by a 4x4 ``matrix`` for column vectors: a rotation, one scale for all axes, and a shift.
+
+    Raises ValueError, whose text goes on after "the transform", for any other.
+    """
+    linear, shift = matrix[:3, :3], matrix[:3, 3]
+    determinant = float(np.linalg.det(linear)) if np.isfinite(matrix).all() else math.nan
+    if not abs(determinant) > 0 or not np.array_equal(matrix[3], [0, 0, 0, 1]):
+        raise ValueError("is not one of rotation, scale and shift")
+    if determinant < 0:
+        raise ValueError("mirrors")
+    scale = determinant ** (1 / 3)
+    rotation = linear / scale
+    if not np.allclose(rotation @ rotation.T, np.eye(3), rtol=0, atol=_EVEN):
+        raise ValueError("shears, or scales its axes differently")
+    x, y, z, w = Rotation.from_matrix(rotation).as_quat()
+    a, b, c, d = columns.quats.astype(np.float64).T
+    quats = [w * a - x * b - y * c - z * d, w * b + x * a + y * d - z * c]
+    quats += [w * c - x * d + y * a + z * b, w * d + x * c - y * b + z * a]
+    mixed = np.einsum("ij,njc->nic", sh_rotation(rotation, columns.shN.shape[1]), columns.shN.astype(np.float64))
+    return columns._replace(
+        means=(columns.means.astype(np.float64) @ linear.T + shift).astype(np.float32),
+        quats=np.stack(quats, axis=1).astype(np.float32),
+        log_scales=(columns.log_scales + math.log(scale)).astype(np.float32),
+        shN=mixed.astype(np.float32),
+    )
+
+
+def placed(columns: Columns, matrix: NDArray[np.float64], path: Path) -> Columns:
+    """``transformed`` for what a file says of its Gaussians. Raises ModelFileError."""
+    if np.array_equal(matrix, np.eye(4)):
+        return columns
+    try:
+        return transformed(columns, matrix)
+    except ValueError as error:
+        raise ModelFileError(
+            f"it moves the Gaussians by a transform that {error}",
+            where=path,
+            remedy="apply the transform in the program that made the file",
+        ) from None
+
+
+def sh_rotation(rotation: NDArray[np.float64], coefficients: int) -> Doubles:
+    """[K, K]: what mixes the coefficients beside the constant one when what they describe is turned by ``rotation``.
+
+    The turned colour in a direction is the old one in the direction turned back; each band is solved for by itself.
+    """
+    degree = SH_REST.index(coefficients)
+    directions = np.random.default_rng(0).normal(size=(_DIRECTIONS, 3))
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    new, old = (sh_basis(torch.from_numpy(d), degree).numpy() for d in (directions, directions @ rotation))
+    mixing = np.zeros((coefficients, coefficients))
+    for band in range(1, degree + 1):
+        place = slice(SH_REST[band - 1], SH_REST[band])
+        there = slice(SH_REST[band - 1] + 1, SH_REST[band] + 1)
+        mixing[place, place] = np.linalg.lstsq(new[:, there], old[:, there], rcond=None)[0]
+    return mixing

@@ -1,0 +1,301 @@
+"""Frame: the stages of one view and the memory between them.
+
+Memory, float32, for N Gaussians of which V are visible and I tile pairs (bounded by B, the tiles of their boxes):
+  a Gaussian        records 64 + id 4 + rows 8 = 76 B, touched only where visible
+  a visible one     depth sort 16 B
+  a pair            while binning 12 B x B (on a GPU 26); lists 10 B x B; in the backward pass one row of 64 B x I
+  a pixel           image 12 + alpha 4; with gradients twice that
+Where B is too much for the budget, the view is made in bands of lines of tiles, with the pairs of one band at a time
+and the same bits; the backward pass then keeps the sum of a Gaussian's rows from band to band, 68 B more for each of N.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import Gaussians
+from splatcli.native import abi
+from splatcli.native.call import Backend, address
+from splatcli.rasterizer.bands import Band, IntersectionOverflow, Largest, plan_bands
+from splatcli.rasterizer.intersection_budget import LIST_BYTES, IntersectionBudget, MemoryBudget
+from splatcli.rasterizer.memory import Arena, Budget
+from splatcli.rasterizer.view import lines_of, tiles_of
+from splatcli.sizes import gib
+
+_log = logging.getLogger(__name__)
+
+#: Bytes of a pair while the CPU bins and lists it.
+PAIR_BYTES = 12 + LIST_BYTES
+
+
+@dataclass(slots=True)
+class RasterContext:
+    """One view in the making: call the stages in the order of the methods."""
+
+    backend: Backend
+    #: None: what the device has free.
+    budget: MemoryBudget | None = None
+    #: How much larger than it has to a growing buffer becomes; 0 for a frame of one view.
+    slack: float = 0.25
+    arena: Arena = field(init=False)
+    allowance: IntersectionBudget = field(init=False)
+    native: abi.Frame = field(default_factory=abi.Frame)
+    #: [COUNTERS] int64, where a deferred backend counts.
+    counters: Tensor | None = None
+    #: More than one where the view that was binned last did not fit at once.
+    bands: list[Band] = field(default_factory=list)
+    _source: Gaussians | None = None
+    _arrays: abi.GaussianArrays | None = None
+
+    def __post_init__(self) -> None:
+        self.arena = Arena(self.backend.device, self.slack)
+        self.allowance = IntersectionBudget(self.backend, self.budget or Budget(self.backend.device), self.arena)
+        if self.backend.deferred:
+            self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
+            self.native.counters = address(self.counters)
+
+    def _padded(self) -> int:
+        """Slots of the arrays over visible Gaussians."""
+        assert self._arrays is not None
+        return -(-int(self._arrays.n) // abi.CHUNK) * abi.CHUNK
+
+    def _take(self, name: str, numel: int, dtype: torch.dtype) -> int:
+        return address(self.arena.take(name, numel, dtype))
+
+    def project(self, view: abi.View, gaussians: Gaussians, adam: abi.Adam | None = None) -> abi.GaussianArrays:
+        """Activates, projects and colours; counts the visible and bounds their tile pairs.
+
+        adam: makes up for the steps that the SH rest of visible Gaussians has missed (see AdamState).
+        """
+        arrays = self.backend.arrays(gaussians)
+        padded = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
+        native = self.native
+        native.records = self._take("records", padded * abi.RECORD, self.backend.dtype)
+        native.ids = self._take("ids", padded, torch.int32)
+        native.chunk_counts = self._take("chunk_counts", 2 * (padded // abi.CHUNK), torch.int64)
+        native.row_starts = self._take("row_starts", padded, torch.int32)
+        native.row_counts = self._take("row_counts", padded, torch.int32)
+        native.visible = padded  # where counts are deferred, this is the room; else a result
+        self.backend.call("project", view, arrays, native, adam)
+        self._arrays = arrays
+        self._source = gaussians  # for words about the largest of them; bin() lets go of it
+        return arrays
+
+    def bin(
+        self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None, with_rows: bool = True
+    ) -> None:
+        """Lists what reaches each tile, front to back, or decides on the bands in which blending will list it.
+
+        room: pairs to make room for, where the backend defers its counts. With None the bound is fetched, which waits
+            for the device; with a number nothing waits unless it is over the budget, and the overflow flag tells when
+            it was too small.
+        with_rows: whether there will be a backward pass, which needs more memory.
+        Raises ResourceError, before anything is allocated for pairs, when not even a line of tiles fits the budget.
+        """
+        bound = self.pair_bound() if self.counters is None or room is None else room
+        self._arrays = arrays
+        try:
+            self.bands = self._plan(view, bound, room is not None, with_rows)
+        finally:
+            self._source = None
+        self.native.pair_bound = sum(band.pairs for band in self.bands)
+        if len(self.bands) == 1:
+            self._list(view)
+
+    def _list(self, view: abi.View) -> None:
+        """Bins the view's lines; native.pair_bound has their pairs."""
+        native = self.native
+        tiles = tiles_of(view)
+        native.workspace_bytes = self.backend.call("bin_bytes", view, native)
+        native.workspace = self._take("workspace", native.workspace_bytes, torch.uint8)
+        native.tile_starts = self._take("tile_starts", tiles + 1, torch.int64)
+        native.tile_ends = self._take("tile_ends", tiles, torch.int32)
+        native.pair_records = self._take("pair_records", native.pair_bound, torch.int32)
+        native.pair_rows = self._take("pair_rows", native.pair_bound, torch.int32)
+        native.pair_masks = self._take("pair_masks", native.pair_bound, torch.int16)
+        self.backend.call("bin", view, self._arrays, native)
+
+    def _listed(self, view: abi.View) -> Iterator[tuple[abi.View, bool]]:
+        """The view band by band, each binned when it is its turn; with the last one, True."""
+        if len(self.bands) <= 1:
+            yield view, True
+            return
+        for band in self.bands:
+            part = abi.View.from_buffer_copy(view)
+            part.line_begin, part.line_end = band.begin, band.end
+            self.native.pair_bound = max(1, band.pairs)
+            self._list(part)
+            yield part, band is self.bands[-1]
+        self.native.pair_bound = sum(band.pairs for band in self.bands)
+
+    def pair_bound(self) -> int:
+        """At least the number of pairs of the view that was projected last; waits for a deferred backend."""
+        if self.counters is None:
+            return int(self.native.pair_bound)
+        return max(1, int(self.counters[abi.COUNT_PAIR_BOUND]))
+
+    def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
+        """Fills image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
+        out = self.images(view, image, alpha, depth)
+        for part, _ in self._listed(view):
+            self.backend.call("blend", part, self.native, self.backend.pointer(background, 3), out)
+
+    def blend_vjp(
+        self,
+        view: abi.View,
+        background: Tensor,
+        out: abi.Images,
+        v_out: abi.Images,
+        v_background: Tensor | None = None,
+    ) -> None:
+        """Gradient rows of the pairs, and of the background [3], from those of the images."""
+        partials, v_colour = None, None
+        if v_background is not None:
+            partials = self._take("background_partials", 3 * tiles_of(view), self.backend.dtype)
+            v_colour = self.backend.pointer(v_background, 3)
+        colour = self.backend.pointer(background, 3)
+        sums = self._begin_sums() if len(self.bands) > 1 else None
+        for part, is_last in self._listed(view):
+            pairs = self.native.pairs if self.counters is None else self.native.pair_bound
+            self.native.rows = self._take("rows", pairs * abi.ROW, self.backend.dtype)
+            self.backend.call(
+                "blend_vjp", part, self.native, colour, out, v_out, partials, v_colour if is_last else None
+            )
+            if sums is not None:
+                self.backend.call("sum_rows", self._arrays, self.native, *sums)
+        if sums is not None:
+            self._end_sums(*sums)
+
+    def _begin_sums(self) -> tuple[int, int]:
+        """Zeros for the sums of the rows, and for which Gaussians have any."""
+        padded = self._padded()
+        sums = self.arena.take("row_sums", padded * abi.ROW, self.backend.dtype).zero_()
+        reached = self.arena.take("reached", padded, torch.int32).zero_()
+        return address(sums), address(reached)
+
+    def _end_sums(self, sums: int, reached: int) -> None:
+        """What project_vjp sees: one row for each Gaussian that has any, in the order of the Gaussians."""
+        padded = self._padded()
+        starts = self.arena.take("row_starts", padded, torch.int32)
+        torch.arange(padded, dtype=torch.int32, out=starts[:padded])
+        self.native.rows, self.native.row_counts = sums, reached
+
+    def hold(self, arrays: abi.GaussianArrays) -> None:
+        """Take parameters that are projected here and blended elsewhere, or the reverse (rasterizer/shards.py)."""
+        self._arrays, self._source = arrays, None
+
+    def take_sums(self, slots: Tensor, sums: Tensor, reached: Tensor) -> None:
+        """Sums of gradient rows [V, ROW] that were made elsewhere, for the records in ``slots`` [V]; see seen()."""
+        starts = self._begin_sums()
+        self.arena.take("row_sums", 0, self.backend.dtype)[: self._padded() * abi.ROW].view(-1, abi.ROW)[slots] = sums
+        self.arena.take("reached", 0, torch.int32)[slots] = reached
+        self._end_sums(*starts)
+
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """(indices [V] of the visible Gaussians, the slots [V] of their records), int64; waits for a device."""
+        slots = self._padded()
+        counts = self.arena.take("chunk_counts", 0, torch.int64)[: 2 * (slots // abi.CHUNK) : 2]
+        taken = torch.arange(abi.CHUNK, device=counts.device) < counts[:, None]
+        rows = taken.flatten().nonzero().squeeze(1)
+        return self.arena.take("ids", 0, torch.int32)[rows].long(), rows
+
+    def summed_rows(self) -> Tensor:
+        """[slots, ROW] what blend_vjp left for each Gaussian's record, summed over its tiles."""
+        slots = self._padded()
+        if len(self.bands) <= 1:
+            self.backend.call("sum_rows", self._arrays, self.native, *self._begin_sums())
+        return self.arena.take("row_sums", 0, self.backend.dtype)[: slots * abi.ROW].view(slots, abi.ROW)
+
+    def project_vjp(
+        self,
+        view: abi.View,
+        arrays: abi.GaussianArrays,
+        *,
+        gradients: abi.GaussianArrays | None = None,
+        adam: abi.Adam | None = None,
+        v_viewmat: Tensor | None = None,
+        grad2d: Tensor | None = None,
+        count: Tensor | None = None,
+    ) -> None:
+        """Gradients of the raw parameters into ``gradients``, or at once through ``adam`` into the parameters.
+
+        v_viewmat: [4, 4], filled. grad2d, count: [N], added to (see DensifyStats).
+        """
+        pointer = self.backend.pointer
+        out = abi.ProjectGrad()
+        if gradients is not None:
+            out.gradients = ctypes.pointer(gradients)
+        if adam is not None:
+            out.adam = ctypes.pointer(adam)
+        if v_viewmat is not None:
+            chunks = -(-arrays.n // abi.CHUNK)
+            out.pose_partials = self._take("pose_partials", chunks * abi.POSE, self.backend.dtype)
+            out.v_viewmat = pointer(v_viewmat, 4, 4)
+        if grad2d is not None and count is not None:
+            out.grad2d, out.count = pointer(grad2d, arrays.n), pointer(count, arrays.n)
+        self.backend.call("project_vjp", view, arrays, self.native, out)
+
+    def images(self, view: abi.View, image: Tensor, alpha: Tensor | None, depth: Tensor | None) -> abi.Images:
+        """Pointers to images or to their gradients; what is None is left out."""
+        h, w = view.height, view.width
+        pointer = self.backend.pointer
+        return abi.Images(
+            image=pointer(image, h, w, 3),
+            alpha=None if alpha is None else pointer(alpha, h, w),
+            depth=None if depth is None else pointer(depth, h, w),
+        )
+
+    def _plan(self, view: abi.View, bound: int, is_guess: bool, with_rows: bool) -> list[Band]:
+        """One band where ``bound`` pairs fit the budget, else several. is_guess: the true bound may be less."""
+        assert self._arrays is not None
+        if self.allowance.grants(self._arrays.n, view, self.native, bound, with_rows=with_rows):
+            return [Band(0, lines_of(view.height), bound)]
+        if is_guess:
+            return self._plan(view, self.pair_bound(), False, with_rows)
+        if self._crowd(view, bound, None, with_rows).is_absurd():
+            raise self._crowd(view, bound, None, with_rows).refusal()
+        line_pairs = torch.zeros(lines_of(view.height), dtype=torch.int64, device=self.backend.device)
+        self.backend.call("line_pairs", view, self._arrays, self.native, address(line_pairs))
+        lines: list[int] = line_pairs.tolist()
+        try:
+            bands = plan_bands(lines, self.allowance.most_pairs(view, self.native, with_rows))
+        except ValueError:
+            raise self._crowd(view, bound, max(lines), with_rows).refusal() from None
+        self.allowance.grant_bands(view, self.native, max(band.pairs for band in bands), with_rows)
+        if not self.allowance.budget.told:
+            self.allowance.budget.told = True
+            wanted, left = self.allowance.nbytes(view, self.native, bound, with_rows), self.allowance.left()
+            _log.warning(
+                "the %s tile pairs of a %dx%d view want %s, and %s are left: it is made in %d bands, with the same "
+                "bits but slower", f"{bound:,}", view.width, view.height, gib(wanted), gib(left), len(bands),
+            )  # fmt: skip
+        return bands
+
+    def _crowd(self, view: abi.View, bound: int, fullest_line: int | None, with_rows: bool) -> IntersectionOverflow:
+        """What there is to say of a view that is over the budget."""
+        slots = self._padded()
+
+        def chunks(name: str, dtype: torch.dtype, numel: int) -> Tensor:
+            return self.arena.take(name, numel, dtype)[:numel].view(slots // abi.CHUNK, -1)
+
+        visible = chunks("chunk_counts", torch.int64, 2 * (slots // abi.CHUNK))[:, 0]
+        ids, tiles = (chunks(name, torch.int32, slots) for name in ("ids", "row_counts"))
+        nbytes = self.allowance.nbytes
+        return IntersectionOverflow(
+            view.width,
+            view.height,
+            tiles_of(view),
+            int(visible.sum()),
+            bound,
+            nbytes(view, self.native, bound, with_rows),
+            None if fullest_line is None else nbytes(view, self.native, fullest_line, with_rows),
+            self.allowance.left(),
+            # Where records come from elsewhere, nothing is known of what they are of.
+            Largest([], [], []) if self._source is None else Largest.of(ids, tiles, visible, self._source.log_scales),
+        )

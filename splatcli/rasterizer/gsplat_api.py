@@ -1,0 +1,655 @@
+"""rasterization(): the call of gsplat, for programs written for it; names, shapes and returns are its own.
+
+What it takes is activated (standard deviations, opacities in 0..1), as there. Here is the border: it becomes raw, by
+a logarithm and a logit that autograd sees, and goes through the one renderer that there is. docs/api.md has the table
+of what is supported.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from splatcli.errors import UsageError
+from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.rasterizer.rendering import Projected, Render, ViewRender
+from splatcli.rasterizer.view import Z_FAR, Z_NEAR
+from splatcli.scene.camera import Camera
+
+RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
+
+#: The constant SH basis function: colour = 0.5 + SH0 * coefficient.
+SH0 = 0.28209479177387814
+
+#: Opacities and standard deviations are kept this far from where their logit or logarithm is infinite.
+_MOST_OPAQUE, _LEAST = 1.0 - 2.0**-24, 1e-12
+
+_HALVES = (torch.float16, torch.bfloat16)
+
+#: Arguments that have one value here, with what to say to another.
+_FIXED: dict[str, tuple[Any, str]] = {
+    "radius_clip": (0.0, "Gaussians are culled by what they reach, not by a radius"),
+    "eps2d": (0.3, "the blur of 0.3 square pixels is part of the kernels"),
+    "sparse_grad": (False, "gradients are dense; training here needs none, see splatcli.rasterizer.engine_for"),
+    "camera_model": ("pinhole", "undistort the images: splat does on load"),
+    "covars": (None, "give quats and scales"),
+    "with_ut": (False, "undistort the images, then the projection needs no unscented transform"),
+    "with_eval3d": (False, "Gaussians are evaluated in the image plane; leave it out"),
+    "return_normals": (False, "take them from the gradient of a rendered depth"),
+    "global_z_order": (True, "Gaussians are blended in the order of camera z"),
+    "rays": (None, "give viewmats and Ks"),
+    "radial_coeffs": (None, "undistort the images: splat does on load"),
+    "tangential_coeffs": (None, "undistort the images: splat does on load"),
+    "thin_prism_coeffs": (None, "undistort the images: splat does on load"),
+    "ftheta_coeffs": (None, "undistort the images: splat does on load"),
+    "lidar_coeffs": (None, "only pinhole cameras are rendered"),
+    "external_distortion_coeffs": (None, "undistort the images: splat does on load"),
+    "viewmats_rs": (None, "only global shutters are rendered"),
+    "extra_signals": (None, "concatenate them to colors, which take any number of channels"),
+    "extra_signals_sh_degree": (None, "concatenate them to colors, which take any number of channels"),
+}
+
+RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
+
+#: Pixels a side of the tiles that meta lists intersections with, unless the caller names another size.
+TILE_SIZE = 16
+
+
+def rasterization(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    colors: Tensor | None,
+    viewmats: Tensor,
+    Ks: Tensor,
+    width: int,
+    height: int,
+    near_plane: float = Z_NEAR,
+    far_plane: float = Z_FAR,
+    radius_clip: float = 0.0,
+    eps2d: float = 0.3,
+    sh_degree: int | None = None,
+    packed: bool = True,
+    tile_size: int | None = None,
+    backgrounds: Tensor | None = None,
+    render_mode: RenderMode = "RGB",
+    sparse_grad: bool = False,
+    absgrad: bool = False,
+    rasterize_mode: Literal["classic", "antialiased"] = "classic",
+    channel_chunk: int = 32,
+    distributed: bool = False,
+    camera_model: str = "pinhole",
+    segmented: bool = False,
+    covars: Tensor | None = None,
+    with_ut: bool = False,
+    with_eval3d: bool = False,
+    return_normals: bool = False,
+    global_z_order: bool = True,
+    rays: Tensor | None = None,
+    radial_coeffs: Tensor | None = None,
+    tangential_coeffs: Tensor | None = None,
+    thin_prism_coeffs: Tensor | None = None,
+    ftheta_coeffs: object = None,
+    lidar_coeffs: object = None,
+    external_distortion_coeffs: object = None,
+    rolling_shutter: object = "GLOBAL",
+    viewmats_rs: Tensor | None = None,
+    ut_params: object = None,
+    extra_signals: Tensor | None = None,
+    extra_signals_sh_degree: int | None = None,
+    renderer_config: object = None,
+    *,
+    world: Ranks | None = None,
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Renders N Gaussians from C cameras, differentiably; leading batch dimensions ``...`` as in gsplat.
+
+    means: [..., N, 3] world units. quats: [..., N, 4] w x y z, any length. scales: [..., N, 3] standard deviations, of
+        either sign. opacities: [..., N] in 0..1. N may be 0, and C.
+    colors: [..., (C,) N, D] as they are; or with ``sh_degree`` SH coefficients [..., (C,) N, K, 3], or [N, K, 3] that
+        the whole batch shares. Modes without RGB look at no colours, and take None.
+    viewmats: [..., C, 4, 4] world to camera, OpenCV axes; they get gradients. Ks: [..., C, 3, 3] pixels, no gradient.
+    backgrounds: [..., C, D].
+    packed: the rows of what is said about projections are those of visible Gaussians only; images are the same.
+    tile_size: of the intersections that meta lists; images do not depend on it.
+    channel_chunk, segmented, ut_params: accepted, and change no result.
+    rolling_shutter, renderer_config: gsplat's objects or None; only a global shutter and RendererConfig_MixedBatch.
+    The other arguments are accepted at their defaults, see docs/api.md.
+    distributed: each rank of ``world`` gives its own Gaussians and as many cameras as the others, and gets images of
+        all Gaussians from its own cameras; every rank has to call this and backward() as often. Poses get no gradient
+        then, and meta says nothing of projections. Without ``world`` the ranks are those of the default process group.
+
+    Half-precision tensors, as a network under autocast emits them, are computed in float32, whatever autocast says, and
+    get gradients of their own dtype; with float64 means all is float64. Images have the dtype of the computation.
+
+    Returns (images [..., C, H, W, X], alphas [..., C, H, W, 1], meta). X is D, and one more with a depth; "D" is the
+    sum of weight times camera z, "ED" that divided by alpha. meta["means2d"] is part of the graph between the means and
+    the images; its gradient is in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its
+    ``absgrad`` (of more than three channels those of each three). The tile intersections in meta are listed when they
+    are first looked at.
+    Raises UsageError for what is not supported, ValueError for shapes that do not fit, DistributedError on all ranks
+    when they do not agree.
+    """
+    given = locals()
+    for name, (only, why) in _FIXED.items():
+        if given[name] is not only and (isinstance(given[name], Tensor) or given[name] != only):
+            value = "a tensor" if isinstance(given[name], Tensor) else repr(given[name])
+            raise UsageError(f"{name}={value} is not supported", where="rasterization()", remedy=why)
+    # gsplat's own enum and classes, which need not be installed here.
+    if getattr(rolling_shutter, "name", rolling_shutter) not in (None, "GLOBAL"):
+        why = "only global shutters are rendered"
+        raise UsageError(f"rolling_shutter={rolling_shutter!r} is not supported", where="rasterization()", remedy=why)
+    if renderer_config is not None and type(renderer_config).__name__ != "RendererConfig_MixedBatch":
+        why = "leave renderer_config out; it changes no image"
+        raise UsageError(f"renderer_config={renderer_config!r} is not supported", where="rasterization()", remedy=why)
+    if tile_size is not None and not (isinstance(tile_size, int) and tile_size > 0):
+        raise UsageError(
+            f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
+        )
+    if world is not None and not distributed:
+        raise UsageError(
+            "world is given without distributed=True",
+            where="rasterization()",
+            remedy="distributed=True; or leave world out: then the render is local",
+        )
+    if distributed and world is None:
+        world = _default_ranks(means.device)
+    if render_mode not in RENDER_MODES:
+        raise UsageError(f"there is no render_mode {render_mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
+    if rasterize_mode not in ("classic", "antialiased"):
+        raise UsageError(f"there is no rasterize_mode {rasterize_mode!r}", remedy="classic or antialiased")
+    if "RGB" not in render_mode:
+        colors, sh_degree, backgrounds = means.new_zeros(*means.shape[:-1], 0), None, None
+    elif colors is None:
+        raise UsageError(f"render_mode {render_mode!r} needs colors", remedy="give colors, or render_mode='D' or 'ED'")
+    dtype = torch.float64 if means.dtype == torch.float64 else torch.float32
+    means, quats, scales, opacities, colors = (t.to(dtype) for t in (means, quats, scales, opacities, colors))
+    viewmats = viewmats.float() if viewmats.dtype in _HALVES else viewmats  # float64 poses come through exactly
+    backgrounds = None if backgrounds is None else backgrounds.to(dtype)
+    batch = means.shape[:-2]
+    if sh_degree is not None and batch and colors.dim() == 3:
+        colors = colors.expand(*batch, *colors.shape)
+    _check(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
+    cameras = viewmats.shape[-3]
+    if world is not None:
+        _check_sharded(world, batch, viewmats, cameras, sh_degree)
+    per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
+
+    def pictures() -> Iterator[_Picture]:
+        for at in itertools.product(*(range(size) for size in batch)):
+            raw = (
+                means[at],
+                quats[at],
+                scales[at].abs().clamp(min=_LEAST).log(),
+                torch.logit(opacities[at].clamp(_LEAST, _MOST_OPAQUE)),
+            )
+            for c in range(cameras):
+                own = colors[at][c] if per_camera else colors[at]
+                view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, world)
+                behind = None if backgrounds is None else backgrounds[at][c]
+                yield _Picture(raw, own, view, behind, sh_degree)
+
+    tile = tile_size or TILE_SIZE
+    meta: dict[str, Any] = {
+        "width": width,
+        "height": height,
+        "tile_size": tile,
+        "tile_width": -(-width // tile),
+        "tile_height": -(-height // tile),
+        "n_batches": math.prod(batch),
+        "n_cameras": cameras,
+    }
+    moved = (means, quats, scales, viewmats)
+    with torch.autocast(means.device.type, enabled=False):
+        if world is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
+            # meta's projected means lie between the parameters and the images, so all cameras are projected first.
+            waiting = list(pictures())
+            seen = [picture.project() for picture in waiting]
+            projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
+            means2d, rows, shares = projections.in_graph(Ks, *moved)
+            if absgrad:
+                projections.hand_out_absgrad(means2d, waiting)
+            shown = [picture.draw(*row) for picture, *row in zip(waiting, rows, shares, strict=True)]
+        else:
+            seen, shown = [], []
+            for picture in pictures():
+                shown.append(picture.draw())
+                if world is None:
+                    seen.append(picture.project())
+            if world is None:
+                projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
+                means2d = projections.means2d
+        images = [_stacked(*one, render_mode) for one in shown]
+        shape = (*batch, cameras, height, width)
+        if images:
+            image, alpha = torch.stack(images), torch.stack([alpha for _, alpha, _ in shown])
+        else:
+            # Nothing of nothing, but part of the graph, so that backward() finds its way.
+            nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
+            image = means.new_zeros(0, _depth_of(render_mode, colors)) + nothing
+            alpha = image[:, :1]
+    if world is None:
+        meta = projections.meta(meta, means2d)
+    return image.view(*shape, -1 if images else image.shape[-1]), alpha.view(*shape, 1), meta
+
+
+class Ranks(Protocol):
+    """Processes that render together, as seen from here (splatcli.distributed.World is one)."""
+
+    def tell(self, what: str, numbers: Sequence[float]) -> list[list[float]]: ...
+
+    def agree(self, what: str, **facts: int) -> None: ...
+
+    def render(
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        *,
+        background: Tensor | None,
+        antialiased: bool,
+        z_range: tuple[float, float],
+    ) -> Render: ...
+
+
+def _default_ranks(device: torch.device) -> Ranks:
+    """Those of the default process group. Raises UsageError where there is none."""
+    import splatcli
+
+    ranks: Ranks = splatcli.default_world(device)
+    return ranks
+
+
+def _check_sharded(world: Ranks, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None) -> None:
+    """UsageError for what ranks cannot do together, DistributedError where they do not agree."""
+    if batch:
+        raise UsageError("batches are not supported with distributed=True", remedy="one call for each")
+    if viewmats.requires_grad:
+        raise UsageError("poses get no gradient with distributed=True", remedy="viewmats.detach()")
+    world.agree("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
+
+
+class _View:
+    """A camera with the tensor that its pose may get a gradient through."""
+
+    def __init__(
+        self,
+        viewmat: Tensor,
+        K: Tensor,
+        width: int,
+        height: int,
+        near: float,
+        far: float,
+        mode: str,
+        world: Ranks | None = None,
+    ) -> None:
+        self.world = world
+        k = K.detach().double().cpu()
+        self.viewmat = viewmat
+        self.camera = Camera(
+            name="",
+            width=width,
+            height=height,
+            fx=float(k[0, 0]),
+            fy=float(k[1, 1]),
+            cx=float(k[0, 2]),
+            cy=float(k[1, 2]),
+            viewmat=viewmat.detach().double().cpu().numpy(),
+        )
+        self.z_range = (near, far)
+        self.antialiased = mode == "antialiased"
+
+    def lift(self, colors: Tensor) -> Tensor:
+        """[] what has to be added to ``colors`` to leave none below 0; of several ranks the most that any needs."""
+        own = (-colors.detach().amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
+        return (
+            own if self.world is None else own.new_tensor(max(v for (v,) in self.world.tell("colours", [float(own)])))
+        )
+
+    def prepare(self, gaussians: Gaussians, background: Tensor | None) -> ViewRender:
+        return ViewRender(
+            gaussians,
+            self.camera,
+            background=background,
+            viewmat=self.viewmat if self.viewmat.requires_grad else None,
+            antialiased=self.antialiased,
+            z_range=self.z_range,
+        )
+
+
+class _Picture:
+    """What one camera sees, made three channels at a time; the first three are projected at once."""
+
+    def __init__(
+        self,
+        raw: tuple[Tensor, Tensor, Tensor, Tensor],
+        colors: Tensor,
+        view: _View,
+        background: Tensor | None,
+        sh_degree: int | None,
+    ) -> None:
+        self.raw, self.colors, self.view, self.background, self.sh_degree = raw, colors, view, background, sh_degree
+        self.gaussians, self.lift = self._chunk(0)
+        self.first = view.prepare(self.gaussians, self._behind(0)) if view.world is None else None
+        self.halves = [] if self.first is None else [self.first]
+
+    def project(self) -> Projected:
+        assert self.first is not None
+        return self.first.project()
+
+    def absgrad(self) -> Tensor:
+        """[N, 2] what backward() has left of the pixels' magnitudes, of all channels."""
+        return torch.stack([half.project().absgrad for half in self.halves]).sum(dim=0)
+
+    def draw(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return image [H, W, D], alpha [H, W] and depth [H, W]. means2d, shares: as in ViewRender.blend()."""
+        shown = self._blend(self.first, self.gaussians, 0, means2d, shares)
+        if self.sh_degree is not None:
+            return shown.image, shown.alpha, shown.depth
+        channels = self.colors.shape[1]
+        parts, lift, alpha, depth = [], self.lift, shown.alpha, shown.depth
+        for begin in range(0, max(1, channels), 3):
+            if begin > 0:
+                gaussians, lift = self._chunk(begin)
+                half = self.view.prepare(gaussians, self._behind(begin)) if self.view.world is None else None
+                # Every chunk adds its share to the gradient of the same projected means.
+                shown = self._blend(half, gaussians, begin, means2d, shares)
+                if half is not None:
+                    self.halves.append(half)
+            parts.append((shown.image - lift * shown.alpha[..., None])[..., : channels - begin])
+        return torch.cat(parts, dim=-1), alpha, depth
+
+    def _blend(
+        self, half: ViewRender | None, gaussians: Gaussians, begin: int, means2d: Tensor | None, shares: Tensor | None
+    ) -> Render:
+        if half is not None:
+            return half.blend(means2d, shares)
+        view = self.view
+        assert view.world is not None
+        return view.world.render(
+            gaussians,
+            view.camera,
+            background=self._behind(begin),
+            antialiased=view.antialiased,
+            z_range=view.z_range,
+        )
+
+    def _chunk(self, begin: int) -> tuple[Gaussians, Tensor]:
+        """The Gaussians in three channels from ``begin`` on, and what was added to keep these above 0."""
+        if self.sh_degree is not None:
+            rest = self.colors[:, 1 : 1 + SH_REST[self.sh_degree]]
+            return Gaussians(*self.raw, self.colors[:, 0], rest), self.colors.new_zeros(())
+        part = self.colors[:, begin : begin + 3]
+        # The kernels cut colours off at 0. What is added here to keep them above is taken off again where it shows.
+        lift = self.view.lift(part)
+        padded = torch.nn.functional.pad(part + lift, (0, 3 - part.shape[1]))
+        none = self.colors.new_zeros(len(self.colors), 0, 3)
+        return Gaussians(*self.raw, (padded - 0.5) / SH0, none), lift
+
+    def _behind(self, begin: int) -> Tensor | None:
+        if self.background is None or self.sh_degree is not None:
+            return self.background
+        part = self.background[begin : begin + 3]
+        return torch.nn.functional.pad(part, (0, 3 - part.shape[0]))
+
+
+def _depth_of(mode: RenderMode, colors: Tensor) -> int:
+    """Channels of the images in ``mode``."""
+    return (colors.shape[-1] if "RGB" in mode else 0) + (mode != "RGB")
+
+
+def _stacked(image: Tensor, alpha: Tensor, depth: Tensor, mode: RenderMode) -> Tensor:
+    """[H, W, X] what ``mode`` asks for."""
+    if mode == "RGB":
+        return image
+    if mode.endswith("ED"):
+        depth = depth / alpha.clamp(min=1e-10)
+    return depth[..., None] if mode in ("D", "ED") else torch.cat([image, depth[..., None]], dim=-1)
+
+
+class _Projections:
+    """What meta says of the projections, dense or with a row for each Gaussian that a camera sees."""
+
+    def __init__(
+        self,
+        seen: list[Projected],
+        opacities: Tensor,
+        batch: torch.Size,
+        cameras: int,
+        packed: bool,
+        antialiased: bool,
+    ) -> None:
+        self.images, self.cameras, self.count = len(seen), cameras, opacities.shape[-1]
+        self.shape = (*batch, cameras, self.count)
+        like = opacities.detach()
+
+        def stack(name: str, *tail: int, dtype: torch.dtype | None = None) -> Tensor:
+            if seen:
+                return torch.stack([getattr(one, name) for one in seen])
+            return like.new_zeros(0, self.count, *tail, dtype=dtype)
+
+        radii = stack("radii", 2, dtype=torch.int32)
+        self.visible = (radii > 0).all(dim=-1)
+        #: Image and Gaussian of each row, where meta is packed.
+        self.rows = self.visible.nonzero().unbind(dim=1) if packed else None
+        # Antialiasing scales them by what the projection knows.
+        own = (
+            stack("opacities")
+            if antialiased
+            else like.reshape(math.prod(batch), self.count).repeat_interleave(cameras, dim=0)
+        )
+        self.radii, self.opacities = self._lay(radii), self._lay(own)
+        self.means2d, self.depths, self.conics = (
+            self._lay(stack(name, *tail)) for name, *tail in (("means2d", 2), ("depths",), ("conics", 3))
+        )
+
+    def _lay(self, dense: Tensor) -> Tensor:
+        """``dense`` [images, N, ...] in the layout of meta."""
+        return dense.view(*self.shape, *dense.shape[2:]) if self.rows is None else dense[self.rows]
+
+    def _dense(self, laid: Tensor) -> Tensor:
+        """[images, N, 2] from the layout of meta, differentiably."""
+        if self.rows is None:
+            return laid.reshape(self.images, self.count, 2)
+        return laid.new_zeros(self.images, self.count, 2).index_put(self.rows, laid)
+
+    def in_graph(
+        self, Ks: Tensor, means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """Return meta's means2d as a part of the graph, and what ViewRender.blend() takes for each image."""
+        # torch leaves Function.apply without types.
+        means2d, shares = _Means2d.apply(self, Ks, means, quats, scales, viewmats)  # type: ignore[no-untyped-call]
+        means2d.retain_grad()
+        return means2d, self._dense(means2d).unbind(0), shares.unbind(0)
+
+    def hand_out_absgrad(self, means2d: Tensor, pictures: list[_Picture]) -> None:
+        """Have backward() leave the pixels' magnitudes in ``means2d.absgrad``."""
+        known = weakref.ref(means2d)  # the hook belongs to it
+
+        def hand_out(_: Tensor) -> None:
+            tensor = known()
+            if tensor is not None and pictures:
+                tensor.absgrad = self._lay(torch.stack([one.absgrad() for one in pictures]))  # type: ignore[attr-defined]
+
+        means2d.register_hook(hand_out)  # type: ignore[no-untyped-call]
+
+    def meta(self, facts: dict[str, Any], means2d: Tensor) -> dict[str, Any]:
+        """Return gsplat's dictionary."""
+        image_ids, gaussian_ids = (None, None) if self.rows is None else self.rows
+        fields = {
+            "batch_ids": None if image_ids is None else image_ids // max(1, self.cameras),
+            "camera_ids": None if image_ids is None else image_ids % max(1, self.cameras),
+            "gaussian_ids": gaussian_ids,
+            "radii": self.radii,
+            "means2d": means2d,
+            "depths": self.depths,
+            "conics": self.conics,
+            "opacities": self.opacities,
+        }
+        return _Meta(fields | facts, lambda: self._intersections(facts))
+
+    def _intersections(self, facts: dict[str, Any]) -> dict[str, Tensor]:
+        """Return which tiles each Gaussian's box meets, sorted by image, tile and depth, as gsplat encodes it."""
+        across, down, size = facts["tile_width"], facts["tile_height"], facts["tile_size"]
+        tiles = across * down
+        centre, half = self.means2d.detach().reshape(-1, 2) / size, self.radii.reshape(-1, 2) / size
+        limit = torch.tensor([across, down], device=centre.device)
+        low = torch.minimum((centre - half).floor().long().clamp(min=0), limit)
+        high = torch.minimum((centre + half).ceil().long().clamp(min=0), limit)
+        sides = (high - low) * (self.radii.reshape(-1, 2) > 0).all(dim=-1, keepdim=True)
+        per = sides.prod(dim=-1)
+        row = torch.repeat_interleave(torch.arange(len(per), device=per.device), per)
+        place = torch.arange(len(row), device=per.device) - (per.cumsum(0) - per)[row]
+        wide = sides[row, 0]
+        tile = (low[row, 1] + place // wide) * across + low[row, 0] + place % wide
+        image = row // max(1, self.count) if self.rows is None else self.rows[0][row]
+        depth = self.depths.reshape(-1)[row].float().view(torch.int32).long() & 0xFFFFFFFF
+        ids, order = torch.sort((((image << tiles.bit_length()) | tile) << 32) | depth, stable=True)
+        # The tiles of all images one after the other, to find where each begins.
+        listed = (image * tiles + tile)[order]
+        begins = torch.searchsorted(listed, torch.arange(self.images * tiles, device=listed.device))
+        return {
+            "tiles_per_gauss": per.int().view(self.radii.shape[:-1]),
+            "isect_ids": ids,
+            "flatten_ids": row[order].int(),
+            "isect_offsets": begins.int().view(*self.shape[:-1], down, across),
+        }
+
+
+class _Meta(dict[str, Any]):
+    """A dictionary whose tile intersections are listed when they are first looked at: few programs do, and it takes
+    as long as a render."""
+
+    LISTED = ("tiles_per_gauss", "isect_ids", "flatten_ids", "isect_offsets")
+
+    def __init__(self, fields: dict[str, Any], listing: Callable[[], dict[str, Tensor]]) -> None:
+        super().__init__(fields | dict.fromkeys(self.LISTED))
+        self._listing: Callable[[], dict[str, Tensor]] | None = listing
+
+    def _list(self) -> None:
+        if self._listing is not None:
+            listing, self._listing = self._listing, None
+            super().update(listing())
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.LISTED:
+            self._list()
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        if key in self.LISTED:
+            self._list()
+        return super().get(key, default)
+
+    # A copy asks for the keys first: dict(meta), {**meta}, meta.copy().
+    def __iter__(self) -> Iterator[str]:
+        self._list()
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self._list()
+        return super().keys()
+
+    def values(self) -> Any:
+        self._list()
+        return super().values()
+
+    def items(self) -> Any:
+        self._list()
+        return super().items()
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    def pop(self, key: str, *default: Any) -> Any:
+        self._list()
+        return super().pop(key, *default)
+
+    def __reduce__(self) -> Any:
+        return dict, (self.copy(),)
+
+
+class _Means2d(torch.autograd.Function):
+    """meta's projected means between the parameters and the images.
+
+    Of their gradient, the images' part is known to the images' own backward passes, which bring it to the parameters
+    themselves; they report it in ``shares``. What is left is what the caller's own loss has in them, and goes through
+    the projection of a point.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, projections: _Projections, Ks: Tensor, means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.projections = projections
+        ctx.save_for_backward(Ks, means, viewmats)
+        shares = projections.means2d.new_zeros(()).expand(projections.images, projections.count, 2)
+        return projections.means2d.clone(), shares
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, v_means2d: Tensor | None, v_shares: Tensor | None) -> tuple[Tensor | None, ...]:
+        if v_means2d is None:
+            return None, None, None, None, None, None
+        projections: _Projections = ctx.projections
+        rest = projections._dense(v_means2d)
+        rest = rest if v_shares is None else rest - v_shares
+        if not bool(rest.any()):
+            return None, None, None, None, None, None
+        Ks, means, viewmats = ctx.saved_tensors
+        visible = projections.visible.view(projections.shape)
+        rest = rest.view(*projections.shape, 2)
+        with torch.enable_grad(), torch.autocast(means.device.type, enabled=False):
+            leaves = [means.detach().requires_grad_(), viewmats.detach().to(means.dtype).requires_grad_()]
+            points, poses = leaves
+            seen = points[..., None, :, :] @ poses[..., :3, :3].mT + poses[..., None, :3, 3]
+            z = torch.where(visible, seen[..., 2], 1.0)
+            focal = torch.stack([Ks[..., 0, 0], Ks[..., 1, 1]], dim=-1).to(means)[..., None, :]
+            at = torch.where(visible[..., None], focal * seen[..., :2] / z[..., None], 0.0)
+            v_means, v_viewmats = torch.autograd.grad(at, leaves, rest)
+        return None, None, v_means, None, None, v_viewmats.to(viewmats.dtype)
+
+
+def _check(
+    means: Tensor,
+    quats: Tensor,
+    scales: Tensor,
+    opacities: Tensor,
+    colors: Tensor,
+    viewmats: Tensor,
+    Ks: Tensor,
+    backgrounds: Tensor | None,
+    sh_degree: int | None,
+) -> None:
+    """ValueError for the first shape that does not fit, with what was expected."""
+    batch, n, cameras = tuple(means.shape[:-2]), means.shape[-2], viewmats.shape[-3]
+    if sh_degree is None:
+        tails: tuple[tuple[int, ...], ...] = ((n, colors.shape[-1]), (cameras, n, colors.shape[-1]))
+    else:
+        if not 0 <= sh_degree < len(SH_REST):
+            raise ValueError(f"sh_degree is {sh_degree}, not 0 to {len(SH_REST) - 1}")
+        terms = colors.shape[-2]
+        if terms < 1 + SH_REST[sh_degree]:
+            raise ValueError(f"colors has {terms} coefficients, degree {sh_degree} needs {1 + SH_REST[sh_degree]}")
+        tails = ((n, terms, 3), (cameras, n, terms, 3))
+    expected: dict[str, tuple[Tensor, tuple[tuple[int, ...], ...]]] = {
+        "means": (means, ((n, 3),)),
+        "quats": (quats, ((n, 4),)),
+        "scales": (scales, ((n, 3),)),
+        "opacities": (opacities, ((n,),)),
+        "colors": (colors, tails),
+        "viewmats": (viewmats, ((cameras, 4, 4),)),
+        "Ks": (Ks, ((cameras, 3, 3),)),
+    }
+    if backgrounds is not None:
+        expected["backgrounds"] = (backgrounds, ((cameras, colors.shape[-1]),))
+    for name, (tensor, fitting) in expected.items():
+        if tuple(tensor.shape) not in [(*batch, *tail) for tail in fitting]:
+            wanted = " or ".join(str((*batch, *tail)) for tail in fitting)
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {wanted}")

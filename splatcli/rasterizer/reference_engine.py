@@ -1,0 +1,102 @@
+"""ReferenceEngine: a training step in plain torch; the oracle of the fused one, and the way without a compiler."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.depth_loss import depth_loss_reference
+from splatcli.rasterizer.filter_3d import smoothed
+from splatcli.rasterizer.reference import blend_reference, loss_reference
+from splatcli.rasterizer.reference_projection import ALPHA_MIN, Splats, project_visible
+from splatcli.rasterizer.reference_regularisation import push_means_reference, regularise
+from splatcli.rasterizer.step_inputs import StepInputs, SyncEngine
+from splatcli.scene.camera import Camera
+
+
+class ReferenceEngine(SyncEngine):
+    """A StepEngine by autograd; any float dtype, any device, and slow."""
+
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
+        loss, grads, index, splats, v_means2d, slopes = self._backward(gaussians, inputs)
+        regularisation, stats, camera = inputs.regularisation, inputs.stats, inputs.camera
+        regularise(gaussians, grads, regularisation)
+        adam.apply_reference(gaussians, grads, inputs.lrs)
+        if regularisation.noise > 0.0:
+            push_means_reference(gaussians, adam.step, regularisation)
+        if stats is not None:
+            seen = _touches_image(splats, camera)
+            half = v_means2d.new_tensor([0.5 * camera.width, 0.5 * camera.height])
+            stats.grad2d.index_add_(0, index[seen], (v_means2d[seen] * half).norm(dim=1).to(stats.grad2d.dtype))
+            stats.count.index_add_(0, index[seen], stats.count.new_ones(int(seen.sum())))
+        if inputs.view_params is not None:
+            inputs.view_params.apply_grad(*slopes)
+        return loss
+
+    @staticmethod
+    def _backward(
+        gaussians: Gaussians, inputs: StepInputs
+    ) -> tuple[float, Gaussians, Tensor, Splats, Tensor, tuple[Tensor | None, Tensor | None]]:
+        """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, the rest).
+
+        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. The rest is what the step's correction
+        learns from.
+        """
+        camera, view_params = inputs.camera, inputs.view_params
+        viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
+        colours = None if view_params is None or view_params.colours is None else view_params.colours.to(viewmat)
+        with torch.enable_grad():
+            leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
+            pose = viewmat.requires_grad_(True) if view_params is not None and view_params.pose else None
+            shown = leaves if inputs.smoothing is None else smoothed(leaves, inputs.smoothing)
+            colours = None if colours is None else colours.detach().requires_grad_(True)
+            index, splats = project_visible(
+                shown, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
+            )
+            magnitudes = torch.zeros_like(splats.means2d, requires_grad=True)
+            image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
+            if colours is not None:
+                image = recolour_reference(image, colours)
+            if inputs.hidden is not None:
+                image = image.masked_fill(inputs.hidden[..., None], 0.0)
+            loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
+            if inputs.depth is not None:
+                loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
+            groups = [getattr(leaves, name) for name in GROUPS]
+            trained = [tensor for tensor in (pose, colours) if tensor is not None]
+            found = torch.autograd.grad(
+                loss,
+                [*groups, magnitudes if inputs.absgrad else splats.means2d, *trained],
+                allow_unused=True,
+                materialize_grads=True,
+            )
+        by_group, v_means2d, rest = found[: len(groups)], found[len(groups)], iter(found[len(groups) + 1 :])
+        slopes = (None if pose is None else next(rest).cpu(), None if colours is None else next(rest).cpu())
+        grads = Gaussians(**dict(zip(GROUPS, by_group, strict=True)))
+        return float(loss.detach()), grads, index, splats, v_means2d, slopes
+
+
+def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
+    """[H, W, 3] the colours of image after an exposure [3, 4] or a bilateral grid [12, L, Y, X]."""
+    if colours.dim() == 2:
+        return image @ colours[:, :3].T + colours[:, 3]
+    height, width, _ = image.shape
+    y, x = (torch.linspace(-1.0, 1.0, n, dtype=image.dtype, device=image.device) for n in (height, width))
+    luma = (image @ image.new_tensor([0.299, 0.587, 0.114])).clamp(0.0, 1.0)
+    place = torch.stack([x.expand(height, width), y[:, None].expand(height, width), 2.0 * luma - 1.0], dim=2)
+    maps = torch.nn.functional.grid_sample(
+        colours[None], place[None, None], mode="bilinear", padding_mode="border", align_corners=True
+    )[0, :, 0].view(3, 4, height, width)
+    return torch.einsum("ijhw,hwj->hwi", maps[:, :3], image) + maps[:, 3].permute(1, 2, 0)
+
+
+@torch.no_grad()
+def _touches_image(splats: Splats, camera: Camera) -> Tensor:
+    """[V] bool: the box around the area where alpha reaches 1/255 holds a pixel's centre (docs/math.md 5.2)."""
+    reach = 2.0 * (splats.opacities / ALPHA_MIN).log().clamp(min=0.0)
+    half = (reach[:, None] * splats.cov2d[:, ::2]).sqrt()
+    size = half.new_tensor([camera.width, camera.height])
+    low, high = splats.means2d - half, splats.means2d + half
+    return ((high >= 0.5) & (low <= size - 0.5)).all(dim=1)

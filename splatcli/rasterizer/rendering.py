@@ -1,0 +1,305 @@
+"""render(): raw parameters in, images out, gradients back; an autograd function over the native stages."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native import abi
+from splatcli.native.build import NoCompilerError
+from splatcli.native.call import Backend
+from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.filter_3d import smoothed
+from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.view import Z_FAR, Z_NEAR, view_of
+from splatcli.scene.camera import Camera
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Render:
+    """What a camera sees.
+
+    image [H, W, 3]  colour over the background, as trained (display space), not clamped above
+    alpha [H, W]     1 - transmittance
+    depth [H, W]     sum of blending weight times camera z, in world units; divide by alpha for the mean depth
+    """
+
+    image: Tensor
+    alpha: Tensor
+    depth: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Projected:
+    """Where the Gaussians of a view lie in the image; 0 where one is not seen.
+
+    means2d    [N, 2]  pixels
+    depths     [N]     camera z, world units
+    conics     [N, 3]  inverse 2D covariance: xx, xy, yy, per square pixel
+    radii      [N, 2]  int32, half the sides of the box in which a Gaussian reaches 1/255, pixels
+    opacities  [N]     as blended: antialiased ones are scaled
+    absgrad    [N, 2]  added to by backward() where blend() got ``means2d``: the pixels' shares of their gradient by
+                       their magnitudes, docs/math.md 6.3
+    """
+
+    means2d: Tensor
+    depths: Tensor
+    conics: Tensor
+    radii: Tensor
+    opacities: Tensor
+    absgrad: Tensor
+
+
+def render(
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    sh_degree: int | None = None,
+    background: Tensor | None = None,
+    viewmat: Tensor | None = None,
+    antialiased: bool = False,
+    smoothing: Tensor | None = None,
+    backend: Backend | None = None,
+    budget: MemoryBudget | None = None,
+    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+) -> Render:
+    """Renders one view, differentiably in all parameters, the background and the pose.
+
+    sh_degree: how many SH degrees to use; by default all that are there.
+    background: [3], black by default.
+    viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
+    antialiased: scale opacities by the area that the 0.3 px^2 blur added.
+    smoothing: [N] sizes of a 3D filter (rasterizer/filter_3d.py), without gradient; smoothed() Gaussians need none.
+    backend: where to run; by default the library of the parameters' device and dtype.
+    budget: bytes for tile pairs; by default nine tenths of what is free. What does not fit at once is rendered in bands
+        of lines of tiles, with the same bits.
+    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+
+    Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
+    dtype; float64 is computed in float64. Results are the same bits for any number of threads.
+    Without a compiler the plain torch reference renders, with a warning.
+    Raises ValueError for shapes that do not fit, ResourceError when memory would not suffice.
+    """
+    return ViewRender(
+        gaussians,
+        camera,
+        sh_degree=sh_degree,
+        background=background,
+        viewmat=viewmat,
+        antialiased=antialiased,
+        smoothing=smoothing,
+        backend=backend,
+        budget=budget,
+        z_range=z_range,
+    ).blend()
+
+
+class ViewRender:
+    """render() in two halves, for programs that look at the projected Gaussians in between.
+
+    The arguments are those of render().
+    """
+
+    def __init__(
+        self,
+        gaussians: Gaussians,
+        camera: Camera,
+        *,
+        sh_degree: int | None = None,
+        background: Tensor | None = None,
+        viewmat: Tensor | None = None,
+        antialiased: bool = False,
+        smoothing: Tensor | None = None,
+        backend: Backend | None = None,
+        budget: MemoryBudget | None = None,
+        z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    ) -> None:
+        """Project."""
+        if sh_degree is None:
+            sh_degree = gaussians.sh_degree
+        if not 0 <= sh_degree <= gaussians.sh_degree:
+            raise ValueError(f"sh_degree is {sh_degree}, the Gaussians hold 0 to {gaussians.sh_degree}")
+        dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
+
+        def prepare(tensor: Tensor) -> Tensor:
+            return tensor.to(dtype).contiguous()
+
+        self.background = prepare(gaussians.means.new_zeros(3) if background is None else background)
+        self.count = len(gaussians)
+        self.projected: Projected | None = None
+        self._plain: Render | None = None
+        try:
+            backend = backend or backend_for(gaussians.device, dtype)
+        except NoCompilerError as error:
+            _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
+            shown = gaussians if smoothing is None else smoothed(gaussians, smoothing)
+            with torch.autocast(gaussians.device.type, enabled=False):
+                self._plain = Render(
+                    *render_reference(
+                        shown.map(lambda t: t.to(dtype)),
+                        camera,
+                        sh_degree=sh_degree,
+                        background=self.background,
+                        viewmat=None if viewmat is None else viewmat.to(dtype),
+                        antialiased=antialiased,
+                    )
+                )
+            return
+        pose = torch.from_numpy(camera.viewmat) if viewmat is None else viewmat
+        if pose.shape != (4, 4):
+            raise ValueError(f"viewmat has shape {tuple(pose.shape)}, not (4, 4)")
+        self.has_pose = viewmat is not None
+        self.viewmat = prepare(pose)
+        self.parameters = [prepare(tensor) for _, tensor in gaussians.items()]
+        inputs = [*self.parameters, self.background, self.viewmat]
+        self.with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+        self._smoothing = None if smoothing is None else prepare(smoothing.detach())
+        self.frame = RasterContext(backend, budget, slack=0.0)
+        self.view = view_of(
+            camera,
+            sh_degree=sh_degree,
+            antialiased=antialiased,
+            with_depth=True,
+            # float64 poses come through exactly; a pose that is trained has its own dtype.
+            viewmat=self.viewmat.detach() if self.has_pose else None,
+            z_range=z_range,
+        )
+        if self._smoothing is not None:
+            self.view.smoothing = backend.pointer(self._smoothing, len(gaussians))
+        self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
+
+    def project(self) -> Projected:
+        """Return what the image plane knows of the Gaussians; all zeros in plain torch."""
+        if self.projected is None:
+            self.projected = self._empty() if self._plain is not None else _unpacked(self.frame, self._empty())
+        return self.projected
+
+    def blend(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> Render:
+        """Return the images.
+
+        means2d, shares: [N, 2] tensors of a graph, both of which get dL/d means2d as their gradient. The gradients of
+            the parameters have the way through the projected means in them all the same.
+        """
+        if self._plain is not None:
+            return self._plain
+        if means2d is not None:
+            self.project()
+        # torch leaves Function.apply without types.
+        image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
+            self, self.background, self.viewmat, means2d, shares, *self.parameters
+        )
+        return Render(image, alpha, depth)
+
+    def _empty(self) -> Projected:
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(self.count, *shape, device=self.background.device, dtype=self.background.dtype)
+
+        radii = torch.zeros(self.count, 2, device=self.background.device, dtype=torch.int32)
+        return Projected(zeros(2), zeros(), zeros(3), radii, zeros(), zeros(2))
+
+
+def backend_for(device: torch.device, dtype: torch.dtype = torch.float32) -> Backend:
+    """The native library that serves tensors on ``device``; a GPU computes in float32 only.
+
+    Raises as Backend.cpu and Backend.cuda do, and TypeError for float64 on a GPU.
+    """
+    if device.type != "cuda":
+        return Backend.cpu(dtype)
+    if dtype != torch.float32:
+        raise TypeError(f"the CUDA rasterizer computes in float32, not {dtype}; on the CPU float64 works")
+    return Backend.cuda(device)
+
+
+class _Rasterize(torch.autograd.Function):
+    """The native stages as one node of the graph. No torch arithmetic happens inside, so autocast finds nothing."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        half: ViewRender,
+        background: Tensor,
+        viewmat: Tensor,
+        means2d: Tensor | None,
+        shares: Tensor | None,
+        *parameters: Tensor,
+    ) -> tuple[Tensor, ...]:
+        frame, view = half.frame, half.view
+        frame.bin(view, half.arrays, with_rows=half.with_gradients)
+        size = (view.height, view.width)
+        image = background.new_empty(*size, 3)
+        alpha = background.new_empty(size)
+        depth = background.new_empty(size)
+        frame.blend(view, background, image, alpha, depth)
+        ctx.half, ctx.with_means2d = half, means2d is not None
+        ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
+        return image, alpha, depth
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        background, viewmat, image, alpha, depth, *parameters = ctx.saved_tensors
+        frame: RasterContext = ctx.half.frame
+        view: abi.View = ctx.half.view
+        v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
+        if v_image is None:
+            v_image = torch.zeros_like(image)
+        needs_pose = ctx.half.has_pose and ctx.needs_input_grad[2]
+        v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
+        v_viewmat = viewmat.new_empty(4, 4, device=frame.backend.device) if needs_pose else None
+        gaussians = Gaussians(*parameters)
+        gradients = gaussians.map(torch.empty_like)
+        frame.native.with_abs = ctx.with_means2d
+        frame.blend_vjp(
+            view,
+            background,
+            frame.images(view, image, alpha, depth),
+            frame.images(view, v_image, v_alpha, v_depth),
+            v_background,
+        )
+        v_means2d = None
+        if ctx.with_means2d:
+            v_means2d = _means2d_vjp(frame, ctx.half.project())
+            frame.native.with_abs = False
+        frame.project_vjp(
+            view,
+            frame.backend.arrays(gaussians),
+            gradients=frame.backend.arrays(gradients),
+            v_viewmat=v_viewmat,
+        )
+        if v_viewmat is not None:
+            v_viewmat = v_viewmat.to(viewmat.device)
+        by_group = [getattr(gradients, name) for name in GROUPS]
+        return None, v_background, v_viewmat, v_means2d, v_means2d, *by_group
+
+
+def _unpacked(frame: RasterContext, out: Projected) -> Projected:
+    """``out`` with what the records of a view say."""
+    ids, rows = frame.seen()
+    records = frame.arena.take("records", 0, frame.backend.dtype).view(-1, abi.RECORD)[rows]
+    out.means2d[ids] = records[:, :2]
+    out.conics[ids] = records[:, 2:5] * records.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
+    out.opacities[ids] = torch.exp2(records[:, 5])
+    out.depths[ids] = records[:, 9]
+    out.radii[ids] = records[:, 10:12].ceil().int()
+    return out
+
+
+def _means2d_vjp(frame: RasterContext, out: Projected) -> Tensor:
+    """[N, 2] dL/d means2d from the sums of the gradient rows; docs/math.md 6.2 and 6.3."""
+    ids, rows = frame.seen()
+    sums = frame.summed_rows()[rows]
+    a, b, c = out.conics[ids].unbind(dim=1)
+    vx, vy = sums[:, 1], sums[:, 2]
+    gradient = torch.zeros_like(out.means2d)
+    gradient[ids] = torch.stack([a * vx + b * vy, b * vx + c * vy], dim=1)
+    out.absgrad[ids] += sums[:, 10:12] * math.log(2.0)  # as grad, which adds up too
+    return gradient

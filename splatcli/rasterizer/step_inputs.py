@@ -1,0 +1,129 @@
+"""StepEngine: what the trainer drives, one view a step; engines may run behind and tell losses later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.depth_loss import DepthTarget
+from splatcli.rasterizer.shards import Shard
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.scene.camera import Camera
+
+#: Noise fades out around this opacity, by a logistic curve so steep (3DGS-MCMC, gsplat).
+NOISE_THRESHOLD = 0.005
+NOISE_STEEPNESS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Regularisation:
+    """Regularisers and noise beside the image loss (docs/math.md 8.2 and 9); 0 switches one off.
+
+    opacity_reg, scale_reg: weights of mean opacity and of mean standard deviation (world units) in the loss.
+    noise: how far means are pushed at random, world units for a covariance of 1.
+    seed: of that noise, with the number of the step.
+    """
+
+    opacity_reg: float = 0.0
+    scale_reg: float = 0.0
+    noise: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ViewParams:
+    """Per-view parameters of a step, which the caller trains.
+
+    apply_grad: receives the gradients (v_viewmat [4, 4] of the camera's matrix, and of exposure or grid, shaped as
+        that), each None where it is not requested, on the CPU; once for the step, when its loss is known, in the order
+        of the steps. The tensors are the engine's: copy what must stay. A view must not be submitted again before its
+        apply_grad is called.
+    pose: whether the gradient of the pose is requested.
+    exposure: [3, 4], on the Gaussians' device: colours become A c + b before the loss. None leaves them as they are.
+    grid: [12, L, Y, X], likewise, a map that varies over the image (rasterizer/bilateral_grid.py); not with exposure.
+    """
+
+    apply_grad: Callable[[Tensor | None, Tensor | None], None]
+    pose: bool = False
+    exposure: Tensor | None = None
+    grid: Tensor | None = None
+
+    @property
+    def colours(self) -> Tensor | None:
+        """Exposure or grid, whichever there is."""
+        return self.exposure if self.grid is None else self.grid
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """One training step on one view.
+
+    target: [H, W, 3] uint8, on the Gaussians' device.
+    lrs: learning rate of each group, by its name in GROUPS.
+    background: [3].
+    stats: is added to, unless None.
+    hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
+    regularisation: of the Gaussians beside the image loss; the reported loss is without it.
+    absgrad: the statistics take each pixel's share of the gradient by its magnitude (AbsGS), docs/math.md 6.3.
+    view_params: per-view parameters that are trained; None: none.
+    smoothing: [N] sizes of the Gaussians' 3D filter, see rasterizer/filter_3d.py; None: there is none.
+    shard: which of all Gaussians those of this process are; None: all.
+    depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
+    """
+
+    camera: Camera
+    target: Tensor
+    lrs: dict[str, float]
+    sh_degree: int
+    background: Tensor
+    ssim_lambda: float
+    antialiased: bool
+    stats: DensifyStats | None
+    hidden: Tensor | None = None
+    regularisation: Regularisation = Regularisation()
+    absgrad: bool = False
+    view_params: ViewParams | None = None
+    depth: DepthTarget | None = None
+    smoothing: Tensor | None = None
+    shard: Shard | None = None
+
+
+class StepEngine(Protocol):
+    """Moves Gaussians and moments in place, view by view, in the order of the calls.
+
+    pairs: (Gaussian, tile) pairs of the last step whose loss was told, at most; 0 where there are none.
+    """
+
+    pairs: int
+
+    def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
+        """Takes a step on; the losses that are known since the last call, in the order of the steps.
+
+        An engine may run some steps behind. Until drain(), the tensors handed in belong to it.
+        """
+        ...
+
+    def drain(self) -> list[float]:
+        """Finishes every step that was taken on; the losses that were not told yet."""
+        ...
+
+
+class SyncEngine:
+    """An engine that is done when it returns: only ``step`` is its own."""
+
+    pairs: int = 0
+
+    def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
+        """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place."""
+        raise NotImplementedError
+
+    def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
+        return [self.step(gaussians, adam, inputs)]
+
+    def drain(self) -> list[float]:
+        return []

@@ -1,0 +1,287 @@
+"""Camera files: the views to render, as JSON of our own or as other tools write it.
+
+Read are four layouts, told apart by their keys:
+
+    {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat}]}      ours: Camera, field by field
+    [{img_name, width, height, fx, fy, position, rotation}]            INRIA's cameras.json
+    {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
+    {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
+
+A camera path that has only "keyframes" is flown through between them (render/keyframes.py). The last two layouts hold
+camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys are ignored. All
+poses are taken to be in the frame of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError
+from splatcli.render.keyframes import frames_between
+from splatcli.scene.camera import Camera
+
+#: From OpenGL camera axes to OpenCV's: y and z change sign.
+FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
+
+#: Wider or higher images than this are taken for a mistake in the file.
+_MAX_SIDE = 65_536
+
+#: What helps with a file that has no cameras, or broken ones.
+_REMEDY = "splat export RUN -o cameras.json writes such a file; docs/cli.md has the layouts that are read"
+
+
+_KEYFRAMES_REMEDY = "save the path again in nerfstudio's viewer, with its camera_path"
+
+#: Frames a second that make sense in a video; outside of it a file is mistaken.
+_FPS = (0.01, 1000.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CameraFile:
+    """Cameras in the file's order, and how many of them make a second where the file says so."""
+
+    cameras: list[Camera]
+    fps: float | None = None
+
+
+def read_cameras(path: Path) -> list[Camera]:
+    """The cameras of a JSON file in one of the layouts above, in the file's order.
+
+    Raises SceneError, with the entry concerned, for anything that is not a camera.
+    """
+    return read_camera_file(path).cameras
+
+
+def read_camera_file(path: Path) -> CameraFile:
+    """What a JSON file in one of the layouts above holds. Raises SceneError as ``read_cameras``."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise SceneError(f"cannot read the cameras: {error.strerror}", where=path, remedy=_REMEDY) from None
+    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, and of numbers with thousands of digits
+        raise SceneError(f"not valid JSON: {error}", where=path, remedy=_REMEDY) from None
+
+    shared = document if isinstance(document, dict) else {}
+    if not shared.get("camera_path") and isinstance(shared.get("keyframes"), list):
+        try:
+            shared = {**shared, "camera_path": frames_between(shared)}
+        except ValueError as error:
+            raise SceneError(str(error), where=path, remedy=_KEYFRAMES_REMEDY) from None
+    for key, parse in (("cameras", _ours), ("frames", _transforms), ("camera_path", _camera_path)):
+        if isinstance(shared.get(key), list):
+            entries, parser, label = shared[key], parse, key
+            break
+    else:
+        if not isinstance(document, list):
+            raise SceneError(
+                "no cameras found",
+                where=path,
+                remedy='wanted a list as INRIA writes it, or an object with "cameras", "frames" or "camera_path"',
+            )
+        entries, parser, label = document, _inria, "entry"
+
+    if not entries:
+        raise SceneError("the file names no camera", where=path, remedy=_REMEDY)
+    cameras = []
+    for index, entry in enumerate(entries):
+        try:
+            if not isinstance(entry, dict):
+                raise ValueError(f"found {type(entry).__name__}, not an object")
+            cameras.append(parser(entry, shared, index))
+        except KeyError as error:
+            raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}", remedy=_REMEDY) from None
+        except (ValueError, OverflowError) as error:
+            raise SceneError(str(error), where=f"{path}: {label} {index}", remedy=_REMEDY) from None
+    return CameraFile(cameras, _fps(shared, path) if label == "camera_path" else None)
+
+
+def cameras_json(cameras: list[Camera], offset: Sequence[float] = ()) -> str:
+    """Our own layout; ``read_cameras`` returns the very same numbers.
+
+    offset: what was subtracted from the input's coordinates; told when it is not zero, and applied to nothing: the
+        cameras are in the frame of the model.
+    """
+    entries = [
+        {
+            "name": camera.name,
+            "width": camera.width,
+            "height": camera.height,
+            "fx": camera.fx,
+            "fy": camera.fy,
+            "cx": camera.cx,
+            "cy": camera.cy,
+            "viewmat": np.asarray(camera.viewmat, dtype=np.float64).tolist(),
+        }
+        for camera in cameras
+    ]
+    place = {"offset": list(offset)} if any(offset) else {}
+    return json.dumps({**place, "cameras": entries}, indent=1) + "\n"
+
+
+def _ours(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
+    width, height = _side(entry, "width"), _side(entry, "height")
+    return Camera(
+        name=str(entry.get("name", f"{index:05d}")),
+        width=width,
+        height=height,
+        fx=_focal(entry, "fx"),
+        fy=_focal(entry, "fy"),
+        cx=_number(entry, "cx"),
+        cy=_number(entry, "cy"),
+        viewmat=_rigid(_matrix(entry, "viewmat")),
+    )
+
+
+def _inria(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
+    width, height = _side(entry, "width"), _side(entry, "height")
+    c2w = np.eye(4)
+    c2w[:3, :3] = _array(entry, "rotation", (3, 3))
+    c2w[:3, 3] = _array(entry, "position", (3,))
+    return Camera(
+        name=str(entry.get("img_name", entry.get("id", f"{index:05d}"))),
+        width=width,
+        height=height,
+        fx=_focal(entry, "fx"),
+        fy=_focal(entry, "fy"),
+        cx=width / 2,
+        cy=height / 2,
+        viewmat=_inverse(_rigid(c2w)),
+    )
+
+
+def _transforms(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
+    # A value of the frame wins over the file's.
+    known = {**shared, **entry}
+    width, height = _side(known, "w"), _side(known, "h")
+    if "fl_x" in known:
+        fx = _focal(known, "fl_x")
+    elif "camera_angle_x" in known:
+        fx = _focal_from_angle(width, _number(known, "camera_angle_x"))
+    else:
+        raise ValueError("neither fl_x nor camera_angle_x is there")
+    if "fl_y" in known:
+        fy = _focal(known, "fl_y")
+    elif "camera_angle_y" in known:
+        fy = _focal_from_angle(height, _number(known, "camera_angle_y"))
+    else:
+        fy = fx
+    return Camera(
+        name=str(entry.get("file_path", f"{index:05d}")).removeprefix("./"),
+        width=width,
+        height=height,
+        fx=fx,
+        fy=fy,
+        cx=_number(known, "cx") if "cx" in known else width / 2,
+        cy=_number(known, "cy") if "cy" in known else height / 2,
+        viewmat=_from_opengl(_matrix(entry, "transform_matrix")),
+    )
+
+
+def _camera_path(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
+    if shared.get("camera_type", "perspective") != "perspective":
+        raise ValueError(f"camera_type is {shared['camera_type']!r}, only 'perspective' can be rendered")
+    width, height = _side(shared, "render_width"), _side(shared, "render_height")
+    focal = _focal_from_angle(height, math.radians(_number(entry, "fov")))
+    return Camera(
+        name=f"{index:05d}",
+        width=width,
+        height=height,
+        fx=focal,
+        fy=focal,
+        cx=width / 2,
+        cy=height / 2,
+        viewmat=_from_opengl(_matrix(entry, "camera_to_world")),
+    )
+
+
+def _fps(shared: dict[str, Any], path: Path) -> float | None:
+    """Frames a second of a camera path that names them. Raises SceneError."""
+    value = shared.get("fps")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not _FPS[0] <= value <= _FPS[1]:
+        raise SceneError(
+            f"fps is {value!r}, not a number from {_FPS[0]:g} to {_FPS[1]:g}",
+            where=path,
+            remedy="change it in the file",
+        )
+    return float(value)
+
+
+def _from_opengl(c2w: NDArray[np.float64]) -> NDArray[np.float64]:
+    """World-to-camera with OpenCV axes from camera-to-world with OpenGL axes."""
+    return _inverse(_rigid(c2w) @ FLIP)
+
+
+def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.linalg.inv(matrix), dtype=np.float64)
+
+
+def _rigid(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The matrix itself, if it moves without scaling, shearing or mirroring."""
+    rotation = matrix[:3, :3]
+    if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3):
+        raise ValueError("the pose scales or shears: its rotation part is not orthonormal")
+    if not np.linalg.det(rotation) > 0:
+        raise ValueError("the pose mirrors: its rotation part has determinant -1")
+    if not np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=1e-6):
+        raise ValueError("the pose's last row is not 0 0 0 1")
+    return matrix
+
+
+def _matrix(entry: dict[str, Any], key: str) -> NDArray[np.float64]:
+    """[4, 4] from four or three rows, or from the same numbers in one list."""
+    try:
+        values = np.asarray(entry[key], dtype=np.float64).reshape(-1)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key} is not a matrix of numbers") from None
+    if values.size == 12:
+        values = np.append(values, (0.0, 0.0, 0.0, 1.0))
+    if values.size != 16 or not np.isfinite(values).all():
+        raise ValueError(f"{key} is not a 4x4 matrix of finite numbers")
+    return values.reshape(4, 4)
+
+
+def _array(entry: dict[str, Any], key: str, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    try:
+        values = np.asarray(entry[key], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise ValueError(f"{key} is not an array of numbers") from None
+    if values.shape != shape or not np.isfinite(values).all():
+        raise ValueError(f"{key} does not hold {' x '.join(map(str, shape))} finite numbers")
+    return values
+
+
+def _number(entry: dict[str, Any], key: str) -> float:
+    value = entry[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} is {value!r}, not a finite number")
+    return float(value)
+
+
+def _focal(entry: dict[str, Any], key: str) -> float:
+    value = _number(entry, key)
+    if value <= 0:
+        raise ValueError(f"{key} is {value}, a focal length is above 0")
+    return value
+
+
+def _focal_from_angle(side: int, angle: float) -> float:
+    if not 0 < angle < math.pi:
+        raise ValueError(f"a field of view of {math.degrees(angle):.1f} degrees is not between 0 and 180")
+    return side / (2 * math.tan(angle / 2))
+
+
+def _side(entry: dict[str, Any], key: str) -> int:
+    value = _number(entry, key)
+    if value != int(value) or not 0 < value <= _MAX_SIDE:
+        raise ValueError(f"{key} is {value:g}, not a whole number of pixels from 1 to {_MAX_SIDE}")
+    return int(value)

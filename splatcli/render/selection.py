@@ -1,0 +1,161 @@
+"""Which views are meant by ``test``, ``train``, ``all``, the name of a path or a camera file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import UsageError
+from splatcli.render.cameras import read_camera_file
+from splatcli.render.paths import Rig, ellipse, nearest_order, orbit, spiral, through
+from splatcli.scene.camera import Camera
+
+_NAMES = ("test", "train", "all")
+#: Paths that are made from the cameras of training.
+PATHS = ("orbit", "ellipse", "spiral", "interpolate")
+
+#: Four seconds at 30 frames a second; and for a path through many cameras, a third of a second from one to the next.
+FRAMES = 120
+_FRAMES_A_CAMERA = 10
+
+_NO_CAMERAS = "this model carries no cameras"
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """Cameras to render.
+
+    label: a word for folders and messages.
+    from_run: they are the run's own, so that photos of the scene can be compared with them.
+    fps: how many make a second, where a file says so.
+    """
+
+    label: str
+    cameras: list[Camera]
+    from_run: bool
+    fps: float | None = None
+
+    @property
+    def sizes(self) -> list[tuple[int, int]]:
+        """The widths and heights that occur, the commonest first."""
+        return _sizes(self.cameras)
+
+    def sized(self, width: int, height: int) -> Views:
+        """The same views in pictures of another size. Photos cannot be compared with them."""
+        return replace(self, cameras=[_sized(camera, width, height) for camera in self.cameras], from_run=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """How a path is flown.
+
+    frames: None for FRAMES, or more to go through many cameras.
+    loop: a path through cameras ends where it began; the others do anyway.
+    nearest: go from each camera to the nearest that is left, not by the names.
+    focus: what to fly around, where it is not what the cameras look at.
+    distance: tells how far away the scene is before a camera that has no focus.
+    """
+
+    frames: int | None = None
+    loop: bool = False
+    nearest: bool = False
+    focus: tuple[float, float, float] | None = None
+    distance: Callable[[Camera], float] | None = None
+
+
+def select_views(
+    text: str, cameras: Sequence[Camera], train: Sequence[int], test: Sequence[int], flight: Flight | None = None
+) -> Views:
+    """The views that ``text`` asks for.
+
+    cameras, train, test: the run's; all empty when the model is a bare PLY.
+    flight: how a path is flown; only its name needs it.
+    Raises UsageError when there are none, SceneError for a broken camera file.
+    """
+    if text in PATHS:
+        return _path(text, [cameras[i] for i in train] or list(cameras), flight or Flight())
+    if text not in _NAMES:
+        path = Path(text)
+        if path.suffix.lower() != ".json":
+            raise UsageError(
+                f"{text!r} names no views",
+                where="--views",
+                remedy=f"test, train, all, {', '.join(PATHS)}, or a .json of cameras",
+            )
+        file = read_camera_file(path)
+        return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
+    if not cameras:
+        raise UsageError(_NO_CAMERAS, where="--views", remedy="give a file with cameras: --views cameras.json")
+    indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
+    if not indices:
+        raise UsageError(
+            f"the run has no {'held-out' if text == 'test' else text} views",
+            where="--views",
+            remedy="--views train or --views all",
+        )
+    return Views(text, [cameras[i] for i in indices], from_run=True)
+
+
+def _path(name: str, cameras: list[Camera], flight: Flight) -> Views:
+    """The frames of the path ``name``, all with the commonest size and the median focal length of ``cameras``."""
+    if not cameras:
+        raise UsageError(
+            _NO_CAMERAS,
+            where="--views",
+            remedy=f"name those that {name} is made from: --cameras cameras.json, or the scene with --data",
+        )
+    lens = _lens(cameras)
+    poses = np.stack([np.linalg.inv(camera.viewmat) for camera in cameras])
+    frames = flight.frames or (
+        FRAMES if name != "interpolate" else max(FRAMES, _FRAMES_A_CAMERA * (len(cameras) - 1 + flight.loop))
+    )
+    if name == "interpolate":
+        order = sorted(range(len(cameras)), key=lambda i: cameras[i].name)
+        poses = poses[order]
+        flown = through(poses[nearest_order(poses)] if flight.nearest else poses, frames, loop=flight.loop)[0]
+    else:
+        flown = _around(name, Rig.of(poses, None if flight.focus is None else np.array(flight.focus)), frames, flight)
+    named = [replace(lens, name=f"{i:05d}", viewmat=np.linalg.inv(pose)) for i, pose in enumerate(flown)]
+    return Views(name, named, from_run=False)
+
+
+def _around(name: str, rig: Rig, frames: int, flight: Flight) -> NDArray[np.float64]:
+    if name == "orbit":
+        return orbit(rig, frames)
+    if name == "ellipse":
+        return ellipse(rig, frames)
+    distance = None
+    if rig.focus is None and flight.distance is not None:
+        distance = flight.distance(Camera("", 1, 1, 1.0, 1.0, 0.5, 0.5, np.linalg.inv(rig.poses[0])))
+    return spiral(rig, frames, distance)
+
+
+def _lens(cameras: Sequence[Camera]) -> Camera:
+    """A camera of the commonest size, with the median focal lengths of that size and its axis in the middle."""
+    width, height = _sizes(cameras)[0]
+    alike = [camera for camera in cameras if (camera.width, camera.height) == (width, height)]
+    fx, fy = (float(np.median([getattr(camera, key) for camera in alike])) for key in ("fx", "fy"))
+    return Camera("", width, height, fx, fy, width / 2, height / 2, np.eye(4))
+
+
+def _sizes(cameras: Sequence[Camera]) -> list[tuple[int, int]]:
+    return [size for size, _ in Counter((camera.width, camera.height) for camera in cameras).most_common()]
+
+
+def _sized(camera: Camera, width: int, height: int) -> Camera:
+    """The view in another size, with the same vertical field of view: another shape shows more or less at the sides."""
+    factor = height / camera.height
+    return replace(
+        camera,
+        width=width,
+        height=height,
+        fx=camera.fx * factor,
+        fy=camera.fy * factor,
+        cx=width / 2 + (camera.cx - camera.width / 2) * factor,
+        cy=camera.cy * factor,
+    )

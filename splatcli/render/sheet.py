@@ -1,0 +1,159 @@
+"""The contact sheet: photo, render and error map of each view, worst first, with the figures under them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from splatcli.render.heat import TICKS, error_map, heat, position
+from splatcli.render.scoring import Comparison
+
+#: Views on a sheet unless told otherwise.
+MOST_VIEWS = 12
+
+#: Pixels across the widest picture of a sheet; larger ones are shown smaller.
+_MAX_PICTURE = 480
+#: Views stand side by side as far as they fit into this width: what a common screen shows at once.
+_MAX_WIDTH = 2000
+
+_MARGIN = 16
+_GAP = 4
+_LINE = 22
+#: Width and height of the legend's bar.
+_BAR = (220, 12)
+#: Height of what stands above the first row: title, subtitle, legend with its ticks.
+_HEAD = 16 + 28 + 22 + 4 + _BAR[1] + 20 + 12
+_PAPER = (250, 250, 250)
+_INK = (30, 30, 30)
+_FAINT = (120, 120, 120)
+_HEADINGS = ("photo", "render", "error")
+
+
+class Extremes:
+    """Of the views it is shown, the worst and the best by PSNR; the others are let go, and with them their pictures.
+
+    most: how many are kept; of an odd number, one more of the worst.
+    """
+
+    def __init__(self, most: int = MOST_VIEWS) -> None:
+        self.most = most
+        self.seen = 0
+        self._kept: list[Comparison] = []
+
+    def add(self, one: Comparison) -> None:
+        self.seen += 1
+        self._kept = sorted([*self._kept, one], key=lambda c: (c.score.psnr, c.index))
+        if len(self._kept) > self.most:
+            # What is in the middle is neither among the worst nor among the best, whatever comes.
+            del self._kept[self.worst]
+
+    @property
+    def worst(self) -> int:
+        """How many of the kept views are the worst ones."""
+        return -(-self.most // 2)
+
+    def ranked(self) -> list[tuple[int, Comparison]]:
+        """The kept ones, worst first, each with its rank among all views; 1 is the worst."""
+        left_out = self.seen - len(self._kept)
+        return [(i + 1 if i < self.worst else left_out + i + 1, one) for i, one in enumerate(self._kept)]
+
+    def describe(self) -> str:
+        """Which views these are, in words."""
+        if self.seen <= self.most:
+            return "the view" if self.seen == 1 else f"all {self.seen} views, worst first"
+        ends = ((self.worst, "worst"), (self.most - self.worst, "best"))
+        return (
+            " and ".join(f"the {n} {end}" if n > 1 else f"the {end}" for n, end in ends if n) + f" of {self.seen} views"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    """One view: three pictures of one size, side by side, and a line under them."""
+
+    pictures: tuple[Image.Image, ...]
+    label: str
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height of the three pictures together."""
+        width, height = self.pictures[0].size
+        return len(self.pictures) * width + (len(self.pictures) - 1) * _GAP, height
+
+
+def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle: str) -> NDArray[np.uint8]:
+    """[H, W, 3] uint8: ``views`` with their ranks, at least one, row by row, as photo, render and error map each."""
+    cells = [_cell(rank, view) for rank, view in views]
+    large, small = ImageFont.load_default(size=18), ImageFont.load_default(size=13)
+    masked = any(view.hidden is not None for _, view in views)
+    legend = "mean |error| of R, G, B, 1 = full range" + ("; grey: masked" if masked else "")
+    cell_width = _MARGIN + max(max(cell.size[0], round(small.getlength(cell.label))) for cell in cells)
+    columns = max(1, min(len(cells), (_MAX_WIDTH - _MARGIN) // cell_width))
+    rows = [cells[i : i + columns] for i in range(0, len(cells), columns)]
+    heights = [max(cell.size[1] for cell in row) + _LINE + _MARGIN for row in rows]
+    words = max(large.getlength(title), small.getlength(subtitle), _BAR[0] + _MARGIN + small.getlength(legend))
+    width = _MARGIN + max(columns * cell_width, round(words) + _MARGIN)
+    sheet = Image.new("RGB", (width, _HEAD + _LINE + sum(heights)), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((_MARGIN, _MARGIN), title, fill=_INK, font=large)
+    draw.text((_MARGIN, _MARGIN + 28), subtitle, fill=_FAINT, font=small)
+    _legend(sheet, draw, _MARGIN, _MARGIN + 28 + _LINE + 4, legend, small)
+    y = _HEAD
+    _headings(draw, rows[0], cell_width, y, small)
+    y += _LINE
+    for row, height in zip(rows, heights, strict=True):
+        for column, cell in enumerate(row):
+            _paste(sheet, draw, cell, _MARGIN + column * cell_width, y, small)
+        y += height
+    return np.asarray(sheet)
+
+
+def _cell(rank: int, view: Comparison) -> _Cell:
+    height, width = view.pixels.shape[:2]
+    factor = min(1.0, _MAX_PICTURE / max(width, height))
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    arrays = (view.truth, view.pixels, error_map(view.truth, view.pixels, view.hidden))
+    pictures = tuple(Image.fromarray(array).resize(size, Image.Resampling.LANCZOS) for array in arrays)
+    figures = [f"{view.score.psnr:.2f} dB", f"SSIM {view.score.ssim:.4f}"]
+    figures += [
+        f"{name} {value:.2f} dB" if "psnr" in name else f"{name} {value:.4f}" for name, value in view.extra.items()
+    ]
+    return _Cell(pictures, "   ".join([f"{rank}", view.score.name, *figures]))
+
+
+def _headings(draw: ImageDraw.ImageDraw, row: Sequence[_Cell], cell_width: int, y: int, font: _Font) -> None:
+    """What the pictures of a row are, above it, where they are wide enough for the words."""
+    for column, cell in enumerate(row):
+        width = cell.pictures[0].width
+        for index, heading in enumerate(_HEADINGS):
+            if font.getlength(heading) <= width:
+                left = _MARGIN + column * cell_width + index * (width + _GAP)
+                draw.text((left, y), heading, fill=_FAINT, font=font)
+
+
+def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, x: int, y: int, font: _Font) -> None:
+    """The cell with its upper left corner at (x, y): pictures, label."""
+    width, height = cell.pictures[0].size
+    for index, picture in enumerate(cell.pictures):
+        sheet.paste(picture, (x + index * (width + _GAP), y))
+    draw.text((x, y + height + 4), cell.label, fill=_INK, font=font)
+
+
+def _legend(sheet: Image.Image, draw: ImageDraw.ImageDraw, x: int, y: int, words: str, font: _Font) -> None:
+    """The colours of the error maps as a bar from (x, y), with ticks under it and ``words`` to the right."""
+    width, height = _BAR
+    bar = np.broadcast_to(heat(np.linspace(0.0, 1.0, width)), (height, width, 3))
+    sheet.paste(Image.fromarray(np.ascontiguousarray(bar)), (x, y))
+    for tick, at in zip(TICKS, position(np.array(TICKS)), strict=True):
+        text = f"{tick:g}" + ("+" if tick == TICKS[-1] else "")
+        left = x + round(float(at) * (width - 1))
+        draw.line((left, y + height, left, y + height + 3), fill=_FAINT)
+        draw.text((left - font.getlength(text) / 2, y + height + 3), text, fill=_FAINT, font=font)
+    draw.text((x + width + _MARGIN, y - 3), words, fill=_FAINT, font=font)
+
+
+_Font = ImageFont.FreeTypeFont | ImageFont.ImageFont

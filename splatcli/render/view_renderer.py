@@ -1,0 +1,114 @@
+"""Shooting: what is asked for of each view, as pictures, the photo and the error among them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError, UsageError
+from splatcli.render.heat import HIDDEN, error_map
+from splatcli.render.image_kinds import COMPARED, LAYERS, RenderedMaps, Viewer, pictures
+from splatcli.render.images import to_uint8
+from splatcli.render.scoring import Comparison, Photos
+from splatcli.scene.camera import Camera
+from splatcli.train.events import ViewScore
+
+KINDS = LAYERS + COMPARED
+
+_LARGEST_SIDE = 65_536
+
+
+def parse_kinds(text: str) -> tuple[str, ...]:
+    """The kinds of picture in a list with commas, each once. Raises UsageError."""
+    kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown:
+        raise UsageError(
+            f"{unknown[0]!r} is nothing that can be rendered", where="--what", remedy=f"any of {', '.join(KINDS)}"
+        )
+    return kinds
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Width and height of ``640x480``. Raises UsageError."""
+    parts = text.lower().split("x")
+    if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
+        raise UsageError(f"{text!r} is no size", where="--size", remedy="width x height in pixels, as 1920x1080")
+    width, height = (int(part) for part in parts)
+    if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):
+        raise UsageError(f"{text} is no size", where="--size", remedy=f"sides from 1 to {_LARGEST_SIDE} pixels")
+    return width, height
+
+
+def parse_numbers(text: str, count: int, where: str, remedy: str) -> tuple[float, ...]:
+    """``count`` finite numbers with commas between them. Raises UsageError."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != count or not np.isfinite(values).all():
+        raise UsageError(f"{text!r} are not {count} numbers", where=where, remedy=remedy)
+    return values
+
+
+def parse_range(text: str) -> tuple[float, float]:
+    """Near and far of ``0.5,20``. Raises UsageError."""
+    remedy = "near and far in scene units, as 0.5,20"
+    near, far = parse_numbers(text, 2, "--depth-range", remedy)
+    if not 0 < near < far:
+        raise UsageError(f"{text} is no range of depths", where="--depth-range", remedy=remedy)
+    return near, far
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RenderedView:
+    """A view, its pictures by kind in the order that was asked for, and its figures where it was compared."""
+
+    camera: Camera
+    sight: RenderedMaps
+    pictures: dict[str, NDArray[np.uint8]]
+    score: ViewScore | None
+
+
+class ViewRenderer:
+    """Makes the shots of one command.
+
+    kinds: what is wanted of each view; those of COMPARED need ``photos``.
+    near_far: the depths of the ends of the colours, as of ``Viewer.depth_range``.
+    """
+
+    def __init__(
+        self, viewer: Viewer, kinds: Sequence[str], photos: Photos | None, near_far: tuple[float, float]
+    ) -> None:
+        self._viewer = viewer
+        self._kinds = tuple(kinds)
+        self._photos = photos
+        self._near_far = near_far
+
+    def render_views(self, camera: Camera) -> RenderedView:
+        """One view. Raises SceneError when its photo is wanted and not there."""
+        sight = self._viewer.see(camera)
+        compared = None
+        if self._photos is not None and not self._photos.hides_all(camera.name):
+            compared = self._photos.compare(camera.name, to_uint8(sight.rgb))
+        made = pictures(sight, self._kinds, self._near_far)
+        if set(self._kinds) & set(COMPARED):
+            made |= self._compared(camera, compared)
+        score = None if compared is None else compared.score
+        return RenderedView(camera, sight, {kind: made[kind] for kind in self._kinds if kind in made}, score)
+
+    @staticmethod
+    def _compared(camera: Camera, one: Comparison | None) -> dict[str, NDArray[np.uint8]]:
+        if one is None:
+            raise SceneError(
+                "there is no photo of this view to compare with, or a mask hides all of it",
+                where=camera.name,
+                remedy="leave photo and error out of --what",
+            )
+        photo = one.truth.copy()
+        if one.hidden is not None:
+            photo[one.hidden] = HIDDEN
+        return {"photo": photo, "error": error_map(one.truth, one.pixels, one.hidden)}

@@ -1,0 +1,130 @@
+"""Keeper: puts a run's checkpoints on a disk that may refuse them; training does not end for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from splatcli.checkpoint.rundir import RunDir
+from splatcli.errors import OutputError, ResourceError
+from splatcli.train.events import Alarmed, Event, Saved, SaveFailed
+from splatcli.train.state import TrainState
+
+#: Seconds until a save that failed is tried again: the first time, and at most; each time twice as long.
+RETRY_FIRST = 30.0
+RETRY_LAST = 600.0
+
+#: Seconds between attempts once the run is done and only its last state is missing.
+RETRY_AT_END = 10.0
+
+
+class Checkpointer:
+    """Decides when to save, saves, and remembers what could not be written.
+
+    saved: the newest checkpoint of this process that is on the disk.
+    missed: steps of ``save.steps`` that have no checkpoint.
+    clock, sleep: seconds.
+    """
+
+    def __init__(
+        self, run_dir: RunDir, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.run_dir = run_dir
+        self.saved: Saved | None = None
+        self.missed: list[int] = []
+        self._clock = clock
+        self._sleep = sleep
+        self._saved_at = clock()
+        self._failures = 0
+        self._no_memory = False
+        self._retry_at = 0.0
+
+    def begin(self, state: TrainState) -> Iterator[Event]:
+        """Makes sure that there is a checkpoint to go back to and a disk that takes one; tells when it may get full.
+
+        Raises OutputError where there is no room: better now than after hours.
+        """
+        checkpoint = state.to_checkpoint()
+        if self.run_dir.has(state.step):
+            self.run_dir.probe_room(checkpoint)
+        else:
+            yield self._save(state)
+        self._saved_at = self._clock()
+        save = state.config.save
+        named = sum(state.step < step <= state.config.train.iterations for step in save.steps)
+        count = max(len(state.gaussians), state.config.most_gaussians() or 0)
+        room, wanted = self.run_dir.room_for(checkpoint, count), save.keep_last + named
+        if room < wanted:
+            yield Alarmed(
+                state.step,
+                "space",
+                f"there is room for {room} more checkpoints of {count:,} Gaussians, and the run may keep {wanted}; "
+                "should the disk get full, training goes on and tries again later",
+            )
+
+    def due(self, state: TrainState) -> bool:
+        """Whether the state after this step should be saved."""
+        save = state.config.save
+        if state.step in save.steps:
+            return True
+        if self._failures:
+            return self._clock() >= self._retry_at
+        return self._clock() - self._saved_at >= 60.0 * save.every_minutes
+
+    def save(self, state: TrainState) -> Saved | SaveFailed:
+        """One attempt. Raises DivergedError for a state that must not be kept."""
+        try:
+            return self._save(state)
+        except (OutputError, ResourceError, MemoryError) as error:
+            self._no_memory = not isinstance(error, OutputError)
+            pause = min(RETRY_LAST, RETRY_FIRST * 2.0**self._failures)
+            self._failures += 1
+            self._retry_at = self._clock() + pause
+            if state.step in state.config.save.steps:
+                self.missed.append(state.step)
+            return SaveFailed(state.step, _words(error), pause)
+
+    def finish(self, state: TrainState, *, patient: Callable[[], bool]) -> Iterator[Event]:
+        """The last save; where it fails, waits for room as long as ``patient`` and the settings allow.
+
+        Raises OutputError in the end, ResourceError when it was memory that did not suffice.
+        """
+        if self.saved is not None and self.saved.step == state.step:
+            return
+        deadline = self._clock() + 60.0 * state.config.save.patience_minutes
+        while True:
+            event = self.save(state)
+            if isinstance(event, Saved):
+                yield event
+                return
+            if not self._wait(deadline, patient):
+                break
+            yield SaveFailed(event.step, event.text, RETRY_AT_END)
+        last = "nothing is saved" if self.saved is None else f"the newest checkpoint is {self.saved.path}"
+        kind, free = (ResourceError, "memory") if self._no_memory else (OutputError, "space")
+        raise kind(
+            f"the state after step {state.step} could not be saved: {event.text}; {last}",
+            where=self.run_dir.path,
+            remedy=f"free some {free}, then splat resume {self.run_dir.path} goes on from there",
+        )
+
+    def _save(self, state: TrainState) -> Saved:
+        self.saved = Saved(state.step, self.run_dir.save(state.to_checkpoint()))
+        self._saved_at, self._failures = self._clock(), 0
+        if state.step in self.missed:
+            self.missed.remove(state.step)
+        return self.saved
+
+    def _wait(self, deadline: float, patient: Callable[[], bool]) -> bool:
+        """Whether another attempt is worth it, after the pause between two."""
+        if self._clock() + RETRY_AT_END > deadline:
+            return False
+        for _ in range(int(RETRY_AT_END)):  # by the second, so that a signal ends it soon
+            if not patient():
+                return False
+            self._sleep(1.0)
+        return patient()
+
+
+def _words(error: BaseException) -> str:
+    return error.what if isinstance(error, OutputError | ResourceError) else "no memory for the copy that is written"

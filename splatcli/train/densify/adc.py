@@ -1,0 +1,169 @@
+"""AdcStrategy: adaptive density control as in the original 3DGS and gsplat.
+
+After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean wants to move, then
+prune faint and, later, huge ones. Now and then all opacities fall to 0.01, so that only useful Gaussians recover.
+Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
+scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
+magnitudes (AbsGS, Ye et al., 2024); with ``revised_opacity`` two Gaussians from one are together as opaque as it was
+(Rota Bulo et al., 2024), where each would otherwise keep its opacity and the image grow brighter; with
+``long_axis_split`` all that grow are split, small ones too, in two halves along their longest axis (Deng et al., 2025).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from splatcli.config import Schedule, StrategyConfig
+from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import Regularisation
+from splatcli.train.densify.edit import Edit
+from splatcli.train.densify.splitting import (
+    SHRINK,
+    SPLIT_SHRINK,
+    long_axis_scales,
+    long_axis_split,
+    revised_opacities,
+    sample_split,
+)
+
+#: A reset brings opacities down to this (INRIA), or to twice the pruning bound (gsplat) where that is more.
+RESET_OPACITY = 0.01
+MOST_LOWERED = 0.5
+
+
+class AdcStrategy:
+    """ADC; see Strategy for the interface.
+
+    iterations: the run's length: its last step neither refines nor resets, and a reset needs a whole
+        ``reset_every`` before the end, so that no run stops in the dip that follows a reset.
+    extent: world units.
+    cap: never more Gaussians than this.
+    """
+
+    def __init__(
+        self, config: StrategyConfig, schedule: Schedule, iterations: int, extent: float, cap: int | None = None
+    ) -> None:
+        self.config = config
+        self.cap = cap
+        self.schedule = schedule
+        self.iterations = iterations
+        self.extent = extent
+
+    @property
+    def absgrad(self) -> bool:
+        return self.config.name == "absgrad"
+
+    def collects_stats(self, step: int) -> bool:
+        return step < min(self.schedule.refine_stop, self.iterations)
+
+    def regularisation(self, step: int, means_lr: float) -> Regularisation:
+        return Regularisation(self.config.opacity_reg, self.config.scale_reg)
+
+    def edits(self, step: int) -> bool:
+        return self.refines(step) or self.resets(step)
+
+    def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit | None:
+        lowered = max(RESET_OPACITY, min(2.0 * self.config.prune_opacity, MOST_LOWERED))
+        ceiling = logit(lowered) if self.resets(step) else None
+        if self.refines(step):
+            return self._refine(step, gaussians, stats, generator, ceiling)
+        if ceiling is not None:
+            return Edit.same_rows(len(gaussians), gaussians.device, opacity_ceiling=ceiling)
+        return None
+
+    def refines(self, step: int) -> bool:
+        """Whether rows are added and removed after ``step``."""
+        return self._in_window(step) and step % self.schedule.refine_every == 0
+
+    def resets(self, step: int) -> bool:
+        """Whether opacities are lowered after ``step``."""
+        every = self.schedule.reset_every
+        return self._in_window(step) and step % every == 0 and step + every <= self.iterations
+
+    def _in_window(self, step: int) -> bool:
+        return self.schedule.refine_start < step < min(self.schedule.refine_stop, self.iterations)
+
+    @torch.no_grad()
+    def _refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator, ceiling: float | None
+    ) -> Edit:
+        grad = stats.mean_grad2d()
+        largest = gaussians.log_scales.amax(dim=1)
+        if self.config.long_axis_split:
+            large = torch.ones_like(largest, dtype=torch.bool)
+            largest_child = long_axis_scales(gaussians.log_scales).amax(dim=1)
+        else:
+            large = largest > math.log(self.config.grow_scale3d * self.extent)
+            largest_child = largest - math.log(SPLIT_SHRINK)
+        # Comparisons are written so that a NaN is pruned: such a Gaussian is never drawn and never gets better.
+        solid = gaussians.logit_opacities >= logit(self.config.prune_opacity)
+        huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.prune_huge_start else math.inf
+        fits, children_fit = largest <= huge, largest_child <= huge
+
+        # A candidate that is pruned anyway, with its offspring, does not count against the cap.
+        kept = solid & fits
+        becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
+        grow = (grad > self.config.grow_threshold) & (becomes > 0)
+        if self.cap is not None:
+            grow = self._within_cap(grow, grad, becomes - kept.long(), self._room(step, int(kept.sum())))
+
+        split = (grow & large).nonzero().squeeze(1)
+        clone = (grow & ~large).nonzero().squeeze(1)
+        stay = (kept & ~(grow & large)).nonzero().squeeze(1)
+        source = torch.cat([stay, clone, split, split])
+        reset_moments = torch.ones_like(source, dtype=torch.bool)
+        reset_moments[: len(stay)] = False
+        means, log_scales = gaussians.means[source], gaussians.log_scales[source]
+        if len(split):
+            children = (
+                long_axis_split(gaussians, split)
+                if self.config.long_axis_split
+                else sample_split(gaussians, split, generator)
+            )
+            means[-2 * len(split) :], log_scales[-2 * len(split) :] = children
+        values = {"means": means, "log_scales": log_scales}
+        if self.config.revised_opacity:
+            logits = gaussians.logit_opacities.clone()
+            logits[grow] = revised_opacities(logits[grow], SHRINK if self.config.long_axis_split else 1.0)
+            values["logit_opacities"] = logits[source]
+        return Edit(
+            source,
+            reset_moments,
+            values,
+            opacity_ceiling=ceiling,
+            cloned=len(clone),
+            split=len(split),
+            pruned=len(gaussians) - len(stay) - len(split),
+        )
+
+    def _room(self, step: int, count: int) -> int:
+        """How many rows may be added after ``step`` to the ``count`` that stay.
+
+        The way to the cap is spread over the whole refine window, fast first: with r refinements left, 2 / (r + 1)
+        of the gap is filled, which follows cap - (cap - start) (1 - t)^2 over the window. Taking the steepest
+        candidates little by little spends the cap better than filling it with the first ones that qualify.
+        """
+        gap = self.cap - count if self.cap is not None else 0
+        last = min(self.schedule.refine_stop, self.iterations) - 1
+        left = last // self.schedule.refine_every - (step - 1) // self.schedule.refine_every
+        return math.ceil(gap * min(1.0, 2.0 / (left + 1))) if gap > 0 else gap
+
+    @staticmethod
+    def _within_cap(grow: Tensor, grad: Tensor, cost: Tensor, budget: int) -> Tensor:
+        """[N] bool: the part of ``grow`` that adds at most ``budget`` rows; steepest first, ties by index."""
+        candidates = grow.nonzero().squeeze(1)
+        order = torch.sort(grad[candidates], descending=True, stable=True).indices
+        ranked = candidates[order]
+        affordable = cost[ranked].cumsum(0) <= budget
+        chosen = torch.zeros_like(grow)
+        chosen[ranked[affordable]] = True
+        return chosen
+
+
+def logit(probability: float) -> float:
+    """log(p / (1 - p)); minus infinity at 0."""
+    return math.log(probability / (1.0 - probability)) if probability > 0 else -math.inf

@@ -1,0 +1,61 @@
+"""Journal: which events a run writes into metrics.jsonl, and as what."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+from splatcli.checkpoint.rundir import RunDir
+from splatcli.errors import OutputError, ResourceError
+from splatcli.scene.scene import Scene
+from splatcli.train.events import Alarmed, Evaluated, Event, Probed, RolledBack, SaveFailed, Stepped
+from splatcli.train.metrics import protocol
+from splatcli.train.state import TrainState
+
+#: Steps between two records of the loss.
+LOG_EVERY = 10
+
+#: What is written beside those, and under which name.
+_NAMES = {Evaluated: "eval", Probed: "probe", Alarmed: "alarm", RolledBack: "rollback", SaveFailed: "save-failed"}
+
+
+class MetricsLogger:
+    """Writes down what passes through ``log``; a disk that takes no line is told of once and is no reason to end.
+
+    clock: seconds; steps are written with those since ``begin``.
+    """
+
+    def __init__(self, run_dir: RunDir, scene: Scene, clock: Callable[[], float]) -> None:
+        self._run_dir = run_dir
+        self._scene = scene
+        self._clock = clock
+        self._began = clock()
+        self._lines_lost = False
+
+    def begin(self) -> None:
+        """The clock starts anew."""
+        self._began = self._clock()
+
+    def log(self, events: Iterable[Event], state: Callable[[], TrainState]) -> Iterator[Event]:
+        """``events``, one by one; after the first line that is lost, an alarm comes with them."""
+        for event in events:
+            record = self._record(event, state)
+            if record is not None:
+                try:
+                    self._run_dir.append_metrics(record)
+                except (OutputError, ResourceError) as error:
+                    if not self._lines_lost:
+                        self._lines_lost = True
+                        yield Alarmed(event.step, "metrics", f"lines of the metrics are lost: {error.what}")
+            yield event
+
+    def _record(self, event: Event, state: Callable[[], TrainState]) -> dict[str, object] | None:
+        name = _NAMES.get(type(event))
+        if isinstance(event, Stepped) and event.step % LOG_EVERY == 0:
+            return {"event": "step", **dataclasses.asdict(event), "seconds": round(self._clock() - self._began, 3)}
+        if name is None:
+            return None
+        record = {"event": name, **dataclasses.asdict(event)}
+        if isinstance(event, Evaluated):
+            record["protocol"] = protocol(state().config, self._scene, state().test)
+        return record

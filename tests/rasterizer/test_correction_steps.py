@@ -1,0 +1,191 @@
+"""What an engine tells of a view's own numbers: the gradients of autograd, once a step, whatever the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from splatcli.gaussians import GROUPS
+from splatcli.native.call import Backend
+from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.bilateral_grid import identity_grid
+from splatcli.rasterizer.exposure import recolour, recolour_vjp
+from splatcli.rasterizer.reference import loss_reference, render_reference
+from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.step_inputs import StepEngine, ViewParams
+from tests.native.cases import NEEDS_COMPILER, float32, float64
+from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image
+
+pytestmark = NEEDS_COMPILER
+F64 = torch.float64
+WIDTH, HEIGHT = 37, 29
+LRS = dict.fromkeys(GROUPS, 1e-3)
+EXPOSURE = torch.tensor([[1.1, 0.05, -0.1, 0.0213], [0.03, 0.8, 0.1, -0.0517], [-0.02, 0.04, 1.3, 0.1031]], dtype=F64)
+GRID = identity_grid(8, 16, 16).double() + 0.1 * torch.randn(
+    12, 8, 16, 16, dtype=F64, generator=torch.Generator().manual_seed(6)
+)
+ENGINES = ["reference", "float64", "float32", "simt"]
+
+
+def make_engine(kind: str, room: int = 0) -> tuple[StepEngine, torch.dtype]:
+    if kind == "reference":
+        return ReferenceEngine(), F64
+    if kind == "simt":
+        return AsyncEngine(Backend.simt(), room=room), torch.float32
+    backend = float64() if kind == "float64" else float32("portable")
+    return NativeEngine(backend), backend.dtype
+
+
+def hidden_corner() -> Tensor:
+    hidden = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+    hidden[:9, :15] = True
+    return hidden
+
+
+def sampled(image: Tensor, grid: Tensor) -> Tensor:
+    """[H, W, 3] after a bilateral grid, from the words of docs/math.md 8.5: all maps by what they count for a pixel."""
+    height, width, _ = image.shape
+    luma = (0.299 * image[..., 0] + 0.587 * image[..., 1] + 0.114 * image[..., 2]).clamp(0.0, 1.0)
+
+    def near(at: Tensor, count: int) -> Tensor:
+        return (1.0 - (at[..., None] - torch.arange(count)).abs()).clamp(min=0.0)
+
+    up, across = (torch.arange(n, dtype=F64) / (n - 1) for n in (height, width))
+    maps = torch.einsum(
+        "kzyx,hwz,hy,wx->hwk", grid, near(7.0 * luma, 8), near(15.0 * up, 16), near(15.0 * across, 16)
+    ).view(height, width, 3, 4)
+    return torch.einsum("hwij,hwj->hwi", maps[..., :3], image) + maps[..., 3]
+
+
+class Steps:
+    """Some steps of an engine, and what was learnt from them."""
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        count: int = 1,
+        room: int = 0,
+        hidden: bool = True,
+        corrected: bool = True,
+        gridded: bool = False,
+    ) -> None:
+        self.engine, dtype = make_engine(kind, room)
+        self.gaussians = random_gaussians(1, 90, sh_degree=2, dtype=F64).map(lambda t: t.to(dtype)).detach_clone()
+        self.adam = AdamState.zeros_like(self.gaussians)
+        self.heard: list[tuple[int, Tensor, Tensor]] = []
+        self.losses: list[float] = []
+        for step in range(count):
+            target = (random_image(50 + step, WIDTH, HEIGHT) * 255).round().to(torch.uint8)
+            mask = hidden_corner() if hidden else None
+            if mask is not None:
+                target[mask] = 0
+            background = torch.tensor([0.2, 0.4, 0.6], dtype=dtype)
+            camera = random_camera(30 + step, WIDTH, HEIGHT)
+            inputs = StepInputs(camera, target, LRS, 2, background, 0.2, False, None, mask)
+            if corrected:
+                apply_grad = self._learner(step)
+                colours = {"grid": GRID.to(dtype)} if gridded else {"exposure": EXPOSURE.to(dtype)}
+                inputs = replace(inputs, view_params=ViewParams(apply_grad, pose=True, **colours))
+            self.losses += self.engine.submit(self.gaussians, self.adam, inputs)
+        self.losses += self.engine.drain()
+
+    def _learner(self, step: int):  # type: ignore[no-untyped-def]
+        def apply_grad(v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
+            assert v_viewmat is not None
+            assert v_exposure is not None
+            self.heard.append((step, v_viewmat.clone(), v_exposure.clone()))
+
+        return apply_grad
+
+
+@pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
+@pytest.mark.parametrize("hidden", [False, True])
+@pytest.mark.parametrize("kind", ENGINES)
+def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(kind: str, hidden: bool, gridded: bool) -> None:
+    got = Steps(kind, hidden=hidden, gridded=gridded)
+    parameters = leaves(random_gaussians(1, 90, sh_degree=2, dtype=F64))
+    camera = random_camera(30, WIDTH, HEIGHT)
+    pose = torch.from_numpy(camera.viewmat.copy()).requires_grad_()
+    exposure = (GRID if gridded else EXPOSURE).clone().requires_grad_()
+    background = torch.tensor([0.2, 0.4, 0.6], dtype=F64)
+    image = render_reference(parameters, camera, sh_degree=2, background=background, viewmat=pose)[0]
+    image = (
+        sampled(image, exposure) if gridded else torch.einsum("ij,hwj->hwi", exposure[:, :3], image) + exposure[:, 3]
+    )
+    target = (random_image(50, WIDTH, HEIGHT) * 255).round().to(F64) / 255.0
+    if hidden:
+        image, target = (t.masked_fill(hidden_corner()[..., None], 0.0) for t in (image, target))
+    loss = loss_reference(image, target, 0.2)
+    torch.autograd.backward(loss)
+    exact = kind in ("reference", "float64")
+    assert_close(got.losses[0], float(loss.detach()), rtol=0, atol=1e-12 if exact else 1e-5)
+    ((_, v_viewmat, v_exposure),) = got.heard
+    first = [10.0 * moment for _, moment in got.adam.exp_avg.items()]  # a tenth of the gradient, after one step
+    expected = [getattr(parameters, name).grad for name in GROUPS]
+    for ours, theirs in zip([v_viewmat, v_exposure, *first], [pose.grad, exposure.grad, *expected], strict=True):
+        assert theirs is not None
+        scale = float(theirs.abs().max())
+        assert scale > 0
+        assert_close(ours.double(), theirs, rtol=0, atol=(1e-9 if exact else 1e-3) * scale)
+
+
+@pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
+def test_a_step_that_is_done_again_for_more_room_is_learnt_from_once(gridded: bool) -> None:
+    free, tight = Steps("simt", count=5, gridded=gridded), Steps("simt", count=5, room=1, gridded=gridded)
+    assert [step for step, _, _ in tight.heard] == [0, 1, 2, 3, 4]
+    assert tight.losses == free.losses
+    for (_, *ours), (_, *theirs) in zip(tight.heard, free.heard, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert all(torch.equal(getattr(tight.gaussians, name), getattr(free.gaussians, name)) for name in GROUPS)
+
+
+def test_gradients_of_the_view_change_no_bit_of_the_gaussians() -> None:
+    """An exposure that is the identity, and a pose that is listened to."""
+    plain = Steps("float32", count=2, corrected=False)
+    engine, dtype = make_engine("float32")
+    gaussians = random_gaussians(1, 90, sh_degree=2, dtype=F64).map(lambda t: t.to(dtype)).detach_clone()
+    adam = AdamState.zeros_like(gaussians)
+    for step in range(2):
+        target = (random_image(50 + step, WIDTH, HEIGHT) * 255).round().to(torch.uint8)
+        target[hidden_corner()] = 0
+        view_params = ViewParams(lambda *_: None, pose=True, exposure=torch.eye(3, 4))
+        inputs = StepInputs(
+            random_camera(30 + step, WIDTH, HEIGHT), target, LRS, 2, torch.tensor([0.2, 0.4, 0.6]), 0.2, False, None,
+            hidden_corner(), view_params=view_params,
+        )  # fmt: skip
+        engine.submit(gaussians, adam, inputs)
+    assert all(torch.equal(getattr(gaussians, name), getattr(plain.gaussians, name)) for name in GROUPS)
+
+
+@pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_colours_have_the_same_bits_for_any_number_of_threads_and_under_autocast(
+    dtype: torch.dtype | None, gridded: bool
+) -> None:
+    colours = (GRID if gridded else EXPOSURE).float()
+    random = np.random.default_rng(2)
+    image, v_shown = (torch.from_numpy(random.random((411, 533, 3), np.float32)) for _ in range(2))
+
+    def results() -> list[Tensor]:
+        v_image, v_colours = torch.empty_like(image), torch.empty_like(colours)
+        shown = recolour(image, colours, torch.empty_like(image))
+        recolour_vjp(image, colours, v_shown, v_image, v_colours)
+        return [shown, v_image, v_colours]
+
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        expected = results()
+        for count in (2, 3, 7):
+            torch.set_num_threads(count)
+            with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+                assert all(torch.equal(a, b) for a, b in zip(results(), expected, strict=True))
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,120 @@
+"""What a step or render is predicted to take covers every buffer that it makes; on a GPU, slack included."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.gaussians import GROUPS
+from splatcli.native.call import Backend
+from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
+from splatcli.rasterizer.bands import MOST_PAIRS
+from splatcli.rasterizer.intersection_budget import round_capacity
+from splatcli.rasterizer.memory import Arena, Budget, FixedBudget, free_memory, held_memory
+from splatcli.rasterizer.memory_estimate import (
+    MemoryEstimate,
+    Workload,
+    line_bytes,
+    render_memory,
+    state_bytes,
+    step_memory,
+)
+from splatcli.rasterizer.prediction import PairCount, predict_pairs
+from tests.native.cases import NEEDS_COMPILER, float32
+from tests.rasterizer.scenes import random_scene
+
+
+@pytest.fixture
+def arenas(monkeypatch: pytest.MonkeyPatch) -> dict[int, dict[str, int]]:
+    """Bytes of every buffer of every arena, as they were largest."""
+    taken: dict[int, dict[str, int]] = {}
+    plain = Arena.take
+
+    def take(self: Arena, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+        buffer = plain(self, name, numel, dtype)
+        held = taken.setdefault(id(self), {})
+        held[name] = max(held.get(name, 0), buffer.nbytes)
+        return buffer
+
+    monkeypatch.setattr(Arena, "take", take)
+    return taken
+
+
+def allocated(arenas: dict[int, dict[str, int]]) -> int:
+    return sum(sum(buffers.values()) for buffers in arenas.values())
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(("n", "scale"), [(60, 1.0), (500, 0.05)])
+def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
+    n: int, scale: float, arenas: dict[int, dict[str, int]]
+) -> None:
+    gaussians, camera = random_scene(3, n, width=70, height=50, sh_degree=1, scale=scale)
+    pairs = predict_pairs(gaussians, camera)
+    backend = Backend.simt()
+    adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(n)
+    target = torch.zeros(50, 70, 3, dtype=torch.uint8)
+    state = sum(t.nbytes for g in (gaussians, adam.exp_avg, adam.exp_avg_sq) for _, t in g.items())
+    state += adam.rest_steps.nbytes + stats.grad2d.nbytes + stats.count.nbytes
+    assert state == state_bytes(n, 1)
+    engine = AsyncEngine(backend, budget=FixedBudget(1 << 40))
+    engine.submit(
+        gaussians,
+        adam,
+        StepInputs(camera, target, dict.fromkeys(GROUPS, 0.0), 1, torch.zeros(3), 0.2, False, stats),
+    )
+    engine.drain()
+    told = step_memory(backend, Workload(n, 1, 70, 50, pairs))
+    beside = told.frame + told.pixels + told.pairs
+    # The photo, which is no buffer, takes 4 bytes a pixel of it.
+    assert allocated(arenas) <= beside - 4 * 70 * 50 <= 1.6 * allocated(arenas)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("backend", [lambda: float32(), Backend.simt], ids=["cpu", "simt"])
+def test_a_render_has_no_buffer_that_was_not_predicted(backend: object, arenas: dict[int, dict[str, int]]) -> None:
+    gaussians, camera = random_scene(4, 400, width=120, height=90, sh_degree=0, scale=0.1)
+    library = backend()  # type: ignore[operator]
+    with torch.no_grad():
+        render(gaussians, camera, backend=library, budget=FixedBudget(1 << 40))
+    told = render_memory(library, Workload(400, 0, 120, 90, predict_pairs(gaussians, camera)))
+    roundings = 64 * 8
+    assert allocated(arenas) - roundings <= told.frame + told.pairs <= 1.6 * allocated(arenas)
+
+
+@NEEDS_COMPILER
+def test_the_parts_go_with_what_they_are_named_after() -> None:
+    backend = float32()
+    work = Workload(1000, 3, 160, 96, PairCount(30_000, 36_000, 900))
+    one = step_memory(backend, work)
+    assert one.state == state_bytes(1000, 3) == 1000 * (3 * 236 + 12)
+    more = step_memory(backend, Workload(1000, 3, 160, 96, PairCount(60_000, 72_000, 900)))
+    assert (more.state, more.frame, more.pixels) == (one.state, one.frame, one.pixels)
+    assert more.pairs == pytest.approx(2 * one.pairs, rel=1e-3)
+    assert line_bytes(backend, work) == pytest.approx(one.pairs / 6, rel=1e-2)
+    assert one.total > one.state + one.frame + one.pixels + one.pairs
+    assert isinstance(one, MemoryEstimate)
+
+
+@NEEDS_COMPILER
+def test_more_pairs_than_can_be_numbered_have_a_size_all_the_same() -> None:
+    backend = float32()
+    many = 16 * MOST_PAIRS
+    told = step_memory(backend, Workload(1_000_000, 0, 1600, 1063, PairCount(many, many, 1_000_000)))
+    assert told.pairs == pytest.approx(many * 86, rel=1e-3)
+
+
+def test_room_has_a_quarter_more_and_not_half() -> None:
+    for pairs in (0, 1, 7, 1000, 123_456_789):
+        assert 1.25 * pairs <= round_capacity(pairs) <= 1.25 * 1.125 * pairs + 2
+
+
+def test_pairs_leave_room_for_the_rest_of_a_budget() -> None:
+    cpu = torch.device("cpu")
+    held = held_memory(cpu)
+    assert Budget(cpu, held + (64 << 20)).left() <= 64 << 20
+    assert 0 < Budget(cpu, 1 << 60).left() <= free_memory(cpu)
+    large = 4 * held
+    assert Budget(cpu, large).left() <= large // 2
+    assert Budget(cpu, held // 2).left() == 0

@@ -1,0 +1,92 @@
+"""Keyframes of nerfstudio camera paths: rows or columns, text or lists, and the frames between them."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from splatcli.errors import SceneError
+from splatcli.render.cameras import read_camera_file, read_cameras
+from tests.cli.tiny import look_at_origin
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """A path of ten frames between three keyframes; without ``changes`` that are None."""
+    keys = [look_at_origin(angle).reshape(-1).tolist() for angle in (0.0, 0.4, 0.8)]
+    frames = [{"matrix": key, "fov": fov, "aspect": 1.5} for key, fov in zip(keys, (40.0, 50.0, 40.0), strict=True)]
+    size = {"render_width": 48, "render_height": 32, "fps": 5, "seconds": 2.0, "is_cycle": False}
+    return {key: value for key, value in {"keyframes": frames, **size, **changes}.items() if value is not None}
+
+
+def write(folder: Path, content: dict[str, Any]) -> Path:
+    path = folder / "path.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_frames_go_from_the_first_keyframe_to_the_last(tmp_path: Path) -> None:
+    file = read_camera_file(write(tmp_path, document()))
+    assert (len(file.cameras), file.fps) == (10, 5.0)
+    flip = np.diag([1.0, -1.0, -1.0, 1.0])
+    assert_allclose(np.linalg.inv(file.cameras[0].viewmat), look_at_origin(0.0) @ flip, atol=1e-9)
+    assert_allclose(np.linalg.inv(file.cameras[-1].viewmat), look_at_origin(0.8) @ flip, atol=1e-9)
+    # The field of view is vertical, in degrees, and changes along with the pose.
+    fovs = [math.degrees(2 * math.atan(16 / camera.fy)) for camera in file.cameras]
+    assert_allclose(fovs[0], 40.0)
+    assert 48.0 < max(fovs) <= 50.0
+    assert {(camera.width, camera.height, camera.cx, camera.cy) for camera in file.cameras} == {(48, 32, 24.0, 16.0)}
+
+
+def test_a_cycle_comes_back(tmp_path: Path) -> None:
+    cameras = read_cameras(write(tmp_path, document(is_cycle=True, seconds=20.0)))
+    steps = [np.linalg.norm(b.center - a.center) for a, b in zip(cameras, [*cameras[1:], cameras[0]], strict=True)]
+    assert max(steps) < 1.5 * float(np.median(steps))
+
+
+def test_matrices_of_older_files_are_the_same(tmp_path: Path) -> None:
+    """Text in which the numbers go column by column, as three.js writes them."""
+    keys = document()["keyframes"]
+    for key in keys:
+        key["matrix"] = json.dumps(np.reshape(key["matrix"], (4, 4)).T.reshape(-1).tolist())
+    for new, old in zip(
+        read_cameras(write(tmp_path, document())),
+        read_cameras(write(tmp_path, document(keyframes=keys))),
+        strict=True,
+    ):
+        assert_allclose(new.viewmat, old.viewmat, atol=1e-12)
+
+
+def test_frames_in_the_file_win_over_keyframes(tmp_path: Path) -> None:
+    entry = {"camera_to_world": look_at_origin(1.0).reshape(-1).tolist(), "fov": 60.0, "aspect": 1.5}
+    assert len(read_cameras(write(tmp_path, document(camera_path=[entry])))) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keyframes": []}, "keyframes is empty"),
+        ({"keyframes": [7]}, "keyframe 0 has no 4x4 matrix"),
+        ({"keyframes": [{"matrix": "[" * 100_000, "fov": 40}]}, "keyframe 0 has no 4x4 matrix"),
+        ({"keyframes": [{"matrix": [2.0] * 16, "fov": 40}]}, "scales, shears or mirrors"),
+        ({"keyframes": [{"matrix": [float("nan")] * 16, "fov": 40}]}, "scales, shears or mirrors"),
+        ({"keyframes": [{"matrix": np.eye(4).tolist()}]}, "the fov of keyframe 0 is None"),
+        ({"keyframes": [{"matrix": np.eye(4).tolist(), "fov": 40}] * 3}, "two different ones"),
+        ({"seconds": 1e8}, "not 1 to 108000"),
+        ({"seconds": 1e300, "fps": 1e300}, "seconds is 1e[+]300"),
+        ({"seconds": 10**400}, "seconds is 1000"),
+        ({"keyframes": [{"matrix": [10**400] * 16, "fov": 40}]}, "keyframe 0 has no 4x4 matrix"),
+        ({"seconds": "4"}, "seconds is '4'"),
+        ({"fps": -1}, "fps is -1"),
+        ({"fps": 1e-6, "seconds": 1e6}, "fps is 1e-06"),
+        ({"render_width": None}, "'render_width' is missing"),
+    ],
+)
+def test_broken_paths_are_told(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SceneError, match=message):
+        read_cameras(write(tmp_path, document(**changes)))

@@ -1,0 +1,462 @@
+"""Looking on changes no bit of a run, takes no more of its time than it may, and can neither end nor hang it."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from itertools import chain, repeat
+from typing import Any
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from splatcli.rasterizer import render
+from splatcli.rasterizer.step_inputs import StepEngine
+from splatcli.render import live as module
+from splatcli.render.image_kinds import LAYERS
+from splatcli.render.live import LiveRun
+from splatcli.render.live_pictures import Painter, RenderRequest, parse_wish, stage_of
+from splatcli.render.server import Document, Request
+from splatcli.train.events import Started, Stepped
+from splatcli.train.state import TrainState
+from splatcli.train.trainer import Trainer
+from tests.native.cases import NEEDS_COMPILER
+from tests.train.test_engines_behind import BehindEngine
+from tests.train.test_loop import digest
+from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, ring_cameras, short_config
+
+
+def new_trainer(steps: int = 12, **parts: Any) -> Trainer:
+    config = short_config(steps, schedule={"refine_start": 3, "refine_every": 3, "reset_every": 8})
+    return Trainer.start(config, made_scene(), run_dir=MemoryRun(), **parts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def state() -> TrainState:
+    return new_trainer(engine=PlainEngine(), renderer=plain_renderer).state
+
+
+def query(**changes: object) -> dict[str, str]:
+    """What the page asks for, of the first training view of made_scene()."""
+    camera = ring_cameras(6)[1]
+    values: dict[str, object] = {
+        "me": "a",
+        "pose": ",".join(map(repr, camera.viewmat[:3].ravel().tolist())),
+        "kind": "rgb",
+        "urgent": 1,
+        "seen": -1,
+        "width": 48,
+        "height": 48,
+        "fov": math.degrees(2 * math.atan(1 / 2.4)),
+    }
+    return {name: str(value) for name, value in (values | changes).items()}
+
+
+def picture(**changes: object) -> Request:
+    return Request("GET", "/picture", query(**changes), own=True)
+
+
+def post(path: str) -> Request:
+    return Request("POST", path, {}, own=True)
+
+
+def stepped(step: int) -> Stepped:
+    return Stepped(step, 0.5, 20, 1)
+
+
+class Clock:
+    """Seconds that pass when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Onlooker:
+    """Asks a run as a server's threads do."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+        self.threads = ThreadPoolExecutor()
+
+    def ask(self, request: Request) -> Future[Document | None]:
+        """The answer to come; the wish has arrived when this returns."""
+        before = len(self.run._wishes)
+        answer = self.threads.submit(self.run, request)
+        until(lambda: len(self.run._wishes) > before or answer.done())
+        return answer
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def run(clock: Clock) -> LiveRun:
+    return LiveRun(clock=clock)
+
+
+@pytest.fixture
+def onlooker(run: LiveRun) -> Iterator[Onlooker]:
+    made = Onlooker(run)
+    yield made
+    run._forget(run._wishes)
+    made.threads.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def painted(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[RenderRequest]:
+    """Wishes that were granted; painting takes 0.1 s of the clock."""
+    wishes: list[RenderRequest] = []
+
+    def paint(self: Painter, wish: RenderRequest) -> Any:
+        wishes.append(wish)
+        clock.now += 0.1
+        return np.full((wish.camera.height, wish.camera.width, 3), 200, np.uint8)
+
+    monkeypatch.setattr(Painter, "paint", paint)
+    return wishes
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Browsers are told at once that there is nothing new."""
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+
+
+def facts(answer: Document | None) -> dict[str, Any]:
+    assert answer is not None
+    told: dict[str, Any] = json.loads(answer.headers["X-Splat-Facts"])
+    return told
+
+
+def test_nobody_there_nothing_done(run: LiveRun, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "Painter", lambda *_: pytest.fail("a painter was made"))
+    for step in range(3):
+        run.tell(stepped(step), state)
+
+
+def test_a_picture_comes_with_the_facts_of_its_moment(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+    clock.now += 1
+    answer = onlooker.ask(picture())
+    run.tell(stepped(7), state)
+    got = answer.result()
+    assert got is not None
+    assert (got.kind, got.status) == ("image/jpeg", 200)
+    assert imageio.imread(io.BytesIO(got.content)).shape == (48, 48, 3)
+    assert facts(got) == {
+        "iterations": state.config.train.iterations,
+        "loss": 0.5,
+        "step": 0,
+        "gaussians": len(state.gaussians),
+        "run": 1,
+        "paused": False,
+        "seconds": pytest.approx(0.1),
+    }
+
+
+def test_who_moves_gets_half_of_the_time_and_no_more(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    clock.now += 1000  # credit does not pile up while nobody looks
+    training = 0.0
+    for step in range(60):
+        if not run._wishes:
+            onlooker.ask(picture())
+        run.tell(stepped(step), state)
+        clock.now += 0.02
+        training += 0.02
+    assert 0.1 * len(painted) == pytest.approx(training, abs=0.3)
+
+
+def test_who_only_looks_on_gets_a_new_picture_of_a_new_step_after_a_while(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    clock.now += 1
+    onlooker.ask(picture())
+    run.tell(stepped(1), state)
+    answer = onlooker.ask(picture(urgent=0, seen=0))
+    run.tell(stepped(2), state)
+    clock.now += 1.2
+    run.tell(stepped(3), state)
+    assert len(painted) == 1, "too early: a picture of 0.1 s may come every other second"
+    clock.now += 1.2
+    run.tell(stepped(4), state)
+    assert len(painted) == 1, "the step on the screen is still the state's"
+    state.step = 5
+    run.tell(stepped(5), state)
+    assert len(painted) == 2
+    assert facts(answer.result())["step"] == 5
+
+
+@pytest.mark.usefixtures("impatient")
+def test_who_waits_in_vain_is_told_so_and_forgotten(run: LiveRun, onlooker: Onlooker) -> None:
+    answer = onlooker.ask(picture(urgent=0)).result()
+    assert answer is not None
+    assert (answer.status, answer.content) == (204, b"")
+    assert not run._wishes
+
+
+def test_a_browser_has_one_wish_at_a_time(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    first, second = onlooker.ask(picture(urgent=0)), run.__call__
+    other = onlooker.ask(picture(me="b"))
+    newer = onlooker.threads.submit(second, picture(width=64))
+    assert getattr(first.result(), "status", None) == 204
+    clock.now += 1
+    until(lambda: {wish.who for wish in run._wishes} == {"a", "b"})
+    run.tell(stepped(1), state)
+    assert {getattr(answer.result(), "status", None) for answer in (other, newer)} == {200}
+    assert sorted(wish.camera.width for wish in painted) == [48, 64]
+
+
+def test_more_browsers_than_anyone_needs_are_sent_away(
+    run: LiveRun, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MOST_WISHES", 1)
+    onlooker.ask(picture())
+    refused = run(picture(me="b"))
+    run(picture(me="a", pose=""))  # is no view, and takes nobody's place
+    assert refused is not None
+    assert (refused.status, len(run._wishes)) == (503, 1)
+    run._forget(run._wishes)
+
+
+def test_what_cannot_be_drawn_is_told_and_training_goes_on(
+    run: LiveRun,
+    onlooker: Onlooker,
+    state: TrainState,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(self: Painter, wish: RenderRequest) -> None:
+        raise MemoryError("no room\nfor it")
+
+    monkeypatch.setattr(Painter, "paint", fail)
+    clock.now += 1
+    for _ in range(3):
+        answer = onlooker.ask(picture())
+        run.tell(stepped(1), state)
+        got = answer.result()
+    assert got is not None
+    assert (got.status, got.content) == (503, b"no room")
+    assert [record.getMessage() for record in caplog.records] == [
+        "a picture for the viewer could not be drawn: no room"
+    ], "once"
+
+
+@pytest.mark.parametrize("ends", ["resume", "signal", "page closed"])
+def test_a_pause_holds_training_and_draws_on_until_it_is_ended(
+    ends: str, run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    run(post("/pause"))
+    training = threading.Thread(target=run.tell, args=(stepped(1), state), daemon=True)
+    training.start()
+    for kind in LAYERS:
+        assert facts(run(picture(kind=kind)))["paused"] is True
+    assert training.is_alive()
+    if ends == "resume":
+        run(post("/resume"))
+    elif ends == "signal":
+        run.goes_on = lambda: True
+    else:
+        clock.now += 1000
+    training.join(20)
+    assert not training.is_alive()
+    assert [wish.kind for wish in painted] == [*LAYERS]
+
+
+def test_a_pause_ends_for_a_signal_also_while_somebody_flies(
+    run: LiveRun, state: TrainState, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flown: list[RenderRequest] = []
+
+    def paint(self: Painter, wish: RenderRequest) -> Any:
+        clock.now += 0.02
+        flown.append(wish)
+        run._wishes.append(parse_wish(picture()))
+        assert len(flown) < 1000
+        return np.zeros((48, 48, 3), np.uint8)
+
+    monkeypatch.setattr(Painter, "paint", paint)
+    run(post("/pause"))
+    run._wishes.append(parse_wish(picture()))
+    run.goes_on = lambda: len(flown) > 100
+    run.tell(stepped(1), state)
+    assert 100 < len(flown) < 200
+
+
+def test_a_pause_that_a_save_interrupts_goes_on_after_a_step(run: LiveRun, state: TrainState) -> None:
+    run(post("/pause"))
+    run.goes_on = lambda: True
+    run.tell(stepped(1), state)
+    run.goes_on = lambda: False
+    training = threading.Thread(target=run.tell, args=(stepped(2), state), daemon=True)
+    training.start()
+    training.join(0.2)
+    assert training.is_alive()
+    run(post("/resume"))
+    training.join(20)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_pause_draws_nothing_twice(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    run(post("/pause"))
+    training = threading.Thread(target=run.tell, args=(stepped(1), state), daemon=True)
+    training.start()
+    run(picture())
+    clock.now += 10
+    answer = run(picture(urgent=0, seen=state.step))
+    assert answer is not None
+    assert (answer.status, len(painted)) == (204, 1)
+    run(post("/resume"))
+    training.join(20)
+
+
+def test_other_pages_and_other_paths_get_nothing(run: LiveRun) -> None:
+    for method, path in (("GET", "/stage"), ("GET", "/picture"), ("POST", "/pause"), ("POST", "/resume")):
+        assert run(Request(method, path, query(), own=False)) is None
+    assert run(Request("GET", "/pause", {}, own=True)) is None
+    assert run(Request("GET", "/etc/passwd", {}, own=True)) is None
+    assert not run._paused
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"width": 4000}, "4000x48 is not from 16 to 2048"),
+        ({"height": 0}, "48x0"),
+        ({"height": "9" * 5000}, "digits"),
+        ({"width": "1.5"}, "1.5"),
+        ({"fov": 0}, "0.0 is not from 2 to 150"),
+        ({"fov": "nan"}, "nan is not"),
+        ({"pose": "1,2"}, "12 finite numbers"),
+        ({"pose": ",".join(["nan"] * 12)}, "12 finite numbers"),
+        ({"pose": ",".join(["2"] * 12)}, "no rotation"),
+        ({"pose": ",".join(["1e200"] * 12)}, "12 finite numbers"),
+        ({"kind": "secrets"}, "none of rgb, depth"),
+        ({"seen": "x"}, "x"),
+    ],
+)
+def test_what_is_no_view_is_refused(run: LiveRun, changes: dict[str, object], found: str) -> None:
+    answer = run(picture(**changes))
+    assert answer is not None
+    assert (answer.status, run._wishes) == (400, [])
+    assert found in answer.content.decode()
+
+
+def test_a_missing_parameter_is_named(run: LiveRun) -> None:
+    answer = run(Request("GET", "/picture", {}, own=True))
+    assert answer is not None
+    assert (answer.status, answer.content) == (400, b"this is no view: 'width'")
+
+
+def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainState) -> None:
+    before = run(Request("GET", "/stage", {}, own=True))
+    assert getattr(before, "status", None) == 204
+    run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+    answer = run(Request("GET", "/stage", {}, own=True))
+    assert answer is not None
+    stage = json.loads(answer.content)
+    assert stage["up"] == pytest.approx([0, -1, 0])
+    assert stage["distance"] == pytest.approx(3, abs=0.5)
+    assert [camera["name"] for camera in stage["cameras"] if camera["held_out"]] == ["view_00.png", "view_05.png"]
+    assert stage["first"]["name"] == "view_01.png"
+    assert stage["first"]["half"] == pytest.approx([1 / 2.4, 1 / 2.4])
+
+
+def test_each_of_several_runs_has_a_stage_of_its_own(
+    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    numbers = []
+    for name in ("a", "b"):
+        state.cameras[1] = replace(state.cameras[1], name=name)
+        run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+        stage = run(Request("GET", "/stage", {}, own=True))
+        assert stage is not None
+        assert json.loads(stage.content)["first"]["name"] == name
+        clock.now += 10
+        answer = onlooker.ask(picture())
+        run.tell(stepped(1), state)
+        numbers.append(facts(answer.result())["run"])
+    assert numbers == [1, 2]
+
+
+def test_of_very_many_cameras_some_are_shown(state: TrainState) -> None:
+    state.cameras = ring_cameras(1000)
+    state.train, state.test = list(range(1, 1000)), [0]
+    names = [camera["name"] for camera in stage_of(state)["cameras"]]
+    assert len(names) == len(set(names)) == 200
+    assert (names[0], names[-1]) == ("view_00.png", "view_995.png")
+
+
+@NEEDS_COMPILER
+def test_a_picture_is_what_the_state_renders_to(state: TrainState) -> None:
+    state.gaussians.shN += 0.3
+    wish = parse_wish(picture())
+    shown = Painter(state).paint(wish)
+    camera = ring_cameras(6, 48)[1]
+    expected = render(state.gaussians, camera, sh_degree=state.sh_degree()).image.clamp(0, 1) * 255
+    assert np.abs(shown - expected.numpy()).max() <= 0.51
+    assert shown.max() > 50
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_kind_of_picture_shows_something(state: TrainState, kind: str) -> None:
+    state.gaussians.logit_opacities += 5
+    shown = Painter(state).paint(parse_wish(picture(kind=kind)))
+    assert (shown.shape, shown.dtype) == ((48, 48, 3), np.uint8)
+    assert shown.std() > 5
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("make_engine", [lambda: None, BehindEngine], ids=["native", "steps that are done later"])
+def test_the_bits_of_a_run_do_not_depend_on_who_looks_on(
+    make_engine: Callable[[], StepEngine | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At every step, through refinements and a reset; with pictures of every kind after every event, and a pause."""
+    monkeypatch.setattr(module, "_NEXT_WISH", 0.0)
+    alone, watched = new_trainer(engine=make_engine()), new_trainer(engine=make_engine())
+    expected = [digest(alone.state.to_checkpoint()) for _ in alone.run()]
+    clock = Clock()
+    live = LiveRun(clock=clock)
+    onlooker = Onlooker(live)
+    found, answers = [], []
+    for number, event in enumerate(watched.run()):
+        clock.now += 10
+        answers += [onlooker.ask(picture(me=kind, kind=kind, urgent=number % 2)) for kind in LAYERS]
+        if number == 5:
+            live(post("/pause"))
+            live.goes_on = chain([False, False], repeat(True)).__next__
+        live.tell(event, watched.state)
+        found.append(digest(watched.state.to_checkpoint()))
+    live._forget(live._wishes)
+    onlooker.threads.shutdown()
+    drawn = [answer for answer in answers if getattr(answer.result(), "status", None) == 200]
+    assert len(drawn) > 2 * len(LAYERS)
+    assert found == expected

@@ -1,0 +1,55 @@
+"""Videos by a real encoder, read back by its decoder; tests/cli/test_render.py has what the encoder is told."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from splatcli.errors import OutputError, ResourceError, SceneError
+from splatcli.render.video import find_ffmpeg, write_video
+
+
+@pytest.fixture
+def ffmpeg() -> str:
+    try:
+        return find_ffmpeg()
+    except ResourceError:
+        pytest.skip("neither imageio-ffmpeg nor ffmpeg is installed: pip install 'splatcli[video]'")
+
+
+def frames(count: int = 5) -> list[np.ndarray]:
+    """Plain pictures of 31x17 in colours that are far apart."""
+    colours = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (128, 128, 128), (255, 255, 255)]
+    return [np.tile(np.array(colours[i % 5], np.uint8), (17, 31, 1)) for i in range(count)]
+
+
+def test_every_frame_comes_back_in_its_colour(ffmpeg: str, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.mp4"
+    write_video(path, iter(frames()), (31, 17), 25)
+    assert [p.name for p in path.parent.iterdir()] == ["x.mp4"]
+    words = [ffmpeg, "-loglevel", "error", "-i", str(path), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
+    raw = subprocess.run(words, capture_output=True, check=True).stdout
+    decoded = np.frombuffer(raw, np.uint8).reshape(5, 18, 32, 3).astype(int)
+    for shown, expected in zip(decoded, frames(), strict=True):
+        assert np.abs(shown[:17, :31] - expected).max() <= 6
+    told = subprocess.run([ffmpeg, "-hide_banner", "-i", str(path)], capture_output=True, text=True, check=False).stderr
+    assert "25 fps" in told
+    assert "bt709" in told
+
+
+def test_what_ends_the_frames_is_told_as_it_is_and_leaves_nothing(ffmpeg: str, tmp_path: Path) -> None:
+    def broken():  # type: ignore[no-untyped-def]
+        yield from frames(2)
+        raise SceneError("no photo")
+
+    with pytest.raises(SceneError, match="no photo"):
+        write_video(tmp_path / "x.mp4", broken(), (31, 17), 25)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_its_place_is_told(ffmpeg: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="a folder"):
+        write_video(tmp_path, [], (2, 2), 25)
