@@ -83,7 +83,7 @@ def train_blocks(
         raise UsageError(
             "what is trained of a view would differ from block to block",
             where="--blocks",
-            remedy="leave --pose-opt, --exposure and --bilateral-grid out; resume the merged run with them",
+            remedy="leave out --pose-opt, --exposure, --bilateral-grid; use them with splat train SCENE --init MERGED",
         )
     scene = Path(config.data.scene)
     if not scene.is_dir() or has_photos_only(scene):

@@ -23,7 +23,7 @@ Pair = tuple[int, int]
 
 
 def how_to_match(asked: Matching, num_photos: int, *, video: bool) -> Matching:
-    """``asked``; for "auto" what suits: exhaustive for few photos, else retrieval, and sequential for videos."""
+    """Return ``asked``; for "auto" exhaustive up to EXHAUSTIVE_UP_TO images, sequential beyond and for videos."""
     if asked != "auto":
         return asked
     return "exhaustive" if num_photos <= EXHAUSTIVE_UP_TO and not video else "sequential"
