@@ -117,9 +117,9 @@ def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, part
     """
     verdict, opacity = judge_scales(means, scales, parts=parts), judge_opacities(opacities, parts=parts)
     if declared and parts and verdict.space is Space.ACTIVATED and not verdict.part:
-        verdict = judge_scales(
-            means, scales, parts=False
-        )  # all are positive, as in millimetres: sizes as a whole decide
+        # All are positive, as in millimetres: the file's word counts where sizes as a whole speak for logarithms.
+        whole = judge_scales(means, scales, parts=False)
+        verdict = whole if whole.raw_error < min(whole.activated_error, math.inf) else verdict
     evidence = (_scale_evidence(verdict, scales), _opacity_evidence(opacity, opacities))
     problem = None
     if verdict.space is Space.ACTIVATED or (verdict.space is Space.UNSURE and not declared):

@@ -80,7 +80,7 @@ def test_ranks_that_resume_a_run_with_it_are_refused_too() -> None:
 def test_a_disk_without_room_is_refused_before_the_first_step(
     splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splatcli.rasterizer.offload.Mapped.free", lambda self: 9_000)
+    monkeypatch.setattr("splatcli.rasterizer.offload.MemoryMapped.free", lambda self: 9_000)
     done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", "20", *QUICK, "--offload")
     assert done.code == 4
     assert "the SH coefficients of 200 Gaussians and their moments take" in done.err
