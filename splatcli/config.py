@@ -210,8 +210,8 @@ class StrategyConfig(_Section):
 
     #: "adc": clone, split, prune and reset (gsplat's "default", a name that is taken too). "absgrad": the same by
     #: magnitudes of the gradient (AbsGS), the default by measurement (docs/quality.md). "mcmc": relocate, and grow by
-    #: a factor.
-    name: Annotated[Literal["adc", "absgrad", "mcmc"], BeforeValidator(_strategy_name)] = "absgrad"
+    #: a factor. Packages bring others (train/densify/__init__.py), so only a run that uses the name looks for it.
+    name: Annotated[str, BeforeValidator(_strategy_name), Field(pattern=r"^\w[\w.-]*$", max_length=100)] = "absgrad"
     #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
     #: (train/capacity.py).
     cap_max: Annotated[int | Literal["auto"] | None, PlainValidator(_cap)] = None

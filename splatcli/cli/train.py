@@ -90,7 +90,9 @@ def train(
     strategy: Annotated[
         str | None,
         typer.Option(
-            "--strategy", metavar="NAME", help="How Gaussians are added: adc, absgrad or mcmc.  [default: absgrad]"
+            "--strategy",
+            metavar="NAME",
+            help="How Gaussians are added: adc, absgrad, mcmc, or the name of a plug-in.  [default: absgrad]",
         ),
     ] = None,
     cap_max: Annotated[
@@ -256,6 +258,7 @@ def train(
         with crew_of(distributed, device, out) as (crew, own_device):
             from splatcli.recipes import NAMED_STARTS
             from splatcli.settings import build_config
+            from splatcli.train.densify import check_strategy
 
             # Without the batch that ranks have by default, so that another number of them knows the run again.
             unshared = build_config(flags, file=config, assignments=assignments, preset=preset)
@@ -272,6 +275,7 @@ def train(
                 flags["train.batch_size"] = crew.size
             settings = build_config(flags, file=config, assignments=assignments, preset=preset)
             check_batch(settings, crew)
+            check_strategy(settings)
             sharded = distributed == SHARDED
             if sharded:
                 check_sharded(settings, viewer=viewer)

@@ -16,7 +16,7 @@ import math
 import torch
 from torch import Tensor
 
-from splatcli.config import Schedule, StrategyConfig
+from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.stats import DensifyStats
 from splatcli.rasterizer.step_inputs import Regularisation
@@ -52,6 +52,11 @@ class AdcStrategy:
         self.schedule = schedule
         self.iterations = iterations
         self.extent = extent
+
+    @classmethod
+    def of(cls, config: Config, extent: float) -> AdcStrategy:
+        """Return the strategy for a run's settings."""
+        return cls(config.strategy, config.schedule, config.train.iterations, extent, config.most_gaussians())
 
     @property
     def absgrad(self) -> bool:

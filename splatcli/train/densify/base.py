@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -12,6 +12,7 @@ from splatcli.rasterizer.step_inputs import Regularisation
 from splatcli.train.densify.edit import Edit
 
 
+@runtime_checkable
 class Strategy(Protocol):
     """Decides from statistics and the step number; keeps no state of its own, so that a checkpoint misses none."""
 

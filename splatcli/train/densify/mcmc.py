@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from splatcli.config import Schedule, StrategyConfig
+from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.stats import DensifyStats
 from splatcli.rasterizer.step_inputs import Regularisation
@@ -44,6 +44,12 @@ class McmcStrategy:
         self.schedule = schedule
         self.iterations = iterations
         self.seed = seed
+
+    @classmethod
+    def of(cls, config: Config, extent: float) -> McmcStrategy:
+        """Return the strategy for a run's settings; the scene's extent takes no part."""
+        train = config.train
+        return cls(config.strategy, config.schedule, train.iterations, train.seed, config.most_gaussians())
 
     @property
     def absgrad(self) -> bool:

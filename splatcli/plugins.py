@@ -1,0 +1,73 @@
+"""Plug-ins: strategies, formats and scene readers of other packages, found through entry points.
+
+A package names them in its pyproject.toml:
+
+    [project.entry-points."splatcli.formats"]
+    xyz = "its_package.xyz:FORMAT"
+
+The names come from the metadata of installed packages. A plug-in's code is imported when its name is asked for and not
+before, so a broken one harms only who asks for it. CONTRIBUTING.md shows what each group takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+
+from splatcli.errors import SplatError, UsageError
+
+#: Callables of (Config, scene extent in world units) that return a train.densify.Strategy.
+STRATEGIES = "splatcli.strategies"
+#: Instances of formats.format.Format.
+FORMATS = "splatcli.formats"
+#: Readers of scenes; see scene/read.py.
+READERS = "splatcli.readers"
+
+
+@dataclass(frozen=True, slots=True)
+class Plugin:
+    """An entry point of another package, or several of one name, of which none can be chosen."""
+
+    name: str
+    points: tuple[EntryPoint, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(
+            f"{point.dist.name if point.dist else 'an unnamed package'} ({point.group}: {point.name} = {point.value})"
+            for point in self.points
+        )
+
+    def load(self) -> object:
+        """Import the plug-in and return the object that its entry point names. Raises UsageError, which names both."""
+        if len(self.points) > 1:
+            raise UsageError(f"several packages have a plug-in {self.name!r}: {self}", remedy="uninstall all but one")
+        with self.running():
+            return self.points[0].load()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Turn what the plug-in's code raises into a UsageError that names it; splatcli's own errors pass."""
+        try:
+            yield
+        except (SplatError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise self.fault(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+
+    def fault(self, what: str) -> UsageError:
+        """Return the error for a plug-in that does not work."""
+        return UsageError(
+            f"the plug-in {self.name!r} does not work: {what}",
+            where=self,
+            remedy="update or uninstall that package; the fault is not splat's",
+        )
+
+
+def plugins(group: str) -> dict[str, Plugin]:
+    """Return the plug-ins of a group by name, in the order of the names. Imports none of them."""
+    found: dict[str, tuple[EntryPoint, ...]] = {}
+    for point in entry_points(group=group):
+        found[point.name] = (*found.get(point.name, ()), point)
+    return {name: Plugin(name, found[name]) for name in sorted(found)}
