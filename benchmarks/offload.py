@@ -32,7 +32,7 @@ from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine, StepInput
 from splatcli.rasterizer.memory_estimate import state_bytes
 from splatcli.rasterizer.offload import storage_for
 from splatcli.scene.camera import Camera
-from splatcli.scene.morton import morton_order
+from splatcli.scene.points import morton_order
 from splatcli.train.init import gaussians_from_points
 
 KINDS = ("resident", "offloaded", "evicted", "evicted, unordered")

@@ -52,7 +52,7 @@ class DataConfig(_Section):
     depths: str | None = None
     #: Scene units that 1 in a depth map is; None takes what the scene says, else 0.001 for whole numbers, 1 for others.
     depth_scale: float | None = Field(None, gt=0)
-    #: The scene cut into strips x columns, as "2x3" (scene/blocks.py), and the one of them that is trained.
+    #: The scene cut into strips x columns, as "2x3" (scene/partition.py), and the one of them that is trained.
     blocks: str | None = Field(None, pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}$")
     block: int | None = Field(None, ge=0)
     #: Blocks are refused where one of them would hold a larger part of the scene's points: they would save nothing.

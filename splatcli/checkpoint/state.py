@@ -8,8 +8,7 @@ from torch import Tensor
 
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
-from splatcli.scene.camera import Camera
-from splatcli.scene.pose import moved
+from splatcli.scene.camera import Camera, moved
 
 #: What a strategy may keep beside tensors.
 Scalar = int | float | str | bool

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.render.live import LiveRun
-    from splatcli.scene.blocks import Grid
+    from splatcli.scene.partition import Grid
 
 #: Which blocks a folder is of; written before the first of them starts.
 RECORD = "blocks.json"
@@ -68,7 +68,7 @@ def train_blocks(
 
     place: takes the blocks and what they are merged into. A block that was stopped goes on, one that is done stays.
     """
-    from splatcli.scene.blocks import parse_blocks
+    from splatcli.scene.partition import parse_blocks
     from splatcli.scene.read import has_photos_only
 
     assert config.data.blocks is not None
@@ -114,7 +114,7 @@ def train_blocks(
 
 def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     """Says what each block will hold. Raises UsageError where it is next to everything, SceneError for next to none."""
-    from splatcli.scene.blocks import check_worth, contents
+    from splatcli.scene.partition import check_worth, contents
     from splatcli.scene.read import read_scene
 
     unread = {"strict": False, "skip_bad_images": False}  # photos are looked at when a block is trained
@@ -139,7 +139,7 @@ def merge_run(place: Path, target: Path | None, out: Output) -> None:
 
     Raises ModelFileError when blocks are missing or not done.
     """
-    from splatcli.scene.blocks import make_grid, parse_blocks
+    from splatcli.scene.partition import make_grid, parse_blocks
     from splatcli.scene.read import read_scene
 
     last = [_last(place, block) for block in range(_count(place))]
@@ -289,7 +289,7 @@ def _record(place: Path) -> dict[str, Any]:
 
 
 def _count(place: Path) -> int:
-    from splatcli.scene.blocks import parse_blocks
+    from splatcli.scene.partition import parse_blocks
 
     try:
         strips, columns = parse_blocks(str(_record(place).get("blocks")))

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.find_cameras import scene_of
 from splatcli.cli.model import (
     OUTPUT,
     file_kind,
@@ -25,6 +24,7 @@ from splatcli.cli.model import (
 from splatcli.cli.output import Output
 from splatcli.cli.progress import reporter_for
 from splatcli.cli.ranks import check_sharded
+from splatcli.cli.sfm import scene_of
 from splatcli.cli.signals import ECHO, Requests, exit_code
 from splatcli.cli.time_budget import TimeBudget
 from splatcli.errors import (

@@ -134,8 +134,8 @@ def _has_no_cameras(path: Path, flags: dict[str, Any]) -> bool:
 
 def _photo_facts(path: Path) -> dict[str, Any]:
     """Of a folder of photos that no file describes cameras of."""
-    from splatcli.scene.memory import max_pixels
-    from splatcli.sfm.photos import find_footage, readable
+    from splatcli.scene.images import max_pixels
+    from splatcli.sfm.images import find_footage, readable
 
     footage = find_footage(path)
     headers, bad = readable(footage, max_pixels(None))
@@ -238,8 +238,7 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 
 def _scene_facts(path: Path, flags: dict[str, Any], plot: Path | None) -> dict[str, Any]:
-    from splatcli.scene.coverage import coverage_notes, hidden_share
-    from splatcli.scene.examine import examine
+    from splatcli.scene.inspect import coverage_notes, examine, hidden_share
     from splatcli.scene.read import read_scene
     from splatcli.settings import build_config
 

@@ -322,7 +322,7 @@ def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite
 
 def blocks(text: str) -> str:
     """What ``--blocks`` says. Raises UsageError."""
-    from splatcli.scene.blocks import parse_blocks
+    from splatcli.scene.partition import parse_blocks
 
     try:
         strips, columns = parse_blocks(text)

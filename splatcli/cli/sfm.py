@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import time
 from pathlib import Path
-from typing import Annotated, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.model import OUTPUT
+from splatcli.cli.output import Output
+from splatcli.errors import OutputError
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from splatcli.config import DataConfig
+    from splatcli.sfm.options import SfmOptions
+    from splatcli.sfm.run import SfmResult
 
 
 def sfm(
@@ -92,7 +106,6 @@ def sfm(
       splat sfm walk.mp4 --frames 200
       splat sfm photos/ --json | tail -1
     """
-    from splatcli.cli.find_cameras import cameras_of
     from splatcli.cli.output import speaking
 
     given: dict[str, Any] = {
@@ -112,3 +125,117 @@ def sfm(
         facts = {name: value for name, value in solved.facts.items() if name != "key"}
         out.result({"path": solved.folder, "reused": solved.reused, **facts}, [solved.folder])
     return 0
+
+
+#: Seconds between two plain lines of progress, and between two JSON objects.
+_PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
+
+#: Phase -> what is counted.
+_COUNTED = {"frames": "frames looked at", "features": "photos", "matching": "pairs", "mapping": "photos placed"}
+
+
+def cameras_of(
+    photos: Path,
+    chosen: SfmOptions,
+    *,
+    place: Path | None = None,
+    beside: Path = OUTPUT,
+    overwrite: bool = False,
+    device: str = "auto",
+    masks: str | None = None,
+    out: Output,
+) -> SfmResult:
+    """Structure from motion with progress, and its report on stderr. Arguments as for run_sfm().
+
+    masks: see find_footage().
+    """
+    from splatcli.sfm.images import find_footage
+    from splatcli.sfm.run import doubts, gpu_wanted, lines, run_sfm
+
+    footage = find_footage(photos, masks)
+    gpu = gpu_wanted(device)
+    with _Teller(out) as teller:
+        solved = run_sfm(footage, chosen, place=place, beside=beside, overwrite=overwrite, gpu=gpu, tell=teller.tell)
+    folder = solved.folder
+    if solved.reused:
+        out.note(f"cameras found before are used: {_shown(folder)}")
+    else:
+        out.note("\n".join(lines(solved.facts)))
+    for doubt in doubts(solved.facts):
+        out.warn(doubt)
+    return solved
+
+
+def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
+    """The scene to train on: ``path`` itself, or for photos without cameras, or a video, the one made of them.
+
+    run: the folder that the run is going to be in. Raises OutputError, before the work, when it will be refused.
+    """
+    from splatcli.checkpoint.rundir import has_content
+    from splatcli.scene.read import has_photos_only
+    from splatcli.sfm.images import is_video
+    from splatcli.sfm.options import SfmOptions
+
+    if data.format or data.model or data.images:
+        return path  # says what is there
+    try:
+        lacks_cameras = is_video(path) or (path.is_dir() and has_photos_only(path))
+    except OSError:
+        return path  # whoever reads the scene has the words for it
+    if not lacks_cameras:
+        return path
+    if run.is_dir() and has_content(run) and not overwrite:
+        raise OutputError(
+            "the output folder exists and is not empty",
+            where=run,
+            remedy="--overwrite moves a run aside, or choose another -o",
+        )
+    out.note(f"{path.resolve().name} has no cameras: they are found first, as splat sfm does")
+    gpu = "cpu" if device == "cpu" else "auto"
+    return cameras_of(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
+
+
+def _shown(folder: Path) -> str:
+    return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
+
+
+class _Teller:
+    """A bar for each phase on a terminal, a line now and then in a log, an object a second with --json."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._bars: Progress | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._last = (0.0, "")
+
+    def __enter__(self) -> Self:
+        if not self._out.json and not self._out.quiet and sys.stderr is not None and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=Console(stderr=True))
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def tell(self, phase: str, done: int, total: int) -> None:
+        """How far a phase is."""
+        if self._bars is not None:
+            if phase not in self._tasks:
+                self._tasks[phase] = self._bars.add_task(phase, total=total)
+            self._bars.update(self._tasks[phase], completed=done, total=total)
+            return
+        now, (then, before) = time.monotonic(), self._last
+        every = _JSON_EVERY if self._out.json else _PLAIN_EVERY
+        if done < total and phase == before and now - then < every:
+            return
+        self._last = (now, phase)
+        self._out.event("sfm", {"phase": phase, "done": done, "total": total})
+        if not self._out.json:
+            self._out.note(f"{phase}: {done} of {total} {_COUNTED[phase]}")

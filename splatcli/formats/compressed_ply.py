@@ -34,7 +34,7 @@ from splatcli.formats.quantisation import (
 )
 from splatcli.formats.rotations import largest_and_rest, with_largest
 from splatcli.gaussians import SH_REST, Gaussians
-from splatcli.scene.morton import morton_order
+from splatcli.scene.points import morton_order
 
 CHUNK = 256
 #: Bits of three components in a word, the first highest.

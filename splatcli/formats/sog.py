@@ -33,7 +33,7 @@ from splatcli.formats.quantisation import (
 )
 from splatcli.formats.rotations import largest_and_rest
 from splatcli.gaussians import Gaussians
-from splatcli.scene.morton import morton_order
+from splatcli.scene.points import morton_order
 
 VERSION = 2
 CODES = 256

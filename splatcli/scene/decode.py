@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import errno
+import io
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageCms, UnidentifiedImageError
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
-from splatcli.scene.colour import colours_of
-from splatcli.scene.exif_orientation import upright
-from splatcli.scene.filetypes import FORMATS, raw_error, reduction, refuse_raw, unreadable_error
-from splatcli.scene.pixels import Decoded, Rgb, deep, from_bytes, from_deep, grey
 
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None
@@ -203,3 +203,378 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
     """Width and height as stored; of TIFFs Pillow tells them as they are upright."""
     quarter = image.format == "TIFF" and _orientation(image) >= 5
     return (image.height, image.width) if quarter else image.size
+
+
+#: Pillow's names of the formats that are read. Its others stay closed: some start programs, some know no signature.
+FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "AVIF", "BMP", "GIF", "JPEG2000", "PPM")
+SUPPORTED = "PNG, JPEG, TIFF, WebP, AVIF, BMP, GIF, JPEG 2000 and PNM"
+
+#: Endings of camera raw files. Many are TIFF inside, with a thumbnail where a photo would be.
+RAW_SUFFIXES = (
+    *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mos", ".mrw"),
+    *(".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
+)
+
+#: What a file starts with -> what it is; all of them need another program.
+_SIGNATURES = (
+    (b"\x76\x2f\x31\x01", "an OpenEXR image"),
+    (b"#?RADIANCE", "a Radiance HDR image"),
+    (b"#?RGBE", "a Radiance HDR image"),
+    (b"\xff\x0a", "a JPEG XL image"),
+    (b"\0\0\0\x0cJXL ", "a JPEG XL image"),
+    (b"8BPS", "a Photoshop document"),
+    (b"PF\n", "a floating point image in colour"),
+)
+#: What the formats that are read start with.
+_READ = (
+    (b"\x89PNG", "a PNG"),
+    (b"\xff\xd8\xff", "a JPEG"),
+    (b"II*\0", "a TIFF"),
+    (b"MM\0*", "a TIFF"),
+    (b"GIF8", "a GIF"),
+    (b"BM", "a BMP"),
+)
+#: Brands of the ISO media container (bytes 8 to 11, after "ftyp").
+_HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
+
+#: Bytes that tell what a file is.
+_START = 64
+
+
+def refuse_raw(path: Path) -> None:
+    """Raises SceneError for a camera's raw file, by its name."""
+    if path.suffix.lower() in RAW_SUFFIXES:
+        raise raw_error(path)
+
+
+def raw_error(path: Path) -> SceneError:
+    """The error for a camera's raw file."""
+    return SceneError("is a camera's raw file, which has to be developed first", where=path, remedy=conversion(path))
+
+
+def unreadable_error(path: Path) -> SceneError:
+    """The error for a file that no decoder knows: what it is, as far as its first bytes tell, and what helps."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_START)
+    except OSError as error:
+        return SceneError(f"cannot be read: {error.strerror}", where=path, remedy="check the file and its permissions")
+    if not start:
+        return SceneError("is empty", where=path, remedy="copy the file again from its source")
+    if start.startswith(b"version https://git-lfs"):
+        return SceneError(
+            "is not an image: it is a placeholder of Git LFS", where=path, remedy="fetch the files with: git lfs pull"
+        )
+    kind = _kind(start)
+    if kind is not None:
+        return SceneError(f"is {kind}, which is not read here", where=path, remedy=conversion(path))
+    for signature, kind in _READ:
+        if start.startswith(signature):
+            return SceneError(
+                f"starts as {kind}, but its header is damaged or of a kind that is not read here",
+                where=path,
+                remedy=f"copy the file again from its source; if it opens elsewhere: {conversion(path)}",
+            )
+    return SceneError(
+        f"is not an image (it starts with {_shown(start)})",
+        where=path,
+        remedy=f"copy or download the file again; {SUPPORTED} are read",
+    )
+
+
+def conversion(path: Path) -> str:
+    """The remedy for a photo that another program can read: a command that makes PNG copies, and how to use them."""
+    folder = shlex.quote(path.parent.name or ".")
+    copies = shlex.quote(f"{path.parent.name}_png")
+    return (
+        f"{SUPPORTED} are read; convert the others, beside their folder: mkdir {copies} && magick mogrify "
+        f"-path {copies} -format png {folder}/*{path.suffix}, and add --images {copies}"
+    )
+
+
+def reduction(path: Path) -> str:
+    """The remedy for photos that are too large: a command that makes smaller copies, and how to use them."""
+    folder = shlex.quote(path.parent.name or ".")
+    copies = shlex.quote(f"{path.parent.name}_small")
+    return (
+        f"make smaller copies, beside their folder: mkdir {copies} && magick mogrify -path {copies} -resize 25% "
+        f"{folder}/*{path.suffix}, and add --images {copies}"
+    )
+
+
+def _kind(start: bytes) -> str | None:
+    for signature, kind in _SIGNATURES:
+        if start.startswith(signature):
+            return kind
+    if start[4:8] == b"ftyp":
+        brand = start[8:12]
+        if brand == b"crx ":
+            return "a camera's raw file"
+        return "a HEIF image" if brand in _HEIF_BRANDS else "a video"
+    return None
+
+
+def _shown(start: bytes) -> str:
+    """The first bytes as text where they are, else as numbers."""
+    text = start.lstrip(b"\xef\xbb\xbf \t\r\n")[:16]
+    if text and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):
+        return repr(text.split(b"\n")[0].decode("ascii").rstrip())
+    return start[:8].hex(" ")
+
+
+#: Of quarter turns the one that undoes them; other orientations undo themselves.
+_UNDO = {6: 8, 8: 6}
+
+
+def same_shape(size: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether one width and height is the other scaled, but for rounding to whole pixels."""
+    return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
+
+
+def upright(pixels: NDArray[Any], undo: int, orientation: int) -> NDArray[Any]:
+    """Pixels that a decoder turned by ``undo`` as stored, and then turned by ``orientation``; C-contiguous."""
+    return np.ascontiguousarray(turned(turned(pixels, _UNDO.get(undo, undo)), orientation))
+
+
+def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+    """Stored pixels [H, W, ...] as EXIF's ``orientation``, 1 to 8, puts them upright; a view of the same memory."""
+    if orientation >= 5:
+        pixels = pixels.swapaxes(0, 1)
+    down = orientation in (3, 4, 7, 8)
+    right = orientation in (2, 3, 6, 7)
+    return pixels[:: -1 if down else 1, :: -1 if right else 1]
+
+
+def nearest(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
+    """[H, W] at another width and height: each pixel has the value under its middle."""
+    width, height = size
+    rows, columns = (
+        ((2 * np.arange(now) + 1) * before) // (2 * now)
+        for now, before in ((height, values.shape[0]), (width, values.shape[1]))
+    )
+    return values if size == values.shape[::-1] else values[rows[:, None], columns[None, :]]
+
+
+#: A profile that moves no colour by more levels than this is sRGB under another name, and is left alone.
+_SAME = 2
+#: libpng's threshold: a gamma nearer to sRGB's 1/2.2 than this, relatively, is sRGB.
+_GAMMA_STEP = 0.05
+_SRGB_GAMMA = 1 / 2.2
+#: Modes of Pillow's pixels -> the colour space that a profile for them has.
+_SPACES = {"RGB": "RGB ", "L": "GRAY", "CMYK": "CMYK"}
+
+
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """How the colours of a file become sRGB.
+
+    name: for messages.
+    mode: Pillow's mode of the pixels that ``transform`` takes; "RGB" without one.
+    transform: to sRGB by an ICC profile, or None.
+    gamma: the file's exponent (PNG's gAMA), or None.
+    """
+
+    name: str
+    mode: str = "RGB"
+    transform: ImageCms.ImageCmsTransform | None = None
+    gamma: float | None = None
+
+    def to_rgb(self, image: Image.Image) -> Image.Image:
+        """An sRGB image of mode RGB; ``image`` has mode ``self.mode``, or one that Pillow converts to it."""
+        if self.transform is not None:
+            return self.transform.apply(image if image.mode == self.mode else image.convert(self.mode))
+        rgb = image if image.mode == "RGB" else image.convert("RGB")
+        if self.gamma is None:
+            return rgb
+        levels = np.round(255 * self.encoded(np.arange(256) / 255)).astype(int).tolist()
+        return rgb.point(levels * 3)
+
+    def encoded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Values in 0...1 as sRGB has them, by ``gamma`` alone."""
+        if self.gamma is None:
+            return values
+        light = values ** (1 / self.gamma)
+        return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+#: What needs no conversion.
+SRGB = Colours("sRGB")
+
+
+def colours_of(image: Image.Image) -> Colours:
+    """The colours of an opened image; SRGB too where it does not say, or says something that cannot be used."""
+    if image.mode == "LAB":
+        return _lab()
+    mode = _base_mode(image)
+    profile = image.info.get("icc_profile")
+    if isinstance(profile, bytes) and profile:
+        found = _from_profile(profile, mode)
+        if found is not None:
+            return found
+    elif "srgb" not in image.info:
+        gamma = image.info.get("gamma")
+        if isinstance(gamma, float) and gamma > 0 and abs(gamma / _SRGB_GAMMA - 1) > _GAMMA_STEP:
+            return Colours(f"gamma {gamma:.3g}", gamma=gamma)
+    return Colours("CMYK without a profile", "CMYK") if mode == "CMYK" else SRGB
+
+
+def _base_mode(image: Image.Image) -> str:
+    if image.mode == "CMYK":
+        return "CMYK"
+    return "L" if image.mode in ("L", "LA", "La", "1") or image.mode.startswith("I;16") else "RGB"
+
+
+@lru_cache(maxsize=64)
+def _from_profile(data: bytes, mode: str) -> Colours | None:
+    """None for a profile that is broken or of another kind of pixels: no reason to refuse the photo."""
+    try:
+        profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
+        space = profile.profile.xcolor_space
+        if mode == "L" and space == "RGB ":
+            mode = "RGB"
+        if space != _SPACES[mode]:
+            return None
+        # Print profiles are made for the perceptual intent; between screens it may only brighten or darken.
+        intent = ImageCms.Intent.PERCEPTUAL if mode == "CMYK" else ImageCms.Intent.RELATIVE_COLORIMETRIC
+        transform = ImageCms.buildTransform(profile, ImageCms.createProfile("sRGB"), mode, "RGB", intent)
+        if mode != "CMYK" and _is_identity(transform, mode):
+            return SRGB
+        name = ImageCms.getProfileDescription(profile).strip()
+    except Exception:
+        # Little CMS and Pillow have many ways to refuse a profile.
+        return None
+    return Colours(name or "another colour profile", mode, transform)
+
+
+def _is_identity(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    steps = np.linspace(0, 255, 9).round().astype(np.uint8)
+    if mode == "L":
+        probe = np.arange(256, dtype=np.uint8)[None]
+        wanted = np.broadcast_to(probe[..., None], (1, 256, 3))
+    else:
+        probe = np.stack(np.meshgrid(steps, steps, steps), axis=-1).reshape(1, -1, 3)
+        wanted = probe
+    found = np.asarray(transform.apply(Image.fromarray(probe)))
+    return bool(np.abs(found.astype(int) - wanted.astype(int)).max() <= _SAME)
+
+
+@lru_cache(maxsize=1)
+def _lab() -> Colours:
+    transform = ImageCms.buildTransform(ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB"), "LAB", "RGB")
+    return Colours("CIE Lab", "LAB", transform)
+
+
+#: Rows that are converted at a time where wide numbers are needed; bounds the temporaries.
+_ROWS = 64
+#: Rounding beyond 0...1 that a floating point image may have.
+_FLOAT_SLACK = 1e-3
+
+Rgb = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A picture: rgb [H, W, 3] uint8 in sRGB, and alpha [H, W] uint8 when the file has transparency."""
+
+    rgb: NDArray[np.uint8]
+    alpha: NDArray[np.uint8] | None
+
+
+def from_bytes(image: Image.Image, background: Rgb | None, colours: Colours) -> Decoded:
+    """Of an image of 8 bits or fewer a channel."""
+    if not image.has_transparency_data:
+        return Decoded(np.array(colours.to_rgb(image)), None)
+    if image.mode not in ("LA", "RGBA"):
+        image = image.convert("RGBA")
+    alpha = np.array(image.getchannel("A"))
+    rgb = np.array(colours.to_rgb(image.convert(image.mode[:-1])))
+    return Decoded(rgb if background is None else composite(rgb, alpha, background), alpha)
+
+
+def composite(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8], background: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Straight alpha [H, W] over a colour [C], in place in rgb [H, W, C], rounded to nearest; products fit 16 bits."""
+    ground = np.array(background, dtype=np.uint16)
+    for top in range(0, len(rgb), _ROWS):
+        rows = slice(top, top + _ROWS)
+        opacity = alpha[rows, :, None].astype(np.uint16)
+        mixed = rgb[rows] * opacity + ground * (255 - opacity)
+        rgb[rows] = (mixed + 127) // 255
+    return rgb
+
+
+def from_deep(values: NDArray[np.uint16] | NDArray[np.float32], background: Rgb | None, colours: Colours) -> Decoded:
+    """[H, W, C] 16-bit numbers or floats in 0...1; C = 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA."""
+    height, width, channels = values.shape
+    has_alpha = channels in (2, 4)
+    scale = 65535 if values.dtype == np.uint16 else 1
+    rgb = np.empty((height, width, 3), dtype=np.uint8)
+    alpha = np.empty((height, width), dtype=np.uint8) if has_alpha else None
+    # A profile is applied to 8-bit numbers, so that alpha must wait; without one all is mixed before it is rounded.
+    mixes = background is not None and colours.transform is None
+    for top in range(0, height, _ROWS):
+        rows = slice(top, top + _ROWS)
+        unit = np.clip(values[rows].astype(np.float64) / scale, 0, 1)
+        colour = colours.encoded(unit[..., : channels - has_alpha])
+        if alpha is not None:
+            opacity = unit[..., -1:]
+            alpha[rows] = np.round(opacity[..., 0] * 255)
+            if mixes:
+                colour = colour * opacity + np.array(background) / 255 * (1 - opacity)
+        rgb[rows] = np.round(colour * 255)
+    if colours.transform is not None:
+        rgb = np.array(colours.to_rgb(Image.fromarray(rgb)))
+        if alpha is not None and background is not None:
+            rgb = composite(rgb, alpha, background)
+    return Decoded(rgb, alpha)
+
+
+def grey(image: Image.Image, path: Path) -> NDArray[np.uint16] | NDArray[np.float32]:
+    """[H, W, 1] of Pillow's modes for deep grey: 16 bits (also kept as 32-bit integers) and floating point."""
+    values = np.asarray(image)[..., None]
+    if values.dtype.kind == "f":
+        low, high = float(values.min()), float(values.max())
+        if not (low >= -_FLOAT_SLACK and high <= 1 + _FLOAT_SLACK):
+            raise SceneError(
+                f"holds floating point values from {low:g} to {high:g}; expected 0 to 1",
+                where=path,
+                remedy="save it with 8 or 16 bits a channel",
+            )
+        return values.astype(np.float32, copy=False)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        raise SceneError(
+            f"holds integers from {low} to {high}; expected 16 bits, 0 to 65535",
+            where=path,
+            remedy="save it with 8 or 16 bits a channel",
+        )
+    return values.astype(np.uint16, copy=False)
+
+
+def deep(image: Image.Image, path: Path) -> NDArray[np.uint16] | None:
+    """[H, W, C] of a PNG or TIFF with 16 bits in each of 2, 3 or 4 channels; None for any other image.
+
+    Pillow keeps the upper byte of such files only, so they are decoded in a way that shows both: RGB and RGBA twice,
+    as stored and with the bytes of a number swapped; grey with alpha as four plain bytes.
+    """
+    tiles = getattr(image, "tile", None)
+    if image.format not in ("PNG", "TIFF") or not tiles:
+        return None
+    args = tiles[0].args
+    layout = str(args if isinstance(args, str) else next(iter(args or ()), ""))
+    if layout == "LA;16B":
+        with Image.open(path, formats=FORMATS) as raw:
+            raw._mode = "RGBA"
+            raw.tile = [tile._replace(args="RGBA") for tile in raw.tile]
+            both = np.asarray(raw).astype(np.uint16)
+        return both[..., 0::2] * 256 + both[..., 1::2]
+    if layout[:-1] not in ("RGB;16", "RGBA;16"):
+        return None
+    native = "L" if sys.byteorder == "little" else "B"
+    swapped = layout[:-1] + ("B" if layout[-1].replace("N", native) == "L" else "L")
+    with Image.open(path, formats=FORMATS) as raw:
+        raw.tile = [
+            tile._replace(args=swapped if not isinstance(tile.args, tuple) else (swapped, *tile.args[1:]))
+            for tile in raw.tile
+        ]
+        low = np.asarray(raw).astype(np.uint16)
+    return np.asarray(image).astype(np.uint16) * 256 + low

@@ -21,12 +21,10 @@ from torch import Tensor
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import decode_numbers, read_header
-from splatcli.scene.exif_orientation import nearest, same_shape, turned
-from splatcli.scene.filetypes import is_file, walk
-from splatcli.scene.find_images import SHOWN, Found, doubtful_error
-from splatcli.scene.problems import Problems
-from splatcli.scene.source import SceneSource, View
+from splatcli.scene.camera import Camera
+from splatcli.scene.decode import decode_numbers, nearest, read_header, same_shape, turned
+from splatcli.scene.find_images import SHOWN, Found, doubtful_error, is_file, walk
+from splatcli.scene.source import Problems, SceneSource, View
 
 #: The value of ``data.depths`` that names no folder.
 AUTO = "auto"
@@ -246,3 +244,42 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
         member = (named or members)[0]
         with archive.open(member) as stream:
             yield stream, member.file_size
+
+
+#: World units in front of a camera from which on a point is seen, as the rasterizer has it.
+_NEAR = 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownDepths:
+    """Depths of S pixels of a view.
+
+    pixels: [S] int64, y * width + x, ascending, each once.
+    depths: [S] float64, camera-space z in world units, all positive.
+    """
+
+    pixels: NDArray[np.int64]
+    depths: NDArray[np.float64]
+
+    def without(self, hidden: NDArray[np.bool_]) -> KnownDepths:
+        """Those of the pixels that are not hidden; hidden [H, W]."""
+        kept = ~hidden.reshape(-1)[self.pixels]
+        return KnownDepths(self.pixels[kept], self.depths[kept])
+
+
+def depths_of_points(camera: Camera, xyz: NDArray[np.float32]) -> KnownDepths:
+    """The depths of points [P, 3] at the pixels that they fall on: of several points at one, the nearest."""
+    seen = xyz @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
+    seen = seen[seen[:, 2] > _NEAR]
+    x = np.floor(camera.fx * seen[:, 0] / seen[:, 2] + camera.cx)
+    y = np.floor(camera.fy * seen[:, 1] / seen[:, 2] + camera.cy)
+    inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+    pixels, depths = (y * camera.width + x)[inside].astype(np.int64), seen[inside, 2]
+    pixels, first = np.unique(pixels[order := np.argsort(depths, kind="stable")], return_index=True)
+    return KnownDepths(pixels, depths[order][first])
+
+
+def depths_of_map(depths: NDArray[np.float32]) -> KnownDepths:
+    """What a map [H, W] knows, 0 where it knows nothing."""
+    pixels = np.flatnonzero(depths)
+    return KnownDepths(pixels, depths.reshape(-1)[pixels].astype(np.float64))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,9 +13,10 @@ from pathlib import Path, PurePosixPath
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.filetypes import SUFFIXES, is_file, walk
-from splatcli.scene.problems import Problems
-from splatcli.scene.source import SceneSource, View
+from splatcli.scene.source import Problems, SceneSource, View
+
+#: File name endings that are taken for images, when an ending has to be guessed.
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".avif")
 
 #: These resolutions divide; any other number is a width in pixels.
 DIVISORS = (1, 2, 4, 8)
@@ -175,3 +179,32 @@ def _stem(name: str) -> str:
     # Only image endings are cut: "a.b" names "a.b.jpg", not "a.jpg".
     stem = str(path.with_suffix("")) if path.suffix.lower() in SUFFIXES else str(path)
     return unicodedata.normalize("NFC", stem).casefold()
+
+
+#: A name that is not there, or that no disk takes.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there. Raises OSError when the system does not tell: then it is not absent."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except ValueError:  # a NUL in the name
+        return False
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return False
+        raise
+
+
+def walk(folder: Path, *, private: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
+    """os.walk(), which keeps silent about folders that cannot be read; here they raise OSError.
+
+    private: folders that belong to somebody else (EACCES) are passed over, where it is only looked around.
+    """
+
+    def refuse(error: OSError) -> None:
+        if error.errno not in _ABSENT and not (private and isinstance(error, PermissionError)):
+            raise error
+
+    return os.walk(folder, onerror=refuse)

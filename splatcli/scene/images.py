@@ -19,11 +19,9 @@ from torch import Tensor
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import DECODE_BYTES, decode, read_header
+from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_header
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
 from splatcli.scene.masks import read_hidden, read_opacity, reduce_hidden, resample_hidden
-from splatcli.scene.memory import max_pixels
-from splatcli.scene.pixels import Rgb, composite
 from splatcli.scene.undistort import lens_key, resample, sampling_grid
 
 _log = logging.getLogger(__name__)
@@ -314,3 +312,38 @@ class ImageStore:
     def _grid(self, lens: pycolmap.Camera, camera: Camera) -> Tensor:
         key = (lens_key(lens), camera.width, camera.height)
         return self._grids.get(key, lambda: sampling_grid(lens, camera), lambda grid: grid.nbytes)
+
+
+#: Decoded photos that stay in memory may take this part of it: the rest is for Gaussians, pairs and other programs.
+CACHE_SHARE = 0.25
+#: One photo that is being decoded may take this part.
+PHOTO_SHARE = 0.25
+
+#: Where a container's limit stands: cgroup v2, v1.
+_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+#: Taken where the system does not tell.
+_UNKNOWN = 8 << 30
+
+
+def machine_memory() -> int:
+    """Bytes of main memory, or of the container's limit where that is less."""
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        memory = _UNKNOWN
+    for file in _LIMITS:
+        try:
+            memory = min(memory, int(file.read_text()))
+        except (OSError, ValueError):
+            continue  # not in a container, or "max"
+    return memory
+
+
+def cache_bytes(asked: int | None) -> int:
+    """Bytes of decoded photos that may stay in memory: as asked, else this machine's share."""
+    return int(CACHE_SHARE * machine_memory()) if asked is None else asked
+
+
+def max_pixels(asked: int | None) -> int:
+    """Pixels that one photo may have: as asked, else what can be decoded in this machine's share."""
+    return int(PHOTO_SHARE * machine_memory()) // DECODE_BYTES if asked is None else asked

@@ -16,11 +16,9 @@ from torch import Tensor
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import decode_nonzero, read_header
-from splatcli.scene.exif_orientation import same_shape
+from splatcli.scene.decode import decode_nonzero, read_header, same_shape
 from splatcli.scene.find_images import SHOWN, Found, doubtful_error, find_in
-from splatcli.scene.problems import Problems
-from splatcli.scene.source import SceneSource, View
+from splatcli.scene.source import Problems, SceneSource, View
 
 #: Settings of ``data.masks`` that name no folder.
 NONE, ALPHA = "none", "alpha"

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
-from splatcli.scene.camera import Camera
-from splatcli.scene.frame import extent_of
+from splatcli.scene.camera import Camera, product
+from splatcli.scene.depth_maps import KnownDepths, depths_of_points
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import PointCloud
-from splatcli.scene.source import Kind
+from splatcli.scene.source import Kind, SceneSource, View
 
 #: Bytes at each end of a photo that go into the fingerprint.
 _SAMPLE = 64 << 10
@@ -83,3 +84,102 @@ def _sample(kind: str, path: Path, name: str, digest: hashlib._Hash) -> None:
             digest.update(file.read(_SAMPLE))
     except OSError as error:
         raise SceneError(f"cannot read the {kind}: {error.strerror}", where=path, remedy="put the file back") from None
+
+
+#: Sizes of the scene that its middle may be away from the origin. There a float32 coordinate moves in steps of 1e-6 of
+#: the size, which is what the last steps of training move a Gaussian by (means_lr_final).
+FAR = 10.0
+
+#: INRIA's margin: the extent is this times the largest distance of a training camera from their mean.
+EXTENT_MARGIN = 1.1
+
+#: Smaller spreads than this, in units of the coordinates themselves, are rounding: the cameras stand at one point.
+ROUNDING = 1e-9
+
+
+def extent_of(centers: NDArray[np.float64]) -> float:
+    """The size of a scene by its cameras [N, 3]: INRIA's, and 0 when they stand at one point."""
+    spread = float(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
+    return 0.0 if spread <= ROUNDING * max(1.0, float(np.abs(centers).max())) else spread * EXTENT_MARGIN
+
+
+def offset_for(centers: NDArray[np.float64], extent: float) -> NDArray[np.float64]:
+    """[3] float64: what to subtract from the input's coordinates; zeros unless the scene lies far from the origin.
+
+    centers: [N, 3] of the cameras. extent: of the scene, in the same units.
+    The offset is a round number in decimal, so that people can add it back.
+    """
+    middle = centers.mean(axis=0)
+    if not extent > 0 or np.abs(middle).max() <= FAR * extent:
+        return np.zeros(3)
+    unit = 10.0 ** math.floor(math.log10(extent))
+    return np.asarray(np.round(middle / unit) * unit)
+
+
+def moved(view: View, offset: NDArray[np.float64]) -> View:
+    """The same view in the frame whose origin is ``offset`` in the input's."""
+    viewmat = view.viewmat.copy()
+    viewmat[:3, 3] += product(viewmat[:3, :3], offset[:, None])[:, 0]
+    return replace(view, viewmat=viewmat)
+
+
+def on_one_line(centers: NDArray[np.float64]) -> bool:
+    """Whether three or more cameras [N, 3] stand on a straight line."""
+    spreads = np.linalg.svd(centers - centers.mean(axis=0), compute_uv=False)
+    return len(centers) > 2 and bool(spreads[1] <= 1e-6 * spreads[0])
+
+
+def split_views(
+    source: SceneSource, names: list[str], test_every: int, notes: list[str]
+) -> tuple[list[int], list[int]]:
+    """Indices of training and held-out views: the layout's own split, else every n-th in name order.
+
+    names: of all views, sorted.
+    Raises SceneError when none is left to train on.
+    """
+    everyone = list(range(len(names)))
+    if source.test is not None:
+        test = [i for i in everyone if names[i] in source.test]
+        held = set(test)
+        train = [i for i in everyone if i not in held and (source.train is None or names[i] in source.train)]
+        if not test:
+            notes.append("the scene holds no views out: there will be no figures of quality")
+    elif test_every == 0:
+        train, test = everyone, []
+    elif len(names) < test_every:
+        notes.append(f"only {len(names)} views: none is held out (one in {test_every} would be)")
+        train, test = everyone, []
+    else:
+        train = [i for i in everyone if i % test_every]
+        test = [i for i in everyone if i % test_every == 0]
+    if not train:
+        raise SceneError(
+            f"no view is left to train on: of {len(names)} views {len(test)} are held out",
+            where=source.file,
+            remedy="hold fewer out with splat train --test-every (0 holds none out)"
+            if source.test is None
+            else "correct the lists of file names for training and testing",
+        )
+    return train, test
+
+
+def known_depths(scene: Scene, view: int) -> KnownDepths:
+    """What the points that ``view`` sees say of its pixels' depths; hidden pixels included."""
+    if scene.points is None or scene.seen is None:
+        return KnownDepths(np.zeros(0, np.int64), np.zeros(0))
+    return depths_of_points(scene.cameras[view], scene.points.xyz[scene.seen[view]])
+
+
+def check_depths(scene: Scene) -> None:
+    """Raises SceneError where no training view has a known depth."""
+    if any(scene.images.knows_depth(view) for view in scene.train):
+        return
+    if scene.seen is not None and any(len(scene.seen[view]) for view in scene.train):
+        return
+    what = "has no points" if scene.points is None else "has points, but not which photos see them"
+    raise SceneError(
+        f"{what}: no depth is known of any training view",
+        where=scene.root,
+        remedy="--depth-loss wants a COLMAP model whose points have tracks (points3D as the mapper writes it), or "
+        "depth maps: depth_file_path in transforms.json, or --depths DIR",
+    )

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster.vq import kmeans2, vq
+
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.sfm.pairs import Pair
+from splatcli.sfm.options import Matching
 
 #: Pairs are matched in about so many portions, between which progress is told, but no smaller ones than this.
 _PORTIONS, _SMALLEST = 50, 16
@@ -50,3 +54,84 @@ def match(
 def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:
     """COLMAP's list: two names a line, separated by a space."""
     path.write_text("".join(f"{names[i]} {names[j]}\n" for i, j in pairs), encoding="utf-8")
+
+
+#: Up to so many photos every pair is matched: 20,000 pairs.
+EXHAUSTIVE_UP_TO = 200
+#: Neighbours in name order that are matched on either side, and beyond them those at distances 16, 32, ... 512.
+OVERLAP = 10
+_FAR = tuple(2**k for k in range(4, 10))
+#: Photos that look most alike which each photo is matched with.
+NEIGHBOURS = 20
+#: Typical descriptors by whose residuals a photo is described, and how many descriptors they are learnt from.
+_WORDS = 32
+_SAMPLES = 20_000
+
+Pair = tuple[int, int]
+
+
+def how_to_match(asked: Matching, num_photos: int, *, video: bool) -> Matching:
+    """Return ``asked``; for "auto" exhaustive up to EXHAUSTIVE_UP_TO images, sequential beyond and for videos."""
+    if asked != "auto":
+        return asked
+    return "exhaustive" if num_photos <= EXHAUSTIVE_UP_TO and not video else "sequential"
+
+
+def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int) -> list[Pair]:
+    """Pairs (i, j), i < j, ascending. descriptors: [N_i, 128] of each photo, in name order.
+
+    "sequential" takes neighbours in the order and, so that a path that comes back is closed, those that look alike;
+    "retrieval" takes only these.
+    """
+    count = len(descriptors)
+    if how == "exhaustive":
+        return [(i, j) for i in range(count) for j in range(i + 1, count)]
+    pairs = set(alike(descriptors, NEIGHBOURS, seed))
+    if how == "sequential":
+        steps = (*range(1, OVERLAP + 1), *_FAR)
+        pairs |= {(i, i + step) for i in range(count) for step in steps if i + step < count}
+    return sorted(pairs)
+
+
+def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> list[Pair]:
+    """Each photo with the ``neighbours`` that look most like it, as ascending pairs (i, j), i < j.
+
+    Photos without features are like none.
+    """
+    vectors = describe(descriptors, seed)
+    seeing = np.flatnonzero(np.linalg.norm(vectors, axis=1))
+    likeness = vectors[seeing] @ vectors[seeing].T
+    np.fill_diagonal(likeness, -np.inf)
+    count = max(0, min(neighbours, len(seeing) - 1))
+    nearest = seeing[np.argsort(-likeness, axis=1, kind="stable")[:, :count]]
+    return sorted(
+        {(min(int(i), int(j)), max(int(i), int(j))) for i, row in zip(seeing, nearest, strict=True) for j in row}
+    )
+
+
+def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.float32]:
+    """[N, words * 128] unit vectors, one a photo: VLAD over words that are learnt from these very photos.
+
+    For each word the residuals of the descriptors nearest to it are summed, normalised by themselves, so that a
+    texture that repeats does not outweigh the rest. A photo without features is the zero vector.
+    """
+    generator = np.random.default_rng(seed)
+    everything = [_unit(rows) for rows in descriptors]
+    share = max(1, _SAMPLES // max(1, len(everything)))
+    sample = np.concatenate([rows[generator.permutation(len(rows))[:share]] for rows in everything])
+    if len(sample) < 2:
+        return np.zeros((len(everything), 1), dtype=np.float32)
+    words, _ = kmeans2(sample, min(_WORDS, len(sample)), minit="points", rng=generator, missing="warn")
+    vectors = np.zeros((len(everything), *words.shape), dtype=np.float32)
+    for vector, rows in zip(vectors, everything, strict=True):
+        if len(rows):
+            nearest, _ = vq(rows, words)
+            np.add.at(vector, nearest, rows - words[nearest])
+            vector /= np.maximum(np.linalg.norm(vector, axis=1, keepdims=True), 1e-12)
+    flat = vectors.reshape(len(vectors), -1)
+    return np.asarray(flat / np.maximum(np.linalg.norm(flat, axis=1, keepdims=True), 1e-12))
+
+
+def _unit(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    values = rows.astype(np.float32)
+    return np.asarray(values / np.maximum(np.linalg.norm(values, axis=1, keepdims=True), 1e-12))

@@ -15,17 +15,19 @@ import re
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from splatcli.errors import OutputError, ResourceError
+from splatcli import errors
+from splatcli.errors import OutputError, ResourceError, SplatError
+from splatcli.sfm.images import Footage
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.photos import Footage
-from splatcli.sfm.process import Tell, run_worker
 
 REPORT = "sfm.json"
 #: Changes when the same photos and options would give another result.
@@ -205,3 +207,158 @@ def _ended_by_signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+Tell = Callable[[str, int, int], None]
+
+_SMALLER = "--max-image-size 1000, --max-features 4000 or fewer photos take less memory"
+#: Bytes at the end of the worker's log in which the reason of a crash is looked for.
+_LOG_TAIL = 16 << 10
+
+
+def run_worker(
+    footage: Footage, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+) -> dict[str, Any]:
+    """The facts of a reconstruction made in ``folder``. Raises what the worker met, ResourceError when it crashed.
+
+    Whatever ends this call, Ctrl-C included, the worker has ended too when it returns.
+    """
+    request = {
+        "path": str(footage.path),
+        "names": footage.names,
+        "masks": dict(footage.masks),
+        "mask_folder": None if footage.mask_folder is None else str(footage.mask_folder),
+        "options": options.as_dict(),
+        "folder": str(folder),
+        "threads": threads,
+        "gpu": gpu,
+    }
+    # The worker has no terminal to be stopped from, and must find this very package, installed or not.
+    package = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    log = folder / "log"
+    with log.open("wb") as errors_to:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "splatcli.sfm.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors_to,
+            env={**os.environ, "PYTHONPATH": paths},
+            text=True,
+            encoding="utf-8",
+        )
+        try:
+            outcome = _listen(worker, request, tell)
+            worker.wait()
+        finally:
+            worker.kill()
+            worker.wait()
+            for pipe in (worker.stdin, worker.stdout):
+                if pipe is not None:
+                    pipe.close()
+    if "facts" in outcome:
+        log.unlink()
+        return dict(outcome["facts"])
+    if "error" in outcome:
+        raise _rebuilt(outcome["error"])
+    raise crashed(worker.returncode, log)
+
+
+def _listen(worker: subprocess.Popen[str], request: dict[str, Any], tell: Tell) -> dict[str, Any]:
+    """The last word of the worker; empty when it ended without one."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    try:
+        worker.stdin.write(json.dumps(request))
+        worker.stdin.close()
+    except BrokenPipeError:
+        return {}
+    for line in worker.stdout:
+        fact: dict[str, Any] = json.loads(line)
+        if "phase" not in fact:
+            return fact
+        tell(fact["phase"], fact["done"], fact["total"])
+    return {}
+
+
+def crashed(code: int, log: Path) -> SplatError:
+    """The error for a worker that ended without a word. code: as Popen.returncode, negative for a signal."""
+    if code == -signal.SIGKILL:
+        return ResourceError(
+            "structure from motion was killed, most likely because the machine ran out of memory", remedy=_SMALLER
+        )
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    reason = _last_words(log)
+    if "MemoryError" in reason or "bad_alloc" in reason:
+        return ResourceError("the machine ran out of memory during structure from motion", remedy=_SMALLER)
+    return ResourceError(
+        f"pycolmap ended {how} during structure from motion" + (f": {reason}" if reason else ""),
+        remedy=f"{_SMALLER}; or compute cameras with COLMAP, and name the scene's folder",
+    )
+
+
+def _last_words(log: Path) -> str:
+    """The last line of a log that says something, without pycolmap's stamp of time and place."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_TAIL))
+        lines = file.read().decode(errors="replace").splitlines()
+    telling = [line for line in lines if line[:1] in ("E", "F") and "] " in line[:90]] or lines
+    telling = [line for line in telling if line.strip() and not line.startswith((" ", "***"))]
+    return telling[-1].split("] ", 1)[-1].strip()[:300] if telling else ""
+
+
+def _rebuilt(facts: dict[str, Any]) -> SplatError:
+    """The worker's error, of the kind that it was there."""
+    kinds = {
+        kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SplatError)
+    }
+    return kinds[facts["error"]](facts["what"], where=facts["where"], remedy=facts["help"])
+
+
+#: Of the photos, the share below which the result is doubtful; and mean reprojection errors above, in pixels.
+_FEW, _LARGE_ERROR = 0.8, 1.5
+#: Names that a line shows.
+_SHOWN = 5
+
+
+def doubts(facts: dict[str, Any]) -> list[str]:
+    """What speaks against the result, a sentence each with what may help."""
+    found = []
+    if facts["registered"] < _FEW * facts["total"]:
+        found.append(
+            f"only {facts['registered']} of {facts['total']} photos could be placed: take more photos in between, "
+            "or try --matching exhaustive and a larger --max-image-size"
+        )
+    if not facts["reprojection_error_px"] <= _LARGE_ERROR:
+        found.append(
+            f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: try --camera-model OPENCV, "
+            "and --camera-per image if lenses were changed or zoomed"
+        )
+    if facts.get("other_models"):
+        sizes = ", ".join(map(str, facts["other_models"]))
+        found.append(f"the photos fall into pieces that nothing connects; left out were such of {sizes} photos")
+    return found
+
+
+def lines(facts: dict[str, Any]) -> list[str]:
+    """The report as a table of two columns."""
+    rows = [
+        ("photos placed", f"{facts['registered']} of {facts['total']}"),
+        ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
+        ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} photos"),
+        *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
+        *([("masks", f"of {facts['masks']} photos; what they hide gave no features")] if facts.get("masks") else []),
+        ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
+        ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
+    ]
+    if len(facts["cameras"]) > _SHOWN:
+        rows.insert(3 + _SHOWN, ("", f"and {len(facts['cameras']) - _SHOWN} more cameras"))
+    for title, names in (("not placed", facts["unregistered"]), ("not readable", sorted(facts["unreadable"]))):
+        if names:
+            rows.append((title, ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")))
+    return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _camera(camera: dict[str, Any]) -> str:
+    focal = " and ".join(f"{value:.1f}" for value in camera["focal_px"])
+    return f"{camera['model']}, {camera['width']}x{camera['height']}, focal length {focal} pixels"

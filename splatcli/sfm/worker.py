@@ -11,21 +11,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli import __version__
 from splatcli.errors import OutputError, SceneError, SplatError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.memory import max_pixels
+from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import Photo, die_with_parent, extract
-from splatcli.sfm.mapping import finish, solve
-from splatcli.sfm.matching import match
+from splatcli.sfm.images import Footage, readable
+from splatcli.sfm.matching import choose_pairs, how_to_match, match
 from splatcli.sfm.options import MIN_PHOTOS, VIDEO_FRAMES, SfmOptions
-from splatcli.sfm.pairs import choose_pairs, how_to_match
-from splatcli.sfm.photos import Footage, readable
-from splatcli.sfm.report import model_facts, versions
-from splatcli.sfm.sharpness import sharpest, sharpness
+from splatcli.sfm.video import sharpest, sharpness
 
 Tell = Callable[[str, int, int], None]
 
@@ -197,6 +198,79 @@ def link(photo: Path, place: Path) -> None:
         os.link(real, place)
     except OSError:
         place.symlink_to(real)
+
+
+def solve(
+    database: Path, folder: Path, *, seed: int, threads: int, total: int, progress: Callable[[int, int], None]
+) -> list[pycolmap.Reconstruction]:
+    """The models that the matches give, those with most photos first; they need not be of one piece.
+
+    folder: where pycolmap may write. progress: hears photos placed in the model that is being built, and ``total``.
+    """
+    options = pycolmap.IncrementalPipelineOptions()
+    options.random_seed = seed
+    options.num_threads = threads
+    options.min_model_size = MIN_PHOTOS
+    options.extract_colors = False  # pycolmap would decode the photos again, and not in every format
+    placed = 0
+
+    def start() -> None:
+        nonlocal placed
+        placed = 2
+        progress(placed, total)
+
+    def go_on() -> None:
+        nonlocal placed
+        placed = min(placed + 1, total)
+        progress(placed, total)
+
+    folder.mkdir()
+    models = pycolmap.incremental_mapping(
+        database, folder, folder, options, initial_image_pair_callback=start, next_image_callback=go_on
+    )
+    return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+
+
+def finish(model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Mapping[int, NDArray[np.uint8]]) -> None:
+    """Gives images their names, and each point the mean colour of its observations.
+
+    names: image id -> path of the photo. colours: image id -> [N, 3] of its features.
+    """
+    for number in list(model.images):
+        model.image(number).name = names[number]
+    for number, point in list(model.points3D.items()):
+        seen = [colours[element.image_id][element.point2D_idx] for element in point.track.elements]
+        model.point3D(number).color = np.mean(seen, axis=0).round().astype(np.uint8)
+
+
+def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, Any]:
+    """Figures of a model. names: of all photos that it was to be made of."""
+    placed = {model.image(number).name for number in model.reg_image_ids()}
+    used = {model.image(number).camera_id for number in model.reg_image_ids()}
+    return {
+        "registered": len(placed),
+        "total": len(names),
+        "unregistered": [name for name in names if name not in placed],
+        "points": int(model.num_points3D()),
+        "reprojection_error_px": float(model.compute_mean_reprojection_error()),
+        "track_length": float(model.compute_mean_track_length()),
+        "observations_per_image": float(model.compute_mean_observations_per_reg_image()),
+        "cameras": [camera_facts(model.camera(number)) for number in sorted(used)],
+    }
+
+
+def camera_facts(camera: pycolmap.Camera) -> dict[str, Any]:
+    return {
+        "model": camera.model_name,
+        "width": int(camera.width),
+        "height": int(camera.height),
+        "focal_px": [float(camera.params[index]) for index in camera.focal_length_idxs()],
+        "params": [float(value) for value in camera.params],
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"splatcli": __version__, "pycolmap": pycolmap.__version__}
 
 
 def main() -> None:

@@ -18,9 +18,8 @@ from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import TensorStorage, storage_for
 from splatcli.rasterizer.shards import Shard
 from splatcli.rasterizer.stats import DensifyStats
-from splatcli.scene.coverage import coverage_notes
-from splatcli.scene.depths import check_depths
-from splatcli.scene.scene import Scene
+from splatcli.scene.inspect import coverage_notes
+from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.capacity import settle_cap
 from splatcli.train.changes import apply_config
 from splatcli.train.data_parallel import digest_of

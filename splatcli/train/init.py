@@ -14,7 +14,7 @@ from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.recipes import HULL, NAMED_STARTS, RANDOM, SFM
 from splatcli.reproducible import log
-from splatcli.scene.morton import morton_order
+from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
 from splatcli.train.densify.adc import logit

@@ -14,7 +14,7 @@ from splatcli.checkpoint.state import Checkpoint, Scalar
 from splatcli.config import Config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.scene.blocks import Grid
+from splatcli.scene.partition import Grid
 from splatcli.scene.scene import Scene
 from splatcli.settings import flat_settings, with_settings
 from splatcli.train.sampler import ViewSampler

@@ -20,8 +20,7 @@ from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.exposure import recolour
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.reproducible import sqrt
-from splatcli.scene.camera import Camera
-from splatcli.scene.pose import delta_gradient, moved
+from splatcli.scene.camera import Camera, delta_gradient, moved
 from splatcli.train.lr import log_linear
 from splatcli.train.targets import to_device
 
@@ -74,7 +73,7 @@ class ViewTable:
 class PerViewParams:
     """The tables of a run; None is what its settings do not train.
 
-    pose: [T, 6] motions of the cameras, see scene/pose.py. exposure: [T, 3, 4], see rasterizer/exposure.py.
+    pose: [T, 6] motions of the cameras, see scene/camera.py. exposure: [T, 3, 4], see rasterizer/exposure.py.
     bilateral_grid: [T, 12, L, Y, X], see rasterizer/bilateral_grid.py; not with an exposure.
     """
 

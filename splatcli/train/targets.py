@@ -11,9 +11,9 @@ from torch import Tensor
 
 from splatcli.rasterizer.depth_loss import DepthTarget
 from splatcli.scene.camera import Camera
-from splatcli.scene.depths import depths_of_map, known_depths
+from splatcli.scene.depth_maps import depths_of_map
 from splatcli.scene.images import Photo
-from splatcli.scene.scene import Scene
+from splatcli.scene.scene import Scene, known_depths
 from splatcli.train.metrics import tensor_of
 
 #: Of a budget, or of what is free on a GPU when training starts, this part may hold photos.

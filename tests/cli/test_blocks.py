@@ -14,7 +14,7 @@ from splatcli.checkpoint.load import load_checkpoint
 from splatcli.config import DataConfig
 from splatcli.formats.ply import read_ply
 from splatcli.gaussians import GROUPS
-from splatcli.scene.blocks import make_grid
+from splatcli.scene.partition import make_grid
 from splatcli.scene.read import read_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done

@@ -14,8 +14,8 @@ import pytest
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.colmap import find_models, read_colmap
-from splatcli.scene.problems import Problems
 from splatcli.scene.read import read_scene
+from splatcli.scene.source import Problems
 from tests.scene import made
 
 KINDS = ["cameras", "images", "points3D", "rigs", "frames"]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splatcli.config import Config, DataConfig
-from splatcli.scene.coverage import coverage_notes, hidden_share
+from splatcli.scene.inspect import coverage_notes, hidden_share
 from splatcli.scene.read import read_scene
 from splatcli.train.metrics import protocol
 from splatcli.train.targets import Targets

@@ -16,10 +16,10 @@ from PIL import Image
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.depth_maps import DepthFile, check_depth_map, read_depth_map
-from splatcli.scene.depths import check_depths, depths_of_map
-from splatcli.scene.exif_orientation import nearest, turned
+from splatcli.scene.decode import nearest, turned
+from splatcli.scene.depth_maps import DepthFile, check_depth_map, depths_of_map, read_depth_map
 from splatcli.scene.read import read_scene
+from splatcli.scene.scene import check_depths
 from splatcli.scene.undistort import sampling_grid
 from tests.scene import made
 

@@ -10,10 +10,10 @@ import pytest
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.depths import check_depths, depths_of_points, known_depths
+from splatcli.scene.depth_maps import depths_of_points
 from splatcli.scene.points import PointCloud, Tracks
 from splatcli.scene.read import read_scene
-from splatcli.scene.scene import Scene
+from splatcli.scene.scene import Scene, check_depths, known_depths
 from tests.scene import made
 
 #: Photos, counted from 0, that see point number i.

@@ -12,8 +12,8 @@ from PIL import Image
 from splatcli.cli.output import Output
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.problems import LISTED, Problems, SceneProblems
 from splatcli.scene.read import read_scene
+from splatcli.scene.source import LISTED, Problems, SceneProblems
 from tests.scene import made
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
-from splatcli.scene.photos import training_size
+from splatcli.scene.fit_images import training_size
 from splatcli.scene.read import read_scene
 from tests.scene import made
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from splatcli.sfm.images import find_footage
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.photos import find_footage
 from splatcli.sfm.run import SfmResult, run_sfm
 from tests.sfm import corner
 

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import ResourceError, SceneError
+from splatcli.sfm.images import find_footage
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.photos import find_footage
-from splatcli.sfm.process import crashed, sys
+from splatcli.sfm.run import crashed, sys
 from splatcli.sfm.worker import Job
 from tests.sfm import corner
 from tests.sfm.conftest import solve, write_noise

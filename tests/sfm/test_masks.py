@@ -18,8 +18,8 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import read_header
 from splatcli.scene.read import read_scene
 from splatcli.sfm.features import Photo, extract
+from splatcli.sfm.images import find_footage
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.photos import find_footage
 from splatcli.sfm.run import SfmResult
 from tests.cli.tiny import QUICK
 from tests.sfm import corner

@@ -11,12 +11,12 @@ from PIL import Image, ImageFilter
 from splatcli.errors import ResourceError, SceneError, UsageError
 from splatcli.scene.decode import Header
 from splatcli.sfm import video
-from splatcli.sfm.lens import first_guess, focal_share, lens_key
+from splatcli.sfm.features import first_guess, focal_share, lens_key
+from splatcli.sfm.images import find_footage, orientation_of
+from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match
 from splatcli.sfm.options import MODELS, SfmOptions
-from splatcli.sfm.pairs import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match
-from splatcli.sfm.photos import find_footage, orientation_of
-from splatcli.sfm.report import doubts, lines
-from splatcli.sfm.sharpness import sharpest, sharpness
+from splatcli.sfm.run import doubts, lines
+from splatcli.sfm.video import sharpest, sharpness
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from splatcli.config import DataConfig
-from splatcli.scene.colmap_audit import MODEL_PARAMS
+from splatcli.scene.colmap import MODEL_PARAMS
 from splatcli.scene.read import read_scene
 from tests.scene.made import blender_scene, colmap_scene, lens, nerfstudio_scene
 from tests.torture.harness import Figure, main, refused, rng_of, run_cases, wanted, workplace

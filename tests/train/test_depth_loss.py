@@ -18,10 +18,9 @@ from splatcli.errors import SceneError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
-from splatcli.scene.depths import known_depths
 from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
-from splatcli.scene.scene import Scene
+from splatcli.scene.scene import Scene, known_depths
 from splatcli.train.events import Stepped
 from splatcli.train.targets import Targets
 from splatcli.train.trainer import Trainer

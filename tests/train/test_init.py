@@ -10,8 +10,7 @@ from torch.testing import assert_close
 
 from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
-from splatcli.scene.morton import morton_order
-from splatcli.scene.points import PointCloud
+from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.capacity import auto_cap
 from splatcli.train.init import initial_gaussians, mean_squared_distance

@@ -22,9 +22,8 @@ from splatcli.rasterizer import AsyncEngine, NativeEngine, render
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import StepEngine
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, moved
 from splatcli.scene.points import PointCloud
-from splatcli.scene.pose import moved
 from splatcli.scene.scene import Scene
 from splatcli.settings import build_config
 from splatcli.train.changes import changed_config

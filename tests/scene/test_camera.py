@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch.testing import assert_close
 
-from splatcli.scene.pose import delta_gradient, moved
+from splatcli.scene.camera import delta_gradient, moved
 from tests.rasterizer.scenes import random_camera
 
 

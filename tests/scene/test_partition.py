@@ -10,8 +10,8 @@ import pytest
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
-from splatcli.scene.blocks import check_worth, contents, make_grid, parse_blocks, restricted
 from splatcli.scene.camera import Camera
+from splatcli.scene.partition import check_worth, contents, make_grid, parse_blocks, restricted
 from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene

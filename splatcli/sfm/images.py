@@ -11,7 +11,7 @@ from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
 from splatcli.scene.find_images import photos_below
 from splatcli.scene.masks import ALPHA, NONE, masks_in
-from splatcli.scene.problems import Problems
+from splatcli.scene.source import Problems
 from splatcli.sfm.options import MIN_PHOTOS
 
 #: File name endings that are taken for videos.

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import Header, read_header
+from splatcli.scene.decode import Header, read_header, same_shape
 from splatcli.scene.depth_maps import DepthFile, check_depth_map
-from splatcli.scene.duplicates import identical_files
-from splatcli.scene.exif_orientation import same_shape
 from splatcli.scene.find_images import DIVISORS
-from splatcli.scene.images import ImageSource, ImageStore
+from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import check_mask, hides_alpha
-from splatcli.scene.memory import max_pixels
-from splatcli.scene.problems import Problems
-from splatcli.scene.source import View
+from splatcli.scene.source import Problems, View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
 
 #: Without a resolution, wider photos are reduced to this many pixels (INRIA's rule).
@@ -272,3 +270,52 @@ def _identical_note(sources: Iterable[ImageSource]) -> str | None:
         f"{sum(map(len, groups))} photos are identical files ({pairs}): one of them is not what its camera saw; "
         "remove the copies"
     )
+
+
+#: Bytes at the start of files of one size that are compared before whole files are.
+_START = 4 << 10
+
+
+def identical_files(paths: Iterable[Path]) -> list[list[Path]]:
+    """Groups of two and more files with the same bytes, in the order given.
+
+    Files are told apart by size, then by their first bytes; only what is left is read to the end. A file that cannot
+    be read belongs to no group. A file with several names is read once.
+    """
+    known: dict[tuple[Hashable, Hashable], Hashable] = {}
+
+    def once(tell: Callable[[Path], Hashable], path: Path) -> Hashable:
+        found = path.stat()
+        key = (tell, (found.st_dev, found.st_ino))
+        if key not in known:
+            known[key] = tell(path)
+        return known[key]
+
+    groups = [list(paths)]
+    for tell in (_size, _start, _digest):
+        groups = [part for group in groups for part in _parts(group, partial(once, tell))]
+    return groups
+
+
+def _parts(group: list[Path], tell: Callable[[Path], Hashable]) -> list[list[Path]]:
+    parts: dict[Hashable, list[Path]] = defaultdict(list)
+    for path in group:
+        try:
+            parts[tell(path)].append(path)
+        except OSError:
+            continue
+    return [part for part in parts.values() if len(part) > 1]
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_START)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from splatcli.config import DataConfig
-from splatcli.scene.examine import Finding, examine, shown_shares
+from splatcli.scene.inspect import Finding, examine, shown_shares
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
