@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from splatcli.checkpoint.blowup import cost_sentence
+from splatcli.checkpoint.activation_check import checkpoint_space_problem, cost_sentence
 from splatcli.checkpoint.container import read_container
 from splatcli.checkpoint.pack import unpack
 from splatcli.checkpoint.schema import nonfinite
-from splatcli.checkpoint.space import checkpoint_space_problem
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import ModelFileError
 

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
+from splatcli.checkpoint.activation_check import checkpoint_space_problem
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.container import DIGEST_KEY, MANIFEST_KEY, read_container
 from splatcli.checkpoint.pack import build_manifest, pack_tensors, unpack
@@ -20,7 +21,6 @@ from splatcli.checkpoint.schema import (
     parse_manifest,
     shape_problems,
 )
-from splatcli.checkpoint.space import checkpoint_space_problem
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import DivergedError, ModelFileError, SplatError
 

@@ -82,7 +82,7 @@ def check(
 def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
     """(what is checked, what was found out). Raises UsageError when there is no such thing."""
     from splatcli.checkpoint.check import check_checkpoint, check_run
-    from splatcli.checkpoint.foreign.locate import newest_foreign
+    from splatcli.checkpoint.foreign.read import newest_foreign
     from splatcli.cli.blocks import RECORD, folder_of
     from splatcli.cli.model import is_own_checkpoint, named_path
 

@@ -121,7 +121,7 @@ def info(
 
 def _is_run(folder: Path) -> bool:
     """Whether a folder holds a run, ours or another program's, rather than a scene."""
-    from splatcli.checkpoint.foreign.locate import newest_foreign
+    from splatcli.checkpoint.foreign.read import newest_foreign
 
     return (folder / "ckpts").is_dir() or newest_foreign(folder) is not None
 
@@ -221,7 +221,7 @@ def _foreign_facts(path: Path, reading: ImportOptions) -> dict[str, Any]:
 
 def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
     """Of a PLY that holds no splats, or not as it should; one without a sound header is an error here too."""
-    from splatcli.formats.ply_header import read_ply_header
+    from splatcli.formats.ply import read_ply_header
 
     header = read_ply_header(path, lenient=True)
     return {

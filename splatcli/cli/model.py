@@ -214,7 +214,7 @@ def _newest_run() -> Path:
 
 def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Path:
     """The newest checkpoint of our run, or the newest model of a run of another program."""
-    from splatcli.checkpoint.foreign.locate import newest_foreign
+    from splatcli.checkpoint.foreign.read import newest_foreign
 
     unbundled = folder / "meta.json"  # of a SOG; nothing that holds a run has one
     found = newest_checkpoint(folder, out=out, allow_older=allow_older) or newest_foreign(folder)

@@ -306,8 +306,8 @@ DropNonfinite = Annotated[
 
 def reading(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
     """These three options as the readers of models take them."""
+    from splatcli.checkpoint.activation_check import Space as Known
     from splatcli.checkpoint.foreign.stored import ImportOptions
-    from splatcli.checkpoint.space import Space as Known
 
     return ImportOptions(None if space is None else Known(space.value), lenient, drop_nonfinite)
 

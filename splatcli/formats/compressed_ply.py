@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
-from splatcli.formats.ply_header import PlyElement, PlyHeader, read_ply_header
+from splatcli.formats.ply import PlyElement, PlyHeader, read_ply_header
 from splatcli.formats.quantisation import (
     Columns,
     Doubles,
@@ -25,14 +25,15 @@ from splatcli.formats.quantisation import (
     Floats,
     colours_of,
     columns_of,
+    largest_and_rest,
     logits_of,
     opacities_of,
     quantised,
     sh0_of,
     stored_of,
     unit_quats,
+    with_largest,
 )
-from splatcli.formats.rotations import largest_and_rest, with_largest
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.points import morton_order
 

@@ -20,10 +20,8 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
-from splatcli.formats.bounds import file_size
-from splatcli.formats.quantisation import Encoded, ExportMetadata
-from splatcli.formats.sog import encode_sog
-from splatcli.formats.sog_read import read_bundle
+from splatcli.formats.quantisation import Encoded, ExportMetadata, file_size
+from splatcli.formats.sog import encode_sog, read_bundle
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
 

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError, VersionError
-from splatcli.formats.bounds import file_size
-from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, sh0_of, stored_of
+from splatcli.formats.quantisation import Doubles, file_size, log_scales_of, logits_of, sh0_of, stored_of
 from splatcli.gaussians import SH_REST
 
 _HEADER_SIZE, _SECTION_SIZE = 4096, 1024

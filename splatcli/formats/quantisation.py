@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.checkpoint.foreign.tensors import RawTables
+from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables
 from splatcli.checkpoint.schema import nonfinite
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.errors import DivergedError
+from splatcli.errors import DivergedError, ModelFileError, UnreadableError, from_os_error
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera, common_up
 
@@ -154,3 +154,62 @@ def quantised(values: NDArray[np.floating], most: int) -> NDArray[np.int64]:
     """Values to the nearest whole number from 0 to ``most``."""
     whole: NDArray[np.int64] = np.clip(np.floor(values + 0.5), 0, most).astype(np.int64)
     return whole
+
+
+# --- Quaternions as their three smallest components: the largest follows from the length, made positive by a sign
+
+#: For each place of the largest component, the others in order.
+_OTHERS = np.array([[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]])
+
+
+def largest_and_rest(quats: Doubles) -> tuple[NDArray[np.int64], Doubles]:
+    """([N] place of the largest component, [N, 3] the others in order) of unit quaternions [N, 4].
+
+    The others are those of q or -q, whichever has a positive largest component; each is within sqrt(1/2) of 0.
+    """
+    place = np.abs(quats).argmax(axis=1)
+    rows = np.arange(len(quats))
+    positive = np.where(quats[rows, place] < 0, -1.0, 1.0)[:, None] * quats
+    return place, positive[rows[:, None], _OTHERS[place]]
+
+
+def with_largest(place: NDArray[Any], rest: NDArray[np.floating]) -> Doubles:
+    """[N, 4] unit quaternions again; the largest is 0 where the others alone are longer than 1, as junk may be."""
+    place = place.astype(np.int64)
+    wide = rest.astype(np.float64)
+    quats = np.empty((len(wide), 4))
+    rows = np.arange(len(wide))
+    quats[rows[:, None], _OTHERS[place]] = wide
+    quats[rows, place] = np.sqrt(np.maximum(0.0, 1.0 - (wide**2).sum(axis=1)))
+    return quats
+
+
+# --- What a file claims to hold, compared with its size before anything of that size is allocated
+
+#: A compressed file may become this many times larger, or this many bytes where that is more. Real scenes shrink to a
+#: twentieth at best; deflate and WebP can pretend a thousandfold.
+_MOST_EXPANSION = 100
+_ALWAYS_ALLOWED = 16 << 20
+
+
+def file_size(path: Path) -> int:
+    """Bytes of a file that has some. Raises ModelFileError."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise from_os_error(error, UnreadableError, path) from None
+    if not size:
+        raise ModelFileError("the file is empty (0 bytes)", where=path)
+    return size
+
+
+def check_expansion(claimed: int, size: int, path: Path, what: str) -> None:
+    """Raise ModelFileError when ``size`` bytes claim to unpack to ``claimed``, of ``what``: beyond any scene."""
+    most = max(_ALWAYS_ALLOWED, _MOST_EXPANSION * size)
+    if claimed > most:
+        raise ModelFileError(
+            f"it claims {what}, {claimed:,} bytes in {size:,}: beyond {_MOST_EXPANSION} to 1, which no scene reaches",
+            where=path,
+        )

@@ -11,20 +11,16 @@ from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error
 from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_compressed_ply
 from splatcli.formats.gltf import MAGIC as GLTF
-from splatcli.formats.gltf import encode_gltf
-from splatcli.formats.gltf_read import read_stored_gltf
+from splatcli.formats.gltf import encode_gltf, read_stored_gltf
 from splatcli.formats.html import encode_html, read_stored_html
 from splatcli.formats.ksplat import read_stored_ksplat
 from splatcli.formats.ply import encode_ply, read_stored_ply
 from splatcli.formats.quantisation import Encoded, ExportMetadata
-from splatcli.formats.sog import encode_sog
-from splatcli.formats.sog_read import read_stored_sog
+from splatcli.formats.sog import encode_sog, read_stored_sog
 from splatcli.formats.splat import encode_splat, read_stored_splat
-from splatcli.formats.spz import encode_spz, encode_spz4, read_stored_spz
-from splatcli.formats.spz_container import GZIP
-from splatcli.formats.spz_container import MAGIC as SPZ
-from splatcli.formats.usd import encode_usdz
-from splatcli.formats.usd_read import read_stored_usd
+from splatcli.formats.spz import GZIP, encode_spz, encode_spz4, read_stored_spz
+from splatcli.formats.spz import MAGIC as SPZ
+from splatcli.formats.usd import encode_usdz, read_stored_usd
 from splatcli.gaussians import Gaussians
 
 #: What a zip of torch and a bare pickle are called: anyone's checkpoints, which no format here reads.

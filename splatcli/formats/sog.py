@@ -2,7 +2,7 @@
 
 One texel a Gaussian, row by row, in Morton order: positions of 16 bits an axis on a logarithmic measure, rotations as
 the three smallest components in bytes, log-scales and colours through codebooks of 256, harmonics through a palette.
-Coordinates are those of a PLY. Read by sog_read.
+Coordinates are those of a PLY.
 """
 
 from __future__ import annotations
@@ -10,30 +10,142 @@ from __future__ import annotations
 import io
 import json
 import math
+import warnings
 import zipfile
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
 from splatcli import __version__
-from splatcli.errors import UsageError
-from splatcli.formats.kmeans import codebook, nearest, palette
+from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.errors import ModelFileError, UsageError, VersionError
 from splatcli.formats.quantisation import (
     Columns,
+    Doubles,
     Encoded,
     ExportMetadata,
     Floats,
+    check_expansion,
     columns_of,
+    file_size,
+    largest_and_rest,
+    logits_of,
     opacities_of,
     quantised,
+    stored_of,
     unit_quats,
+    with_largest,
 )
-from splatcli.formats.rotations import largest_and_rest
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.points import morton_order
+
+# --- Few values that stand for many: codebooks of numbers, and palettes of vectors
+
+_CODEBOOK_ROUNDS = 20
+_PALETTE_ROUNDS = 6
+#: Up to so many centroids are found at once; more of them in two levels, which takes a fraction of the time: with k
+#: centroids in k**0.5 groups every vector is compared with 2 k**0.5 of them instead of k.
+_FLAT = 256
+#: Entries of a table of distances at a time.
+_BLOCK = 1 << 22
+
+
+def codebook(values: Doubles, size: int) -> Doubles:
+    """[size] ascending numbers, such that each value has one close to it: Lloyd's rounds from a mixed start.
+
+    Half of the start follows the values and half spans their range evenly, so that rare extremes are not forgotten.
+    """
+    ordered = np.sort(values, axis=None)
+    different = np.unique(ordered)
+    if len(different) <= size:
+        return np.concatenate([different, np.repeat(different[-1:], size - len(different))])
+    by_rank = ordered[np.linspace(0, len(ordered) - 1, size - size // 2).astype(np.int64)]
+    evenly = np.linspace(ordered[0], ordered[-1], size // 2 + 2)[1:-1]
+    centres = np.sort(np.concatenate([by_rank, evenly]))
+    sums = np.concatenate([[0.0], np.cumsum(ordered)])
+    for _ in range(_CODEBOOK_ROUNDS):
+        borders = np.searchsorted(ordered, (centres[1:] + centres[:-1]) / 2)
+        ends = np.concatenate([[0], borders, [len(ordered)]])
+        counts = np.diff(ends)
+        centres = np.where(counts > 0, np.diff(sums[ends]) / np.maximum(counts, 1), centres)
+    return np.sort(centres)
+
+
+def nearest(values: NDArray[np.floating], centres: Doubles) -> NDArray[np.uint8]:
+    """The place of the closest of up to 256 ascending ``centres`` for each value."""
+    return np.searchsorted((centres[1:] + centres[:-1]) / 2, values).astype(np.uint8)
+
+
+def palette(vectors: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """([size, D] centroids, [N] the place of each vector's centroid) of ``vectors`` [N, D], N >= size.
+
+    Deterministic on one device. Runs where the vectors are.
+    """
+    generator = torch.Generator().manual_seed(0)
+    if size <= _FLAT:
+        return _lloyd(vectors, size, generator)
+    groups, members = _lloyd(vectors, math.isqrt(size), generator)
+    counts = torch.bincount(members, minlength=len(groups))
+    shares = _shares(counts, size)
+    order = members.argsort(stable=True)
+    centroids, labels = [], torch.empty_like(members)
+    first = 0
+    for rows, share in zip(torch.split(order, counts.tolist()), shares, strict=True):
+        if share:
+            found, places = _lloyd(vectors[rows], share, generator)
+            centroids.append(found)
+            labels[rows] = places + first
+            first += share
+    return torch.cat(centroids), labels
+
+
+def _shares(counts: Tensor, size: int) -> list[int]:
+    """How many of ``size`` centroids each group gets: in proportion, at least one, and no more than it has vectors."""
+    total = int(counts.sum())
+    shares = [min(count, max(1, count * size // total)) for count in counts.tolist()]
+    largest = counts.argsort(descending=True).tolist()
+    while (missing := size - sum(shares)) != 0:
+        step = 1 if missing > 0 else -1
+        for group in largest:
+            if missing and 1 <= shares[group] + step <= int(counts[group]):
+                shares[group] += step
+                missing -= step
+    return shares
+
+
+def _lloyd(vectors: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """(centroids, labels) by k-means from randomly chosen vectors; a centroid without vectors stays where it was."""
+    start = torch.randperm(len(vectors), generator=generator)[:size].sort().values.to(vectors.device)
+    centroids = vectors[start].clone()
+    if size == len(vectors):
+        return centroids, torch.arange(size, device=vectors.device)
+    for _ in range(_PALETTE_ROUNDS):
+        sums, counts = torch.zeros_like(centroids), centroids.new_zeros(size)
+        for block in _blocks(vectors, size):
+            # A product instead of a scatter: the same bits each time, also on a GPU, and faster for so few centroids.
+            chosen = torch.nn.functional.one_hot(_assigned(block, centroids), size).to(vectors.dtype)
+            sums += chosen.T @ block
+            counts += chosen.sum(dim=0)
+        centroids = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], centroids)
+    return centroids, torch.cat([_assigned(block, centroids) for block in _blocks(vectors, size)])
+
+
+def _blocks(vectors: Tensor, size: int) -> tuple[Tensor, ...]:
+    """The vectors in parts whose tables of distances to ``size`` centroids are of bounded size."""
+    return torch.split(vectors, max(1, _BLOCK // size))
+
+
+def _assigned(vectors: Tensor, centroids: Tensor) -> Tensor:
+    """[N] the place of the nearest centroid; distances are compared without the part that all share."""
+    return (0.5 * (centroids**2).sum(dim=1) - vectors @ centroids.T).argmin(dim=1)
+
 
 VERSION = 2
 CODES = 256
@@ -123,3 +235,199 @@ def _bundle(meta: dict[str, Any], images: dict[str, Texels]) -> bytes:
             Image.fromarray(texels, "RGBA").save(packed, "WEBP", lossless=True, exact=True)
             archive.writestr(zipfile.ZipInfo(name), packed.getvalue())
     return buffer.getvalue()
+
+
+# --- Reads SOG version 2, bundled in a zip or as a folder of images beside its meta.json; sog tells what they are
+
+#: Codebooks take some twenty kilobytes.
+_MAX_META = 4 << 20
+_MAX_MEMBERS = 1000
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Vector = Annotated[list[Finite], Field(min_length=3, max_length=3)]
+Codebook = Annotated[list[Finite], Field(min_length=CODES, max_length=CODES)]
+Name = Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[^/\\\x00]+$")]
+Files = Annotated[list[Name], Field(min_length=1, max_length=2)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+    files: Files
+
+
+class _Means(_Part):
+    mins: Vector
+    maxs: Vector
+
+
+class _Coded(_Part):
+    codebook: Codebook
+
+
+class _Harmonics(_Coded):
+    count: Annotated[int, Field(ge=1, le=1 << 16)]
+    bands: Annotated[int, Field(ge=1, le=3)]
+
+
+class _Meta(BaseModel):
+    """meta.json, as far as it is needed."""
+
+    model_config = ConfigDict(extra="ignore")
+    count: Annotated[int, Field(ge=1, le=1 << 28)]
+    model: str | None = None
+    means: _Means
+    quats: _Part
+    scales: _Coded
+    sh0: _Coded
+    shN: _Harmonics | None = None
+
+
+class _Version(BaseModel):
+    version: int = 1
+
+
+#: Gives the bytes of a file of the model.
+_Open = Callable[[str], bytes]
+
+
+def read_stored_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
+    """What a ``.sog`` file, or the meta.json of an unbundled one, holds.
+
+    Raises ModelFileError: damaged, impossible sizes, or not SOG; VersionError for version 1 and those to come.
+    """
+    size = file_size(path)
+    if path.name == "meta.json":
+        return _read(_meta(path.read_bytes()[: _MAX_META + 1], path), _from_folder(path), _folder_size(path), path)
+    return read_bundle(path, size, path)
+
+
+def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
+    """What a zip of ``size`` bytes holds, which ``path`` names in messages. Raises as read_stored_sog()."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if len(members) > _MAX_MEMBERS:
+                raise ModelFileError(f"{len(members):,} members; a SOG has some ten", where=path)
+            check_expansion(sum(member.file_size for member in members), size, path, "members")
+            place = next((name for name in archive.namelist() if name.rpartition("/")[2] == "meta.json"), None)
+            if place is None:
+                raise ModelFileError("a zip without meta.json: this is no SOG", where=path)
+            folder = place.removesuffix("meta.json")
+            meta = _meta(archive.read(place) if archive.getinfo(place).file_size <= _MAX_META else b"", path)
+            return _read(meta, lambda name: archive.read(folder + name), size, path)
+    except (ModelFileError, VersionError):
+        raise
+    except Exception as error:  # zipfile lets struct.error, zlib.error, NotImplementedError and others through
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelFileError(f"not a readable SOG ({reason})", where=path) from None
+
+
+def _from_folder(path: Path) -> _Open:
+    def open_file(name: str) -> bytes:
+        file_size(path.with_name(name))
+        return path.with_name(name).read_bytes()
+
+    return open_file
+
+
+def _folder_size(path: Path) -> int:
+    """Bytes of the images beside a meta.json."""
+    return sum(image.stat().st_size for image in path.parent.glob("*.webp"))
+
+
+def _meta(content: bytes, path: Path) -> _Meta:
+    try:
+        version = _Version.model_validate_json(content).version
+        if version != VERSION:
+            raise VersionError(
+                f"SOG version {version}; {VERSION} is read", where=path, remedy="export it again with a newer program"
+            )
+        return _Meta.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the text"
+        raise ModelFileError(f"meta.json is not that of a SOG: {place}: {first['msg']}", where=path) from None
+
+
+def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel:
+    """The model that ``meta`` describes. size: bytes of all files."""
+    count = meta.count
+
+    def texels(name: str) -> Texels:
+        """[count, 4] of an image with a texel for each Gaussian."""
+        return _pixels(open_file(name), name, count, size, path).reshape(-1, 4)[:count]
+
+    if len(meta.means.files) != 2:
+        raise ModelFileError("means has one file; the lower and the upper bytes are two", where=path)
+    low, high = np.array(meta.means.mins), np.array(meta.means.maxs)
+    lower, upper = (texels(name)[:, :3].astype(np.float64) for name in meta.means.files)
+    stretched = low + (upper * 256 + lower) / 65535.0 * (high - low)
+    rotations = texels(meta.quats.files[0])
+    largest = rotations[:, 3].astype(np.int64) - LARGEST
+    if bool((largest < 0).any()):
+        row = int((largest < 0).argmax())
+        raise ModelFileError(
+            f"the rotation of Gaussian {row} has {rotations[row, 3]} for the place of its largest component; {LARGEST} "
+            f"to {LARGEST + 3} are known",
+            where=path,
+        )
+    colours = texels(meta.sh0.files[0])
+    notes = []
+    if meta.model == "antialiased":
+        notes.append("it was trained antialiased, as the file says; it is taken as if it was not")
+    with np.errstate(over="ignore"):
+        means = np.sign(stretched) * np.expm1(np.abs(stretched))
+    return stored_of(
+        "SOG version 2",
+        means=means,
+        quats=with_largest(largest, (rotations[:, :3] / 255.0 - 0.5) * math.sqrt(2.0)),
+        log_scales=np.array(meta.scales.codebook)[texels(meta.scales.files[0])[:, :3]],
+        logit_opacities=logits_of(colours[:, 3] / 255.0, 1 / 255),
+        sh0=np.array(meta.sh0.codebook)[colours[:, :3]],
+        shN=np.zeros((count, 0, 3)) if meta.shN is None else _read_harmonics(meta.shN, texels, open_file, size, path),
+        notes=notes,
+    )
+
+
+def _read_harmonics(
+    found: _Harmonics, texels: Callable[[str], Texels], open_file: _Open, size: int, path: Path
+) -> NDArray[np.float32]:
+    """[N, K, 3]."""
+    if len(found.files) != 2:
+        raise ModelFileError("shN has one file; centroids and labels are two", where=path)
+    coefficients = SH_REST[found.bands]
+    rows = -(-found.count // PALETTE_ROW)
+    name = found.files[0]
+    image = _pixels(open_file(name), name, rows * PALETTE_ROW * coefficients, size, path)
+    if image.shape[:2] != (rows, PALETTE_ROW * coefficients):
+        raise ModelFileError(
+            f"{name} has {image.shape[1]} x {image.shape[0]} pixels; {found.count:,} centroids of {found.bands} bands "
+            f"take {PALETTE_ROW * coefficients} x {rows}",
+            where=path,
+        )
+    codes = np.array(found.codebook, dtype=np.float32)
+    centroids = codes[image.reshape(rows * PALETTE_ROW, coefficients, 4)[:, :, :3]]
+    labels = texels(found.files[1]).astype(np.int64)
+    places = labels[:, 0] | labels[:, 1] << 8
+    if int(places.max()) >= found.count:
+        raise ModelFileError(f"a label of {int(places.max()):,}; there are {found.count:,} centroids", where=path)
+    chosen: NDArray[np.float32] = centroids[places]
+    return chosen
+
+
+def _pixels(content: bytes, name: str, needed: int, size: int, path: Path) -> Texels:
+    """[H, W, 4] of a WebP with at least ``needed`` pixels, and not many more."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Pillow, about images as large as ours are allowed to be
+            with Image.open(io.BytesIO(content), formats=["WEBP"]) as image:
+                width, height = image.size
+                if width * height < needed:
+                    raise ModelFileError(f"{name} has {width} x {height} pixels; {needed:,} are needed", where=path)
+                check_expansion(4 * width * height, size, path, f"{name} with {width} x {height} pixels")
+                return np.asarray(image.convert("RGBA"))
+    except ModelFileError:
+        raise
+    except Exception as error:  # Pillow's plugins raise what they like
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelFileError(f"{name} is no WebP image that can be read ({reason})", where=path) from None

@@ -11,12 +11,12 @@ import numpy as np
 
 from splatcli.checkpoint.foreign.stored import ImportedModel
 from splatcli.errors import ModelFileError
-from splatcli.formats.bounds import file_size
 from splatcli.formats.quantisation import (
     Encoded,
     ExportMetadata,
     colours_of,
     columns_of,
+    file_size,
     log_scales_of,
     logits_of,
     opacities_of,

@@ -1,30 +1,40 @@
 """OpenUSD's ParticleField3DGaussianSplat in a ``.usdz``, for Omniverse, Houdini and the like; written by usd-core.
 
-USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF; usd_read turns them back.
+USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF, and turned back when they are read.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from splatcli.errors import OutputError, ResourceError
+from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.errors import ModelFileError, OutputError, ResourceError
 from splatcli.formats.quantisation import (
     Columns,
     Doubles,
     Encoded,
     ExportMetadata,
     columns_of,
+    file_size,
+    log_scales_of,
+    logits_of,
     opacities_of,
     scales_of,
+    stored_of,
     unit_quats,
 )
-from splatcli.formats.transform import half_turn
+from splatcli.formats.transform import half_turn, placed
 from splatcli.formats.usd_stage import library
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_REST, Gaussians
 
 #: Gaussians are drawn up to so many standard deviations, which is their extent.
 _DRAWN = 3.0
@@ -86,3 +96,100 @@ def _library() -> Any:
         return library()
     except ImportError as error:
         raise ResourceError(str(error), remedy="pip install 'splatcli[usd]', or write a .glb") from None
+
+
+# --- Reads the Gaussians of a USD stage: ``.usdz``, ``.usd``, ``.usda`` or ``.usdc``, opened in a process apart
+#
+# What moves the Gaussians on the stage (its up axis, and transforms of prims that turn, move and scale evenly) is
+# applied, harmonics included; usd tells what is written.
+
+#: usd-core tells files by their names; of any other name, this one takes text and binary.
+_SUFFIXES = (".usdz", ".usd", ".usda", ".usdc")
+#: Floats are as fine as this near 1, halves as that.
+_FLOAT_STEP, _HALF_STEP = 4 * 2.0**-23, 2.0**-10
+#: From a stage with z up to one with y up.
+_TO_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
+#: Threads reserve address space, which is limited there; a machine with many cores would use it up.
+_ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+def read_stored_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
+    """What the only Gaussians of a stage are, in the frame of a PLY.
+
+    Raises ModelFileError; ResourceError without usd-core.
+    """
+    size = file_size(path)
+    with tempfile.TemporaryDirectory(prefix="splat-usd-") as name:
+        place = path.resolve()
+        if path.suffix.lower() not in _SUFFIXES:
+            with path.open("rb") as file:
+                suffix = ".usdz" if file.read(2) == b"PK" else ".usd"
+            place = Path(name) / f"stage{suffix}"
+            place.symlink_to(path.resolve())
+        out = Path(name) / "tables.npz"
+        facts = _opened(place, out, size, path)
+        with np.load(out, allow_pickle=False) as archive:
+            tables = {key: archive[key] for key in archive.files}
+    count, harmonics = len(tables["means"]), tables.pop("harmonics")
+    degree = next((d for d, rest in enumerate(SH_REST) if len(harmonics) == count * (rest + 1)), None)
+    if not count or degree is None or degree != facts["degree"]:
+        raise ModelFileError(
+            f"{len(harmonics):,} harmonics of degree {facts['degree']} for {count:,} Gaussians do not go together",
+            where=path,
+        )
+    for key, table in tables.items():
+        if len(table) != count:
+            raise ModelFileError(f"{len(table):,} rows of {key}; there are {count:,} positions", where=path)
+    if bool((tables["scales"] < 0).any()):
+        row = int((tables["scales"] < 0).any(axis=1).argmax())
+        raise ModelFileError(f"a standard deviation below 0 in row {row} of scales", where=path)
+    coefficients = harmonics.reshape(count, -1, 3)
+    step = _HALF_STEP if "opacities" in facts["half"] else _FLOAT_STEP
+    columns = Columns(
+        tables["means"],
+        tables["quats"][:, [3, 0, 1, 2]],
+        log_scales_of(tables["scales"]).astype(np.float32),
+        logits_of(tables["opacities"][:, 0], step).astype(np.float32),
+        coefficients[:, 0],
+        coefficients[:, 1:],
+    )
+    with np.errstate(all="ignore"):  # NaN are refused later, with their place
+        turned = half_turn(_placed(columns, facts, path))
+    return stored_of("USD", **turned._asdict())
+
+
+def _placed(columns: Columns, facts: dict[str, Any], path: Path) -> Columns:
+    """The Gaussians where the stage shows them, with y up."""
+    matrix = np.array(facts["matrix"])
+    if facts["up"] not in ("Y", "Z"):
+        raise ModelFileError(f"the stage's up axis is {facts['up'][:20]!r}; Y and Z are known", where=path)
+    if facts["up"] == "Z":
+        matrix = _TO_Y_UP @ matrix
+    return placed(columns, matrix, path)
+
+
+def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
+    """The facts of a stage, its arrays being in ``out`` then."""
+    package = str(Path(__file__).resolve().parents[2])
+    paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+    worker = subprocess.run(
+        [sys.executable, "-m", "splatcli.formats.usd_stage", str(place), str(out), str(size)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env={**os.environ, "PYTHONPATH": paths, **_ONE_THREAD},
+        check=False,
+    )
+    try:
+        told: dict[str, Any] = json.loads(worker.stdout)
+    except ValueError:
+        code = worker.returncode
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        raise ModelFileError(f"usd-core ended {how} while it read this", where=path) from None
+    if "missing" in told:
+        raise ResourceError(
+            told["missing"], where=path, remedy="pip install 'splatcli[usd]'; or export it as a PLY or .glb elsewhere"
+        )
+    if "refused" in told:
+        raise ModelFileError(told["refused"].replace(str(place), path.name), where=path)
+    facts: dict[str, Any] = told["facts"]
+    return facts

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.blowup import cost_sentence, predicted_pairs
+from splatcli.checkpoint.activation_check import cost_sentence, predicted_pairs
 from splatcli.gaussians import Gaussians
 from splatcli.native.call import Backend
 from splatcli.rasterizer.context import RasterContext

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
+from splatcli.checkpoint.activation_check import Space, judge, judge_opacities, judge_scales, space_problem
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.save import save_checkpoint
-from splatcli.checkpoint.space import Space, judge, judge_opacities, judge_scales, space_problem
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import ModelFileError
 

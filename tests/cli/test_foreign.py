@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.tensors import RawTables
+from splatcli.checkpoint.foreign.stored import RawTables
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import find_latest
 from splatcli.formats.ply import read_ply

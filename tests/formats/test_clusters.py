@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.formats.kmeans import codebook, nearest, palette
+from splatcli.formats.sog import codebook, nearest, palette
 
 
 @pytest.mark.parametrize("spread", ["normal", "heavy tails", "two far away", "constant", "few"])

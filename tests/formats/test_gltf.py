@@ -13,8 +13,7 @@ import pytest
 from scipy.spatial.transform import Rotation
 
 from splatcli.errors import ModelFileError
-from splatcli.formats.gltf import encode_gltf
-from splatcli.formats.gltf_read import read_stored_gltf
+from splatcli.formats.gltf import encode_gltf, read_stored_gltf
 from splatcli.formats.quantisation import Columns, ExportMetadata
 from splatcli.formats.transform import half_turn, transformed
 from tests.formats.made import scene

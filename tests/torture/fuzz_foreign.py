@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splatcli.checkpoint.activation_check import Space
 from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.checkpoint.space import Space
 from splatcli.cli.model import open_stored
 from tests.checkpoint.foreign.made import WRITERS, tables_of
 from tests.torture.fuzz_checkpoint import ODD, spoil_members, with_odd_number

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
+from splatcli.checkpoint.activation_check import Space
 from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.checkpoint.space import Space
 from splatcli.formats.quantisation import ExportMetadata
 from splatcli.formats.registry import CHECKPOINT, FORMATS, file_kind, read_stored
 from splatcli.formats.selection import select

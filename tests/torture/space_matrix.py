@@ -25,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
-from splatcli.checkpoint.foreign.tensors import RawTables
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
 from splatcli.cli.model import open_stored
 from splatcli.config import Config, DataConfig
 from splatcli.errors import ModelFileError

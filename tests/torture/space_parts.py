@@ -18,8 +18,7 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.checkpoint.foreign.tensors import RawTables
+from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.cli.model import open_stored
 from tests.checkpoint.foreign.made import activated

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
-from splatcli.checkpoint.foreign.tensors import RawTables
-from splatcli.checkpoint.space import Space
+from splatcli.checkpoint.activation_check import Space
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
 from splatcli.cli.model import open_stored
 from splatcli.config import Config, DataConfig
 from splatcli.errors import ModelFileError

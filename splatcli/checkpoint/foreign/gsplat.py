@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.checkpoint.foreign.tensors import RawTables, take_tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables, take_tables
 from splatcli.checkpoint.schema import listed
 from splatcli.errors import ModelFileError
 

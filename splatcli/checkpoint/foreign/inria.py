@@ -6,8 +6,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.checkpoint.foreign.tensors import take_tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, take_tables
 from splatcli.errors import ModelFileError
 
 #: Place of each table in the tuple, and the name that the program gives it. 0 is the SH degree in use; 7 to 11 are

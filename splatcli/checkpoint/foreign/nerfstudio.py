@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.checkpoint.foreign.tensors import take_tables
+from splatcli.checkpoint.foreign.stored import ImportedModel, take_tables
 from splatcli.errors import ModelFileError
 
 _NAMES = {

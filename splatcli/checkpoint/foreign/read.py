@@ -2,14 +2,169 @@
 
 from __future__ import annotations
 
+import pickletools
+import re
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+from splatcli.checkpoint.archive import DAMAGED, check_crc, examine, pickle_of
 from splatcli.checkpoint.foreign.gsplat import is_gsplat, read_gsplat
 from splatcli.checkpoint.foreign.inria import is_inria, read_inria
 from splatcli.checkpoint.foreign.nerfstudio import is_nerfstudio, read_nerfstudio
-from splatcli.checkpoint.foreign.preflight import load_foreign
 from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.errors import ModelFileError
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
+
+# --- The newest model in the folder of a run of another program
+
+#: Where the programs put what they train: a pattern below the run's folder, and the step in the match.
+_PLACES = (
+    ("point_cloud/iteration_*/point_cloud.ply", re.compile(r"point_cloud/iteration_(\d+)/")),
+    ("chkpnt*.pth", re.compile(r"chkpnt(\d+)\.pth")),
+    ("ckpts/ckpt_*_rank*.pt", re.compile(r"ckpts/ckpt_(\d+)_rank\d+\.pt")),
+    ("ckpt_*_rank*.pt", re.compile(r"ckpt_(\d+)_rank\d+\.pt")),
+    ("nerfstudio_models/step-*.ckpt", re.compile(r"nerfstudio_models/step-(\d+)\.ckpt")),
+    ("step-*.ckpt", re.compile(r"step-(\d+)\.ckpt")),
+)
+
+
+def newest_foreign(folder: Path) -> Path | None:
+    """The PLY or checkpoint of the highest step below ``folder``, None without any.
+
+    The PLY where both are of that step; of a model in several shards the first.
+    """
+    found = []
+    for order, (pattern, name) in enumerate(_PLACES):
+        for path in sorted(folder.glob(pattern)):
+            if match := name.match(path.relative_to(folder).as_posix()):
+                found.append((int(match[1]), -order, path))
+    # Of equals the first wins, which is rank 0.
+    return max(found, key=lambda entry: entry[:2])[2] if found else None
+
+
+# --- A torch file of another program, opened without trusting it: the zip, every checksum, every word of the pickle
+#
+# weights_only=True alone is not enough: it builds bytearrays of any size, and finds a second pickle under another
+# spelling of the first one's name. So the pickle is read as a list of instructions first. Only those that rebuild
+# tensors and plain containers may be there; what numpy leaves in schedulers and learning rates is read as nothing at
+# all.
+
+#: The pickle holds names and shapes only; a few kilobytes are usual. An instruction of one byte can make an object of
+#: sixty, which this keeps below what any machine has.
+_MAX_PICKLE = 1 << 20
+#: No name is longer, and some text codecs take time that grows with the square of it.
+_MAX_TEXT = 4096
+
+#: What torch.save has ever written for tensors, numbers, strings and plain containers, in pickle protocol 2.
+_OPCODES = frozenset(
+    [
+        *("PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
+        *(
+            "BINUNICODE",
+            "SHORT_BINSTRING",
+            "EMPTY_TUPLE",
+            "TUPLE",
+            "TUPLE1",
+            "TUPLE2",
+            "TUPLE3",
+            "EMPTY_LIST",
+            "APPEND",
+        ),
+        *("APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
+        *("BINPERSID", "GLOBAL", "REDUCE", "BUILD"),
+    ]
+)
+
+_STORED_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool")
+#: Names that torch knows how to read safely: tensors, and what optimizers and schedulers keep beside them.
+_TORCH_GLOBALS = frozenset(
+    [
+        *("torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter", "torch Size", "torch device"),
+        *("collections OrderedDict", "collections Counter", "_codecs encode"),
+        *(f"torch {kind}Storage" for kind in _STORED_KINDS),
+        *(f"torch {dtype}" for dtype in _DTYPES),
+    ]
+)
+
+_NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # before numpy 2, and since
+#: Names of numpy that learning rates and scene sizes bring along. They are read as ``_Nothing``.
+_NUMPY_GLOBALS = frozenset(
+    [
+        *("numpy dtype", "numpy ndarray"),
+        *(f"{module} {name}" for module in _NUMPY_MODULES for name in ("scalar", "_reconstruct")),
+    ]
+)
+
+
+class _Nothing:
+    """Stands where a number of numpy stood: it is not needed, and numpy's own functions would have to be trusted."""
+
+    def __init__(self, *args: object) -> None:
+        """Whatever was to be built, it is not."""
+
+    def __setstate__(self, state: object) -> None:
+        """Whatever was to be filled in, it is not."""
+
+
+def load_foreign(path: Path) -> object:
+    """What ``torch.save`` stored in ``path``, tensors on the CPU, once the file has been examined.
+
+    Runs no code. Allocates no more than the file is large; tensors may still be views that pretend to be huge.
+    Raises ModelFileError for everything that is not an undamaged file of tensors and plain containers.
+    """
+    examine(path, lambda archive: _check_members(archive, path))
+    stand_ins: list[Callable[..., object] | tuple[Callable[..., object], str]] = [
+        (_Nothing, name.replace(" ", ".")) for name in _NUMPY_GLOBALS
+    ]
+    try:
+        with torch.serialization.safe_globals(stand_ins):
+            # Not mapped: a mapped storage may claim more bytes than its member has, and torch shows its neighbours'.
+            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=False)
+    except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
+        if (refused := system_error(error)) is not None:
+            raise from_os_error(refused, UnreadableError, path) from None
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        raise ModelFileError(f"torch cannot read it ({reason})", where=path, remedy=DAMAGED) from None
+
+
+def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
+    """Every checksum, tensors included, since no digest of ours guards them; then the pickle."""
+    for member in archive.infolist():
+        check_crc(archive, member)
+    pickle = pickle_of(archive)
+    if pickle.file_size > _MAX_PICKLE:
+        raise ModelFileError(
+            f"the pickle inside has {pickle.file_size:,} bytes; {_MAX_PICKLE:,} are allowed for names and shapes",
+            where=path,
+        )
+    _check_pickle(archive.read(pickle), path)
+
+
+def _check_pickle(content: bytes, path: Path) -> None:
+    for opcode, argument, position in pickletools.genops(content):
+        fault = _fault(opcode.name, argument)
+        if fault is not None:
+            raise ModelFileError(
+                f"the pickle inside {fault}; nothing was run",
+                where=f"{path}, byte {position} of data.pkl",
+                remedy="in the program that wrote it, save the tensors alone, or export a PLY",
+            )
+
+
+def _fault(opcode: str, argument: object) -> str | None:
+    """Why an instruction of a pickle is refused; None when it is harmless."""
+    if opcode not in _OPCODES:
+        return f"uses {opcode}, which no model needs"
+    if opcode == "PROTO" and argument != 2:
+        return f"is of protocol {argument}, not 2"
+    if opcode == "GLOBAL" and argument not in _TORCH_GLOBALS | _NUMPY_GLOBALS:
+        return f"names {str(argument)[:100].replace(' ', '.')!r}, which no model needs"
+    if isinstance(argument, str) and len(argument) > _MAX_TEXT:
+        return f"holds a text of {len(argument):,} characters"
+    return None
 
 
 def read_foreign(path: Path) -> ImportedModel:

@@ -12,7 +12,7 @@ import plyfile
 import torch
 from torch import Tensor, nn
 
-from splatcli.checkpoint.foreign.tensors import RawTables
+from splatcli.checkpoint.foreign.stored import RawTables
 from splatcli.gaussians import SH_REST
 
 

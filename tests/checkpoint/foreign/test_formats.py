@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.foreign.read import read_foreign
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, to_gaussians
-from splatcli.checkpoint.foreign.tensors import RawTables
+from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
 from splatcli.cli.model import open_stored
 from splatcli.errors import ModelFileError
 from tests.checkpoint.foreign.made import (

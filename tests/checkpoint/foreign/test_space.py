@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.checkpoint.foreign.tensors import RawTables
-from splatcli.checkpoint.space import Space
+from splatcli.checkpoint.activation_check import Space
+from splatcli.checkpoint.foreign.stored import ImportOptions, RawTables, to_gaussians
 from splatcli.cli.model import open_stored
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import Gaussians
