@@ -17,10 +17,10 @@ import time
 from pathlib import Path
 
 from splatcli.checkpoint.rundir import RunDir
+from splatcli.config import build_config
 from splatcli.render.live import LiveRun
 from splatcli.render.server import Request
 from splatcli.scene.read import read_scene
-from splatcli.settings import build_config
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from splatcli.bench.machine import describe_machine
 from splatcli.checkpoint.rundir import RunDir
+from splatcli.config import build_config
 from splatcli.native.call import Backend
 from splatcli.rasterizer import NativeEngine
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.read import read_scene
-from splatcli.settings import build_config
 from splatcli.train.events import Evaluated
 from splatcli.train.trainer import Trainer
 

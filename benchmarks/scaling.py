@@ -15,12 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from splatcli.config import Config
+from splatcli.config import Config, build_config
 from splatcli.distributed.world import World
 from splatcli.rasterizer.batch import FlatSums
 from splatcli.rasterizer.shards import SENT, Shard
 from splatcli.scene.scene import Scene
-from splatcli.settings import build_config
 from splatcli.train.data_parallel import ReadRunDir
 from splatcli.train.densify import Edit
 from splatcli.train.trainer import Trainer

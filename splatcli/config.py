@@ -1,4 +1,4 @@
-"""Config: every setting of a run with its default and bounds; settings.py makes one from what a user gives.
+"""Config: every setting of a run with its default and bounds, the presets, and ``build_config``, which makes a Config.
 
 Values and names are the field's (INRIA, gsplat); where the two differ the choice is said beside the field.
 ``Schedule.scaled`` and ``OptimConfig.scaled`` fit the 30,000-step recipe to a shorter run once, when the run is made;
@@ -7,13 +7,44 @@ what comes out is stored with the run, in absolute steps, so that a resumed run 
 
 from __future__ import annotations
 
+import difflib
+import json
 import math
-from typing import Annotated, Literal
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from splatcli.recipes import REFERENCE_ITERATIONS
+from splatcli.errors import UsageError
 from splatcli.sizes import parse_size
+
+#: The run length that the field's schedules are written for.
+REFERENCE_ITERATIONS = 30_000
+
+#: Words that ``model.init`` takes beside a path: the scene's own points; and those of which a run makes its own points.
+SFM, HULL, RANDOM = "sfm", "hull", "random"
+MADE_STARTS = (HULL, RANDOM)
+NAMED_STARTS = (SFM, *MADE_STARTS)
+
+#: ``--preset``: docs/quality.md has what each brings.
+PRESETS: dict[str, dict[str, Any]] = {
+    "fast": {"strategy.cap_max": "auto", "train.iterations": 7_000},
+    "default": {"strategy.cap_max": "auto"},
+    "quality": {"strategy.cap_max": "auto", "train.antialiased": True},
+}
+
+#: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
+_UNREADABLE = (ValueError, RecursionError)
 
 
 class _Section(BaseModel):
@@ -85,7 +116,7 @@ class ModelConfig(_Section):
     """The Gaussians before the first step."""
 
     sh_degree: int = Field(3, ge=0, le=4)
-    #: "sfm", "hull", "random" (recipes.NAMED_STARTS, train/init.py), or the path of a PLY or checkpoint.
+    #: "sfm", "hull", "random" (NAMED_STARTS, train/init.py), or the path of a PLY or checkpoint.
     init: str = "sfm"
     init_opacity: float = Field(0.1, gt=0, lt=1)
     #: Times the RMS distance to the three nearest neighbours.
@@ -228,7 +259,7 @@ class StrategyConfig(_Section):
     #: adc, absgrad: two Gaussians from one are together as opaque as it was; INRIA and gsplat leave each as opaque.
     revised_opacity: bool = True
     #: adc, absgrad: what grows is split into two halves along its longest axis, small or large; else small ones are
-    #: cloned. absgrad sets it where settings are built (recipes.strategy_recipe, docs/quality.md).
+    #: cloned. absgrad sets it where settings are built (strategy_recipe, docs/quality.md).
     long_axis_split: bool = False
     #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
     opacity_reg: float = Field(0.0, ge=0)
@@ -368,3 +399,184 @@ class Config(_Section):
     def most_gaussians(self) -> int | None:
         """The least of the caps that there are in numbers."""
         return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if isinstance(cap, int)), default=None)
+
+
+def preset_recipe(name: str | None) -> dict[str, Any]:
+    """What a preset sets; nothing for None. Raises UsageError for a name that there is not."""
+    if name is None:
+        return {}
+    try:
+        return dict(PRESETS[name])
+    except KeyError:
+        raise UsageError(
+            f"there is no preset {name!r}", where="--preset", remedy="one of " + ", ".join(PRESETS)
+        ) from None
+
+
+def strategy_recipe(name: str, iterations: int, schedule: Schedule, batch_size: int = 1) -> dict[str, Any]:
+    """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views.
+
+    schedule: of a run of that length.
+    """
+    if name == "absgrad":
+        recipe: dict[str, Any] = {"strategy.long_axis_split": True}
+        if schedule.reset_every >= schedule.refine_stop:  # nothing brings down what is faint and in the way
+            recipe["strategy.prune_opacity"] = 0.02
+        return recipe
+    if name != "mcmc":
+        return {}
+    scale = min(1.0, iterations / REFERENCE_ITERATIONS)
+    # A run that makes its own points begins with a tenth of the cap, and is to come to it a while before growth ends.
+    refinements = max(1.0, (25_000 - 500) * scale / schedule.refine_every)
+    return {
+        "model.init_opacity": 0.5,
+        "model.init_scale": 0.1,
+        "optim.logit_opacities_lr": 5e-2 * math.sqrt(batch_size),
+        "schedule.refine_stop": max(1, round(25_000 * scale)),
+        "strategy.cap_max": 1_000_000,
+        "strategy.grow_factor": max(1.05, 10.0 ** (1.0 / (0.8 * refinements))),
+        "strategy.opacity_reg": 0.01,
+        "strategy.scale_reg": 0.01,
+    }
+
+
+def build_config(
+    flags: dict[str, Any] | None = None,
+    *,
+    file: Path | None = None,
+    assignments: list[str] | None = None,
+    preset: str | None = None,
+) -> Config:
+    """The settings of a new run.
+
+    preset: a name in PRESETS, whose settings everything given wins over.
+    flags: dotted key -> value; a value of None means that the flag was not given.
+    file: a TOML file with the sections above.
+    assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
+    Later sources win. Schedule and learning rates are scaled to ``train.iterations``, ``train.batch_size`` and what
+    ``model.init`` starts from; keys given explicitly are not. Where the iterations are not given, larger batches make
+    fewer steps, on as many views.
+    Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
+    """
+    given = read_settings(flags, file=file, assignments=assignments)
+    values = preset_recipe(preset) | given
+    try:
+        config = Config.model_validate(_nest(values))
+        batch = config.train.batch_size
+        if "train.iterations" not in given:
+            config.train.iterations = values["train.iterations"] = math.ceil(config.train.iterations / batch)
+        steps = config.train.iterations
+        schedule = Schedule.scaled(steps)
+        recipe = {
+            "schedule": schedule.model_dump(),
+            "optim": OptimConfig.scaled(steps, batch, made_points=config.model.init in MADE_STARTS).model_dump(),
+        }
+        strategy = strategy_recipe(config.strategy.name, steps, schedule, batch)
+        merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
+        config = Config.model_validate(_nest(merged))
+    except ValidationError as error:
+        raise _out_of_range(error, file) from None
+    return config
+
+
+def read_settings(
+    flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
+) -> dict[str, Any]:
+    """Dotted key -> value of all that is given, later sources winning; arguments as in ``build_config``.
+
+    Raises UsageError for unknown keys.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values.update(_flatten(_read_toml(file)))
+    values.update({key: value for key, value in (flags or {}).items() if value is not None})
+    for text in assignments or []:
+        key, equals, raw = text.partition("=")
+        if not equals:
+            raise UsageError(f"--set wants key=value, got {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
+        values[key.strip()] = _parse_value(raw.strip())
+    known = set(_flatten(Config().model_dump()))
+    for key in values:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for the keys"
+            raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
+    return values
+
+
+def flat_settings(config: Config, *, as_json: bool = False) -> dict[str, Any]:
+    """Dotted key -> value of every setting. as_json: as it is read back from JSON, infinities as None."""
+    return _flatten(json.loads(config.model_dump_json()) if as_json else config.model_dump())
+
+
+def with_settings(config: Config, values: dict[str, Any]) -> Config:
+    """``config`` with other values under dotted keys. Raises UsageError for those out of range."""
+    try:
+        return Config.model_validate(_nest({**flat_settings(config), **values}))
+    except ValidationError as error:
+        raise _out_of_range(error, None) from None
+
+
+def parse_config(data: dict[str, Any]) -> Config:
+    """Settings stored with a run, validated again. Raises pydantic.ValidationError."""
+    return Config.model_validate(data)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the settings: {error.strerror}", where=path, remedy="--config names a TOML file"
+        ) from None
+    except _UNREADABLE as error:
+        raise UsageError(
+            f"not valid TOML: {error}",
+            where=path,
+            remedy="a section and a setting look like this: [optim] sh0_lr = 0.01",
+        ) from None
+
+
+def _parse_value(raw: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except _UNREADABLE:
+        return raw
+
+
+def _flatten(data: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            flat.update(_flatten(value, f"{prefix}{key}."))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _nest(flat: dict[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return tree
+
+
+def _out_of_range(error: ValidationError, file: Path | None) -> UsageError:
+    """What pydantic found, for people."""
+    problems = [f"{'.'.join(map(str, e['loc']))} = {_brief(e['input'])}: {e['msg']}" for e in error.errors()]
+    return UsageError(
+        "settings out of range: " + "; ".join(problems), where=file, remedy="docs/settings.md has what each one takes"
+    )
+
+
+def _brief(value: object) -> str:
+    """A value that someone gave, in at most 100 letters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
+    return text if len(text) <= 100 else f"{text[:97]}..."

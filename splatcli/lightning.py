@@ -83,7 +83,7 @@ class _Steps(IterableDataset[int]):
 class SplatModule(pl.LightningModule):
     """Trains as ``splat train`` does with the same settings; use it with a SceneData.
 
-    config: settings, as of splatcli.settings.build_config(); ``train.batch_size`` views a step are shared by the
+    config: settings, as of splatcli.config.build_config(); ``train.batch_size`` views a step are shared by the
         devices of Lightning's Trainer, and there must be as many as devices.
     Logs train_loss, num_gaussians, and val_psnr and val_ssim of the held-out views (rank 0 scores them).
     """

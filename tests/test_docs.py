@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from splatcli.config import Config
+from splatcli.config import Config, flat_settings
 from splatcli.errors import SplatError
-from splatcli.settings import flat_settings
 from tests.cli.tiny import QUICK, write_scene
 
 ROOT = Path(__file__).resolve().parents[1]

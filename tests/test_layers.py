@@ -19,7 +19,7 @@ LAYERS = (
     ("render", "train", "sfm", "formats", "doctor", "bench", "lightning", "distributed"),
     ("rasterizer", "checkpoint"),
     ("native", "scene"),
-    ("gaussians", "reproducible", "settings", "config", "recipes", "plugins", "errors", "sizes"),
+    ("gaussians", "reproducible", "settings", "config", "plugins", "errors", "sizes"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"torch", "numpy", "pydantic", "scipy", "pycolmap", "PIL", "imageio", "plyfile"}

@@ -16,8 +16,8 @@ from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.checkpoint.journal import METRICS
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import CONFIG, LATEST, checkpoints_of, step_of
+from splatcli.config import parse_config
 from splatcli.errors import ModelFileError, ResourceError, SplatError, UnreadableError, VersionError, os_errors
-from splatcli.settings import parse_config
 
 #: What load_checkpoint() goes through, in its order.
 CHECKED = "archive, manifest, schema, digest of every tensor, finite values, parameter space, settings and cameras"

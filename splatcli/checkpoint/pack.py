@@ -27,11 +27,10 @@ from splatcli.checkpoint.schema import (
     writer_info,
 )
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
-from splatcli.config import Config
+from splatcli.config import Config, parse_config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.camera import Camera
-from splatcli.settings import parse_config
 
 
 def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:

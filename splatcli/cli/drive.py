@@ -248,7 +248,7 @@ def check_batch(config: Config, crew: World | None) -> None:
 
 def request_of(config: Config, **others: Any) -> dict[str, Any]:
     """What a command line asks for, as JSON: settings before the scene decides the rest, and what is no setting."""
-    from splatcli.settings import flat_settings
+    from splatcli.config import flat_settings
 
     return {**flat_settings(config, as_json=True), **others}
 
@@ -342,7 +342,7 @@ def _check_movable(folder: Path, scene: Path) -> None:
 
 def _initial_model(config: Config, reading: ImportOptions, out: Output) -> Gaussians | None:
     """The Gaussians that ``--init`` names by a path; None for a word."""
-    from splatcli.recipes import NAMED_STARTS
+    from splatcli.config import NAMED_STARTS
     from splatcli.scene.read import read_scene
 
     if config.model.init in NAMED_STARTS:

@@ -238,9 +238,9 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 
 def _scene_facts(path: Path, flags: dict[str, Any], plot: Path | None) -> dict[str, Any]:
+    from splatcli.config import build_config
     from splatcli.scene.inspect import coverage_notes, examine, hidden_share
     from splatcli.scene.read import read_scene
-    from splatcli.settings import build_config
 
     scene = read_scene(path, build_config(flags).data)
     if plot is not None:

@@ -256,8 +256,7 @@ def train(
             asked = options.name_of_ranks(arguments)
             return start_ranks(ranks, options.without_ranks(arguments), device=device, mode=distributed, asked=asked)
         with crew_of(distributed, device, out) as (crew, own_device):
-            from splatcli.recipes import NAMED_STARTS
-            from splatcli.settings import build_config
+            from splatcli.config import NAMED_STARTS, build_config
             from splatcli.train.densify import check_strategy
 
             # Without the batch that ranks have by default, so that another number of them knows the run again.

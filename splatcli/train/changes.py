@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from splatcli.config import Config
+from splatcli.config import Config, flat_settings, read_settings, with_settings
 from splatcli.errors import UsageError
-from splatcli.settings import flat_settings, read_settings, with_settings
 from splatcli.train.resume import CONSENT
 from splatcli.train.state import TrainState
 

@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from splatcli.config import Config
+from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import SH_REST, Gaussians
-from splatcli.recipes import HULL, NAMED_STARTS, RANDOM, SFM
 from splatcli.reproducible import log
 from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene

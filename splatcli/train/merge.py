@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint, Scalar
-from splatcli.config import Config
+from splatcli.config import Config, flat_settings, with_settings
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.partition import Grid
 from splatcli.scene.scene import Scene
-from splatcli.settings import flat_settings, with_settings
 from splatcli.train.sampler import ViewSampler
 
 Some = TypeVar("Some")

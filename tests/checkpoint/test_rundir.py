@@ -13,9 +13,8 @@ import pytest
 
 from splatcli.checkpoint.rundir import RunDir, find_latest, newest_run, run_of
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config
+from splatcli.config import Config, parse_config
 from splatcli.errors import LockedError, OutputError
-from splatcli.settings import parse_config
 
 CheckpointOf = Callable[..., Checkpoint]
 

@@ -9,8 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from splatcli.config import Config
-from splatcli.settings import build_config
+from splatcli.config import Config, build_config
 
 STEPS = 20
 

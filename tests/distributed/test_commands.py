@@ -19,9 +19,9 @@ from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import find_latest
 from splatcli.cli.boundary import run as splat
 from splatcli.cli.ranks import check_sharded
+from splatcli.config import build_config
 from splatcli.distributed.launch import joint_code
 from splatcli.errors import UsageError
-from splatcli.settings import build_config
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done

@@ -166,8 +166,8 @@ def test_alpha_that_hides_is_counted(tmp_path: Path) -> None:
 
 
 def test_a_mode_that_is_none_is_refused_by_name(tmp_path: Path) -> None:
+    from splatcli.config import build_config
     from splatcli.errors import UsageError
-    from splatcli.settings import build_config
 
     with pytest.raises(UsageError, match=r"data\.mask_mode = 'cut': .*'ignore' or 'transparent'"):
         build_config({"data.mask_mode": "cut"})

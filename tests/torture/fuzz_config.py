@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from splatcli.config import Config
-from splatcli.settings import build_config, flat_settings, parse_config
+from splatcli.config import Config, build_config, flat_settings, parse_config
 from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
 from tests.torture.mutate import FLOATS, INTEGERS, NUMBERS, STRINGS, spoil_bytes, spoil_text
 

@@ -17,13 +17,12 @@ import torch
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.lock import take_lock
 from splatcli.cli.boundary import run as splat
-from splatcli.config import DataConfig
+from splatcli.config import DataConfig, build_config
 from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError, UsageError
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.render.images import write_bytes
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
-from splatcli.settings import build_config
 from tests.scene.made import colmap_scene, frames, lens, names, nerfstudio_scene
 from tests.torture.states import small_checkpoint
 

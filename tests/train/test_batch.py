@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from splatcli.config import OptimConfig
+from splatcli.config import OptimConfig, build_config
 from splatcli.gaussians import GROUPS
 from splatcli.native.call import Backend
 from splatcli.rasterizer.adam import AdamState
@@ -18,7 +18,6 @@ from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.stats import DensifyStats
 from splatcli.rasterizer.step_inputs import Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
-from splatcli.settings import build_config
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_camera, random_image, random_scene
 

@@ -7,13 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from splatcli.config import StrategyConfig
+from splatcli.config import PRESETS, StrategyConfig, build_config
 from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import AdamState, StepInputs
-from splatcli.recipes import PRESETS
 from splatcli.scene.scene import Scene
-from splatcli.settings import build_config
 from splatcli.train.capacity import auto_cap
 from splatcli.train.lr import image_divisor
 from splatcli.train.targets import Target

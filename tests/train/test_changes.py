@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.config import Config
+from splatcli.config import Config, with_settings
 from splatcli.errors import UsageError
-from splatcli.settings import with_settings
 from splatcli.train.changes import apply_config, changed_config
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer

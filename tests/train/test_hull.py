@@ -12,10 +12,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from splatcli.config import Config, DataConfig
+from splatcli.config import Config, DataConfig, build_config
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.settings import build_config
 from splatcli.train.init import initial_gaussians, start_for
 from splatcli.train.visual_hull import FINE, Silhouette, carve, hull_points, silhouettes
 from tests.train.worlds import made_scene, ring_cameras

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config
+from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.stats import DensifyStats
 from splatcli.rasterizer.step_inputs import Regularisation
 from splatcli.scene.scene import Scene
-from splatcli.settings import with_settings
 from splatcli.train import events
 from splatcli.train.densify import Edit
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig
+from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.stats import DensifyStats
 from splatcli.rasterizer.step_inputs import Regularisation
-from splatcli.settings import build_config
 from splatcli.train.densify import Edit, McmcStrategy, apply_edit, make_strategy
 from splatcli.train.densify.mcmc import MOST_COPIES, shared
 from splatcli.train.densify.sampling import draw

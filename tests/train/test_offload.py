@@ -16,7 +16,7 @@ import torch
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config
+from splatcli.config import Config, with_settings
 from splatcli.errors import ResourceError, UsageError
 from splatcli.native.call import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
@@ -26,7 +26,6 @@ from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, Pinned, Te
 from splatcli.rasterizer.prediction import PairCount
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
-from splatcli.settings import with_settings
 from splatcli.train import forecast as forecasts
 from splatcli.train.changes import changed_config
 from splatcli.train.data_parallel import state_digest

@@ -14,7 +14,7 @@ from scipy.spatial.transform import Rotation
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
 from splatcli.checkpoint.save import save_checkpoint
-from splatcli.config import Config
+from splatcli.config import Config, build_config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.call import Backend
@@ -25,7 +25,6 @@ from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.camera import Camera, moved
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
-from splatcli.settings import build_config
 from splatcli.train.changes import changed_config
 from splatcli.train.events import Evaluated, Probed, Stepped
 from splatcli.train.per_view_params import ViewTable

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.config import Schedule, StrategyConfig
+from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.stats import DensifyStats
-from splatcli.settings import build_config
 from splatcli.train.densify import AdcStrategy, Edit, apply_edit, make_strategy
 from splatcli.train.densify.splitting import revised_opacities
 from tests.train.worlds import random_adam, random_gaussians
