@@ -48,7 +48,7 @@ _UNREADABLE = (ValueError, RecursionError)
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", validate_assignment=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @field_validator("*")
     @classmethod
@@ -462,10 +462,9 @@ def build_config(
     values = preset_recipe(preset) | given
     try:
         config = Config.model_validate(_nest(values))
-        batch = config.train.batch_size
+        batch, steps = config.train.batch_size, config.train.iterations
         if "train.iterations" not in given:
-            config.train.iterations = values["train.iterations"] = math.ceil(config.train.iterations / batch)
-        steps = config.train.iterations
+            values["train.iterations"] = steps = math.ceil(steps / batch)
         schedule = Schedule.scaled(steps)
         recipe = {
             "schedule": schedule.model_dump(),
@@ -515,6 +514,20 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
         return Config.model_validate(_nest({**flat_settings(config), **values}))
     except ValidationError as error:
         raise _out_of_range(error, None) from None
+
+
+def resolve(config: Config, *, auto_cap: int | None = None, memory_cap: int | None = None) -> Config:
+    """Return the final settings of a run, which is about to begin.
+
+    auto_cap: the number that ``strategy.cap_max = "auto"`` stands for on the run's scene.
+    memory_cap: the number of Gaussians that the memory suffices for.
+    """
+    values: dict[str, Any] = {}
+    if config.strategy.cap_max == "auto" and auto_cap is not None:
+        values["strategy.cap_max"] = auto_cap
+    if memory_cap is not None:
+        values["memory.cap"] = memory_cap
+    return with_settings(config, values)
 
 
 def parse_config(data: dict[str, Any]) -> Config:

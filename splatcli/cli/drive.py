@@ -144,7 +144,7 @@ def start_training(
                     crew=crew,
                     sharded=sharded,
                 )
-            run_dir.write_config(config)  # with the cap that the memory has room for
+            run_dir.write_config(trainer.state.config)
             del given
             return _drive(trainer, stop_at, requests, live, out, fitting=fitting)
 
@@ -215,7 +215,7 @@ def resume_training(
                 )
             # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
             run_dir.rewind(checkpoint.step)
-            run_dir.write_config(config)
+            run_dir.write_config(trainer.state.config)
             del checkpoint  # as much memory as the state itself
             return _drive(trainer, stop_at, requests, live, out)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
-from splatcli.config import Config
+from splatcli.config import Config, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.native.library import ISA_VARIABLE, chosen_isa, same_rounding
@@ -20,7 +20,7 @@ from splatcli.rasterizer.shards import Shard
 from splatcli.rasterizer.stats import DensifyStats
 from splatcli.scene.inspect import coverage_notes
 from splatcli.scene.scene import Scene, check_depths
-from splatcli.train.capacity import settle_cap
+from splatcli.train.capacity import resolve_cap
 from splatcli.train.changes import apply_config
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.forecast import plan_memory
@@ -64,11 +64,13 @@ def new_state(
         check_depths(scene)
     seed, store = config.train.seed, storage_for(config.memory.offload, device, folder)
     gaussians, found = first or first_gaussians(config, scene, given)
-    notes = [*found, *settle_cap(config, scene, len(gaussians))]
+    config, notes = resolve_cap(config, scene, len(gaussians))
+    notes = [*found, *notes]
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
         parts = 1 if place is None else place[1]
-        notes += plan_memory(config, scene, gaussians, torch.device(device), own=own, parts=parts, store=store)
+        cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, parts=parts, store=store)
+        config, notes = resolve(config, memory_cap=cap), notes + more
     shard = None if place is None else Shard(*place, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, len(scene.train)), None
     if config.train.filter_3d:
@@ -130,20 +132,21 @@ def resumed_state(
     if checkpoint.config.depth_lambda > 0.0:
         check_depths(scene)
     notes = [*scene.notes, *_rounding_notes(checkpoint, device)]
-    if config is not None:
-        notes += settle_cap(config, scene, len(checkpoint.gaussians))
-    store = storage_for((config or checkpoint.config).memory.offload, device, folder)
+    lengthened = config is not None
+    config, more = resolve_cap(config or checkpoint.config, scene, len(checkpoint.gaussians))
+    notes += more
+    store = storage_for(config.memory.offload, device, folder)
     if planned:
         parts = 1 if place is None else place[1]
-        notes += _plan_again(checkpoint, scene, torch.device(device), config, parts, store)
+        config, more = _plan_again(checkpoint, scene, torch.device(device), config, parts, store)
+        notes += more
     state = shard_of(checkpoint, place, device, store=store)
-    if config is not None:
-        if config.train.iterations < state.step:
-            raise UsageError(
-                f"{config.train.iterations} iterations are asked for and {state.step} are done already",
-                remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
-            )
-        apply_config(state, config)
+    if lengthened and config.train.iterations < state.step:
+        raise UsageError(
+            f"{config.train.iterations} iterations are asked for and {state.step} are done already",
+            remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
+        )
+    apply_config(state, config)
     if "photos" in allowed:
         state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
     # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
@@ -174,14 +177,14 @@ def _placed(gaussians: Gaussians, device: str, store: TensorStorage) -> Gaussian
 
 
 def _plan_again(
-    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config | None, parts: int, store: TensorStorage
-) -> list[str]:
-    """plan_memory() for a run that goes on: it keeps the cap that it found, unless it is given another budget."""
-    config = config or checkpoint.config
+    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, parts: int, store: TensorStorage
+) -> tuple[Config, list[str]]:
+    """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
-        config.memory.cap = None
+        config = with_settings(config, {"memory.cap": None})
     # A run that offloads maps its checkpoint, and so do processes with a part each: it counts as little as what they
     # offload.
     mapped = store.offloads or parts > 1
     own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
-    return plan_memory(config, scene, checkpoint.gaussians, device, own=own, parts=parts, store=store)
+    cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, parts=parts, store=store)
+    return resolve(config, memory_cap=cap), notes

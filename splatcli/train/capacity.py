@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from splatcli.config import Config
+from splatcli.config import Config, resolve
 from splatcli.scene.scene import Scene
 
 #: Gaussians for each pixel of a photo: more brought nothing where it was tried (benchmarks/README.md).
@@ -23,9 +23,10 @@ def auto_cap(scene: Scene, start: int) -> int:
     return max(start, grain, grain * math.floor(cap / grain + 0.5))
 
 
-def settle_cap(config: Config, scene: Scene, start: int) -> list[str]:
-    """Puts a number in the place of "auto"; a sentence about it for the user."""
+def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[str]]:
+    """Return the settings with a number in the place of "auto", and a note about it for the user."""
     if config.strategy.cap_max != "auto":
-        return []
-    config.strategy.cap_max = auto_cap(scene, start)
-    return [f"growth stops at {config.strategy.cap_max:,} Gaussians, as many as the photos can tell apart"]
+        return config, []
+    cap = auto_cap(scene, start)
+    note = f"growth stops at {cap:,} Gaussians, as many as the photos can tell apart"
+    return resolve(config, auto_cap=cap), [note]

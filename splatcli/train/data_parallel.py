@@ -19,6 +19,7 @@ from torch import Tensor
 
 from splatcli import __version__
 from splatcli.checkpoint.rundir import RunDir
+from splatcli.config import with_settings
 from splatcli.rasterizer.sharded import ShardTeam
 from splatcli.scene.scene import Scene
 from splatcli.train.checkpointer import Checkpointer
@@ -99,10 +100,9 @@ def begin_together(crew: Crew | None, state: TrainState, scene: Scene) -> None:
     """
     if crew is None:
         return
-    config = state.config
-    caps = [int(cap) for (cap,) in crew.tell("the settings", [config.memory.cap or 0]) if cap]
-    config.memory.cap = min(caps, default=None)
-    settings = config.model_copy(update={"data": config.data.model_copy(update={"scene": ""})})
+    caps = [int(cap) for (cap,) in crew.tell("the settings", [state.config.memory.cap or 0]) if cap]
+    state.config = with_settings(state.config, {"memory.cap": min(caps, default=None)})
+    settings = with_settings(state.config, {"data.scene": ""})
     crew.agree(
         "the run",
         program=_sum_of([__version__, torch.__version__]),

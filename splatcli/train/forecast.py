@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from splatcli.config import Config
+from splatcli.config import Config, resolve
 from splatcli.errors import ResourceError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native import abi
@@ -209,18 +209,18 @@ def plan_memory(
     own: int,
     parts: int = 1,
     store: TensorStorage = DEVICE_STORAGE,
-) -> list[str]:
-    """Sentences for the user about the memory of a run that begins with ``gaussians``.
+) -> tuple[int | None, list[str]]:
+    """Return the cap that the memory allows a run that begins with ``gaussians``, and sentences for the user.
 
     own: bytes that the process holds of this state already. parts: processes that share the Gaussians out. store: of
-    the SH rest. With a budget, ``config.memory.cap`` is set where it is not. Raises ResourceError, before anything
-    large is allocated, when the state and a step on it cannot fit.
+    the SH rest. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises ResourceError,
+    before anything large is allocated, when the state and a step on it cannot fit.
     """
     budget = config.memory.budget
     try:
         backend = backend_for(device)
     except NoCompilerError:
-        return []  # plain torch: whoever waits for it has other worries
+        return config.memory.cap, []  # plain torch: whoever waits for it has other worries
     held = max(0, held_memory(device, offloads=store.offloads) - own)
     if budget is None:
         room = held + own + int(SHARE * free_memory(device))
@@ -255,7 +255,9 @@ def plan_memory(
         raise forecast.crowd(gaussians).refusal()
     if (least := forecast.least()) > room:
         raise _refusal(forecast, least, budget is not None)
-    return _sentences(config, forecast) + _offloaded(config, forecast)
+    if budget is not None:
+        config = resolve(config, memory_cap=config.memory.cap or max(len(gaussians), forecast.most()))
+    return config.memory.cap, _sentences(config, forecast) + _offloaded(config, forecast)
 
 
 def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camera, PairCount]:
@@ -271,10 +273,8 @@ def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camer
 
 
 def _sentences(config: Config, forecast: Forecast) -> list[str]:
-    """What a person wants to know, and the cap that follows from a budget."""
+    """What a person wants to know."""
     memory, count = config.memory, forecast.work.gaussians
-    if memory.budget is not None and memory.cap is None:
-        memory.cap = max(count, forecast.most())
     text = f"memory: about {gib(forecast.now())} now"
     cap = config.most_gaussians() if forecast.grows else None
     allowed = f"the budget is {gib(forecast.room)}" if memory.budget else f"{gib(forecast.room)} can be had"

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.rundir import RunDir
-from splatcli.config import Config
+from splatcli.config import Config, with_settings
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import TensorStorage
@@ -153,13 +153,13 @@ class Recovery:
 
 def _slow_down(state: TrainState) -> str:
     optim = state.config.optim
-    optim.means_lr *= SLOWER
-    optim.means_lr_final *= SLOWER
-    return f"going on with optim.means_lr = {optim.means_lr:.3g} and the views in another order"
+    rate, final = SLOWER * optim.means_lr, SLOWER * optim.means_lr_final
+    state.config = with_settings(state.config, {"optim.means_lr": rate, "optim.means_lr_final": final})
+    return f"going on with optim.means_lr = {rate:.3g} and the views in another order"
 
 
 def _shrink(state: TrainState, plan: Plan, cap: int, before: int) -> str:
-    state.config.strategy.cap_max = cap
+    state.config = with_settings(state.config, {"strategy.cap_max": cap})
     text = f"{plan.count:,} Gaussians were too many, going on with strategy.cap_max = {cap}"
     gone = before - state.count
     return f"{text} and without the {gone:,} most transparent ones" if gone else text

@@ -129,7 +129,7 @@ class TrainState:
         )
         stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
-            config=checkpoint.config.model_copy(deep=True),
+            config=checkpoint.config,
             step=checkpoint.step,
             gaussians=gaussians,
             adam=adam,

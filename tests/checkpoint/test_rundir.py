@@ -13,7 +13,7 @@ import pytest
 
 from splatcli.checkpoint.rundir import RunDir, find_latest, newest_run, run_of
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config, parse_config
+from splatcli.config import Config, parse_config, with_settings
 from splatcli.errors import LockedError, OutputError
 
 CheckpointOf = Callable[..., Checkpoint]
@@ -36,7 +36,7 @@ def steps(run: RunDir) -> list[int]:
 def save_steps(run: RunDir, checkpoint_of: CheckpointOf, *wanted: int, keep_last: int = 2) -> None:
     for step in wanted:
         state = checkpoint_of(2, 0, step=step)
-        state.config.save.keep_last = keep_last
+        state.config = with_settings(state.config, {"save.keep_last": keep_last})
         run.save(state)
 
 

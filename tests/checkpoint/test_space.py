@@ -17,6 +17,7 @@ from splatcli.checkpoint.activation_check import Space, judge, judge_opacities, 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.save import save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import with_settings
 from splatcli.errors import ModelFileError
 
 Array = NDArray[np.float32]
@@ -157,7 +158,7 @@ def test_a_run_that_starts_with_logits_in_0_to_1_is_not_suspected(
     checkpoint_of: Callable[..., Checkpoint], tmp_path: Path
 ) -> None:
     state = checkpoint_of()
-    state.config.model.init_opacity = 0.6
+    state.config = with_settings(state.config, {"model.init_opacity": 0.6})
     state.gaussians.logit_opacities = torch.linspace(0.35, 0.45, 20)
     save_checkpoint(tmp_path / "a.pt", state)
     assert load_checkpoint(tmp_path / "a.pt").step == 300

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from splatcli.config import with_settings
 from splatcli.distributed.world import World
 from splatcli.native.library import best_isa, load_cpu
 from splatcli.train.events import Stepped
@@ -55,9 +56,9 @@ def train_with(world: World, fault: Fault) -> tuple[int, int]:
         scene = made_scene(12)
         pixels = [255 - scene.images.load(i) for i in range(12)]
     if mine and fault.kind == "seed":
-        config.train.seed += 1
+        config = with_settings(config, {"train.seed": config.train.seed + 1})
     if mine and fault.kind == "setting":
-        config.optim.sh0_lr *= 1.01
+        config = with_settings(config, {"optim.sh0_lr": 1.01 * config.optim.sh0_lr})
     trainer = Trainer.start(
         config,
         made_scene(12, pixels=pixels),

@@ -24,6 +24,7 @@ import torch
 
 from splatcli.checkpoint.load import load_checkpoint
 from splatcli.checkpoint.rundir import RunDir
+from splatcli.config import with_settings
 from splatcli.train.events import Stopped
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
@@ -167,7 +168,7 @@ def test_the_state_survives_a_file_in_every_bit(trained: Trainer) -> None:
         ("generators.background", lambda state: torch.rand(1, generator=state.generators["background"])),
         ("sampler.position", lambda state: state.sampler.next()),
         ("cameras.1.fx", lambda state: state.cameras.__setitem__(1, replace(state.cameras[1], fx=19.200000000000003))),
-        ("config", lambda state: setattr(state.config.optim, "eps", 1e-14)),
+        ("config", lambda state: setattr(state, "config", with_settings(state.config, {"optim.eps": 1e-14}))),
     ],
 )
 def test_any_part_that_is_lost_would_be_noticed(

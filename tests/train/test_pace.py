@@ -145,8 +145,7 @@ def test_the_pace_counts_what_a_step_does_beside_the_kernels(monkeypatch: pytest
         return reduced(targets.scene.cameras[view], targets.load(view), divisor)
 
     monkeypatch.setattr(Targets, "reduced", slowly)
-    config = short_config()
-    config.schedule.num_downscales = 1
+    config = short_config(schedule={"num_downscales": 1})
     pace = measure_pace(config, made_scene(size=32), random_gaussians(30), PlainEngine(), lambda: now[0])
     assert pace.fixed == pytest.approx((0.003, 0.006))
 

@@ -219,7 +219,7 @@ class MemoryRun:
         self.rewound.append(step)
 
     def write_config(self, config: Config) -> None:
-        self.configs.append(config.model_copy(deep=True))
+        self.configs.append(config)
 
     def write_report(self, name: str, record: dict[str, Any]) -> Path:
         json.dumps(record, allow_nan=False)
@@ -243,7 +243,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         strategy={k: v.clone() if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
         rng={k: v.clone() for k, v in checkpoint.rng.items()},
         sampler=dict(checkpoint.sampler),
-        config=checkpoint.config.model_copy(deep=True),
+        config=checkpoint.config,
         cameras=list(checkpoint.cameras),
         train=list(checkpoint.train),
         test=list(checkpoint.test),
