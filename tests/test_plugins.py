@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from splatcli.config import build_config
 from splatcli.errors import UsageError
 from splatcli.plugins import STRATEGIES, plugins
-from splatcli.settings import build_config
 from splatcli.train.densify import AdcStrategy, check_strategy, make_strategy
 from tests.plugin_packages import install
 
