@@ -27,7 +27,7 @@ import torch
 
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend, default_threads
+from splatcli.native.backend import Backend, default_threads
 from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.memory_estimate import state_bytes
 from splatcli.rasterizer.offload import storage_for

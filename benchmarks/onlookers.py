@@ -16,7 +16,7 @@ import threading
 import time
 from pathlib import Path
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import build_config
 from splatcli.render.live import LiveRun
 from splatcli.render.server import Request

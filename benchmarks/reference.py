@@ -18,10 +18,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from splatcli.bench.machine import describe_machine
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.bench import describe_machine
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import build_config
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import NativeEngine
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import StepEngine

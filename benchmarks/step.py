@@ -29,13 +29,12 @@ import torch
 from torch.nn.functional import conv2d
 
 from splatcli import __version__
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.native.call import Backend, default_threads
-from splatcli.native.library import best_isa, load_cpu
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.native.backend import Backend, best_isa, default_threads, load_cpu
 from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.read import read_scene
-from splatcli.train.lr import learning_rates
+from splatcli.train.schedule import learning_rates
 
 _times: dict[str, list[float]] = defaultdict(list)
 

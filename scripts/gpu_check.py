@@ -354,7 +354,7 @@ class Training:
         import torch
 
         from splatcli.gaussians import GROUPS
-        from splatcli.native.call import Backend
+        from splatcli.native.backend import Backend
         from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats
 
         self.backend = backend or Backend.cuda("cuda:0")
@@ -502,7 +502,7 @@ def build(report: Report) -> None:
     """Builds the CUDA library, and renders with it once."""
     import torch
 
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
     from splatcli.rasterizer import render
 
     started = time.monotonic()
@@ -606,8 +606,8 @@ def result_of(command: Command, seconds: float) -> dict[str, Any]:
 
 def parameters_digest(run: Path) -> str:
     """Of the Gaussians in a run's last checkpoint."""
-    from splatcli.checkpoint.load import load_checkpoint
-    from splatcli.checkpoint.rundir import find_latest
+    from splatcli.checkpoint.file import load_checkpoint
+    from splatcli.checkpoint.run_dir import find_latest
 
     path = find_latest(run)
     assert path is not None, f"{run} has no checkpoint"
@@ -783,7 +783,7 @@ def measure(case: Case, seconds: float) -> dict[str, float]:
     """Steps a second of ours, and the memory they take."""
     import torch
 
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
 
     backend = Backend.cuda("cuda:0")
     torch.cuda.empty_cache()
@@ -824,7 +824,7 @@ def stages(report: Report) -> None:
     """Milliseconds of each stage (events around its call) and of each kernel (torch's profiler), beside the floor."""
     import torch
 
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
 
     class Timed(Backend):
         """Puts events around each call."""
@@ -1100,7 +1100,7 @@ def measure_peer(case: Case, seconds: float) -> dict[str, Any]:
     import torch
 
     from splatcli.gaussians import GROUPS
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
 
     fused = FusedLoss(Backend.cuda("cuda:0"))
     torch.cuda.empty_cache()
@@ -1306,7 +1306,7 @@ class Race:
     def ours(self, seconds: float) -> list[tuple[float, float]]:
         import torch
 
-        from splatcli.native.call import Backend
+        from splatcli.native.backend import Backend
         from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
 
         backend = Backend.cuda("cuda:0")
@@ -1329,7 +1329,7 @@ class Race:
         return self.run(step, psnr, seconds)
 
     def theirs(self, seconds: float) -> list[tuple[float, float]]:
-        from splatcli.native.call import Backend
+        from splatcli.native.backend import Backend
 
         peer = Peer(self.first, self.views.cameras, self.rates(0))
         fused = FusedLoss(Backend.cuda("cuda:0"))

@@ -15,8 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from splatcli.native.build import source_root
 from splatcli.native.build_cuda import find_toolkit
-from splatcli.native.sources import source_root
 
 ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 

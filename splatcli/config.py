@@ -244,7 +244,7 @@ class StrategyConfig(_Section):
     #: a factor. Packages bring others (train/densify/__init__.py), so only a run that uses the name looks for it.
     name: Annotated[str, BeforeValidator(_strategy_name), Field(pattern=r"^\w[\w.-]*$", max_length=100)] = "absgrad"
     #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
-    #: (train/capacity.py).
+    #: (train/init.py).
     cap_max: Annotated[int | Literal["auto"] | None, PlainValidator(_cap)] = None
     #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows; None takes 2e-4 for adc, and
     #: for absgrad, whose sums of magnitudes are larger, 3e-4 (docs/quality.md).

@@ -13,8 +13,8 @@ import torch
 from splatcli import __version__
 from splatcli.errors import SplatError
 from splatcli.gaussians import Gaussians
-from splatcli.native import build, build_cuda, library
-from splatcli.native.call import Backend, default_threads
+from splatcli.native import backend, build, build_cuda
+from splatcli.native.backend import Backend, default_threads
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
@@ -88,8 +88,8 @@ def _nvcc() -> dict[str, Any]:
 
 
 def _cpu_reason() -> str:
-    chosen, best = library.chosen_isa(), library.best_isa()
-    origin = "the best of this processor" if chosen == best else f"from {library.ISA_VARIABLE}; {best} is the best here"
+    chosen, best = backend.chosen_isa(), backend.best_isa()
+    origin = "the best of this processor" if chosen == best else f"from {backend.ISA_VARIABLE}; {best} is the best here"
     return f"instruction set {chosen}, {origin}; built here by the C++ compiler"
 
 

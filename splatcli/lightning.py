@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.distributed.joining import world_of_group

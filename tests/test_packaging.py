@@ -49,28 +49,28 @@ def test_the_sdist_is_the_whole_project(tmp_path: Path) -> None:
 
 
 def test_a_checkout_reads_its_sources_in_place() -> None:
-    from splatcli.native.sources import source_root
+    from splatcli.native.build import source_root
 
     assert source_root() == ROOT / "cuda"
 
 
 def test_an_installed_package_reads_its_own_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from splatcli.native import sources
+    from splatcli.native import build
 
     header = tmp_path / "splatcli" / "_native_src" / "include" / "splat.h"
     header.parent.mkdir(parents=True)
     header.touch()
-    monkeypatch.setattr(sources, "_PACKAGE", tmp_path / "splatcli")
-    assert sources.source_root() == tmp_path / "splatcli" / "_native_src"
+    monkeypatch.setattr(build, "_PACKAGE", tmp_path / "splatcli")
+    assert build.source_root() == tmp_path / "splatcli" / "_native_src"
 
 
 def test_missing_sources_are_an_error_with_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from splatcli.errors import ResourceError
-    from splatcli.native import sources
+    from splatcli.native import build
 
-    monkeypatch.setattr(sources, "_PACKAGE", tmp_path / "splatcli")
+    monkeypatch.setattr(build, "_PACKAGE", tmp_path / "splatcli")
     with pytest.raises(ResourceError, match="missing") as caught:
-        sources.source_root()
+        build.source_root()
     assert "pip install" in str(caught.value.remedy)
 
 

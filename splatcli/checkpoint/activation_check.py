@@ -24,8 +24,7 @@ from scipy.spatial import cKDTree
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.rasterizer.context import PAIR_BYTES
-from splatcli.rasterizer.view import Z_NEAR
+from splatcli.rasterizer.context import PAIR_BYTES, Z_NEAR
 from splatcli.scene.camera import Camera
 
 #: Without a negative scale the two readings are scored, in nats (see _reading_cost): the better one is believed when it

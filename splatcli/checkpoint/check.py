@@ -13,9 +13,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from splatcli.checkpoint.atomic import TEMPORARY
-from splatcli.checkpoint.journal import METRICS
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import CONFIG, LATEST, checkpoints_of, step_of
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of, step_of
 from splatcli.config import parse_config
 from splatcli.errors import ModelFileError, ResourceError, SplatError, UnreadableError, VersionError, os_errors
 

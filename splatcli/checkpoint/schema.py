@@ -21,7 +21,7 @@ from torch import Tensor
 
 from splatcli import __version__
 from splatcli.errors import ModelFileError, VersionError
-from splatcli.native.library import chosen_isa
+from splatcli.native.backend import chosen_isa
 
 FORMAT: Final = "splatcli-checkpoint"
 #: [major, minor] of the format written here. A reader takes a file when the major number is its own and the

@@ -48,11 +48,8 @@ def bench(
       splat bench scene/ --seeds 1,2 --setting "small=-r 4 --iterations 3000" -o output/small
       splat bench --plan benchmarks/plans/mipnerf360.toml --data /data/360_v2
     """
-    from splatcli.bench.machine import describe_machine
-    from splatcli.bench.measure import Record, measure
-    from splatcli.bench.plan import plan_of, read_plan
-    from splatcli.bench.table import markdown
-    from splatcli.cli.output import speaking
+    from splatcli.bench import Record, describe_machine, markdown, measure, plan_of, read_plan
+    from splatcli.cli.console import speaking
     from splatcli.render.images import write_bytes
 
     if (plan is None) == (not scenes):

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from splatcli.cli.console import Output
 from splatcli.cli.drive import ResumeOverrides, resume_training, start_training, training_background
 from splatcli.cli.model import newest_checkpoint
-from splatcli.cli.output import Output
 from splatcli.errors import (
     ModelFileError,
     OutputError,
@@ -157,7 +157,7 @@ def merge_run(place: Path, target: Path | None, out: Output) -> None:
 
 
 def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Output) -> None:
-    from splatcli.checkpoint.rundir import RunDir
+    from splatcli.checkpoint.run_dir import RunDir
     from splatcli.train.merge import merged
 
     checkpoint = merged(lambda block: (last[block], _loaded(last[block])), grid, scene)
@@ -218,7 +218,7 @@ def _train_block(
     request: dict[str, Any],
     out: Output,
 ) -> int:
-    from splatcli.checkpoint.rundir import step_of
+    from splatcli.checkpoint.run_dir import step_of
 
     with os_errors(OutputError, folder):
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
@@ -312,7 +312,7 @@ def _last(place: Path, block: int) -> Path:
 
 def _loaded(path: Path) -> Checkpoint:
     """The state of a block that is done. Raises ModelFileError when it is not."""
-    from splatcli.checkpoint.load import load_checkpoint
+    from splatcli.checkpoint.file import load_checkpoint
 
     checkpoint = load_checkpoint(path)
     steps = checkpoint.config.train.iterations

@@ -17,8 +17,8 @@ import typer
 
 from splatcli import __version__
 from splatcli.cli.app import app
+from splatcli.cli.console import Output, stdout_problem
 from splatcli.cli.guards import PipeError, require_address_space
-from splatcli.cli.output import Output, stdout_problem
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error, system_error
 
 _INTERRUPTED = 130

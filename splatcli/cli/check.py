@@ -65,7 +65,7 @@ def check(
       splat check output/scene --json | tail -1
       splat check output/scene -q > /dev/null && splat export output/scene -o scene.ply
     """
-    from splatcli.cli.output import speaking
+    from splatcli.cli.console import speaking
 
     with speaking(json=json, quiet=quiet) as out:
         checked, findings = _check(path, lenient)

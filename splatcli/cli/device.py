@@ -18,7 +18,7 @@ def resolve_device(text: str) -> str:
     """
     import torch
 
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
 
     if text == "cpu":
         return "cpu"

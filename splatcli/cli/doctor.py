@@ -18,7 +18,7 @@ def doctor(json: options.Json = False, quiet: options.Quiet = False) -> int:
       splat doctor
       splat doctor --json | python -m json.tool
     """
-    from splatcli.cli.output import speaking
+    from splatcli.cli.console import speaking
 
     with speaking(json=json, quiet=quiet) as out:
         from splatcli.doctor import examine

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from splatcli.cli.console import Output, reporter_for
 from splatcli.cli.model import (
     OUTPUT,
     file_kind,
@@ -21,8 +22,6 @@ from splatcli.cli.model import (
     newest_checkpoint,
     run_folder,
 )
-from splatcli.cli.output import Output
-from splatcli.cli.progress import reporter_for
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import scene_of
 from splatcli.cli.signals import ECHO, Requests, exit_code
@@ -39,7 +38,7 @@ from splatcli.errors import (
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import ImportOptions
-    from splatcli.checkpoint.rundir import RunDir
+    from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.world import World
     from splatcli.gaussians import Gaussians
@@ -90,7 +89,7 @@ def start_training(
     limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
     dotted keys, schedules scaled to them. live: shows the run to browsers.
     """
-    from splatcli.checkpoint.rundir import REQUEST, RunDir
+    from splatcli.checkpoint.run_dir import REQUEST, RunDir
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.init import start_for
@@ -161,10 +160,10 @@ def resume_training(
     sharded: bool = False,
 ) -> int:
     """Go on with the run of a checkpoint; returns the exit code. crew, sharded: as for start_training()."""
-    from splatcli.checkpoint.load import load_checkpoint
-    from splatcli.checkpoint.rundir import RunDir
+    from splatcli.checkpoint.file import load_checkpoint
+    from splatcli.checkpoint.run_dir import RunDir
     from splatcli.scene.read import read_scene
-    from splatcli.train.changes import changed_config
+    from splatcli.train.start import changed_config
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -258,8 +257,8 @@ def _begun(place: Path, request: dict[str, Any], out: Output) -> Path | None:
 
     Raises OutputError, listing the differences, for a run that another request began.
     """
-    from splatcli.checkpoint.rundir import REQUEST
-    from splatcli.train.changes import shown
+    from splatcli.checkpoint.run_dir import REQUEST
+    from splatcli.train.start import shown
 
     newest = newest_checkpoint(place, out=out, allow_older=True) if place.is_dir() else None
     if newest is None:

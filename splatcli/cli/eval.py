@@ -80,13 +80,12 @@ def evaluate(
     if lpips not in (None, "vgg", "alex"):
         raise UsageError(f"{lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
 
+    from splatcli.cli.console import speaking
     from splatcli.cli.device import resolve_device
     from splatcli.cli.drive import photo_background
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.output import speaking
     from splatcli.config import Config
-    from splatcli.render.perceptual import Lpips
-    from splatcli.render.scoring import Photos
+    from splatcli.render.scoring import Lpips, Photos
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
 
@@ -134,7 +133,7 @@ def _measure(
     from splatcli.render.images import RenderSettings, render_pixels
     from splatcli.render.scoring import means
     from splatcli.render.selection import select_views
-    from splatcli.train.metrics import protocol
+    from splatcli.train.evaluate import protocol
 
     checkpoint = model.checkpoint
     look = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)

@@ -12,8 +12,8 @@ from splatcli.cli import options
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from splatcli.cli.console import Output
     from splatcli.cli.model import Model
-    from splatcli.cli.output import Output
     from splatcli.formats.registry import Format
     from splatcli.formats.selection import Crop
 
@@ -112,8 +112,8 @@ def export(
     if output is None:
         raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
 
+    from splatcli.cli.console import speaking, stdout_or
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.output import speaking, stdout_or
     from splatcli.formats.registry import format_for
     from splatcli.formats.selection import Crop
     from splatcli.render.images import write_bytes
@@ -141,7 +141,7 @@ def export(
 
 def _cameras(loaded: Model, out: Output) -> bytes:
     """The cameras of a checkpoint as JSON. Raises UsageError where there are none."""
-    from splatcli.render.cameras import cameras_json
+    from splatcli.render.camera_files import cameras_json
 
     if loaded.checkpoint is None:
         raise UsageError(

@@ -72,8 +72,8 @@ def info(
       splat info results/garden/ckpts/ckpt_29999_rank0.pt
       splat info scene.ply --json
     """
+    from splatcli.cli.console import speaking
     from splatcli.cli.model import find_model, is_own_checkpoint, load_model
-    from splatcli.cli.output import speaking
 
     with speaking(json=json, quiet=quiet) as out:
         if path is not None and not path.exists():

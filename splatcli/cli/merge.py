@@ -39,7 +39,7 @@ def merge(
       splat merge output/city | splat render --views
     """
     from splatcli.cli.blocks import merge_run
-    from splatcli.cli.output import speaking
+    from splatcli.cli.console import speaking
 
     with speaking(json=json, quiet=quiet) as out:
         merge_run(run, output, out)

@@ -16,7 +16,7 @@ from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, Us
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import CameraSource, ImportedModel, ImportOptions
     from splatcli.checkpoint.state import Checkpoint
-    from splatcli.cli.output import Output
+    from splatcli.cli.console import Output
     from splatcli.gaussians import Gaussians
 
 #: Where runs go when nobody says otherwise.
@@ -69,7 +69,7 @@ def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: b
     whatever -q says; else OlderModelError is raised. None for ``allow_older``: the command has no such flag.
     Raises ModelFileError when all are damaged, and as look_for_latest().
     """
-    from splatcli.checkpoint.rundir import look_for_latest, step_of
+    from splatcli.checkpoint.run_dir import look_for_latest, step_of
 
     latest = look_for_latest(folder)
     if not latest.damaged:
@@ -99,7 +99,7 @@ def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: b
 
 def run_folder(checkpoint: Path) -> Path | None:
     """The run that a checkpoint lies in, told as the checkpoint was; None for one that was copied elsewhere."""
-    from splatcli.checkpoint.rundir import run_of
+    from splatcli.checkpoint.run_dir import run_of
 
     run = run_of(checkpoint)
     return run if run is None or checkpoint.is_absolute() else Path(os.path.relpath(run))
@@ -130,8 +130,8 @@ def _load_model(
     cameras: CameraSource | None,
     say: Callable[[str], None] | None,
 ) -> Model:
+    from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-    from splatcli.checkpoint.load import load_checkpoint
     from splatcli.train.state import flushed
 
     reading = reading or ImportOptions()
@@ -204,7 +204,7 @@ def _piped_path() -> Path | None:
 
 
 def _newest_run() -> Path:
-    from splatcli.checkpoint.rundir import newest_run
+    from splatcli.checkpoint.run_dir import newest_run
 
     run = newest_run(OUTPUT)
     if run is None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from splatcli.cli.output import Output
+from splatcli.cli.console import Output
 
 if TYPE_CHECKING:
     from splatcli.render.live import LiveRun

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from splatcli.cli.output import Output
+from splatcli.cli.console import Output
 from splatcli.errors import DistributedError, SplatError, UsageError
 
 if TYPE_CHECKING:

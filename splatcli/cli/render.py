@@ -195,9 +195,9 @@ def render(
       splat render --views orbit --size 640x480 -o - | ffmpeg -f rawvideo -pix_fmt rgb24 -s 640x480 -i - orbit.webm
       splat train scene/ -q | splat render --views
     """
+    from splatcli.cli.console import speaking, stdout_or
     from splatcli.cli.device import resolve_device
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.output import speaking, stdout_or
     from splatcli.cli.render_views import RenderOptions, render_views
     from splatcli.render.images import parse_background
     from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
@@ -271,8 +271,8 @@ def _views_of(
     from dataclasses import replace
 
     from splatcli.config import DataConfig
-    from splatcli.render.cameras import read_cameras
-    from splatcli.render.image_kinds import median_distance
+    from splatcli.render.camera_files import read_cameras
+    from splatcli.render.images import median_distance
     from splatcli.render.selection import select_views
     from splatcli.scene.read import read_scene
 

@@ -13,9 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from splatcli.cli.console import Counting, Output
     from splatcli.cli.model import Model
-    from splatcli.cli.output import Output
-    from splatcli.cli.progress_bar import Counting
     from splatcli.render.images import RenderSettings
     from splatcli.render.output import Target
     from splatcli.render.scoring import Photos
@@ -47,7 +46,7 @@ class RenderOptions:
 
 def render_views(model: Model, chosen: Views, scene: Scene | None, wishes: RenderOptions, out: Output) -> None:
     """Render ``chosen`` and tell what was written. scene: where they are from, if not from the model's run."""
-    from splatcli.render.image_kinds import Viewer
+    from splatcli.render.images import Viewer
     from splatcli.render.output import target_of
     from splatcli.render.view_renderer import ViewRenderer
 
@@ -75,8 +74,7 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, wishes: Rende
 
 def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
     """In our own layout, or nerfstudio's where the name asks for it."""
-    from splatcli.render.camera_path import SUFFIX, camera_path_json
-    from splatcli.render.cameras import cameras_json
+    from splatcli.render.camera_files import SUFFIX, camera_path_json, cameras_json
     from splatcli.render.images import write_bytes
 
     if path.name.lower().endswith(SUFFIX):
@@ -99,7 +97,7 @@ class _Session:
         self._scores: list[ViewScore] = []
 
     def shots(self) -> Iterator[RenderedView]:
-        from splatcli.cli.progress_bar import Counting
+        from splatcli.cli.console import Counting
 
         with Counting(self._out, len(self.cameras), "views") as counting:
             for camera in self.cameras:
@@ -115,7 +113,7 @@ class _Session:
 
     def figures(self) -> dict[str, float | None]:
         """Mean PSNR and SSIM of what was compared, told as well."""
-        from splatcli.train.metrics import mean_scores
+        from splatcli.train.evaluate import mean_scores
 
         if not self._scores:
             return {"psnr": None, "ssim": None}
@@ -128,8 +126,8 @@ def _files(
     session: _Session, target: Target, kinds: tuple[str, ...], joined: bool, facts: dict[str, Any], out: Output
 ) -> None:
     """A file a view; or a view and kind, then each kind in a folder of its own."""
-    from splatcli.render.exr import channels, write_exr
     from splatcli.render.images import picture_paths, png_bytes, write_bytes
+    from splatcli.render.output import channels, write_exr
 
     if target.folder is None:
         assert target.file is not None
@@ -168,7 +166,7 @@ def _film(
     out: Output,
 ) -> None:
     """All frames in one file or stream."""
-    from splatcli.render.video import write_video
+    from splatcli.render.output import write_video
 
     (width, height), fps = chosen.sizes[0], wishes.fps or chosen.fps or _FPS
     width *= across
@@ -196,22 +194,22 @@ def _to_stdout(session: _Session, out: Output, *, raw: bool = False) -> None:
 
 
 def _joined(shot: RenderedView) -> NDArray[np.uint8]:
-    from splatcli.render.image_kinds import side_by_side
+    from splatcli.render.images import side_by_side
 
     return side_by_side(list(shot.pictures.values()))
 
 
 def _kinds(wishes: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
     """What is made of each view. Raises UsageError for wishes that do not go together."""
-    from splatcli.render import exr
-    from splatcli.render.image_kinds import COMPARED
+    from splatcli.render import output
+    from splatcli.render.images import COMPARED
 
     exr_only = target.format == "exr"
     kinds = wishes.kinds or (
-        exr.DEFAULT if exr_only else ("photo", "rgb", "error") if wishes.side_by_side else ("rgb",)
+        output.DEFAULT if exr_only else ("photo", "rgb", "error") if wishes.side_by_side else ("rgb",)
     )
     if exr_only:
-        exr.check_installed()
+        output.check_installed()
         for flag, given in (("--side-by-side", wishes.side_by_side), ("--background", wishes.background)):
             if given:
                 raise UsageError("an EXR file has channels and no background", where=flag, remedy=f"leave {flag} out")

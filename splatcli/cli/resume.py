@@ -82,9 +82,9 @@ def resume(
       splat resume output/scene --set optim.means_lr=8e-5
       splat train scene/ --stop-at 1000 | splat resume
     """
+    from splatcli.cli.console import speaking
     from splatcli.cli.drive import ResumeOverrides, resume_training
     from splatcli.cli.model import find_model
-    from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
     from splatcli.cli.ranks import SHARDED, crew_of, start_ranks
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.console import Output
 from splatcli.cli.model import OUTPUT
-from splatcli.cli.output import Output
 from splatcli.errors import OutputError
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def sfm(
       splat sfm walk.mp4 --frames 200
       splat sfm photos/ --json | tail -1
     """
-    from splatcli.cli.output import speaking
+    from splatcli.cli.console import speaking
 
     given: dict[str, Any] = {
         "camera_model": camera_model,
@@ -171,7 +171,7 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
 
     run: the folder that the run is going to be in. Raises OutputError, before the work, when it will be refused.
     """
-    from splatcli.checkpoint.rundir import has_content
+    from splatcli.checkpoint.run_dir import has_content
     from splatcli.scene.read import has_photos_only
     from splatcli.sfm.images import is_video
     from splatcli.sfm.options import SfmOptions

@@ -185,8 +185,8 @@ def train(
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
+    from splatcli.cli.console import speaking
     from splatcli.cli.drive import check_batch, default_folder, request_of, start_training
-    from splatcli.cli.output import speaking
     from splatcli.cli.pages import live_page
     from splatcli.cli.ranks import SHARDED, check_sharded, crew_of, start_ranks
 

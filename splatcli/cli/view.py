@@ -17,7 +17,7 @@ from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import ImportOptions
-    from splatcli.cli.output import Output
+    from splatcli.cli.console import Output
     from splatcli.render.server import Document, Request
 
 _PAGE = "/"
@@ -61,7 +61,7 @@ def view(
       splat train scene/ | splat view
       ssh -L 8080:127.0.0.1:8080 machine splat view output/scene --port 8080
     """
-    from splatcli.cli.output import speaking
+    from splatcli.cli.console import speaking
     from splatcli.cli.pages import serving
 
     with speaking(json=json, quiet=quiet) as out:

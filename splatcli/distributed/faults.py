@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from splatcli.errors import DistributedError, SplatError
-from splatcli.train.failures import as_splat_error, is_out_of_memory
+from splatcli.train.monitor import as_splat_error, is_out_of_memory
 
 
 def problem_of(error: Exception) -> str:

@@ -17,11 +17,10 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
-from splatcli.rasterizer.context import RasterContext
+from splatcli.native.backend import Backend
+from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.shards import fill_frame, returned_sums, take_sums, visible_records
-from splatcli.rasterizer.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from splatcli.distributed.heartbeat import SILENCE, HeartbeatMonitor, minority
 from splatcli.distributed.sharded import render_sharded
 from splatcli.errors import DistributedError
 from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.context import Z_FAR, Z_NEAR
 from splatcli.rasterizer.rendering import Render
-from splatcli.rasterizer.view import Z_FAR, Z_NEAR
 from splatcli.scene.camera import Camera
 
 #: Numbers on a card: four of its head, and what is told; with more than ten ranks, two for each.

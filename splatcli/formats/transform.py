@@ -18,7 +18,7 @@ from scipy.spatial.transform import Rotation
 from splatcli.errors import ModelFileError
 from splatcli.formats.quantisation import Columns, Doubles, Floats
 from splatcli.gaussians import SH_REST
-from splatcli.rasterizer.reference_projection import sh_basis
+from splatcli.rasterizer.reference import sh_basis
 
 #: How far a matrix may be from a rotation and one scale for all axes.
 _EVEN = 1e-5

@@ -1,4 +1,4 @@
-"""Building the native libraries at first use, into a cache keyed by everything that decides the result."""
+"""Build the native libraries at first use, into a cache whose key covers everything that decides the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from splatcli.errors import ResourceError
-from splatcli.native.sources import source_root
+
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+#: A file that each copy of the sources has.
+_LANDMARK = Path("include", "splat.h")
+
+
+def source_root() -> Path:
+    """The folder that holds ``include/``, ``math/`` and ``src/``; absolute.
+
+    A wheel carries a copy; a checkout has none, and its ``cuda/`` is read in place, so that an edit needs no install.
+    Raises ResourceError when neither is there.
+    """
+    candidates = (_PACKAGE / "_native_src", _PACKAGE.parent / "cuda")
+    for candidate in candidates:
+        if (candidate / _LANDMARK).is_file():
+            return candidate
+    raise ResourceError(
+        "the native sources are missing from this installation",
+        where=_PACKAGE,
+        remedy="install splatcli again: pip install --force-reinstall --no-deps splatcli",
+    )
+
 
 #: Instruction sets that the CPU library is built for, best first. Each build is a library of its own, so that no
 #: function compiled for a newer processor can be picked by the linker for an older one.

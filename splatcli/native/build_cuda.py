@@ -15,7 +15,7 @@ from pathlib import Path
 
 from splatcli.errors import ResourceError
 from splatcli.native import abi, build
-from splatcli.native.sources import source_root
+from splatcli.native.build import source_root
 
 NAME = "libsplat_cuda.so"
 FOLDERS = ("include", "math", "kernels", "src", "src/cuda")

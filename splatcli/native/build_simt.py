@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from splatcli.errors import ResourceError
-from splatcli.native import build, sources
+from splatcli.native import build
 
 #: As the portable CPU build, with which results are compared bit for bit: no contraction, every operation rounds.
 FLAGS = (
@@ -35,7 +35,7 @@ def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None 
 
     Object files are kept: after an edit only what includes it is compiled again.
     """
-    root = sources.source_root() if source_root is None else source_root
+    root = build.source_root() if source_root is None else source_root
     compiler = build.find_compiler()
     flags = (*FLAGS, *extra_flags)
     units = sorted((root / "src" / "simt").glob("*.cpp")) + sorted((root / "src" / "cuda").glob("*.cu"))

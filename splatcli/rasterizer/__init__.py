@@ -2,8 +2,7 @@
 
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.rendering import Render, render
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation, StepEngine, StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepEngine, StepInputs
 from splatcli.rasterizer.train_step import AsyncEngine, NativeEngine, engine_for
 
 __all__ = [

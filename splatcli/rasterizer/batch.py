@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.memory import MemoryBudget
 from splatcli.rasterizer.rendering import backend_for
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
 
 #: Numbers that the gradient of each group begins at a multiple of: what vector loads ask of the memory, 64 bytes.

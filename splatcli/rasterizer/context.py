@@ -1,12 +1,12 @@
-"""Frame: the stages of one view and the memory between them.
+"""RasterContext: the stages of one view and the memory between them; views as native structs.
 
-Memory, float32, for N Gaussians of which V are visible and I tile pairs (bounded by B, the tiles of their boxes):
-  a Gaussian        records 64 + id 4 + rows 8 = 76 B, touched only where visible
+Memory, float32, for N Gaussians of which V are visible and I tile intersections (at most B, the tiles of their boxes):
+  a Gaussian        projected Gaussian 64 + id 4 + offsets 8 = 76 B, touched only where visible
   a visible one     depth sort 16 B
-  a pair            while binning 12 B x B (on a GPU 26); lists 10 B x B; in the backward pass one row of 64 B x I
+  an intersection   while binning 12 B x B (on a GPU 26); lists 10 B x B; backward one gradient of 64 B x I
   a pixel           image 12 + alpha 4; with gradients twice that
-Where B is too much for the budget, the view is made in bands of lines of tiles, with the pairs of one band at a time
-and the same bits; the backward pass then keeps the sum of a Gaussian's rows from band to band, 68 B more for each of N.
+Where B exceeds the budget, the view is made in bands of tile rows, with the intersections of one band at a time and
+bit-identical results; the backward pass then keeps a sum of gradients from band to band, 68 B more for each of N.
 """
 
 from __future__ import annotations
@@ -21,12 +21,66 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend, address
-from splatcli.rasterizer.bands import Band, IntersectionOverflow, Largest, plan_bands
-from splatcli.rasterizer.intersection_budget import LIST_BYTES, IntersectionBudget, MemoryBudget
-from splatcli.rasterizer.memory import Arena, Budget
-from splatcli.rasterizer.view import lines_of, tiles_of
+from splatcli.native.backend import Backend, address
+from splatcli.rasterizer.memory import (
+    LIST_BYTES,
+    Arena,
+    Band,
+    Budget,
+    IntersectionBudget,
+    IntersectionOverflow,
+    Largest,
+    MemoryBudget,
+    plan_bands,
+)
+from splatcli.scene.camera import Camera
 from splatcli.sizes import gib
+
+Z_NEAR = 0.01
+Z_FAR = 1e10
+
+
+def view_of(
+    camera: Camera,
+    *,
+    sh_degree: int,
+    antialiased: bool,
+    with_depth: bool,
+    viewmat: Tensor | None = None,
+    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+) -> abi.View:
+    """A camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose.
+
+    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+    """
+    pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
+    return abi.View(
+        width=camera.width,
+        height=camera.height,
+        sh_degree=sh_degree,
+        antialiased=antialiased,
+        with_depth=with_depth,
+        line_begin=0,
+        line_end=lines_of(camera.height),
+        viewmat=(ctypes.c_double * 16)(*pose.reshape(16).tolist()),
+        fx=camera.fx,
+        fy=camera.fy,
+        cx=camera.cx,
+        cy=camera.cy,
+        z_near=z_range[0],
+        z_far=z_range[1],
+    )
+
+
+def lines_of(height: int) -> int:
+    """Rows of tiles in an image of ``height`` pixels."""
+    return -(-height // abi.TILE)
+
+
+def tiles_of(view: abi.View) -> int:
+    """Tiles of the whole image."""
+    return -(-int(view.width) // abi.TILE) * lines_of(view.height)
+
 
 _log = logging.getLogger(__name__)
 

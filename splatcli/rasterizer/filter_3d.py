@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.view import Z_NEAR
+from splatcli.rasterizer.context import Z_NEAR
 from splatcli.reproducible import exp, log, softplus
 from splatcli.scene.camera import Camera
 

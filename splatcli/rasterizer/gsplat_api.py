@@ -18,8 +18,8 @@ from torch import Tensor
 
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.rasterizer.context import Z_FAR, Z_NEAR
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
-from splatcli.rasterizer.view import Z_FAR, Z_NEAR
 from splatcli.scene.camera import Camera
 
 RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]

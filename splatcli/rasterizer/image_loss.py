@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from splatcli.native import abi
+from splatcli.native.backend import Backend, address
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend, address
 from splatcli.rasterizer.reference import image_loss_reference
 from splatcli.rasterizer.rendering import backend_for
 

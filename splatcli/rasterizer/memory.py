@@ -1,14 +1,24 @@
-"""Memory: what a device has, what a run may still take of it, and buffers that are used again."""
+"""Memory of a device: free bytes, reused buffers, the budget of tile intersections, and bands of tile rows.
+
+A view whose tile intersections do not fit at once is made in bands of tile rows, or refused.
+"""
 
 from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from splatcli.errors import ResourceError
+from splatcli.native import abi
+from splatcli.native.backend import Backend
+from splatcli.sizes import gib
 
 #: Of what is free on a device this part may be taken: allocators round up, and others live there too.
 SHARE = 0.9
@@ -167,3 +177,195 @@ def _control_groups() -> list[Path]:
 
 def _words(path: str) -> list[str]:
     return Path(os.fspath(path)).read_text().split()
+
+
+#: Pairs that one band may have: the native side numbers them in 32 bits.
+MOST_PAIRS = 2**31 - 1
+
+#: Beyond the budget, Gaussians that on average cover this part of the image are no picture but a mistake; from so many
+#: on, since a few walls close to the camera may well be that large.
+ABSURD_SHARE = 0.5
+ABSURD_COUNT = 1000
+
+#: How many of the largest Gaussians a message names.
+NAMED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """Lines [begin, end) of tiles, and at least the number of pairs in them."""
+
+    begin: int
+    end: int
+    pairs: int
+
+
+def plan_bands(line_pairs: Sequence[int], most: int) -> list[Band]:
+    """As few bands as possible of at most ``most`` pairs, top to bottom. Raises ValueError when a line has more."""
+    bands: list[Band] = []
+    begin, pairs = 0, 0
+    for line, more in enumerate(line_pairs):
+        if more > most:
+            raise ValueError(f"line {line} has {more} pairs, {most} fit")
+        if pairs + more > most:
+            bands.append(Band(begin, line, pairs))
+            begin, pairs = line, 0
+        pairs += more
+    return [*bands, Band(begin, len(line_pairs), pairs)]
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The Gaussians with most tiles: which, how many, and the largest standard deviation of each, in world units."""
+
+    ids: list[int]
+    tiles: list[int]
+    scales: list[float]
+
+    @classmethod
+    def of(cls, slot_ids: Tensor, slot_tiles: Tensor, chunk_visible: Tensor, log_scales: Tensor) -> Largest:
+        """From projection's arrays: slot_ids, slot_tiles [chunks, C]; chunk_visible [chunks]; log_scales [N, 3]."""
+        columns = torch.arange(slot_ids.shape[1], device=slot_ids.device)
+        tiles = slot_tiles.long() * (columns < chunk_visible[:, None])
+        best = tiles.flatten().topk(min(NAMED, tiles.numel()))
+        found = best.values > 0
+        ids = slot_ids.flatten()[best.indices[found]].long()
+        scales = log_scales[ids].detach().amax(dim=1).double().exp()
+        return cls(ids.tolist(), best.values[found].tolist(), scales.tolist())
+
+    def __str__(self) -> str:
+        each = zip(self.ids, self.tiles, self.scales, strict=True)
+        return "; ".join(f"#{i}: {tiles:,} tiles, scale {scale:.3g}" for i, tiles, scale in each)
+
+
+@dataclass(frozen=True, slots=True)
+class IntersectionOverflow:
+    """What a view that is over its budget would take.
+
+    pairs: upper bound for the whole image. wanted: bytes for them; line_wanted: for the fullest line of tiles alone,
+    None when it was not looked at. left: bytes that there are.
+    """
+
+    width: int
+    height: int
+    tiles: int
+    visible: int
+    pairs: int
+    wanted: int
+    line_wanted: int | None
+    left: int
+    largest: Largest
+
+    def is_absurd(self) -> bool:
+        """Whether these cannot be the Gaussians of a scene."""
+        return self.visible >= ABSURD_COUNT and self.pairs >= ABSURD_SHARE * self.tiles * self.visible
+
+    def refusal(self) -> ResourceError:
+        each = self.pairs / max(1, self.visible)
+        line = "" if self.line_wanted is None else f" ({gib(self.line_wanted)} for the fullest row of tiles alone)"
+        largest = f"; the largest: {self.largest}" if self.largest.ids else ""
+        return ResourceError(
+            f"{self.visible:,} visible Gaussians would cover {self.pairs:,} tiles ({each:,.0f} each, of "
+            f"{self.tiles:,}) of the {self.width}x{self.height} image: {gib(self.wanted)} wanted{line}, "
+            f"{gib(self.left)} allowed{largest}",
+            remedy=self._remedy(each),
+        )
+
+    def _remedy(self, each: float) -> str:
+        if each >= ABSURD_SHARE * self.tiles:
+            return (
+                "Gaussians of a scene are not that large. If they come from a file of another program, check that its "
+                "scales are logarithms (already activated ones look like this) and that the cameras are in its units"
+            )
+        if sum(self.largest.tiles) > 0.5 * self.pairs:
+            return "these few have grown out of all proportion: remove them, or resume from an earlier checkpoint"
+        return "a smaller --resolution or --cap-max needs less, a larger --vram-budget allows more"
+
+
+#: Bytes of a pair in the lists: record, row, mask.
+LIST_BYTES = 4 + 4 + 2
+
+#: Buffers that the budget is for: those whose size goes with the pairs of a view, and the sums from band to band.
+PAIR_BUFFERS = ("workspace", "pair_records", "pair_rows", "pair_masks", "rows", "row_sums", "reached")
+
+
+class MemoryBudget(Protocol):
+    """How many bytes there are for tile pairs."""
+
+    #: Whether the user has heard already that views are made in bands.
+    told: bool
+
+    def left(self, reusable: int = 0) -> int:
+        """Now, counting ``reusable`` bytes that would be given back first."""
+
+
+class IntersectionBudget:
+    """Grants memory for pairs out of a budget; what was granted once is not asked for again."""
+
+    def __init__(self, backend: Backend, budget: MemoryBudget, arena: Arena) -> None:
+        self.budget = budget
+        self._backend = backend
+        self._arena = arena
+        self._slack = arena.slack
+        self._row = abi.ROW * backend.dtype.itemsize
+        self._gaussians = 0
+        #: Pairs that there is memory for, by whether there are rows and whether they are those of a band.
+        self._granted: dict[tuple[bool, bool], int] = {}
+
+    def left(self) -> int:
+        """Bytes that there may be for pairs in all."""
+        return self.budget.left(self._arena.nbytes(*PAIR_BUFFERS))
+
+    def nbytes(self, view: abi.View, native: abi.Frame, pairs: int, with_rows: bool) -> int:
+        """What is allocated for so many pairs; native.pair_bound is theirs afterwards."""
+        native.pair_bound = pairs
+        workspace = self._backend.call("bin_bytes", view, native)
+        return workspace + pairs * (LIST_BYTES + (self._row if with_rows else 0))
+
+    def grants(self, gaussians: int, view: abi.View, native: abi.Frame, pairs: int, *, with_rows: bool) -> bool:
+        """Whether the whole view may be listed at once; if so the next buffers have the right slack."""
+        if gaussians != self._gaussians:
+            # Everything else that the run holds has changed with them.
+            self._gaussians, self._granted = gaussians, {}
+        if pairs <= self._granted.get((with_rows, False), 0):
+            return True
+        left, wanted = self.left(), self.nbytes(view, native, pairs, with_rows)
+        if wanted > left or pairs > MOST_PAIRS:
+            return False
+        # Where there is no room for slack, buffers are as large as they have to be.
+        self._grant((with_rows, False), pairs, wanted, left, self._slack if (1 + self._slack) * wanted <= left else 0.0)
+        return True
+
+    def most_pairs(self, view: abi.View, native: abi.Frame, with_rows: bool) -> int:
+        """How many pairs a band may have."""
+        left = self.left() - self._sums(with_rows)
+        low, high = 0, MOST_PAIRS
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.nbytes(view, native, middle, with_rows) <= left else (low, middle - 1)
+        return low
+
+    def grant_bands(self, view: abi.View, native: abi.Frame, pairs: int, with_rows: bool) -> None:
+        """Lets bands of up to ``pairs`` pairs, which fit, be listed one after another."""
+        if pairs > self._granted.get((with_rows, True), 0):
+            wanted = self.nbytes(view, native, pairs, with_rows) + self._sums(with_rows)
+            self._grant((with_rows, True), pairs, wanted, self.left(), 0.0)
+
+    def _sums(self, with_rows: bool) -> int:
+        padded = -(-self._gaussians // abi.CHUNK) * abi.CHUNK
+        return padded * (self._row + 4) if with_rows else 0
+
+    def _grant(self, kind: tuple[bool, bool], pairs: int, wanted: int, left: int, slack: float) -> None:
+        """What was kept for others is given back where it and the new do not fit together."""
+        self._arena.slack = slack
+        if self._arena.nbytes(*PAIR_BUFFERS) + (1 + slack) * wanted > left:
+            self._arena.drop(*PAIR_BUFFERS)
+            self._granted = {}
+        self._granted[kind] = pairs
+
+
+def round_capacity(pairs: int) -> int:
+    """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
+    wanted = pairs + pairs // 4 + 1
+    grain = max(1, 1 << max(0, wanted.bit_length() - 4))
+    return -(-wanted // grain) * grain

@@ -9,9 +9,15 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import depth_loss_reference
 from splatcli.rasterizer.filter_3d import smoothed
-from splatcli.rasterizer.reference import blend_reference, loss_reference
-from splatcli.rasterizer.reference_projection import ALPHA_MIN, Splats, project_visible
-from splatcli.rasterizer.reference_regularisation import push_means_reference, regularise
+from splatcli.rasterizer.reference import (
+    ALPHA_MIN,
+    Splats,
+    blend_reference,
+    loss_reference,
+    project_visible,
+    push_means_reference,
+    regularise,
+)
 from splatcli.rasterizer.step_inputs import StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
 

@@ -12,13 +12,12 @@ from torch import Tensor
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
+from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend
-from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
 from splatcli.rasterizer.filter_3d import smoothed
-from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.memory import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
-from splatcli.rasterizer.view import Z_FAR, Z_NEAR, view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)

@@ -16,16 +16,15 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import FlatSums, Outcome, Team, move
-from splatcli.rasterizer.context import RasterContext
-from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.memory import MemoryBudget
 from splatcli.rasterizer.rendering import backend_for
 from splatcli.rasterizer.shards import RETURNED, SENT, Seen, fill_frame, returned_sums, visible_records
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
-from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 
 

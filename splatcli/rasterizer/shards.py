@@ -13,7 +13,7 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.native.call import address
+from splatcli.native.backend import address
 from splatcli.rasterizer.context import RasterContext
 
 #: Numbers of a visible Gaussian on its way to who blends it: its record, and the tiles of its box as bits.

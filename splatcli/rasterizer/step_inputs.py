@@ -1,4 +1,7 @@
-"""StepEngine: what the trainer drives, one view a step; engines may run behind and tell losses later."""
+"""StepInputs, what an engine needs for one step; StepEngine, its interface; DensifyStats, what a step accumulates.
+
+Engines may enqueue a step and report its loss later.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import DepthTarget
 from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.stats import DensifyStats
 from splatcli.scene.camera import Camera
+
+
+@dataclass(slots=True)
+class DensifyStats:
+    """Sums over the views since the last refinement.
+
+    grad2d  [N] float32  sum of ||(W/2, H/2) * dL/d mean2d||, mean2d in pixels; with absgrad of the pixels' magnitudes
+    count   [N] float32  views in which the Gaussian was visible: its support reached a block of pixels
+    """
+
+    grad2d: Tensor
+    count: Tensor
+
+    def __post_init__(self) -> None:
+        if self.grad2d.dim() != 1 or self.grad2d.shape != self.count.shape:
+            raise ValueError(f"grad2d is {tuple(self.grad2d.shape)} and count {tuple(self.count.shape)}, not [N] both")
+
+    @classmethod
+    def zeros(cls, n: int, device: torch.device | str = "cpu") -> DensifyStats:
+        """Nothing seen yet, for ``n`` Gaussians."""
+        return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
+
+    def __len__(self) -> int:
+        return self.grad2d.shape[0]
+
+    def mean_grad2d(self) -> Tensor:
+        """[N] the mean gradient norm over the views that saw the Gaussian; 0 where none did."""
+        return self.grad2d / self.count.clamp(min=1.0)
+
 
 #: Noise fades out around this opacity, by a logistic curve so steep (3DGS-MCMC, gsplat).
 NOISE_THRESHOLD = 0.005

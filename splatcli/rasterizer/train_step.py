@@ -14,14 +14,13 @@ from torch import Tensor
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
+from splatcli.native.backend import Backend, address
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend, address
 from splatcli.rasterizer.adam import AdamState, decay_table
-from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.depth_loss import depth_loss
 from splatcli.rasterizer.exposure import recolour, recolour_vjp
-from splatcli.rasterizer.intersection_budget import MemoryBudget, round_capacity
-from splatcli.rasterizer.memory import Arena
+from splatcli.rasterizer.memory import Arena, MemoryBudget, round_capacity
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import (
     NOISE_STEEPNESS,
@@ -31,7 +30,6 @@ from splatcli.rasterizer.step_inputs import (
     SyncEngine,
     ViewParams,
 )
-from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)

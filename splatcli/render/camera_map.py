@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from splatcli.errors import UsageError
-from splatcli.render.paths import mean_up
+from splatcli.render.camera_paths import mean_up
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 

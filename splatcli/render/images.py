@@ -1,11 +1,22 @@
-"""Pictures: a view of a model as 8-bit pixels and as a PNG."""
+"""Images of a view: colour, depth, opacity, normals and error as numbers, as 8-bit images and as PNG.
+
+Depth is the mean camera z of what is blended into a pixel, in scene units: along the optical axis, not along the ray.
+
+Normals are the Gaussians' shortest axes, turned towards the camera and blended like colours. Training flattens
+Gaussians along surfaces, so these are the surfaces as the model has them. Differences of depths were the other choice:
+a blended depth jumps where Gaussians begin and end, and at every silhouette, and differences amplify that.
+Axes are those of the camera in OpenGL's convention, x right, y up, z towards the viewer: a surface that faces the
+camera is (128, 128, 255).
+
+Error maps show the difference of render and training image, pixel by pixel, in colours whose lightness grows with it.
+"""
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 import imageio.v3 as imageio
@@ -19,8 +30,247 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import OutputError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import render
+from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
-from splatcli.train.metrics import evaluation_background
+from splatcli.train.evaluate import evaluation_background
+
+#: What can be shown of a model, and what a photo is needed for.
+LAYERS = ("rgb", "depth", "alpha", "normals")
+COMPARED = ("photo", "error")
+
+#: The constant SH basis function.
+_SH_C0 = 0.28209479177387814
+#: Depth and normals are shown where a pixel is more covered than not.
+_COVERED = 0.5
+#: Shares of the depths that are nearer than red and than violet.
+NEAR_FAR = (2.0, 98.0)
+#: Views that the range of depths is taken from, and how much smaller than they are shown.
+_RANGE_VIEWS, _RANGE_SHRINK = 12, 4
+#: Gaussians whose shortest axes are found at once.
+_CHUNK = 1 << 18
+
+#: Turbo, A. Mikhailov's colour map: R, G, B as polynomials in the position, lowest power first, as published with it.
+_TURBO = np.array(
+    [
+        [0.13572138, 0.09140261, 0.10667330],
+        [4.61539260, 2.19418839, 12.64194608],
+        [-42.66032258, 4.84296658, -60.58204836],
+        [132.13108234, -14.18503333, 110.36276771],
+        [-152.94239396, 4.27729857, -89.90310912],
+        [59.28637943, 2.82956604, 27.34824973],
+    ]
+)
+
+Floats = NDArray[np.float32]
+Picture = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RenderedMaps:
+    """What a camera sees, on the CPU.
+
+    rgb      [H, W, 3]  colour over the background, display space, not clamped
+    alpha    [H, W]     coverage, 0...1
+    depth    [H, W]     mean camera z, scene units; infinite where nothing is
+    normals  [H, W, 3]  unit, or 0 where nothing is; None when they were not asked for
+    """
+
+    rgb: Tensor
+    alpha: Floats
+    depth: Floats
+    normals: Floats | None
+
+
+class Viewer:
+    """Renders views of one model. look: how it is shown. with_normals: a second render a view."""
+
+    def __init__(self, gaussians: Gaussians, look: RenderSettings, *, with_normals: bool = False) -> None:
+        self._gaussians = gaussians
+        self._look = look
+        self._axes = shortest_axes(gaussians) if with_normals else None
+
+    def see(self, camera: Camera) -> RenderedMaps:
+        """One view. Raises ResourceError as ``render``."""
+        look = self._look
+        background = torch.tensor(look.background, dtype=torch.float32, device=self._gaussians.device)
+        with torch.no_grad():
+            shown = render(
+                self._gaussians, camera, sh_degree=look.sh_degree, background=background, antialiased=look.antialiased
+            )
+        alpha, depth = shown.alpha.cpu().numpy(), shown.depth.cpu().numpy()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean = np.where(alpha > 0, depth / alpha, np.float32(np.inf))
+        return RenderedMaps(shown.image, alpha, mean, None if self._axes is None else self._normals(camera, self._axes))
+
+    def depth_range(self, cameras: Sequence[Camera]) -> tuple[float, float]:
+        """(near, far) between which NEAR_FAR of the depths of covered pixels lie, over a few of the views, shrunk."""
+        chosen = np.unique(np.linspace(0, len(cameras) - 1, min(len(cameras), _RANGE_VIEWS)).round().astype(int))
+        depths = []
+        for index in chosen:
+            camera = cameras[index]
+            small = (max(1, camera.width // _RANGE_SHRINK), max(1, camera.height // _RANGE_SHRINK))
+            sight = self.see(camera.resized(*small))
+            depths.append(sight.depth[sight.alpha >= _COVERED])
+        known = np.concatenate(depths)
+        if known.size == 0:
+            return 1.0, 1.0
+        near, far = np.percentile(known, NEAR_FAR)
+        return float(near), float(far)
+
+    def _normals(self, camera: Camera, axes: Tensor) -> Floats:
+        """[H, W, 3]: the axes as colours 0.5 + n / 2 over the grey that stands for none."""
+        gaussians = self._gaussians
+        rotation = torch.from_numpy(camera.viewmat[:3, :3]).to(axes)
+        center = torch.from_numpy(camera.center).to(axes)
+        away = (axes * (gaussians.means - center)).sum(-1, keepdim=True) > 0
+        flip = torch.tensor([1.0, -1.0, -1.0]).to(axes)
+        normals = torch.where(away, -axes, axes) @ rotation.T * flip
+        coloured = replace(gaussians, sh0=normals / (2 * _SH_C0), shN=gaussians.sh0[:, None][:, :0])
+        with torch.no_grad():
+            grey = torch.full((3,), 0.5).to(axes)
+            image = render(coloured, camera, background=grey, antialiased=self._look.antialiased).image
+        summed = 2 * image.cpu().numpy() - 1
+        length = np.linalg.norm(summed, axis=-1, keepdims=True)
+        # Of opposite normals nothing but rounding may be left.
+        return np.where(length > 1e-4, summed / np.maximum(length, 1e-4), np.float32(0.0))
+
+
+def shortest_axes(gaussians: Gaussians) -> Tensor:
+    """[N, 3] unit, world: the axis of each Gaussian along which it is thinnest; which way it points is arbitrary."""
+    axes = torch.empty_like(gaussians.means)
+    with torch.no_grad():
+        for begin in range(0, len(gaussians), _CHUNK):
+            part = slice(begin, begin + _CHUNK)
+            rotations = rotation_matrices(gaussians.quats[part])
+            thinnest = gaussians.log_scales[part].argmin(-1)
+            axes[part] = rotations.gather(2, thinnest[:, None, None].expand(-1, 3, 1))[..., 0]
+    return axes
+
+
+def median_distance(gaussians: Gaussians, camera: Camera) -> float:
+    """The median camera z of the Gaussians before a camera, those that are more opaque than not where there are any."""
+    row = torch.from_numpy(camera.viewmat[2]).to(gaussians.means)
+    z = gaussians.means @ row[:3] + row[3]
+    before = z > 0
+    chosen = before & (gaussians.logit_opacities > 0)
+    z = z[chosen if bool(chosen.any()) else before]
+    return float(z.median()) if z.numel() else 0.0
+
+
+def pictures(sight: RenderedMaps, kinds: Iterable[str], near_far: tuple[float, float]) -> dict[str, Picture]:
+    """[H, W, 3] uint8 of each kind among LAYERS. near_far: depths of red and of violet, as of ``depth_range``."""
+    made: dict[str, Picture] = {}
+    for kind in kinds:
+        if kind == "rgb":
+            made[kind] = to_uint8(sight.rgb)
+        elif kind == "alpha":
+            made[kind] = _grey(sight.alpha)
+        elif kind == "depth":
+            made[kind] = depth_picture(sight.depth, near_far) * (sight.alpha >= _COVERED)[..., None]
+        elif kind == "normals" and sight.normals is not None:
+            made[kind] = _bytes(0.5 + 0.5 * sight.normals) * (sight.alpha >= _COVERED)[..., None]
+    return made
+
+
+def depth_picture(depth: Floats, near_far: tuple[float, float]) -> Picture:
+    """[..., 3] uint8: Turbo over 1 / depth, red at ``near`` and before, violet at ``far`` and behind."""
+    near, far = near_far
+    if not far > near:
+        return turbo(np.full(depth.shape, 0.5))
+    with np.errstate(divide="ignore"):
+        return turbo((1 / np.maximum(depth, 1e-12) - 1 / far) / (1 / near - 1 / far))
+
+
+def turbo(position: NDArray[np.floating]) -> Picture:
+    """[..., 3] uint8 sRGB of values 0 (violet) ... 1 (red); what lies outside is clamped."""
+    x = np.clip(np.asarray(position, np.float64), 0.0, 1.0)[..., None]
+    value = np.zeros((*x.shape[:-1], 3))
+    for coefficients in _TURBO[::-1]:
+        value = value * x + coefficients
+    return _bytes(value)
+
+
+def side_by_side(parts: Sequence[Picture]) -> Picture:
+    """[H, sum of W, 3] pictures of one height, from left to right."""
+    joined: Picture = np.concatenate(list(parts), axis=1)
+    return joined
+
+
+def _grey(values: Floats) -> Picture:
+    return np.repeat(_bytes(values)[..., None], 3, axis=-1)
+
+
+def _bytes(values: NDArray[np.floating]) -> Picture:
+    """0...1 to the nearest of 256 levels."""
+    levels: Picture = np.round(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)
+    return levels
+
+
+#: Errors (mean of |R|, |G|, |B| differences, 1 = full range) that a legend marks. One scale for all sheets, so that two
+#: can be laid side by side; the last value and all above look alike.
+TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
+
+#: What a mask hides has no error; a grey is no colour of the map.
+HIDDEN = (128, 128, 128)
+
+#: CIELAB lightness, chroma and hue in degrees along the map: black, violet, red, orange, pale yellow. Lightness grows
+#: evenly, so that equal steps look equal, also to the colour-blind and on paper.
+_PATH = (
+    (0.0, 0.0, 300.0),
+    (24.0, 45.0, 310.0),
+    (48.0, 66.0, 378.0),
+    (72.0, 66.0, 425.0),
+    (96.0, 30.0, 465.0),
+)
+
+#: White of sRGB (D65) in XYZ, and XYZ to linear sRGB (IEC 61966-2-1).
+_WHITE = np.array([0.9505, 1.0, 1.089])
+_TO_RGB = np.array([[3.2406, -1.5372, -0.4986], [-0.9689, 1.8758, 0.0415], [0.0557, -0.2040, 1.0570]])
+
+
+def heat(fraction: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """[..., 3] uint8 sRGB of values 0...1 [...]; what lies outside is clamped."""
+    levels = np.nan_to_num(np.clip(fraction, 0.0, 1.0), nan=1.0) * 255.0
+    picture: NDArray[np.uint8] = _TABLE[np.round(levels).astype(np.int64)]
+    return picture
+
+
+def position(error: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Where an error lies on the map, 0...1: by its square root, which spreads the small ones that good models have."""
+    return np.sqrt(np.clip(np.asarray(error, np.float64) / TICKS[-1], 0.0, 1.0))
+
+
+def error_map(
+    truth: NDArray[np.uint8], render: NDArray[np.uint8], hidden: NDArray[np.bool_] | None = None
+) -> NDArray[np.uint8]:
+    """[H, W, 3] uint8: the absolute error of ``render`` against ``truth``, both [H, W, 3] uint8.
+
+    hidden: [H, W] bool, pixels that take no part; they are grey.
+    """
+    error = np.abs(truth.astype(np.int16) - render.astype(np.int16)).mean(-1) / 255.0
+    picture = heat(position(error))
+    if hidden is not None:
+        picture[hidden] = HIDDEN
+    return picture
+
+
+def _table() -> NDArray[np.uint8]:
+    """[256, 3]: ``_PATH`` in sRGB."""
+    at, knots = np.linspace(0.0, 1.0, 256), np.linspace(0.0, 1.0, len(_PATH))
+    lightness, chroma, hue = (np.interp(at, knots, column) for column in zip(*_PATH, strict=True))
+    y = (lightness + 16.0) / 116.0
+    x = y + chroma * np.cos(np.radians(hue)) / 500.0
+    z = y - chroma * np.sin(np.radians(hue)) / 200.0
+    compressed = np.stack([x, y, z], axis=-1)
+    xyz = _WHITE * np.where(compressed > 6 / 29, compressed**3, 3 * (6 / 29) ** 2 * (compressed - 4 / 29))
+    linear = (xyz @ _TO_RGB.T).clip(0.0, 1.0)
+    curved = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
+    table: NDArray[np.uint8] = np.round(curved * 255.0).astype(np.uint8)
+    return table
+
+
+_TABLE = _table()
+
 
 _PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".exr"}
 

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from splatcli.render.image_kinds import LAYERS, NEAR_FAR, Picture, Viewer, median_distance, pictures
-from splatcli.render.images import RenderSettings
+from splatcli.render.images import LAYERS, NEAR_FAR, Picture, RenderSettings, Viewer, median_distance, pictures
 from splatcli.render.server import Request
 from splatcli.scene.camera import Camera, common_up
-from splatcli.train.metrics import evaluation_background
-from splatcli.train.scoring import BACKGROUNDS
+from splatcli.train.evaluate import BACKGROUNDS, evaluation_background
 from splatcli.train.state import TrainState
 
 #: Sides of a picture that may be asked for, pixels, and angles of view, degrees.

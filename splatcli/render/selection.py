@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import UsageError
-from splatcli.render.cameras import read_camera_file
-from splatcli.render.paths import Rig, ellipse, nearest_order, orbit, spiral, through
+from splatcli.render.camera_files import read_camera_file
+from splatcli.render.camera_paths import Rig, ellipse, nearest_order, orbit, spiral, through
 from splatcli.scene.camera import Camera
 
 _NAMES = ("test", "train", "all")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from splatcli.render.heat import TICKS, error_map, heat, position
+from splatcli.render.images import TICKS, error_map, heat, position
 from splatcli.render.scoring import Comparison
 
 #: Views on a sheet unless told otherwise.

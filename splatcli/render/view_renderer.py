@@ -9,9 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.heat import HIDDEN, error_map
-from splatcli.render.image_kinds import COMPARED, LAYERS, RenderedMaps, Viewer, pictures
-from splatcli.render.images import to_uint8
+from splatcli.render.images import COMPARED, HIDDEN, LAYERS, RenderedMaps, Viewer, error_map, pictures, to_uint8
 from splatcli.render.scoring import Comparison, Photos
 from splatcli.scene.camera import Camera
 from splatcli.train.events import ViewScore

@@ -78,7 +78,7 @@ class Photo:
     pixels: [H, W, 3] uint8, C-contiguous; hidden ones are black.
     hidden: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
     alpha: [H, W] uint8, 255 where nothing shows through; pixels are over black then, and the background is to be added
-        (train/targets.py). None where pixels are the picture as it is.
+        (train/training_images.py). None where pixels are the picture as it is.
     depth: [H, W] float32 camera-space z in world units, 0 where it is not known; None where there is no map.
     """
 

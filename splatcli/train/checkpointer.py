@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.errors import OutputError, ResourceError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed
 from splatcli.train.state import TrainState

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from splatcli import __version__
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import with_settings
 from splatcli.rasterizer.sharded import ShardTeam
 from splatcli.scene.scene import Scene

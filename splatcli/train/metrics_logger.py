@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.errors import OutputError, ResourceError
 from splatcli.scene.scene import Scene
+from splatcli.train.evaluate import protocol
 from splatcli.train.events import Alarmed, Evaluated, Event, Probed, RolledBack, SaveFailed, Stepped
-from splatcli.train.metrics import protocol
 from splatcli.train.state import TrainState
 
 #: Steps between two records of the loss.

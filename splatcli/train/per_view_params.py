@@ -21,8 +21,8 @@ from splatcli.rasterizer.exposure import recolour
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.reproducible import sqrt
 from splatcli.scene.camera import Camera, delta_gradient, moved
-from splatcli.train.lr import log_linear
-from splatcli.train.targets import to_device
+from splatcli.train.schedule import log_linear
+from splatcli.train.training_images import to_device
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-15
 

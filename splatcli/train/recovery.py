@@ -1,7 +1,8 @@
-"""Recovery: a run that diverged or ran out of memory goes back to its last checkpoint, and goes on differently.
+"""Recovery: a run that diverged or ran out of memory returns to its last checkpoint and continues differently.
 
-The state is read from the disk, not from a copy in memory: nothing is held for a day that may never come, what is read
-has been verified, and there is always one, since a run writes a checkpoint before its first step.
+The state is read from the disk, not from a copy in memory: nothing is held for a case that may never come, what is read
+has been verified, and there is always one, since a run writes a checkpoint before its first step. A divergence is
+described in a JSON file for a person to find its cause.
 """
 
 from __future__ import annotations
@@ -9,21 +10,67 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config, with_settings
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import TensorStorage
-from splatcli.train.dump import divergence_report
 from splatcli.train.events import RolledBack
-from splatcli.train.failures import as_splat_error
+from splatcli.train.monitor import StepDivergedError, as_splat_error, nonfinite_rows, state_tensors
 from splatcli.train.sampler import ViewSampler
+from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import TrainState
+
+#: Broken rows that are written out.
+ROWS = 5
+
+
+def divergence_report(problem: DivergedError, state: TrainState) -> dict[str, Any]:
+    """Step, view, learning rates, and of each tensor its finite extremes and its first broken rows with their values.
+
+    Numbers that JSON has no word for are the strings "nan", "inf" and "-inf".
+    """
+    step = problem.step if isinstance(problem, StepDivergedError) else state.step
+    view = problem.view if isinstance(problem, StepDivergedError) else None
+    loss = problem.loss if isinstance(problem, StepDivergedError) else None
+    return {
+        "what": problem.what,
+        "step": step,
+        "view": view,
+        "loss": None if loss is None else _number(loss),
+        "reached_step": state.step,
+        "num_gaussians": state.count,
+        "first_row": 0 if state.shard is None else state.shard.first,
+        "learning_rates": learning_rates(state.config.optim, state.config.schedule, state.dataset.extent, max(1, step)),
+        "tensors": {name: _facts(tensor) for name, tensor in state_tensors(state.gaussians, state.adam)},
+    }
+
+
+def _facts(tensor: Tensor) -> dict[str, Any]:
+    flat = tensor.detach().reshape(-1)
+    finite = flat[flat.isfinite()]
+    rows = nonfinite_rows(tensor)
+    shown = [tensor[row].reshape(-1).tolist() for row in rows[:ROWS].tolist()]
+    return {
+        "min": float(finite.min()) if finite.numel() else None,
+        "max": float(finite.max()) if finite.numel() else None,
+        "broken_rows": len(rows),
+        "first": [
+            {"row": int(row), "values": [_number(value) for value in values]}
+            for row, values in zip(rows[:ROWS].tolist(), shown, strict=True)
+        ],
+    }
+
+
+def _number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)
+
 
 _log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.data_parallel import Crew, digest_of
-from splatcli.train.densify.edit import Edit, apply_edit, as_column, edited_rows
+from splatcli.train.densify.base import Edit, apply_edit, as_column, edited_rows
 from splatcli.train.state import TrainState, check_resumable
 
 #: What an edit looks at of all Gaussians.

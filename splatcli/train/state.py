@@ -17,11 +17,11 @@ from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.scene.camera import Camera
-from splatcli.train.lr import active_sh_degree
 from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.sampler import ViewSampler
+from splatcli.train.schedule import active_sh_degree
 
 #: The random streams of a run and what tells their seeds apart. Each has a generator of its own, so that one more draw
 #: in one moves none of the others; the order of the views has none at all (see ViewSampler).

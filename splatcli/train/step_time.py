@@ -14,13 +14,11 @@ from torch import Tensor
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import StepEngine, StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, StepEngine, StepInputs
 from splatcli.scene.scene import Scene
-from splatcli.train.lr import learning_rates
-from splatcli.train.metrics import score_views
-from splatcli.train.scoring import renderer_within
-from splatcli.train.targets import Targets
+from splatcli.train.evaluate import renderer_within, score_views
+from splatcli.train.schedule import learning_rates
+from splatcli.train.training_images import Targets
 
 #: Gaussians a step: a run so short that it has no time to place more is better off with more steps.
 GAUSSIANS_PER_STEP = 25

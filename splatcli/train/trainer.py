@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 import torch
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
@@ -19,8 +19,6 @@ from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.memory import Budget
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
-from splatcli.train.begin import new_state, resumed_state
-from splatcli.train.changes import apply_config
 from splatcli.train.checkpointer import Checkpointer
 from splatcli.train.data_parallel import (
     COMPARE_EVERY,
@@ -34,15 +32,15 @@ from splatcli.train.data_parallel import (
 )
 from splatcli.train.densify import make_strategy
 from splatcli.train.density import Density
+from splatcli.train.evaluate import Renderer, renderer_within
 from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stopped
-from splatcli.train.failures import is_survivable
 from splatcli.train.metrics_logger import MetricsLogger
-from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch
+from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, is_survivable
 from splatcli.train.recovery import Recovery
-from splatcli.train.scoring import Renderer, renderer_within
 from splatcli.train.sharding import whole_state
+from splatcli.train.start import apply_config, new_state, resumed_state
 from splatcli.train.state import TrainState
-from splatcli.train.steps import Steps
+from splatcli.train.step import Steps
 
 #: Steps between two measurements of the 3D filter (Mip-Splatting); each edit of the Gaussians makes one too.
 REFILTER_EVERY = 100

@@ -22,9 +22,9 @@ import pytest
 import torch
 
 import splatcli.rasterizer.memory
-import splatcli.train.steps
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.lock import take_lock
+import splatcli.train.step
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import take_lock
 from splatcli.cli.boundary import run
 from tests.bad_input.harms import Harm, both, keep_views, move, nothing, poses, trained, write
 from tests.bad_input.table import OUTPUTS, QUICK, Case, Expect, copy_scene
@@ -117,7 +117,7 @@ def read_only(folder: Path) -> None:
 
 def memory_ends(fails: Callable[[int, int], bool]) -> Harm:
     """A step fails for lack of memory where ``fails`` says so of the steps done and the Gaussians."""
-    real = splatcli.train.steps.engine_for
+    real = splatcli.train.step.engine_for
 
     def make(*args: Any, **rest: Any) -> Any:
         engine: Any = real(*args, **rest)
@@ -131,7 +131,7 @@ def memory_ends(fails: Callable[[int, int], bool]) -> Harm:
         engine.submit = checked
         return engine
 
-    return lambda folder: patched(splatcli.train.steps, "engine_for", make)
+    return lambda folder: patched(splatcli.train.step, "engine_for", make)
 
 
 def crowd(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.boundary import run
 from splatcli.scene._pycolmap import pycolmap
 from tests.bad_input.harms import (

@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from splatcli.bench.measure import Record
-from splatcli.bench.table import markdown
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.bench import Record, markdown
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.boundary import run
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.bench.plan import Cell, plan_of, read_plan
+from splatcli.bench import Cell, plan_of, read_plan
 from splatcli.errors import UsageError
 
 PLAN = """

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import save_checkpoint
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config
 from splatcli.gaussians import SH_REST, Gaussians

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.container import read_container
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.errors import ModelFileError, SplatError, VersionError
 
 Tamper = Callable[..., None]

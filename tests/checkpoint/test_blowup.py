@@ -10,9 +10,8 @@ import torch
 
 from splatcli.checkpoint.activation_check import cost_sentence, predicted_pairs
 from splatcli.gaussians import Gaussians
-from splatcli.native.call import Backend
-from splatcli.rasterizer.context import RasterContext
-from splatcli.rasterizer.view import view_of
+from splatcli.native.backend import Backend
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.scene.camera import Camera
 
 

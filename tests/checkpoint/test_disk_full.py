@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir
-from splatcli.checkpoint.save import checkpoint_bytes
+from splatcli.checkpoint.file import checkpoint_bytes, load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import OutputError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed, Stopped

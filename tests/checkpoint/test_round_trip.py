@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.gaussians import GROUPS
 

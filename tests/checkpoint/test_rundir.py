@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.rundir import RunDir, find_latest, newest_run, run_of
+from splatcli.checkpoint.run_dir import RunDir, find_latest, newest_run, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, parse_config, with_settings
 from splatcli.errors import LockedError, OutputError

@@ -18,8 +18,7 @@ import torch
 
 from splatcli.checkpoint import atomic
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import DivergedError, OutputError, SplatError
 

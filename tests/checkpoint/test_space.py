@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
 from splatcli.checkpoint.activation_check import Space, judge, judge_opacities, judge_scales, space_problem
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import with_settings
 from splatcli.errors import ModelFileError

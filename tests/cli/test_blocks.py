@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.config import DataConfig
 from splatcli.formats.ply import read_ply
 from splatcli.gaussians import GROUPS

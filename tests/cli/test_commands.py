@@ -14,7 +14,7 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.formats.ply import read_ply
 from splatcli.train.state import flushed
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
@@ -175,7 +175,7 @@ class TestResume:
         assert "--init" in done.err
 
     def test_a_run_in_use_is_refused(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
-        from splatcli.checkpoint.rundir import RunDir
+        from splatcli.checkpoint.run_dir import RunDir
 
         run = shutil.copytree(finished_run, tmp_path / "run")
         with RunDir.open(run):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from tests.cli.tiny import QUICK
 from tests.running import Done
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint import archive
-from splatcli.checkpoint.rundir import RunDir, find_latest
+from splatcli.checkpoint import container
+from splatcli.checkpoint.run_dir import RunDir, find_latest
 from splatcli.errors import OutputError
 from tests.cli.tiny import QUICK
 from tests.running import Done
@@ -137,15 +137,15 @@ def test_what_the_system_refuses_is_not_damage(
         monkeypatch.setattr(Path, "open", lambda self, *words, **more: refuse(self) or plain(self, *words, **more))
     elif call == "zip":
 
-        class Zip(archive.zipfile.ZipFile):
+        class Zip(container.zipfile.ZipFile):
             def __init__(self, path: Path) -> None:
                 try:
                     refuse(path)
                 except OSError:
-                    raise archive.zipfile.BadZipFile("File is not a zip file")  # noqa: B904 - as zipfile does it
+                    raise container.zipfile.BadZipFile("File is not a zip file")  # noqa: B904 - as zipfile does it
                 super().__init__(path)
 
-        monkeypatch.setattr(archive.zipfile, "ZipFile", Zip)
+        monkeypatch.setattr(container.zipfile, "ZipFile", Zip)
     else:
         import torch
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from splatcli import doctor
-from splatcli.native import library
-from splatcli.native.call import Backend
+from splatcli.native import backend
+from splatcli.native.backend import Backend
 from tests.native.cases import NEEDS_COMPILER
 
 
@@ -40,7 +40,7 @@ def test_without_a_compiler_it_says_what_to_install_and_ends_with_4(
     splat: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
-    monkeypatch.setattr(library, "load_cpu", library.load_cpu.__wrapped__)  # whatever this process loaded before
+    monkeypatch.setattr(backend, "load_cpu", backend.load_cpu.__wrapped__)  # whatever this process loaded before
     done = splat("doctor")
     assert done.code == 4
     assert "DOES NOT WORK" in done.out

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.stored import RawTables
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import find_latest
+from splatcli.checkpoint.run_dir import find_latest
 from splatcli.formats.ply import read_ply
 from splatcli.train.state import flushed
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat

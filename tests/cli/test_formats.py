@@ -10,7 +10,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.formats.registry import FORMATS
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene

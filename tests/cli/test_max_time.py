@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli import clock
-from splatcli.train import begin
+from splatcli.cli import time_budget
+from splatcli.train import start
 from splatcli.train.init import initial_gaussians
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Done
@@ -24,9 +24,9 @@ Splat = Callable[..., Done]
 def test_a_run_is_planned_to_fit_its_time(
     splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "process_age", lambda: 0.0)  # this one is all of pytest's
+    monkeypatch.setattr(time_budget, "process_age", lambda: 0.0)  # this one is all of pytest's
     made = []
-    monkeypatch.setattr(begin, "initial_gaussians", lambda *given: made.append(1) or initial_gaussians(*given))
+    monkeypatch.setattr(start, "initial_gaussians", lambda *given: made.append(1) or initial_gaussians(*given))
     done = splat("train", tiny_scene, "--max-time", "6s", "--json", "-o", tmp_path / "run")
     assert done.code == 0, done.err
     assert len(made) == 1, "what steps were timed with is what the run starts from"
@@ -44,7 +44,7 @@ def test_a_run_is_planned_to_fit_its_time(
 def test_a_time_that_is_over_already_is_refused(
     splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock, "process_age", lambda: 100.0)
+    monkeypatch.setattr(time_budget, "process_age", lambda: 100.0)
     done = splat("train", tiny_scene, "--max-time", "60s", "-o", tmp_path / "run")
     assert done.code == 2
     assert "over before the first step" in done.err
@@ -68,6 +68,6 @@ def test_times_that_make_no_sense_are_refused(
 
 
 def test_the_age_of_a_process_is_that_since_its_start() -> None:
-    program = "from splatcli.cli.clock import process_age; import time; time.sleep(0.5); print(process_age())"
+    program = "from splatcli.cli.time_budget import process_age; import time; time.sleep(0.5); print(process_age())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert 0.5 <= float(done.stdout) < 600.0

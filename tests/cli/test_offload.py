@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.drive import check_batch
 from splatcli.config import Config
 from splatcli.distributed.world import World

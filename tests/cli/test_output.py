@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.output import Output, speaking
+from splatcli.cli.console import Output, speaking
 from tests.cli.tiny import QUICK
 from tests.running import Done
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.render.cameras import cameras_json
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.render.camera_files import cameras_json
 from tests.cli.tiny import QUICK
 from tests.running import Done
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.output import Output
-from splatcli.cli.progress import JsonReporter, PlainReporter, TerminalReporter, describe, reporter_for
+from splatcli.cli.console import JsonReporter, Output, PlainReporter, TerminalReporter, describe, reporter_for
 from splatcli.train.events import Evaluated, OpacityReset, Refined, Saved, Started, Stepped, Stopped, ViewScore
 
 RUN = [

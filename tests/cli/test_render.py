@@ -11,9 +11,9 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.boundary import run
-from splatcli.render.cameras import cameras_json, read_camera_file
+from splatcli.render.camera_files import cameras_json, read_camera_file
 from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
 from tests.running import Done
 
@@ -36,7 +36,7 @@ def encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fake_ffmpeg(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("splatcli.render.video.bundled", lambda: None)
+    monkeypatch.setattr("splatcli.render.output.bundled", lambda: None)
     program = folder / ".bin" / "ffmpeg"
     program.parent.mkdir(exist_ok=True)
     program.write_text(script)
@@ -208,8 +208,8 @@ class TestVideo:
     def test_without_an_encoder_the_remedy_is_told(
         self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("splatcli.render.video.bundled", lambda: None)
-        monkeypatch.setattr("splatcli.render.video.shutil.which", lambda name: None)
+        monkeypatch.setattr("splatcli.render.output.bundled", lambda: None)
+        monkeypatch.setattr("splatcli.render.output.shutil.which", lambda name: None)
         done = splat("render", finished_run, "--views", "orbit", "-o", tmp_path / "x.mp4")
         assert done.code == 4
         assert "splatcli[video]" in done.err

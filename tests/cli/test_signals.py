@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.signals import Requests, exit_code
 from tests.cli.tiny import QUICK
 from tests.running import Done

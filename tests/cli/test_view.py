@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli import view as module
 from splatcli.formats.ply import encode_ply, read_ply
 from splatcli.formats.quantisation import ExportMetadata

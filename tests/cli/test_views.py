@@ -13,7 +13,7 @@ from numpy.testing import assert_allclose
 
 from splatcli.cli.render import _complete_views
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.cameras import cameras_json, read_cameras
+from splatcli.render.camera_files import cameras_json, read_cameras
 from splatcli.render.selection import Flight, Views, select_views
 from splatcli.scene.camera import Camera
 from tests.cli.tiny import look_at_origin

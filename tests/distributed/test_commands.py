@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import find_latest
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import find_latest
 from splatcli.cli.boundary import run as splat
 from splatcli.cli.ranks import check_sharded
 from splatcli.config import build_config

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.world import World
 from splatcli.errors import ResourceError

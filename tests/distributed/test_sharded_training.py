@@ -10,19 +10,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.world import CARD, World
 from splatcli.errors import ResourceError, SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import BatchEngine
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.rasterizer.shards import RETURNED, SENT, Shard
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation, StepInputs, ViewParams
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs, ViewParams
 from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadRunDir

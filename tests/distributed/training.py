@@ -10,8 +10,8 @@ from splatcli.config import Config
 from splatcli.distributed.world import World
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadRunDir, digests, joint_digest, state_digest
+from splatcli.train.evaluate import Renderer
 from splatcli.train.events import Evaluated, Probed, Refined, Stepped, Stopped
-from splatcli.train.scoring import Renderer
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, copied, made_scene, plain_renderer, short_config

@@ -18,7 +18,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 import pytest
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.formats.ply import encode_ply
 from splatcli.formats.quantisation import ExportMetadata
 from splatcli.gaussians import Gaussians

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.native.library import best_isa
+from splatcli.native.backend import best_isa
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
 

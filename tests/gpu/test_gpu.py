@@ -26,7 +26,7 @@ from torch.testing import assert_close
 
 from splatcli import fused_ssim
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.rasterizer.train_step import TrainStepPipeline

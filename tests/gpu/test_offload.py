@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, DensifyStats, StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory_estimate import rest_bytes, state_bytes
@@ -70,8 +70,7 @@ def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
 
 
 def test_a_number_that_is_none_is_found_there_too() -> None:
-    from splatcli.train.failures import StepDivergedError
-    from splatcli.train.monitor import FiniteWatch
+    from splatcli.train.monitor import FiniteWatch, StepDivergedError
 
     gaussians, _ = random_scene(5, 1000, sh_degree=3)
     store = Pinned()

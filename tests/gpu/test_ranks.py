@@ -14,8 +14,8 @@ from tests.cli.tiny import QUICK, write_scene
 
 def trained(folder: Path, name: str, *flags: str) -> dict[str, torch.Tensor]:
     """The parameters after a short run."""
-    from splatcli.checkpoint.load import load_checkpoint  # here: it needs packages that a machine with a GPU may lack
-    from splatcli.checkpoint.rundir import find_latest
+    from splatcli.checkpoint.file import load_checkpoint  # here: it needs packages that a machine with a GPU may lack
+    from splatcli.checkpoint.run_dir import find_latest
 
     scene = folder / "scene" if (folder / "scene").exists() else write_scene(folder / "scene")
     command = [sys.executable, "-m", "splatcli", "train", str(scene), *QUICK, "--iterations", "60", "--device", "cuda"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from splatcli.native.sources import source_root
+from splatcli.native.build import source_root
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend, address
-from splatcli.rasterizer.context import RasterContext
-from splatcli.rasterizer.view import view_of
+from splatcli.native.backend import Backend, address
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from splatcli.errors import ResourceError
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.image_loss import _image_loss
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER, bits, float32

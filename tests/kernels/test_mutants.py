@@ -18,13 +18,12 @@ from torch.testing import assert_close
 
 from splatcli.errors import ResourceError
 from splatcli.native import abi
+from splatcli.native.backend import Backend
 from splatcli.native.build_simt import simt_library
-from splatcli.native.call import Backend
 from splatcli.rasterizer.adam import AdamState, decay_table
-from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
-from splatcli.rasterizer.view import view_of
 from tests.kernels.simt import Emulator, copy_sources
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import leaves, random_image, random_scene

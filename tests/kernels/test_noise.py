@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import random_gaussians

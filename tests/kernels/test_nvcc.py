@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from splatcli.native.build import source_root
 from splatcli.native.build_cuda import NoToolkitError, find_toolkit
-from splatcli.native.sources import source_root
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "kernel_table.py"
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from splatcli.native.build import source_root
 from splatcli.native.build_simt import simt_library
-from splatcli.native.sources import source_root
 from tests.kernels.simt import Emulator, copy_sources
 
 STREAM = 0x1234

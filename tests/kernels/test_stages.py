@@ -13,11 +13,10 @@ from torch import Tensor
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState
 from splatcli.rasterizer.adam import decay_table
-from splatcli.rasterizer.context import RasterContext
-from splatcli.rasterizer.view import view_of
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import Emulator
 from tests.native.cases import NEEDS_COMPILER

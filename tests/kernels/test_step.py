@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.memory import FixedBudget
 from splatcli.scene.camera import Camera

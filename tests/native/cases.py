@@ -12,9 +12,8 @@ from torch import Tensor
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
+from splatcli.native.backend import Backend, best_isa
 from splatcli.native.build import find_compiler
-from splatcli.native.call import Backend
-from splatcli.native.library import best_isa
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.native import abi
-from splatcli.native.build import find_compiler
-from splatcli.native.sources import source_root
+from splatcli.native.build import find_compiler, source_root
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32
 
 pytestmark = NEEDS_COMPILER

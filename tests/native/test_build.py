@@ -19,9 +19,8 @@ import pytest
 import torch
 
 from splatcli.errors import ResourceError
-from splatcli.native import abi, build, library
-from splatcli.native.build import cpu_library, find_compiler
-from splatcli.native.sources import source_root
+from splatcli.native import abi, backend, build
+from splatcli.native.build import cpu_library, find_compiler, source_root
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.rendering import render
@@ -71,7 +70,7 @@ def fake_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def uncached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading starts from nothing, whatever this process loaded before."""
-    monkeypatch.setattr(library, "load_cpu", library.load_cpu.__wrapped__)
+    monkeypatch.setattr(backend, "load_cpu", backend.load_cpu.__wrapped__)
 
 
 # --- the key ---------------------------------------------------------------------------------------------------------
@@ -281,25 +280,25 @@ class FakeLibrary:
 @pytest.mark.parametrize("runs", [0, 1, 2])
 @pytest.mark.parametrize("isa", abi.ISAS)
 def test_a_library_for_a_better_processor_is_refused(isa: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
+    monkeypatch.setattr(backend, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
     monkeypatch.setattr(ctypes, "CDLL", lambda path: FakeLibrary(runs))
     if abi.ISAS.index(isa) <= runs:
-        library.load_cpu.__wrapped__(isa)
+        backend.load_cpu.__wrapped__(isa)
     else:
         with pytest.raises(ResourceError, match=f"does not run {isa} code"):
-            library.load_cpu.__wrapped__(isa)
+            backend.load_cpu.__wrapped__(isa)
 
 
 def test_a_library_of_another_abi_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
+    monkeypatch.setattr(backend, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
     monkeypatch.setattr(ctypes, "CDLL", lambda path: FakeLibrary(2, version=abi.ABI_VERSION + 1))
     with pytest.raises(ResourceError, match=f"ABI {abi.ABI_VERSION + 1}, this package {abi.ABI_VERSION}"):
-        library.load_cpu.__wrapped__("portable")
+        backend.load_cpu.__wrapped__("portable")
 
 
 def test_a_damaged_library_is_an_error_with_a_remedy(cache: Path, fake_compiler: Path) -> None:
     with pytest.raises(ResourceError, match="cannot be loaded") as caught:
-        library.load_cpu.__wrapped__("portable")
+        backend.load_cpu.__wrapped__("portable")
     assert caught.value.remedy
     assert caught.value.remedy.startswith("delete ")
 
@@ -317,16 +316,16 @@ def test_the_instruction_set_is_the_best_that_the_processor_names(
 ) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: f"processor : 0\nflags\t\t: {FLAGS[expected]}\n")
-    assert library.best_isa() == expected
+    assert backend.best_isa() == expected
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert library.best_isa() == "portable"
+    assert backend.best_isa() == "portable"
 
 
 @NEEDS_COMPILER
 def test_python_and_the_library_agree_on_the_processor() -> None:
     engine = engine_for("cpu")
     assert isinstance(engine, NativeEngine)
-    assert abi.ISAS[library.load_cpu("portable").splat_best_isa()] == library.best_isa() == ISAS[-1]
+    assert abi.ISAS[backend.load_cpu("portable").splat_best_isa()] == backend.best_isa() == ISAS[-1]
 
 
 SUBNORMAL_PROGRAM = """
@@ -347,7 +346,7 @@ SUBNORMAL_PROGRAM = """
 
     alive("before")
     from splatcli.gaussians import GROUPS
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
     from splatcli.rasterizer import AdamState, NativeEngine, StepInputs, render
     from tests.rasterizer.scenes import leaves, random_scene
 

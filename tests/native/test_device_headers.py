@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.native.sources import source_root
+from splatcli.native.build import source_root
 
 #: Calls each header's functions and adjoints as a thread of a kernel would.
 PROBE = """

@@ -13,11 +13,11 @@ import torch
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.context import view_of
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
-from splatcli.rasterizer.view import view_of
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_scene
 

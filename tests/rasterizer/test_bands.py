@@ -14,14 +14,11 @@ from torch import Tensor
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
-from splatcli.rasterizer.bands import Band, plan_bands
-from splatcli.rasterizer.context import RasterContext
-from splatcli.rasterizer.intersection_budget import PAIR_BUFFERS
-from splatcli.rasterizer.memory import Arena, FixedBudget
+from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.memory import PAIR_BUFFERS, Arena, Band, FixedBudget, plan_bands
 from splatcli.rasterizer.rendering import render
-from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene

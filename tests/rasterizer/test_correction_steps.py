@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.bilateral_grid import identity_grid

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import DepthTarget, depth_loss, depth_loss_reference

@@ -7,20 +7,19 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import GROUPS
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
-from splatcli.rasterizer.bands import MOST_PAIRS
-from splatcli.rasterizer.intersection_budget import round_capacity
-from splatcli.rasterizer.memory import Arena, Budget, FixedBudget, free_memory, held_memory
+from splatcli.rasterizer.memory import MOST_PAIRS, Arena, Budget, FixedBudget, free_memory, held_memory, round_capacity
 from splatcli.rasterizer.memory_estimate import (
     MemoryEstimate,
+    PairCount,
     Workload,
     line_bytes,
+    predict_pairs,
     render_memory,
     state_bytes,
     step_memory,
 )
-from splatcli.rasterizer.prediction import PairCount, predict_pairs
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
 

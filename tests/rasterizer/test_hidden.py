@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference import loss_reference

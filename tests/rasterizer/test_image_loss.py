@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 import splatcli
 from splatcli import fused_ssim, l1_ssim_loss
+from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend
 from splatcli.rasterizer import image_loss
 from splatcli.rasterizer.image_loss import _image_loss
 from tests.native.cases import ISAS, NEEDS_COMPILER, bits, float32, float64

@@ -19,16 +19,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import memory
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation, StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
-from splatcli.rasterizer.view import view_of
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, Outcome, Weights, bits, float32, float64, in_dtype, native_outcome
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.rasterizer.reference import project_reference
-from splatcli.rasterizer.reference_projection import JACOBIAN_MARGIN
+from splatcli.rasterizer.reference import JACOBIAN_MARGIN, project_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.train_step import NativeEngine
 from splatcli.scene.camera import Camera

@@ -14,13 +14,12 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference import loss_reference
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.rendering import render
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine, StepEngine
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64, named

@@ -9,11 +9,10 @@ import torch
 
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.rasterizer import prediction
-from splatcli.rasterizer.context import RasterContext
+from splatcli.rasterizer import memory_estimate
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory import FixedBudget
-from splatcli.rasterizer.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
-from splatcli.rasterizer.view import view_of
+from splatcli.rasterizer.memory_estimate import PairCount, predict_boxes, predict_pairs, tiles_of_each
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import front_camera, random_camera, random_gaussians
@@ -70,7 +69,7 @@ def test_too_many_lines_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyP
     gaussians, camera = random_gaussians(5, 600, sh_degree=0, scale=0.3), random_camera(5, 200, 150)
     looked = predict_pairs(gaussians, camera)
     assert looked.pairs < looked.boxes
-    monkeypatch.setattr(prediction, "_MOST_LINES", 100)
+    monkeypatch.setattr(memory_estimate, "_MOST_LINES", 100)
     assert predict_pairs(gaussians, camera) == PairCount(looked.boxes, looked.boxes, looked.visible)
 
 

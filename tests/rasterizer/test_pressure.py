@@ -12,12 +12,11 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
+from splatcli.native.backend import Backend
 from splatcli.native.build import ISA_FLAGS
-from splatcli.native.call import Backend
 from splatcli.rasterizer import AdamState, NativeEngine, Regularisation, StepInputs
+from splatcli.rasterizer.reference import normals, philox, push_means_reference, regularise, rotation_matrices
 from splatcli.rasterizer.reference_engine import ReferenceEngine
-from splatcli.rasterizer.reference_projection import rotation_matrices
-from splatcli.rasterizer.reference_regularisation import normals, philox, push_means_reference, regularise
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_gaussians, random_image, random_scene
 

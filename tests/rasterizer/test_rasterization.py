@@ -20,8 +20,7 @@ import splatcli
 from splatcli import rasterization
 from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.reference import blend_reference
-from splatcli.rasterizer.reference_projection import project_visible
+from splatcli.rasterizer.reference import blend_reference, project_visible
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER

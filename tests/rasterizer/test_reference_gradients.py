@@ -11,8 +11,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.rasterizer.reference import blend_reference, project_reference, render_reference
-from splatcli.rasterizer.reference_projection import BLUR, project_visible, rotation_matrices, sh_basis
+from splatcli.rasterizer.reference import (
+    BLUR,
+    blend_reference,
+    project_reference,
+    project_visible,
+    render_reference,
+    rotation_matrices,
+    sh_basis,
+)
 from splatcli.scene.camera import Camera
 from tests.rasterizer.scenes import leaves, random_scene
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from splatcli.rasterizer.reference_projection import sh_basis
+from splatcli.rasterizer.reference import sh_basis
 
 
 def directions(n: int, seed: int = 0) -> torch.Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import MARGIN, VARIANCE, filter_sizes, opacity_shares, smoothed

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from splatcli.checkpoint.atomic import TEMPORARY
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians, reachable
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer import offload as stores
 from splatcli.rasterizer.adam import AdamState

@@ -13,8 +13,7 @@ from numpy.testing import assert_allclose
 from scipy.spatial.transform import Rotation
 
 from splatcli.errors import UsageError
-from splatcli.render.camera_path import camera_path_json
-from splatcli.render.cameras import read_camera_file
+from splatcli.render.camera_files import camera_path_json, read_camera_file
 from splatcli.scene.camera import Camera
 
 

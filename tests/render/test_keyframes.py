@@ -12,7 +12,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from splatcli.errors import SceneError
-from splatcli.render.cameras import read_camera_file, read_cameras
+from splatcli.render.camera_files import read_camera_file, read_cameras
 from tests.cli.tiny import look_at_origin
 
 

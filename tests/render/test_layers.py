@@ -10,7 +10,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from splatcli.gaussians import Gaussians
-from splatcli.render.image_kinds import (
+from splatcli.render.images import (
+    RenderSettings,
     Viewer,
     depth_picture,
     median_distance,
@@ -19,7 +20,6 @@ from splatcli.render.image_kinds import (
     side_by_side,
     turbo,
 )
-from splatcli.render.images import RenderSettings
 from splatcli.scene.camera import Camera
 
 TILT = math.radians(30)

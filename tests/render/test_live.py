@@ -20,7 +20,7 @@ import pytest
 from splatcli.rasterizer import render
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.render import live as module
-from splatcli.render.image_kinds import LAYERS
+from splatcli.render.images import LAYERS
 from splatcli.render.live import LiveRun
 from splatcli.render.live_pictures import Painter, RenderRequest, parse_wish, stage_of
 from splatcli.render.server import Document, Request

@@ -11,7 +11,17 @@ from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
 from splatcli.errors import UsageError
-from splatcli.render.paths import Rig, ellipse, focus_point, look_at, mean_up, nearest_order, orbit, spiral, through
+from splatcli.render.camera_paths import (
+    Rig,
+    ellipse,
+    focus_point,
+    look_at,
+    mean_up,
+    nearest_order,
+    orbit,
+    spiral,
+    through,
+)
 
 FOCUS = np.array([3.0, -2.0, 7.0])
 #: No axis of the world, so that nothing is right by accident.

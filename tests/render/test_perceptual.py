@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
-from splatcli.render.perceptual import Lpips
+from splatcli.render.scoring import Lpips
 
 FILES = {"vgg": "vgg16-397923af.pth", "alex": "alexnet-owt-7be5be79.pth"}
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from splatcli.render.perceptual import Lpips
-from splatcli.render.scoring import Photos, means
+from splatcli.render.scoring import Lpips, Photos, means
 from splatcli.scene.images import Photo
 from tests.train.worlds import MadeImages, made_scene
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from splatcli.errors import OutputError, ResourceError, SceneError
-from splatcli.render.video import find_ffmpeg, write_video
+from splatcli.render.output import find_ffmpeg, write_video
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from PIL import Image
 from splatcli.config import Config, DataConfig
 from splatcli.scene.inspect import coverage_notes, hidden_share
 from splatcli.scene.read import read_scene
-from splatcli.train.metrics import protocol
-from splatcli.train.targets import Targets
+from splatcli.train.evaluate import protocol
+from splatcli.train.training_images import Targets
 from tests.scene import made
 from tests.scene.test_masks import kept, write_masks
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from splatcli.cli.output import Output
+from splatcli.cli.console import Output
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.read import read_scene

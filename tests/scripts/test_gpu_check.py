@@ -327,7 +327,7 @@ def test_the_sections_but_training_need_the_rasterizers_parts_only() -> None:
             sys.modules[name] = None  # an import of it fails
         sys.path.insert(0, "scripts")
         import gpu_check
-        import splatcli.native.call, splatcli.rasterizer, splatcli.gaussians, splatcli.scene.camera
+        import splatcli.native.backend, splatcli.rasterizer, splatcli.gaussians, splatcli.scene.camera
         gpu_check.make_scene(100, 64, 48, "cpu")
     """
     lines = "\n".join(line.strip() if not line.startswith(" " * 12) else line[8:] for line in program.splitlines())
@@ -336,9 +336,8 @@ def test_the_sections_but_training_need_the_rasterizers_parts_only() -> None:
 
 @NEEDS_COMPILER
 def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -> None:
-    from splatcli.native.call import Backend
-    from splatcli.rasterizer.context import RasterContext
-    from splatcli.rasterizer.view import view_of
+    from splatcli.native.backend import Backend
+    from splatcli.rasterizer.context import RasterContext, view_of
 
     # The density of 1 M at 2 megapixels.
     n, width, height = 24_000, 288, 173
@@ -383,7 +382,7 @@ def test_rates_are_medians_of_rounds(gpu_check: ModuleType) -> None:
 
 @NEEDS_COMPILER
 def test_the_peers_loss_is_the_training_loss(gpu_check: ModuleType) -> None:
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
     from splatcli.rasterizer.reference import loss_reference
     from tests.rasterizer.scenes import random_image
 

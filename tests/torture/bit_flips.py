@@ -11,8 +11,7 @@ import time
 from dataclasses import fields
 from pathlib import Path
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from tests.torture.harness import Case, Figure, main, refused, run_cases, workplace
 from tests.torture.states import small_checkpoint

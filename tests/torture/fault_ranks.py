@@ -22,7 +22,7 @@ from torch import Tensor
 
 from splatcli.config import with_settings
 from splatcli.distributed.world import World
-from splatcli.native.library import best_isa, load_cpu
+from splatcli.native.backend import best_isa, load_cpu
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import Ended, run_ranks

@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir, find_latest
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.checkpoint.run_dir import RunDir, find_latest
 from splatcli.cli.boundary import run as splat
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, OutputError

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 
 from splatcli.checkpoint.container import read_container
-from splatcli.checkpoint.rundir import find_latest
+from splatcli.checkpoint.run_dir import find_latest
 from splatcli.cli.boundary import run as splat
-from splatcli.native.library import best_isa, load_cpu
+from splatcli.native.backend import best_isa, load_cpu
 from tests.cli.tiny import QUICK, write_scene
 from tests.torture import harness
 from tests.torture.calls import MEMORY, READING, armed, run_under

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import typer
 
-from splatcli.checkpoint.load import load_checkpoint
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.app import app
 from splatcli.cli.boundary import run
 from splatcli.config import Config
 from splatcli.formats.ply import write_ply_file
-from splatcli.native.library import best_isa, load_cpu
-from splatcli.render.cameras import cameras_json
+from splatcli.native.backend import best_isa, load_cpu
+from splatcli.render.camera_files import cameras_json
 from tests.scene.made import nerfstudio_scene
 from tests.torture.harness import Case, Figure, main, quiet_streams, rng_of, run_cases, workplace
 from tests.torture.mutate import NUMBERS, STRINGS

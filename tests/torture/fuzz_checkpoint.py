@@ -17,9 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
-from splatcli.render.cameras import cameras_json
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.render.camera_files import cameras_json
 from splatcli.train.state import TrainState
 from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
 from tests.torture.mutate import FLOATS, INTEGERS, STRINGS, any_value, spoil_bytes, spoil_json

@@ -20,10 +20,10 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.container import read_container
-from splatcli.checkpoint.rundir import find_latest
+from splatcli.checkpoint.run_dir import find_latest
 from splatcli.cli.boundary import run as splat
 from splatcli.errors import SplatError
-from splatcli.native.library import best_isa, load_cpu
+from splatcli.native.backend import best_isa, load_cpu
 from tests.cli.tiny import QUICK, write_scene
 from tests.torture.harness import Figure, Tally, fork, main, quiet_streams, workplace
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir, find_latest
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir, find_latest
 from splatcli.errors import SplatError
 from tests.torture.harness import Figure, Tally, fork, main, workplace
 from tests.torture.states import small_checkpoint

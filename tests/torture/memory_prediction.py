@@ -25,12 +25,11 @@ import torch
 
 from splatcli.config import Config, DataConfig
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.memory import held_memory
-from splatcli.rasterizer.memory_estimate import Workload, render_memory, step_memory
+from splatcli.rasterizer.memory_estimate import Workload, predict_pairs, render_memory, step_memory
 from splatcli.rasterizer.offload import TensorStorage, storage_for
-from splatcli.rasterizer.prediction import predict_pairs
 from splatcli.scene.camera import Camera
 from splatcli.scene.read import read_scene
 from splatcli.train.init import gaussians_from_points

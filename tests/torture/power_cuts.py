@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir, find_latest
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir, find_latest
 from splatcli.errors import SplatError
 from tests.torture.calls import Call, armed, read_log, run_under
 from tests.torture.harness import Figure, main, workplace

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables
-from splatcli.checkpoint.load import load_checkpoint
 from splatcli.cli.model import open_stored
 from tests.checkpoint.foreign.made import activated
 from tests.torture.harness import Figure, Tally, enough, main

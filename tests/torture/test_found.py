@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.checkpoint.lock import take_lock
+from splatcli.checkpoint.run_dir import take_lock
 from splatcli.cli.boundary import run as splat
 from splatcli.config import DataConfig, build_config
 from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError, UsageError

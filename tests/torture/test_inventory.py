@@ -22,8 +22,8 @@ import pydantic
 import pytest
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import with_settings
 from splatcli.train.events import Stopped
 from splatcli.train.state import TrainState

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats
 from tests.train.worlds import random_gaussians
 
 LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}

@@ -11,12 +11,11 @@ from torch.testing import assert_close
 
 from splatcli.config import OptimConfig, build_config
 from splatcli.gaussians import GROUPS
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import BatchEngine, FlatSums
 from splatcli.rasterizer.reference_engine import ReferenceEngine
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation, StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_camera, random_image, random_scene

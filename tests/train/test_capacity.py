@@ -12,10 +12,10 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import AdamState, StepInputs
 from splatcli.scene.scene import Scene
-from splatcli.train.capacity import auto_cap
-from splatcli.train.lr import image_divisor
-from splatcli.train.targets import Target
+from splatcli.train.init import auto_cap
+from splatcli.train.schedule import image_divisor
 from splatcli.train.trainer import Trainer
+from splatcli.train.training_images import Target
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 

@@ -9,8 +9,8 @@ import torch
 
 from splatcli.config import Config, with_settings
 from splatcli.errors import UsageError
-from splatcli.train.changes import apply_config, changed_config
 from splatcli.train.events import Stepped
+from splatcli.train.start import apply_config, changed_config
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 

@@ -22,8 +22,8 @@ from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.train.events import Stepped
-from splatcli.train.targets import Targets
 from splatcli.train.trainer import Trainer
+from splatcli.train.training_images import Targets
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import look_from, random_gaussians
 from tests.train.worlds import MadeImages, MadeScene, MemoryRun

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, GuardConfig
 from splatcli.errors import DivergedError, SceneError
@@ -24,8 +24,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
 from splatcli.train import monitor
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
-from splatcli.train.failures import StepDivergedError
-from splatcli.train.monitor import FiniteWatch, QualityWatch, judge_refinement
+from splatcli.train.monitor import FiniteWatch, QualityWatch, StepDivergedError, judge_refinement
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
     MadeImages,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from splatcli.gaussians import GROUPS
-from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import Edit, apply_edit
 from tests.train.worlds import random_adam, random_gaussians
 

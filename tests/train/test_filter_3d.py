@@ -9,18 +9,17 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer import NativeEngine
 from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.train.changes import changed_config
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import apply_edit
-from splatcli.train.densify.edit import Edit
+from splatcli.train.densify.base import Edit
 from splatcli.train.events import OpacityReset, Refined
+from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState, flushed
 from splatcli.train.trainer import REFILTER_EVERY, Trainer
 from tests.native.cases import NEEDS_COMPILER, float32

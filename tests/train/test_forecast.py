@@ -11,15 +11,15 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, resolve, with_settings
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
+from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory import Budget
-from splatcli.rasterizer.prediction import PairCount, predict_pairs
-from splatcli.train import forecast as forecasts
+from splatcli.rasterizer.memory_estimate import PairCount, predict_pairs
+from splatcli.train import memory_plan as forecasts
 from splatcli.train.events import Capped, Started, Stepped
-from splatcli.train.forecast import Forecast, SharedForecast, fullest_view, plan_memory
+from splatcli.train.memory_plan import Forecast, SharedForecast, fullest_view, plan_memory
 from splatcli.train.monitor import PairsWatch
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32

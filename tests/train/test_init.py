@@ -12,8 +12,7 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
-from splatcli.train.capacity import auto_cap
-from splatcli.train.init import initial_gaussians, mean_squared_distance
+from splatcli.train.init import auto_cap, initial_gaussians, mean_squared_distance
 from tests.train.worlds import made_scene, random_gaussians
 
 

@@ -18,8 +18,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.scene.scene import Scene
 from splatcli.train import events
 from splatcli.train.densify import Edit

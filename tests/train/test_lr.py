@@ -8,7 +8,7 @@ import pytest
 
 from splatcli.config import OptimConfig, Schedule
 from splatcli.gaussians import GROUPS
-from splatcli.train.lr import active_sh_degree, learning_rates, log_linear
+from splatcli.train.schedule import active_sh_degree, learning_rates, log_linear
 
 OPTIM, SCHEDULE = OptimConfig(), Schedule()
 

@@ -19,11 +19,11 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
+from splatcli.train.evaluate import evaluate, load_photo, protocol, psnr, ssim
 from splatcli.train.events import Evaluated, Stepped
-from splatcli.train.metrics import evaluate, load_photo, protocol, psnr, ssim
 from splatcli.train.sampler import ViewSampler
-from splatcli.train.targets import Targets
 from splatcli.train.trainer import Trainer
+from splatcli.train.training_images import Targets
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
 from tests.train.worlds import MemoryRun, short_config

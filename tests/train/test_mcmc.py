@@ -12,11 +12,9 @@ from torch.testing import assert_close
 
 from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.train.densify import Edit, McmcStrategy, apply_edit, make_strategy
-from splatcli.train.densify.mcmc import MOST_COPIES, shared
-from splatcli.train.densify.sampling import draw
+from splatcli.train.densify.mcmc import MOST_COPIES, draw, shared
 from splatcli.train.events import Refined
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (

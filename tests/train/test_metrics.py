@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splatcli.scene.camera import Camera
-from splatcli.train.metrics import color_corrected, evaluate, load_photo, mean_scores, protocol, psnr, quantised, ssim
+from splatcli.train.evaluate import color_corrected, evaluate, load_photo, mean_scores, protocol, psnr, quantised, ssim
 from tests.train.worlds import made_scene, short_config
 
 

@@ -13,25 +13,31 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import ResourceError, UsageError
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
 from splatcli.rasterizer.memory import Budget
-from splatcli.rasterizer.memory_estimate import Workload, parameter_bytes, rest_bytes, state_bytes, step_memory
+from splatcli.rasterizer.memory_estimate import (
+    PairCount,
+    Workload,
+    parameter_bytes,
+    rest_bytes,
+    state_bytes,
+    step_memory,
+)
 from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, Pinned, TensorStorage
-from splatcli.rasterizer.prediction import PairCount
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
-from splatcli.train import forecast as forecasts
-from splatcli.train.changes import changed_config
+from splatcli.train import memory_plan as forecasts
 from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
-from splatcli.train.failures import as_splat_error, is_out_of_memory
-from splatcli.train.forecast import Forecast, plan_memory
+from splatcli.train.memory_plan import Forecast, plan_memory
+from splatcli.train.monitor import as_splat_error, is_out_of_memory
+from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32

@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import SH_REST, Gaussians

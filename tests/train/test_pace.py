@@ -21,8 +21,8 @@ from splatcli.train.step_time import (
     measure_scoring,
     seconds_of,
 )
-from splatcli.train.targets import Target, Targets, reduced
 from splatcli.train.trainer import Trainer
+from splatcli.train.training_images import Target, Targets, reduced
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
 
 

@@ -11,13 +11,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.rundir import RunDir
-from splatcli.checkpoint.save import save_checkpoint
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config, build_config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.native.call import Backend
+from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine, render
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.reference_engine import ReferenceEngine
@@ -25,9 +24,9 @@ from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.camera import Camera, moved
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
-from splatcli.train.changes import changed_config
 from splatcli.train.events import Evaluated, Probed, Stepped
 from splatcli.train.per_view_params import ViewTable
+from splatcli.train.start import changed_config
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import look_from, random_gaussians

@@ -14,8 +14,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference import loss_reference, render_reference
 from splatcli.rasterizer.reference_engine import ReferenceEngine
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import StepInputs
+from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
 from splatcli.scene.camera import Camera
 from tests.train.worlds import random_gaussians, ring_cameras
 

@@ -12,9 +12,9 @@ from torch.testing import assert_close
 
 from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import AdcStrategy, Edit, apply_edit, make_strategy
-from splatcli.train.densify.splitting import revised_opacities
+from splatcli.train.densify.default import revised_opacities
 from tests.train.worlds import random_adam, random_gaussians
 
 EXTENT = 2.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from splatcli.train.targets import SHARE_OF_PHOTOS, Targets, photo_room, reduced
+from splatcli.train.training_images import SHARE_OF_PHOTOS, Targets, photo_room, reduced
 from tests.train.worlds import MadeImages, made_scene
 
 CPU = torch.device("cpu")

@@ -16,8 +16,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import StepInputs, SyncEngine
+from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import ImageSource, Photo
 from splatcli.scene.points import PointCloud

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.archive import DAMAGED, check_crc, examine, pickle_of
+from splatcli.checkpoint.container import DAMAGED, check_crc, examine, pickle_of
 from splatcli.checkpoint.foreign.gsplat import is_gsplat, read_gsplat
 from splatcli.checkpoint.foreign.inria import is_inria, read_inria
 from splatcli.checkpoint.foreign.nerfstudio import is_nerfstudio, read_nerfstudio

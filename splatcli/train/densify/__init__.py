@@ -7,9 +7,8 @@ from collections.abc import Callable
 from splatcli import plugins
 from splatcli.config import Config
 from splatcli.errors import UsageError
-from splatcli.train.densify.adc import AdcStrategy
-from splatcli.train.densify.base import Strategy
-from splatcli.train.densify.edit import Edit, apply_edit
+from splatcli.train.densify.base import Edit, Strategy, apply_edit
+from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.densify.mcmc import McmcStrategy
 
 __all__ = [

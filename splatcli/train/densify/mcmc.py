@@ -3,6 +3,7 @@
 Gaussians are samples of a distribution. Noise lets the faint ones explore; those that have faded move onto others,
 drawn by opacity, and share what they find there so that the image stays; the count grows by a factor until the cap.
 Nothing is split by a threshold, nothing is reset. Two regularisers let what is not needed fade. docs/math.md 8.2 to 10.
+Rows are drawn in proportion to weights with the same result on every device and for any number of rows.
 """
 
 from __future__ import annotations
@@ -15,11 +16,31 @@ from torch import Tensor
 
 from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import expm1, log, log1p, logit, sigmoid
-from splatcli.train.densify.edit import Edit
-from splatcli.train.densify.sampling import draw
+from splatcli.train.densify.base import Edit
+
+#: Weights are counted in this unit. Sums of whole numbers have no order, so a GPU's have the bits of a CPU's; and 2^31
+#: rows of the largest weight fit into 63 bits.
+_UNITS = 2.0**31
+
+
+def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """[count] int64 rows, drawn with replacement in proportion to ``weights``; none where all weights are 0.
+
+    weights: [N] in 0..1, any device; NaN counts as 0. ``torch.multinomial`` ends at 2^24 of them.
+    generator: on the CPU.
+    """
+    units = (weights.nan_to_num(0.0).clamp(0.0, 1.0).double() * _UNITS).round().long()
+    through = units.cumsum(0)
+    total = int(through[-1]) if len(through) else 0
+    if total == 0 or count == 0:
+        return torch.empty(0, dtype=torch.int64, device=weights.device)
+    # 53 random bits, scaled: of 2^31 rows with the largest weight each 2^9 units share one of them, of a weight's 2^31.
+    fractions = torch.rand(count, generator=generator, dtype=torch.float64)
+    ticks = (fractions * total).long().clamp_(max=total - 1).to(weights.device)
+    return torch.searchsorted(through, ticks, right=True)
+
 
 #: At most so many Gaussians in one place after one refinement: the sums of docs/math.md 10 cancel beyond (gsplat).
 MOST_COPIES = 51

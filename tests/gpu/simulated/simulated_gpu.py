@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch.overrides import TorchFunctionMode
 
-from splatcli.native import library
-from splatcli.native.call import Backend
+from splatcli.native import backend
+from splatcli.native.backend import Backend
 
 HOST = torch.device("cpu")
 STREAM = 0x51  # not the default stream, which the kernels' launches must not use
@@ -82,8 +82,8 @@ class Graph:
         self.calls: list[tuple[Backend, str, list[Any], Any]] = []
 
     def replay(self) -> None:
-        for backend, name, arguments, _ in self.calls:
-            _call(backend, name, *arguments)
+        for native, name, arguments, _ in self.calls:
+            _call(native, name, *arguments)
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def call(self: Backend, name: str, *arguments: Any) -> int:
 def install(path: str) -> None:
     # A torch with CUDA has brought the real runtime along: the library has to find the simulated one before it.
     ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_DEEPBIND)
-    loaded = library._load(Path(path))
+    loaded = backend._load(Path(path))
 
     def cuda(cls: type[Backend], device: Any = "cuda") -> Backend:
         return Backend(loaded, torch.float32, 0, HOST, 0, STREAM, True)

@@ -25,7 +25,7 @@ def rasterization(
 ) -> tuple[Any, Any, dict[str, Any]]:
     """As gsplat's, of one view, by our rasterizer on the CPU."""
     from splatcli.gaussians import Gaussians
-    from splatcli.native.call import Backend
+    from splatcli.native.backend import Backend
     from splatcli.rasterizer import render
     from splatcli.scene.camera import Camera
 

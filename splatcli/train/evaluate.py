@@ -1,25 +1,168 @@
-"""Scorer: what a run's views look like now; it draws no random number and touches nothing of the state."""
+"""Quality on views: PSNR and SSIM, the protocol that makes figures comparable, and the scorer of held-out views.
+
+Scoring draws no random number and changes nothing of the state.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypedDict
 
 import torch
 from torch import Tensor
 
+from splatcli.config import Config
 from splatcli.errors import SceneError, SplatError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import render
-from splatcli.rasterizer.intersection_budget import MemoryBudget
+from splatcli.rasterizer.memory import MemoryBudget
+from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
-from splatcli.train.failures import as_splat_error, is_out_of_memory
-from splatcli.train.metrics import evaluation_background, load_photo, mean_scores, psnr, quantised, score_view
+from splatcli.train.monitor import as_splat_error, is_out_of_memory
 from splatcli.train.state import TrainState
+from splatcli.train.training_images import tensor_of
+
+#: A mean squared error below this counts as this, so that equal images have a PSNR (100 dB) that JSON can hold.
+MIN_MSE = 1e-10
+
+#: A variance below this is rounding: one pixel in ten million that is one of 256 levels off has more.
+MIN_SPREAD = 1e-13
+
+
+def psnr(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
+    """Peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
+
+    hidden: [H, W] bool, the pixels that do not count; NaN when none does.
+    """
+    squares = (x.double() - y.double()).square()
+    mse = float((squares if hidden is None else squares[~hidden]).mean())
+    return -10.0 * math.log10(mse if mse > MIN_MSE or math.isnan(mse) else MIN_MSE)
+
+
+@torch.no_grad()
+def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
+    """Mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding.
+
+    hidden: [H, W] bool, the pixels that are black in both images and no window's centre; NaN when all are.
+    """
+    if hidden is None:
+        return float(ssim_map_reference(x, y).mean())
+    return float(ssim_map_reference(blackened(x, hidden), blackened(y, hidden))[:, ~hidden].mean())
+
+
+def blackened(image: Tensor, hidden: Tensor | None) -> Tensor:
+    """``image`` [H, W, 3] with its hidden pixels [H, W] black; itself where None is hidden."""
+    return image if hidden is None else image.masked_fill(hidden[..., None], 0.0)
+
+
+@torch.no_grad()
+def color_corrected(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """[H, W, 3] ``clamp(A x + b, 0, 1)`` with the A [3, 3] and b [3] that bring it next to ``y`` in least squares.
+
+    A photo differs from others of its scene by exposure and white balance, which no model of the scene can know; this
+    takes out of a render x what such a linear change explains. hidden: [H, W] bool, the pixels that take no part in
+    the fit; the transform is applied to all. What a colour that x does not vary in should become is left as it is
+    least: A is the smallest of the best.
+    """
+    seen = slice(None) if hidden is None else ~hidden
+    source, target = (image.double()[seen].reshape(-1, 3) for image in (x, y))
+    source_mean, target_mean = source.mean(0), target.mean(0)
+    centred = source - source_mean
+    spread = centred.T @ centred / len(source)
+    shared = centred.T @ (target - target_mean) / len(source)
+    transform = torch.linalg.pinv(spread, atol=MIN_SPREAD, rtol=1e-10, hermitian=True) @ shared
+    fitted: Tensor = (x.double() - source_mean) @ transform + target_mean
+    return fitted.clamp(0.0, 1.0).to(x.dtype)
+
+
+def quantised(image: Tensor) -> Tensor:
+    """``image`` clamped to 0..1 and rounded to what an 8-bit file can hold."""
+    return (image.clamp(0.0, 1.0) * 255.0).round() / 255.0
+
+
+def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> Iterator[ViewScore]:
+    """The scores of views ``indices`` of ``scene``, one after another; none of a view that is hidden altogether.
+
+    render: gives the [H, W, 3] float image of a camera, with the scene's size; it is quantised to 8 bits first.
+    """
+    for i in indices:
+        scores = score_view(render(scene.cameras[i]), scene, i)
+        if scores is not None:
+            yield ViewScore(scene.cameras[i].name, *scores)
+
+
+def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] | None:
+    """(PSNR, SSIM) of a rendered image [H, W, 3] of view ``index``, see score_views()."""
+    image = quantised(image)
+    target, hidden = load_photo(scene, index, image.device)
+    if hidden is not None and bool(hidden.all()):
+        return None
+    truth = target.to(image.dtype) / 255.0
+    return psnr(image, truth, hidden), ssim(image, truth, hidden)
+
+
+def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:
+    """``score_views``, all at once."""
+    return list(score_views(render, scene, indices))
+
+
+def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
+    """(mean of the views' PSNR, mean of their SSIM); ValueError where there are none."""
+    if not views:
+        raise ValueError("no view was scored")
+    return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
+
+
+def load_photo(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
+    """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it.
+
+    Over black where the background is new each step, as it is scored.
+    """
+    photo = scene.images.photo(index)
+    pixels = tensor_of(photo.pixels).to(device)
+    return pixels, None if photo.hidden is None else tensor_of(photo.hidden).to(device)
+
+
+def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, object]:
+    """How figures were obtained, for the record beside them; two figures compare only if these agree."""
+    return {
+        "images": config.data.images or "the layout's own folder",
+        "downscale": "none" if config.data.resolution == 1 else "resized on load, unless the folder holds that size",
+        "resolution": config.data.resolution,
+        "sizes": sorted({f"{scene.cameras[i].width}x{scene.cameras[i].height}" for i in indices}),
+        "split": _split(config, scene),
+        "views": len(indices),
+        "quantisation": "renders are rounded to 8 bits",
+        "background": evaluation_background(config),
+        "masks": _masks(scene),
+        "psnr": "mean of the views' values; peak 1",
+        "ssim": {"taps": 11, "sigma": 1.5, "padding": "zeros, same size", "channels": "RGB mean"},
+    }
+
+
+def _masks(scene: Scene) -> str:
+    if scene.images.masked:
+        return "hidden pixels do not count"
+    return "hidden pixels show the background in photos" if scene.images.has_masks else "none"
+
+
+def _split(config: Config, scene: Scene) -> str:
+    if not scene.test:
+        return "nothing is held out"
+    every = config.data.test_every
+    if scene.kind == "blender" or every == 0 or list(scene.test) != list(range(0, len(scene.cameras), every)):
+        return "the scene's own test views"
+    return f"of the views in name order, those whose index {every} divides are held out"
+
+
+def evaluation_background(config: Config) -> str:
+    """The colour behind evaluated renders: that of training; black where training draws it at random."""
+    return "white" if config.train.background == "white" else "black"
+
 
 #: Figures of a view that processes tell each other, after whether there are any.
 MEASURES = 3

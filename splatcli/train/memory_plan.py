@@ -18,27 +18,39 @@ from splatcli.config import Config, resolve
 from splatcli.errors import ResourceError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native import abi
+from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.native.call import Backend
-from splatcli.rasterizer.bands import ABSURD_COUNT, ABSURD_SHARE, NAMED, IntersectionOverflow, Largest
-from splatcli.rasterizer.memory import PAIRS_SHARE, SHARE, free_memory, held_memory
+from splatcli.rasterizer.context import lines_of
+from splatcli.rasterizer.memory import (
+    ABSURD_COUNT,
+    ABSURD_SHARE,
+    NAMED,
+    PAIRS_SHARE,
+    SHARE,
+    IntersectionOverflow,
+    Largest,
+    free_memory,
+    held_memory,
+)
 from splatcli.rasterizer.memory_estimate import (
+    PairCount,
     Workload,
     line_bytes,
+    predict_boxes,
+    predict_pairs,
     render_memory,
     rest_bytes,
     shared_memory_estimate,
     state_bytes,
     step_memory,
+    tiles_of_each,
 )
 from splatcli.rasterizer.offload import DEVICE_STORAGE, ROWS, TensorStorage
-from splatcli.rasterizer.prediction import PairCount, predict_boxes, predict_pairs, tiles_of_each
 from splatcli.rasterizer.rendering import backend_for
-from splatcli.rasterizer.view import lines_of
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.sizes import gib
-from splatcli.train.targets import SHARE_OF_MEMORY, photo_room
+from splatcli.train.training_images import SHARE_OF_MEMORY, photo_room
 
 #: Pairs of the fullest view go with this power of the number of Gaussians. It is 0.68 from the points of a scene to ten
 #: times as many (docs/memory.md).

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.rasterizer.depth_loss import DepthTarget
@@ -14,7 +16,6 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.depth_maps import depths_of_map
 from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene, known_depths
-from splatcli.train.metrics import tensor_of
 
 #: Of a budget, or of what is free on a GPU when training starts, this part may hold photos.
 SHARE_OF_MEMORY = 0.25
@@ -170,3 +171,9 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def tensor_of(array: NDArray[Any]) -> Tensor:
+    """``array`` as a tensor, sharing its memory where torch allows it."""
+    # The cache may hand out read-only arrays, which torch cannot wrap.
+    return torch.from_numpy(array if array.flags.writeable else array.copy())

@@ -1,21 +1,16 @@
-"""RunDir: the folder of one run, owned by one process at a time.
-
-- RUN/config.json: the resolved settings
-- RUN/request.json: what the command line asked for, by which the same command knows its run again
-- RUN/metrics.jsonl: one JSON object a line
-- RUN/ckpts/ckpt_000300.pt: the state after step 300
-- RUN/latest: relative path of the newest checkpoint, for people and scripts; never relied upon
-- RUN/lock: held (flock) while a process works here; content: pid and host
-"""
+"""RunDir: the folder of one run, its lock, its metrics.jsonl, and its checkpoints; one process owns it at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import logging
+import math
 import os
 import re
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,14 +18,135 @@ from typing import Any, BinaryIO
 
 from splatcli.checkpoint.atomic import TEMPORARY, free_bytes, probe_folder, probe_room, sync_folder, write_atomically
 from splatcli.checkpoint.container import read_container
-from splatcli.checkpoint.journal import METRICS, append_line, trim_lines
-from splatcli.checkpoint.load import load_checkpoint
-from splatcli.checkpoint.lock import take_lock
-from splatcli.checkpoint.save import checkpoint_bytes, save_checkpoint
+from splatcli.checkpoint.file import checkpoint_bytes, load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.checkpoint.undo import Undo
 from splatcli.config import Config
-from splatcli.errors import ModelFileError, OutputError, ResourceError, UnreadableError, from_os_error, os_errors
+from splatcli.errors import (
+    LockedError,
+    ModelFileError,
+    OutputError,
+    ResourceError,
+    UnreadableError,
+    from_os_error,
+    os_errors,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+def take_lock(run: Path) -> int:
+    """The descriptor of the run's lock file, locked; it unlocks when closed, also by a crash."""
+    path = run / "lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(descriptor, 200).decode(errors="replace").split()
+        os.close(descriptor)
+        who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
+        raise LockedError(f"{who} is working on this run", where=run, remedy="wait for it, or stop it first") from None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
+            os.close(descriptor)
+            raise
+        _logger.warning("%s: this file system has no locks; take care to run one process only", run)
+    with contextlib.suppress(OSError):  # who holds it is a courtesy: a full disk must not keep anyone from the run
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
+    return descriptor
+
+
+#: What a run writes into its folder before its first step; anything else there is somebody else's, and stays.
+_OURS = (
+    "ckpts/ckpt_*.pt",
+    "ckpts/*.tmp.*",
+    "*.tmp.*",
+    "config.json",
+    "request.json",
+    "metrics.jsonl",
+    "latest",
+    "lock",
+)
+
+
+@dataclass(slots=True)
+class Undo:
+    """How the run folder ``path`` came to be.
+
+    made: folders that did not exist before, the innermost first.
+    moved_aside: where a run that was there is now.
+    owned: its lock is held, so that the files in it are this run's.
+    """
+
+    path: Path
+    made: list[Path] = field(default_factory=list)
+    moved_aside: Path | None = None
+    owned: bool = False
+
+    def rollback(self) -> None:
+        """Everything as before, as far as possible; never raises."""
+        for pattern in _OURS if self.owned else ():
+            for file in self.path.glob(pattern):
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        for folder in self.made:
+            with contextlib.suppress(OSError):
+                folder.rmdir()  # only if empty
+        with contextlib.suppress(OSError):
+            if self.moved_aside is not None and not self.path.exists():
+                self.moved_aside.rename(self.path)
+
+
+#: The file's name in a run folder.
+METRICS = "metrics.jsonl"
+
+
+def append_line(path: Path, record: dict[str, object]) -> None:
+    """Add a line; NaN and infinity become null. Raises OutputError, and leaves no torn line, when there is no room."""
+    line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
+    try:
+        with path.open("ab", buffering=0) as file:
+            end = file.tell()
+            if file.write(line) != len(line):
+                file.truncate(end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise OutputError(f"could not add to the metrics (disk full?): {error.strerror}", where=path) from None
+
+
+def trim_lines(path: Path, step: int) -> None:
+    """Remove the lines of steps after ``step``, and one that a crash has torn. Raises OutputError, OSError."""
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = b"".join(line for line in lines if _step_of(line) <= step)
+    if kept != b"".join(lines):
+        write_atomically(path, lambda file: _put_line(file, kept), what="metrics")
+
+
+def _put_line(file: BinaryIO, content: bytes) -> None:
+    file.write(content)
+
+
+def _step_of(line: bytes) -> float:
+    """The step of a line; 0 when it has none, infinity when it is torn."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return math.inf
+    step = record.get("step", 0) if isinstance(record, dict) else math.inf
+    return step if isinstance(step, int) else 0
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
+
 
 #: The name of the pointer to the newest checkpoint, in a run folder.
 LATEST = "latest"

@@ -1,35 +1,198 @@
-"""A run's state before its first step here: a new run's, or the one that a checkpoint holds."""
+"""The state a run starts from: a new one, or a checkpoint's; whether scene and settings still fit it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+import difflib
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
-from splatcli.config import Config, resolve, with_settings
+from splatcli.config import Config, flat_settings, read_settings, resolve, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.native.library import ISA_VARIABLE, chosen_isa, same_rounding
+from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import TensorStorage, storage_for
 from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.stats import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats
+from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import coverage_notes
 from splatcli.scene.scene import Scene, check_depths
-from splatcli.train.capacity import resolve_cap
-from splatcli.train.changes import apply_config
 from splatcli.train.data_parallel import digest_of
-from splatcli.train.forecast import plan_memory
-from splatcli.train.init import initial_gaussians
+from splatcli.train.init import initial_gaussians, resolve_cap
+from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
-from splatcli.train.resume import check_same_scene
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
+
+#: Differences that a message lists.
+_LISTED = 8
+
+#: Relative to the scene extent, and to the focal length: what another version of a reader's arithmetic may do.
+_TOLERANCE = 1e-5
+
+
+#: What the entries of a fingerprint are called.
+_FINGERPRINT = {
+    "count": "the number of photos",
+    "sha256": "the digest of the photos",
+    "masks": "the digest of the masks",
+    "depths": "the digest of the depth maps",
+}
+
+#: What may differ if the user says so, and how that is said.
+CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
+
+
+def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:
+    """Raises SceneError, listing the differences, unless photos, split and cameras are those of the run.
+
+    allowed: names in CONSENT: of "photos" the content may differ, of "cameras" lens and pose (the run goes on with
+        those that it has). Names, sizes and the split may not.
+    """
+    found = [(kind, text) for kind, text in _differences(checkpoint, scene) if kind not in allowed]
+    if not found:
+        return
+    listed = [text for _, text in found[:_LISTED]]
+    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
+    kinds = sorted({kind for kind, _ in found})
+    remedy = "give the folder that the run was started on, or start a new run from its model: "
+    remedy += "splat train SCENE --init CKPT"
+    if set(kinds) <= CONSENT.keys():
+        flags = " ".join(f"--allow-config-change {kind}" for kind in kinds)
+        remedy += f"; {flags} goes on, whatever {' and '.join(CONSENT[kind] for kind in kinds)} are now"
+    raise SceneError(
+        f"the scene has changed since step {checkpoint.step} was saved: " + "; ".join(listed) + more,
+        where=scene.root,
+        remedy=remedy,
+    )
+
+
+def _differences(checkpoint: Checkpoint, scene: Scene) -> Iterator[tuple[str, str]]:
+    """(kind, sentence) of each; kinds beside those of CONSENT are "views" and "sizes"."""
+    before, now = checkpoint.dataset.fingerprint, scene.fingerprint()
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            kind = "views" if key == "count" else "photos"
+            yield kind, f"{_FINGERPRINT.get(key, key)} was {_short(before.get(key))}, is {_short(now.get(key))}"
+    if len(checkpoint.cameras) != len(scene.cameras):
+        yield "views", f"there were {len(checkpoint.cameras)} views, there are {len(scene.cameras)}"
+        return
+    if (checkpoint.train, checkpoint.test) != (list(scene.train), list(scene.test)):
+        yield "views", "other views are held out"
+    for old, new in zip(checkpoint.cameras, scene.cameras, strict=True):
+        difference = _camera_difference(old, new, checkpoint.dataset.extent)
+        if difference is not None:
+            yield difference
+
+
+def _camera_difference(old: Camera, new: Camera, extent: float) -> tuple[str, str] | None:
+    if old.name != new.name:
+        return "views", f"view {old.name!r} is now {new.name!r}"
+    if (old.width, old.height) != (new.width, new.height):
+        return "sizes", f"{old.name} was {old.width}x{old.height}, is {new.width}x{new.height}"
+    lens = np.array([[c.fx, c.fy, c.cx, c.cy] for c in (old, new)])
+    turned = np.abs(old.viewmat[:3, :3] - new.viewmat[:3, :3]).max()
+    moved = np.abs(old.center - new.center).max()
+    # Written so that NaN counts as a difference.
+    if not (np.abs(lens[0] - lens[1]).max() <= _TOLERANCE * old.fx):
+        return "cameras", f"{old.name} has another focal length or principal point"
+    if not (turned <= _TOLERANCE and moved <= _TOLERANCE * extent):
+        return "cameras", f"{old.name} has another pose"
+    return None
+
+
+def _short(value: str | int | None) -> str:
+    text = "absent" if value is None else str(value)
+    return text if len(text) <= 12 else text[:12] + "..."
+
+
+#: They touch no bit that is trained.
+_HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "memory.offload")
+
+#: They were used up before the first step.
+_FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid")
+_FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
+
+#: What the moments of SH coefficients that are behind are made up for with (AdamState.rest_steps).
+_CATCHING_UP = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
+
+
+def changed_config(
+    stored: Config, *, file: Path | None = None, assignments: list[str] | None = None, allowed: Iterable[str] = ()
+) -> tuple[Config, list[str]]:
+    """The settings to go on with, and a sentence for each that is another now.
+
+    file: settings as they were given to the run; differences are refused, unless they are harmless or ``allowed``.
+    assignments: ``key=value`` strings, which state a wish.
+    Raises UsageError, listing the differences that need consent and those that cannot be.
+    """
+    before = flat_settings(stored)
+    allowed = _known_keys(allowed, before)
+    wished = set(read_settings(assignments=assignments))
+    values = {
+        key: value
+        for key, value in read_settings(file=file, assignments=assignments).items()
+        if key != "data.scene"  # the flag --data says where the scene is
+    }
+    config = with_settings(stored, values)
+    after = flat_settings(config)
+    different = [key for key in values if after[key] != before[key]]
+    told = {key: f"{key} was {shown(before[key])}, is {shown(after[key])}" for key in different}
+    if "train.iterations" in told:
+        told["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
+    fixed = [
+        key for key in different if key in _FIXED_VIEWS or (key.startswith(_FIXED) and not key.startswith(_HARMLESS))
+    ]
+    if fixed:
+        raise UsageError(
+            "these settings are fixed when a run is made: " + "; ".join(told[key] for key in fixed),
+            where=file,
+            remedy="leave them out, or start a new run from this one's model: splat train SCENE --init CKPT",
+        )
+    refused = [key for key in different if key not in wished | allowed and not key.startswith(_HARMLESS)]
+    if refused:
+        raise UsageError(
+            "these settings are not those of the run: " + "; ".join(told[key] for key in refused),
+            where=file,
+            remedy=" ".join(f"--allow-config-change {key}" for key in refused) + " goes on with them",
+        )
+    return config, [f"changed: {text}" for text in told.values()]
+
+
+def apply_config(state: TrainState, config: Config) -> None:
+    """``state`` goes on with ``config``; what was left to be done under the old settings is done first."""
+    before, after = flat_settings(state.config), flat_settings(config)
+    if any(before[key] != after[key] for key in _CATCHING_UP):
+        state.adam.flush(state.gaussians, state.config.optim.shN_lr)
+    state.config = config
+    optim = config.optim
+    state.adam.beta1, state.adam.beta2, state.adam.eps = optim.beta1, optim.beta2, optim.eps
+
+
+def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:
+    keys = set(allowed)
+    names = [*settings, *CONSENT]
+    for key in sorted(keys - set(names)):
+        near = difflib.get_close_matches(key, names, n=1)
+        raise UsageError(
+            f"there is no setting {key!r}",
+            where="--allow-config-change",
+            remedy=f"did you mean {near[0]}?" if near else f"a key of docs/settings.md, or {' or '.join(CONSENT)}",
+        )
+    return keys
+
+
+def shown(value: Any) -> str:
+    """A setting's value in a message."""
+    return "none" if value is None else str(value)
 
 
 def new_state(

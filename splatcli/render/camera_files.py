@@ -1,15 +1,15 @@
-"""Camera files: the views to render, as JSON of our own or as other tools write it.
+"""Camera files: the views to render, read from four layouts and written as nerfstudio camera paths.
 
-Read are four layouts, told apart by their keys:
+The layouts are recognised by their keys:
 
     {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat}]}      ours: Camera, field by field
     [{img_name, width, height, fx, fy, position, rotation}]            INRIA's cameras.json
     {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
     {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
 
-A camera path that has only "keyframes" is flown through between them (render/keyframes.py). The last two layouts hold
+A camera path that has only "keyframes" is interpolated (render/camera_paths.py). The last two layouts hold
 camera-to-world matrices with OpenGL axes (y up, z back). Lens distortion is not rendered: its keys are ignored. All
-poses are taken to be in the frame of the model.
+poses are in the frame of the model. ``ns-render camera-path`` and add-ons for Blender read what is written here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.errors import SceneError
-from splatcli.render.keyframes import frames_between
+from splatcli.errors import SceneError, UsageError
+from splatcli.render.camera_paths import frames_between
 from splatcli.scene.camera import Camera
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
@@ -285,3 +285,48 @@ def _side(entry: dict[str, Any], key: str) -> int:
     if value != int(value) or not 0 < value <= _MAX_SIDE:
         raise ValueError(f"{key} is {value:g}, not a whole number of pixels from 1 to {_MAX_SIDE}")
     return int(value)
+
+
+#: The end of a file's name that asks for this layout.
+SUFFIX = "camera_path.json"
+#: Pixels that the optical axis may be off the middle, and the share by which focal lengths may differ, unnoticed.
+_PIXELS, _SHARE = 0.5, 1e-3
+
+
+def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[str]]:
+    """(the file, notes on what it cannot hold). Poses are in the frame of the model.
+
+    Raises UsageError when the cameras are of several sizes.
+    """
+    sizes = sorted({(camera.width, camera.height) for camera in cameras})
+    if len(sizes) != 1:
+        raise UsageError(
+            f"a camera path is of one size, and the views have {len(sizes)}",
+            where="--save-cameras",
+            remedy="--size {}x{}".format(*sizes[-1]) + "; or another name, for a file of our own layout",
+        )
+    ((width, height),) = sizes
+    document = {
+        "camera_type": "perspective",
+        "render_width": width,
+        "render_height": height,
+        "fps": fps,
+        "seconds": len(cameras) / fps,
+        "keyframes": [],
+        "camera_path": [
+            {
+                "camera_to_world": (np.linalg.inv(camera.viewmat) @ FLIP).ravel().tolist(),
+                "fov": math.degrees(2 * math.atan(height / (2 * camera.fy))),
+                "aspect": width / height,
+            }
+            for camera in cameras
+        ],
+    }
+    odd = sum(_is_odd(camera) for camera in cameras)
+    notes = [f"a camera path has square pixels and its axis in the middle, unlike {odd} of the views"] if odd else []
+    return json.dumps(document, indent=1) + "\n", notes
+
+
+def _is_odd(camera: Camera) -> bool:
+    off = max(abs(camera.cx - camera.width / 2), abs(camera.cy - camera.height / 2))
+    return off > _PIXELS or abs(camera.fx / camera.fy - 1) > _SHARE

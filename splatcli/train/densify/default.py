@@ -1,12 +1,16 @@
 """AdcStrategy: adaptive density control as in the original 3DGS and gsplat.
 
-After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean wants to move, then
-prune faint and, later, huge ones. Now and then all opacities fall to 0.01, so that only useful Gaussians recover.
+After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean has a large gradient, then
+prune faint and, later, huge ones. At intervals all opacities fall to 0.01, so that only useful Gaussians recover.
 Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
 scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
-magnitudes (AbsGS, Ye et al., 2024); with ``revised_opacity`` two Gaussians from one are together as opaque as it was
-(Rota Bulo et al., 2024), where each would otherwise keep its opacity and the image grow brighter; with
-``long_axis_split`` all that grow are split, small ones too, in two halves along their longest axis (Deng et al., 2025).
+magnitudes (AbsGS, Ye et al., 2024). ``revised_opacity``: clone and split preserve total opacity (Rota Bulo et al.,
+2024), where each would otherwise keep its opacity and the image grow brighter. ``long_axis_split``: all that grow are
+split, small ones too, in two halves along their longest axis (Deng et al., 2025).
+
+Splitting along the longest axis draws nothing: two children that are SHRINK times as long lie so far to both sides that
+together they spread as far as the one did; its other axes stay. A sampled split makes children that are smaller in all
+axes and begin somewhere within the one.
 """
 
 from __future__ import annotations
@@ -18,17 +22,58 @@ from torch import Tensor
 
 from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.stats import DensifyStats
-from splatcli.rasterizer.step_inputs import Regularisation
-from splatcli.train.densify.edit import Edit
-from splatcli.train.densify.splitting import (
-    SHRINK,
-    SPLIT_SHRINK,
-    long_axis_scales,
-    long_axis_split,
-    revised_opacities,
-    sample_split,
-)
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
+from splatcli.reproducible import exp, expm1, log, normal, rotate, softplus
+from splatcli.train.densify.base import Edit
+
+#: How long a half is. Second moments stay with halves DISTANCE standard deviations off: their squares sum to 1.
+SHRINK = 0.6
+DISTANCE = math.sqrt(1.0 - SHRINK**2)
+
+#: A child at random has its parent's standard deviations divided by this: 0.8 times 2 children (INRIA).
+SPLIT_SHRINK = 1.6
+
+
+def long_axis_split(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: all first ones, then all second."""
+    means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
+    offsets = _offsets(gaussians, rows, DISTANCE * _longest(log_scales) * exp(log_scales))
+    return torch.cat([means + offsets, means - offsets]), long_axis_scales(log_scales).repeat(2, 1)
+
+
+def long_axis_scales(log_scales: Tensor) -> Tensor:
+    """[N, 3] what halves() makes of log-scales [N, 3]."""
+    return log_scales + math.log(SHRINK) * _longest(log_scales)
+
+
+def _longest(log_scales: Tensor) -> Tensor:
+    """[N, 3] 1 for the longest axis, of equal ones the first, 0 for the others."""
+    return torch.nn.functional.one_hot(log_scales.argmax(dim=1), 3).to(log_scales)
+
+
+def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """As halves(), with children distributed as the Gaussian itself."""
+    rows = torch.cat([rows, rows])
+    noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
+    offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))
+    return gaussians.means[rows] + offsets, gaussians.log_scales[rows] - math.log(SPLIT_SHRINK)
+
+
+def revised_opacities(logits: Tensor, length: float) -> Tensor:
+    """Logits of each of two Gaussians ``length`` times as long as one with ``logits`` [N] that they take the place of.
+
+    Optical depth -log(1 - o), times length, is as much as it was: 1 - (1 - o)^(1 / (2 length)). In one place, with
+    length 1, two are together as opaque as the one.
+    """
+    # log(1 - o) = -softplus(x), so the depth of each is this, and the logit of 1 - exp(-depth) log(exp(depth) - 1).
+    depth = softplus(logits) * (0.5 / length)
+    return (depth + log(-expm1(-depth))).to(logits.dtype)
+
+
+def _offsets(gaussians: Gaussians, rows: Tensor, local: Tensor) -> Tensor:
+    """[S, 3] in world axes, in the dtype of the means: ``local`` [S, 3] in the axes of the Gaussians ``rows``."""
+    return rotate(gaussians.quats[rows], local).to(gaussians.means.dtype)
+
 
 #: A reset brings opacities down to this (INRIA), or to twice the pruning bound (gsplat) where that is more.
 RESET_OPACITY = 0.01

@@ -1,0 +1,324 @@
+"""Repeated measurements for ``splat bench``: scenes times settings times seeds, and the table of their figures.
+
+Each run is a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import platform
+import re
+import resource
+import shlex
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from splatcli import __version__
+from splatcli.errors import ResourceError, SceneError, SplatError, UsageError
+from splatcli.native.backend import default_threads
+
+
+def describe_machine() -> dict[str, Any]:
+    """Facts for a report, in JSON's types."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {
+        "date": datetime.date.today().isoformat(),
+        "version": __version__,
+        "torch": torch.__version__,
+        "processor": _processor(),
+        "threads": default_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
+        "matmul_gflops": matmul_gflops(),
+    }
+
+
+def matmul_gflops() -> float:
+    """What a matrix product on the CPU reaches now; times of different machines compare in proportion to it."""
+    a = torch.rand(1024, 1024)
+    best = float("inf")
+    for _ in range(10):
+        started = time.perf_counter()
+        a @ a
+        best = min(best, time.perf_counter() - started)
+    return round(2 * 1024**3 / best / 1e9, 1)
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+#: What names of scenes and settings are made of; they become names of files.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,60}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run: names, and the arguments of ``splat train`` but for the seed and the output."""
+
+    scene: str
+    setting: str
+    seed: int
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What its files are called."""
+        return f"{self.scene}--{self.setting}--{self.seed}"
+
+
+class _Scene(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    path: str
+    args: list[str] = Field(default_factory=list)
+
+
+class _Setting(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    args: list[str] = Field(default_factory=list)
+
+
+class _Plan(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    #: Arguments of every run.
+    args: list[str] = Field(default_factory=list)
+    seeds: list[int] = Field(default_factory=lambda: [42, 43, 44], min_length=1)
+    scenes: dict[str, _Scene] = Field(min_length=1)
+    settings: dict[str, _Setting] = Field(default_factory=lambda: {"default": _Setting()}, min_length=1)
+
+
+def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None = None) -> list[Cell]:
+    """The runs that a TOML file asks for: ``seeds``, ``args``, ``[scenes.NAME]`` with ``path`` and ``args``, and
+    ``[settings.NAME]`` with ``args``.
+
+    data: where relative paths of scenes begin; the file's own folder unless given.
+    seeds: instead of the file's.
+    Raises UsageError.
+    """
+    try:
+        plan = _Plan.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(
+            f"cannot read the plan: {error.strerror}", where=path, remedy="see splat bench --help"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"not valid TOML: {error}", where=path, remedy="benchmarks/plans/ has examples") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{place}: {first['msg']}", where=path, remedy="benchmarks/plans/ has examples") from None
+    root = path.parent if data is None else data
+    scenes = {name: [str(root / scene.path), *scene.args] for name, scene in plan.scenes.items()}
+    settings = {name: [*plan.args, *setting.args] for name, setting in plan.settings.items()}
+    return _cells(scenes, settings, seeds or plan.seeds)
+
+
+def plan_of(scenes: list[Path], settings: list[str], seeds: list[int]) -> list[Cell]:
+    """The runs that a command line asks for. settings: ``NAME=FLAGS of splat train``. Raises UsageError."""
+    named: dict[str, Any] = {}
+    for scene in scenes:
+        name = re.sub(r"[^A-Za-z0-9._+-]", "_", scene.resolve().name) or "scene"
+        if name in named:
+            raise UsageError(f"two scenes are called {name}", remedy="name them in a plan: splat bench --plan FILE")
+        named[name] = [str(scene)]
+    flags: dict[str, list[str]] = {}
+    for text in settings:
+        name, equals, words = text.partition("=")
+        if not equals:
+            raise UsageError(
+                f"--setting wants NAME=FLAGS, got {text!r}", remedy='e.g. --setting "small=--cap-max 50000"'
+            )
+        try:
+            flags[name.strip()] = shlex.split(words)
+        except ValueError as error:
+            raise UsageError(f"--setting {name}: {error}", remedy="close the quotes") from None
+    return _cells(named, flags or {"default": []}, seeds)
+
+
+def _cells(scenes: dict[str, list[str]], settings: dict[str, list[str]], seeds: list[int]) -> list[Cell]:
+    for name in (*scenes, *settings):
+        if not _NAME.fullmatch(name):
+            raise UsageError(f"{name!r} is no name for a file", remedy="use letters, digits and . _ + -")
+    return [
+        Cell(scene, setting, seed, (*where, *flags))
+        for scene, where in scenes.items()
+        for setting, flags in settings.items()
+        for seed in dict.fromkeys(seeds)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a run came to.
+
+    seconds: wall time of the process: start, reading, training, saving, evaluation.
+    cpu_seconds: of all its threads; what compares on a machine that does other things beside.
+    peak_mb: its largest resident set.
+    views: name, psnr and ssim of each held-out view.
+    """
+
+    scene: str
+    setting: str
+    seed: int
+    command: str
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    step: int
+    psnr: float
+    ssim: float
+    num_gaussians: int
+    views: list[dict[str, Any]]
+    protocol: dict[str, Any]
+
+
+def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Record, bool]:
+    """The record of a cell, and whether it was there already.
+
+    folder: takes ``<cell>.json``, ``<cell>.log``, with ``keep`` the run itself, with ``sheet`` ``<cell>.png``.
+    Raises SplatError: the run's own kind, where it failed.
+    """
+    path = folder / f"{cell.name}.json"
+    command = ["train", *cell.arguments, "--seed", str(cell.seed)]
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        if record.command == _shown(command):
+            return record, True
+    run = folder / cell.name
+    shutil.rmtree(run, ignore_errors=True)
+    log = folder / f"{cell.name}.log"
+    started = time.perf_counter()
+    usage = _run([*command, "-o", str(run), "--quiet"], log)
+    seconds = time.perf_counter() - started
+    figures = _evaluation(run, log)
+    record = Record(
+        cell.scene,
+        cell.setting,
+        cell.seed,
+        _shown(command),
+        round(seconds, 2),
+        round(usage.ru_utime + usage.ru_stime, 2),
+        round(usage.ru_maxrss / (1024.0 if sys.platform != "darwin" else 1024.0**2), 1),
+        *(figures[name] for name in ("step", "psnr", "ssim", "num_gaussians", "views", "protocol")),
+    )
+    if sheet:
+        _run(["eval", str(run), "--sheet", str(folder / f"{cell.name}.png"), "--quiet"], log)
+    if not keep:
+        shutil.rmtree(run, ignore_errors=True)
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps({name: getattr(record, name) for name in Record.__slots__}, indent=1) + "\n")
+    partial.replace(path)
+    return record, False
+
+
+def _shown(command: list[str]) -> str:
+    return " ".join(["splat", *command])
+
+
+def _run(arguments: list[str], log: Path) -> resource.struct_rusage:
+    """Runs ``splat`` and waits; what it used. A signal that ends this process ends that one first."""
+    with log.open("w", encoding="utf-8") as words:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "splatcli", *arguments], stdout=subprocess.DEVNULL, stderr=words
+        )
+        before = signal.signal(signal.SIGTERM, _leave)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        except BaseException:
+            process.send_signal(signal.SIGTERM)
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if process.returncode != 0:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
+        kinds = {kind.exit_code: kind for kind in SplatError.__subclasses__()}
+        raise kinds.get(process.returncode, ResourceError)(
+            f"splat {arguments[0]} ended with {process.returncode}: {' '.join(last)}",
+            where=log,
+            remedy="correct the plan and run it again: what is measured already is kept",
+        )
+    return usage
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def _evaluation(run: Path, log: Path) -> dict[str, Any]:
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    for line in reversed(lines):
+        record: dict[str, Any] = json.loads(line)
+        if record.get("event") == "eval":
+            return record
+    raise SceneError(
+        "the run has no held-out views to be measured on", where=log, remedy="hold some out: --test-every 8"
+    )
+
+
+#: Column: heading, what it shows, decimals.
+_COLUMNS: tuple[tuple[str, Callable[[Record], float], int], ...] = (
+    ("PSNR", lambda r: r.psnr, 2),
+    ("SSIM", lambda r: r.ssim, 4),
+    ("Gaussians", lambda r: r.num_gaussians, 0),
+    ("seconds", lambda r: r.seconds, 1),
+    ("MB", lambda r: r.peak_mb, 0),
+)
+
+
+def markdown(records: Sequence[Record]) -> list[str]:
+    """Lines of a Markdown table: each scene and setting, then each setting over all scenes that have it.
+
+    A figure of several seeds is their mean ± their standard deviation (n - 1); of several scenes, the mean of means.
+    """
+    scenes = list(dict.fromkeys(r.scene for r in records))
+    settings = list(dict.fromkeys(r.setting for r in records))
+    heads = ["scene", "setting", "seeds", *(head for head, _, _ in _COLUMNS)]
+    lines = ["| " + " | ".join(heads) + " |", "|" + "---|" * len(heads)]
+    for scene in scenes:
+        for setting in settings:
+            runs = [r for r in records if (r.scene, r.setting) == (scene, setting)]
+            if runs:
+                cells = [_spread([of(r) for r in runs], digits) for _, of, digits in _COLUMNS]
+                lines.append(_row(scene, setting, str(len(runs)), *cells))
+    if len(scenes) > 1:
+        for setting in settings:
+            groups = [[r for r in records if (r.scene, r.setting) == (scene, setting)] for scene in scenes]
+            if all(groups):
+                means = [
+                    f"{statistics.fmean(statistics.fmean(map(of, runs)) for runs in groups):,.{digits}f}"
+                    for _, of, digits in _COLUMNS
+                ]
+                lines.append(_row("mean", setting, "", *means))
+    return lines
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _spread(values: list[float], digits: int) -> str:
+    mean = f"{statistics.fmean(values):,.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):,.{digits}f}"
