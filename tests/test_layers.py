@@ -82,7 +82,7 @@ def test_the_command_line_imports_nothing_heavy_at_module_level(path: Path) -> N
 def test_help_loads_nothing_heavy() -> None:
     # Typer itself uses pydantic to read the command line.
     code = (
-        "import sys, splatcli.cli.boundary as b\n"
+        "import sys, splatcli.cli.commands as b\n"
         "code = b.run(['train', '--help'])\n"
         f"heavy = sorted({HEAVY - {'pydantic'}!r} & set(sys.modules))\n"
         "sys.exit(f'{code} {heavy}' if code or heavy else 0)"

@@ -18,7 +18,7 @@ def main() -> int:
         from splatcli.cli.guards import refuse_pipes
 
         refuse_pipes()
-        from splatcli.cli.boundary import run
+        from splatcli.cli.commands import run
     except KeyboardInterrupt:
         return 130
     return run(sys.argv[1:])

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output
-from splatcli.cli.drive import ResumeOverrides, resume_training, start_training, training_background
 from splatcli.cli.model import newest_checkpoint
+from splatcli.cli.training import ResumeOverrides, resume_training, start_training, training_background
 from splatcli.errors import (
     ModelFileError,
     OutputError,

@@ -81,10 +81,10 @@ def evaluate(
         raise UsageError(f"{lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
 
     from splatcli.cli.console import speaking
-    from splatcli.cli.device import resolve_device
-    from splatcli.cli.drive import photo_background
     from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.training import photo_background
     from splatcli.config import Config
+    from splatcli.native.backend import resolve_device
     from splatcli.render.scoring import Lpips, Photos
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene

@@ -24,8 +24,8 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
 
     device: as on the command line; with GPUs there has to be one for each. mode: of MODES. asked: the option's name.
     """
-    from splatcli.cli.device import resolve_device
     from splatcli.distributed.launch import launch
+    from splatcli.native.backend import resolve_device
 
     if mode is not None and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError(
@@ -80,7 +80,7 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
     All ranks but the first say nothing of what they do. An error in here ends this process, with its exit code, and is
     told by one of the ranks: what waits for others in the background would keep the process from ending.
     """
-    from splatcli.cli.device import resolve_device
+    from splatcli.native.backend import resolve_device
 
     if mode is None:
         ranks = os.environ.get("WORLD_SIZE", "1")
@@ -111,7 +111,7 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
 
 def _end(error: BaseException, world: World, out: Output) -> None:
     """Ends this process for ``error``."""
-    from splatcli.cli.boundary import problem_of
+    from splatcli.cli.error_report import problem_of
 
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(error, Exception):

@@ -196,9 +196,9 @@ def render(
       splat train scene/ -q | splat render --views
     """
     from splatcli.cli.console import speaking, stdout_or
-    from splatcli.cli.device import resolve_device
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.render_views import RenderOptions, render_views
+    from splatcli.native.backend import resolve_device
     from splatcli.render.images import parse_background
     from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
 

@@ -258,7 +258,7 @@ def _photos(
 
     Raises UsageError or SceneError when they are needed.
     """
-    from splatcli.cli.drive import photo_background
+    from splatcli.cli.training import photo_background
     from splatcli.render.scoring import Photos
     from splatcli.scene.read import read_scene
 

@@ -83,10 +83,10 @@ def resume(
       splat train scene/ --stop-at 1000 | splat resume
     """
     from splatcli.cli.console import speaking
-    from splatcli.cli.drive import ResumeOverrides, resume_training
     from splatcli.cli.model import find_model
     from splatcli.cli.pages import live_page
     from splatcli.cli.ranks import SHARDED, crew_of, start_ranks
+    from splatcli.cli.training import ResumeOverrides, resume_training
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]

@@ -1,11 +1,13 @@
-"""Load a native library and call it: the only place where tensors become pointers."""
+"""Load a native library and call it: the only place where tensors become pointers; and the choice of a device."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import platform
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -242,3 +244,29 @@ class Backend:
             sh0=self.pointer(gaussians.sh0, n, 3),
             shN=self.pointer(gaussians.shN, n, rest, 3, from_host=True),  # where a run offloads
         )
+
+
+_logger = logging.getLogger(__name__)
+
+
+def resolve_device(text: str) -> str:
+    """``auto`` becomes the best device that this machine can drive; ``cuda`` becomes ``cuda:0``.
+
+    With ``auto``, a GPU whose library cannot be built or loaded is passed over with a warning.
+    Raises UsageError for a word that names no device and ResourceError for one that is not there.
+    """
+    import torch
+
+    if text == "cpu":
+        return "cpu"
+    if text == "auto":
+        if not torch.cuda.is_available():
+            return "cpu"
+        try:
+            return str(Backend.cuda("cuda").device)
+        except ResourceError as error:
+            _logger.warning("%s\nThere is a GPU, but it cannot be used; going on with the CPU.", error)
+            return "cpu"
+    if re.fullmatch(r"cuda(:\d+)?", text):
+        return str(Backend.cuda(text).device)
+    raise UsageError(f"{text!r} is no device", where="--device", remedy="auto, cpu, cuda or cuda:1")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from tests.bad_input.table import TRAIN, Case, Expect, check, copy_scene, make_good_scene
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from tests.bad_input.table import HEIGHT, TRAIN, WIDTH
 

@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 
 COURTYARD = Path(__file__).resolve().parents[2] / "data/samples/courtyard"

@@ -25,7 +25,7 @@ import splatcli.rasterizer.memory
 import splatcli.train.step
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import take_lock
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from tests.bad_input.harms import Harm, both, keep_views, move, nothing, poses, trained, write
 from tests.bad_input.table import OUTPUTS, QUICK, Case, Expect, copy_scene
 from tests.checkpoint.foreign.made import tables_of, write_ply

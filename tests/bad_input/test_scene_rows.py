@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.scene._pycolmap import pycolmap
 from tests.bad_input.harms import (
     MODEL,

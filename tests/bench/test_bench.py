@@ -14,7 +14,7 @@ import pytest
 
 from splatcli.bench import Record, markdown
 from splatcli.checkpoint.run_dir import RunDir
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
 

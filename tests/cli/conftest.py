@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from tests.cli.tiny import QUICK, write_scene
 from tests.running import Done
 
 
 @pytest.fixture
 def splat(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    """Runs a command line in this process, through the boundary."""
+    """Runs a command line in this process, through splatcli.cli.commands."""
 
     def call(*words: object) -> Done:
         capfd.readouterr()

@@ -83,7 +83,7 @@ def large_scene(root: Path) -> Path:
 _CHILD = """
 import contextlib, io, json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 with contextlib.redirect_stderr(io.StringIO()) as said:
     code = run(sys.argv[1:])
 # what getrusage tells counts the process that started this one

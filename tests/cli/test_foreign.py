@@ -47,7 +47,7 @@ def trained(finished_run: Path) -> RawTables:
 
 @pytest.fixture(scope="session")
 def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from splatcli.cli.boundary import run
+    from splatcli.cli.commands import run
 
     path = tmp_path_factory.mktemp("cameras") / "cameras.json"
     assert run(["export", str(finished_run), "-o", str(path), "-q"]) == 0
@@ -209,7 +209,7 @@ def test_another_word_for_a_space_is_refused_with_the_known_ones(splat: Splat, t
 _CHILD = """
 import contextlib, io, json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 ended = []
 for words in json.loads(sys.argv[1]):
     with contextlib.redirect_stderr(io.StringIO()) as said:

@@ -37,7 +37,7 @@ LEAST = {
 
 @pytest.fixture(scope="module")
 def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from splatcli.cli.boundary import run
+    from splatcli.cli.commands import run
 
     path = tmp_path_factory.mktemp("cameras") / "cameras.json"
     assert run(["export", str(finished_run), "-o", str(path), "-q"]) == 0

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from splatcli import __version__
-from splatcli.cli.app import app
+from splatcli.cli.commands import app
 
 COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "info")
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.cli.drive import check_batch
+from splatcli.cli.training import check_batch
 from splatcli.config import Config
 from splatcli.distributed.world import World
 from splatcli.errors import UsageError

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.render.camera_files import cameras_json, read_camera_file
 from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
 from tests.running import Done

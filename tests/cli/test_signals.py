@@ -163,7 +163,7 @@ def test_a_second_sigint_ends_at_once(tiny_scene: Path, tmp_path: Path) -> None:
         "        time.sleep(600)\n"
         "    real(*args)\n"
         "os.posix_fallocate = hang\n"
-        "from splatcli.cli.boundary import run\n"
+        "from splatcli.cli.commands import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
     words = ["train", str(tiny_scene), "-o", str(tmp_path / "run"), "--json", "--set", "save.steps=[7]", *QUICK]

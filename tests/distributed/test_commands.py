@@ -17,7 +17,7 @@ import torch
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import find_latest
-from splatcli.cli.boundary import run as splat
+from splatcli.cli.commands import run as splat
 from splatcli.cli.ranks import check_sharded
 from splatcli.config import build_config
 from splatcli.distributed.launch import joint_code

@@ -19,7 +19,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.scene.read import read_scene
 from tests.native.cases import NEEDS_COMPILER

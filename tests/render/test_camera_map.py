@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.render import camera_map
 from splatcli.render.camera_map import draw_camera_map

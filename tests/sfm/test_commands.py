@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import run
 from splatcli.scene.read import has_photos_only
 from splatcli.sfm.run import SfmResult
 from tests.cli.tiny import QUICK

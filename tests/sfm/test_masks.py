@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splatcli.cli.boundary import run as command
+from splatcli.cli.commands import run as command
 from splatcli.config import DataConfig
 from splatcli.errors import OutputError, SceneError
 from splatcli.scene._pycolmap import pycolmap

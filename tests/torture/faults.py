@@ -1,7 +1,7 @@
 """The k-th call on a file fails, for k = 1, 2, ... until none does: whatever was there before can still be loaded.
 
 Every place of the package that changes files is tried with every kind of call and every fault, once and from then on.
-It must end well, or with an OutputError that the boundary tells as exit 8; leave the old or the new content, whole;
+It must end well, or with an OutputError that ends as exit 8; leave the old or the new content, whole;
 leave no temporary file; and work when it is tried again.
 """
 
@@ -22,7 +22,7 @@ import torch
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.run_dir import RunDir, find_latest
-from splatcli.cli.boundary import run as splat
+from splatcli.cli.commands import run as splat
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply import read_ply, write_ply_file

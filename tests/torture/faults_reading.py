@@ -1,6 +1,6 @@
 """The k-th call that reads a file fails, or the k-th large allocation, during a whole command.
 
-Each command runs through the boundary, in a process forked with its modules loaded, on a scene and a run of its own. It
+Each command runs in a process forked with its modules loaded, on a scene and a run of its own. It
 must end with the code of the place that was refused (scene 3, model 5, output 8), of a lack of descriptors or memory
 (4), or well, and then with the result of a run left alone. It must name what it could not read, call nothing damaged
 that is not, and leave every checkpoint where it is.
@@ -25,7 +25,7 @@ import torch
 
 from splatcli.checkpoint.container import read_container
 from splatcli.checkpoint.run_dir import find_latest
-from splatcli.cli.boundary import run as splat
+from splatcli.cli.commands import run as splat
 from splatcli.native.backend import best_isa, load_cpu
 from tests.cli.tiny import QUICK, write_scene
 from tests.torture import harness

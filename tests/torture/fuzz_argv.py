@@ -1,4 +1,4 @@
-"""Command lines of nonsense, run in this process through the boundary: each ends with a documented exit code."""
+"""Command lines of nonsense, run in this process: each ends with a documented exit code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pathlib import Path
 import typer
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.cli.app import app
-from splatcli.cli.boundary import run
+from splatcli.cli.commands import app, run
 from splatcli.config import Config
 from splatcli.formats.ply import write_ply_file
 from splatcli.native.backend import best_isa, load_cpu

@@ -21,7 +21,7 @@ import torch
 
 from splatcli.checkpoint.container import read_container
 from splatcli.checkpoint.run_dir import find_latest
-from splatcli.cli.boundary import run as splat
+from splatcli.cli.commands import run as splat
 from splatcli.errors import SplatError
 from splatcli.native.backend import best_isa, load_cpu
 from tests.cli.tiny import QUICK, write_scene

@@ -16,7 +16,7 @@ import torch
 
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.run_dir import take_lock
-from splatcli.cli.boundary import run as splat
+from splatcli.cli.commands import run as splat
 from splatcli.config import DataConfig, build_config
 from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError, UsageError
 from splatcli.formats.ply import read_ply, write_ply_file

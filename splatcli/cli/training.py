@@ -26,15 +26,7 @@ from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import scene_of
 from splatcli.cli.signals import ECHO, Requests, exit_code
 from splatcli.cli.time_budget import TimeBudget
-from splatcli.errors import (
-    ModelFileError,
-    OutputError,
-    SceneError,
-    SplatError,
-    UnreadableError,
-    UsageError,
-    os_errors,
-)
+from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import ImportOptions

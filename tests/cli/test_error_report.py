@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from splatcli import errors
-from splatcli.cli import boundary
+from splatcli.cli import commands, error_report
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def failing(monkeypatch: pytest.MonkeyPatch):
         def fail(*_args: object, **_kwargs: object) -> int:
             raise error
 
-        monkeypatch.setattr(boundary, "app", fail)
+        monkeypatch.setattr(commands, "app", fail)
 
     return arrange
 
@@ -97,8 +97,8 @@ def test_a_report_is_nobody_else_s_file(
     victim = tmp_path / "victim"
     victim.write_text("mine")
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(boundary.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
-    monkeypatch.setattr(boundary.time, "strftime", lambda _form: "now")
+    monkeypatch.setattr(error_report.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(error_report.time, "strftime", lambda _form: "now")
     error = RuntimeError("a bug")
     failing(error)
     assert splat("info").code == 70

@@ -1,0 +1,119 @@
+"""The command line: the list of commands, and one run of it from arguments to exit code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from splatcli import __version__
+from splatcli.cli import bench, check, doctor, export, info, merge, render, resume, sfm, train, view
+from splatcli.cli import eval as eval_command
+from splatcli.cli.console import Output, stdout_problem
+from splatcli.cli.error_report import report_error
+from splatcli.cli.guards import require_address_space
+from splatcli.errors import UsageError
+
+_INTERRUPTED = 130
+
+_EPILOG = """\b
+Results go to stdout, words to stderr; commands chain:
+  splat train scene/ | splat render --views
+
+\b
+Exit codes:
+  0 done              5 bad model file       9 run in use by another process
+  2 bad usage         6 unknown version     10 training diverged
+  3 bad input data    7 ranks disagree      70 internal error
+  4 no resources      8 cannot write       11 newest checkpoint damaged
+                                           129, 130, 143 interrupted (state saved)
+"""
+
+app = typer.Typer(
+    name="splat",
+    help="Photos to 3D Gaussian Splats.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"splat {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def splat(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Photos to 3D Gaussian Splats."""
+
+
+app.command("train")(train.train)
+app.command("sfm")(sfm.sfm)
+app.command("resume")(resume.resume)
+app.command("merge")(merge.merge)
+app.command("render", cls=render.RenderCommand)(render.render)
+app.command("export")(export.export)
+app.command("view")(view.view)
+app.command("eval")(eval_command.evaluate)
+app.command("info")(info.info)
+app.command("check")(check.check)
+app.command("bench")(bench.bench)
+app.command("doctor")(doctor.doctor)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Run one command line, ``argv`` without the program's name; returns the exit code and never raises.
+
+    With ``--json`` an error is also the last object on stdout.
+    """
+    _make_streams_lenient()
+    stdout_problem()  # of an earlier command in this process
+    out = Output(json="--json" in argv, quiet=False)
+    code = _run(argv, out)
+    out.close()
+    problem = stdout_problem()
+    if problem is not None and code == 0:
+        out.error(problem)
+        code = problem.exit_code
+    return code
+
+
+def _run(argv: Sequence[str], out: Output) -> int:
+    try:
+        _check_current_folder()
+        require_address_space(argv)
+        code = app(args=list(argv), prog_name="splat", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        return report_error(error, argv, out)
+
+
+def _check_current_folder() -> None:
+    """Raises UsageError where paths lead nowhere: torch's libraries do not even load there, and end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise UsageError("the folder that you are in has been deleted", remedy="cd to one that is there") from None
+
+
+def _make_streams_lenient() -> None:
+    """A path that is no valid text must not turn a result into a crash."""
+    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors=errors)
