@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from splatcli.config import Config, build_config
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup
 from splatcli.rasterizer.batch import FlatSums
-from splatcli.rasterizer.shards import SENT, Shard
+from splatcli.rasterizer.sharded import SENT
+from splatcli.rasterizer.step_inputs import Shard
 from splatcli.scene.scene import Scene
-from splatcli.train.data_parallel import ReadRunDir
+from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.densify import Edit
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
@@ -53,24 +54,26 @@ def scene() -> Scene:
     return made_scene(VIEWS, size=SIZE, pixels=pixels)
 
 
-def measure(world: World | None, points: int, sharded: bool) -> dict[str, Any]:
+def measure(group: ProcessGroup | None, points: int, sharded: bool) -> dict[str, Any]:
     """Of a rank: seconds and bytes sent of a step; MiB that steps, and then an edit too, took at most."""
-    run(world, 1000, sharded, 1)  # loads and builds what every process has
+    run(group, 1000, sharded, 1)  # loads and builds what every process has
     gc.collect()
-    return run(world, points, sharded, STEPS)
+    return run(group, points, sharded, STEPS)
 
 
-def run(world: World | None, points: int, sharded: bool, steps: int) -> dict[str, Any]:
+def run(group: ProcessGroup | None, points: int, sharded: bool, steps: int) -> dict[str, Any]:
     photos, held = scene(), memory("VmRSS")
-    trainer = Trainer.start(config_of(points), photos, run_dir=ReadRunDir(Path("run")), crew=world, sharded=sharded)
+    trainer = Trainer.start(
+        config_of(points), photos, run_dir=ReadOnlyRunDir(Path("run")), group=group, sharded=sharded
+    )
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building it
     for _ in range(WARM):
         trainer.advance()
-    before, start = dict(world.sent) if world else {}, time.perf_counter()
+    before, start = dict(group.sent) if group else {}, time.perf_counter()
     for _ in range(steps):
         trainer.advance()
     seconds = (time.perf_counter() - start) / steps
-    sent = {what: (n - before.get(what, 0)) / steps for what, n in world.sent.items()} if world else {}
+    sent = {what: (n - before.get(what, 0)) / steps for what, n in group.sent.items()} if group else {}
     stepping = memory("VmHWM") - held
     trainer.density.edit(trainer.state, Staying(), trainer.state.step)  # type: ignore[arg-type]
     rows, editing = len(trainer.state.gaussians), memory("VmHWM") - held
@@ -79,17 +82,17 @@ def run(world: World | None, points: int, sharded: bool, steps: int) -> dict[str
 
 def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
     """Bytes of sums or rows that each rank has to send in one of these steps, by (ranks, sharded)."""
-    trainer = Trainer.start(config_of(points), scene(), run_dir=ReadRunDir(Path("run")))
+    trainer = Trainer.start(config_of(points), scene(), run_dir=ReadOnlyRunDir(Path("run")))
     assert trainer.steps.batches is not None
     engine: Any = trainer.steps.batches.engine
-    make, seen = engine._make, []
+    make, seen = engine._gradients, []
 
     def watched(*arguments: Any) -> Any:
         told = make(*arguments)
         seen.append(engine._stages.frame.seen()[0].clone())
         return told
 
-    engine._make = watched
+    engine._gradients = watched
     for _ in range(WARM + STEPS):
         trainer.advance()
     found = {}

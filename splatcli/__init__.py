@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from splatcli.distributed.joining import default_world as default_world
     from splatcli.rasterizer.gsplat_api import rasterization as rasterization
     from splatcli.rasterizer.image_loss import fused_ssim as fused_ssim
     from splatcli.rasterizer.image_loss import l1_ssim_loss as l1_ssim_loss
@@ -16,7 +15,6 @@ _PUBLIC = {
     "rasterization": "splatcli.rasterizer.gsplat_api",
     "fused_ssim": "splatcli.rasterizer.image_loss",
     "l1_ssim_loss": "splatcli.rasterizer.image_loss",
-    "default_world": "splatcli.distributed.joining",
 }
 
 

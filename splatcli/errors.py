@@ -217,3 +217,23 @@ def system_error(error: BaseException) -> OSError | None:
                 return OSError(number, os.strerror(number))
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+# --- out of memory ----------------------------------------------------------------------------------------------------
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a smaller model might not have met this error."""
+    from torch import OutOfMemoryError  # of a GPU; on a CPU torch raises a plain RuntimeError
+
+    if isinstance(error, ResourceError | OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+
+
+def as_splat_error(error: BaseException) -> SplatError:
+    """Return ``error`` in the form that users see; for one that is no SplatError, memory is to blame."""
+    if isinstance(error, SplatError):
+        return error
+    what = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return ResourceError(f"memory does not suffice: {what}", remedy="use fewer or smaller images (-r), or --cap-max")

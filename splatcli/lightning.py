@@ -1,9 +1,9 @@
 """Lightning: a run of splatcli as a LightningModule, its scene as a LightningDataModule. docs/distributed.md
 
-Each rank renders its own views, locally. Gaussians are no parameters of the module: density control replaces them, and
-DDP would go on with buckets of tensors that are gone. Their gradients are added by a World, made of the process group
-that Lightning has started, so that a run on several devices has the bits of ``splat train --ranks`` and of one device.
-Nothing is computed by torch's autograd, so that ``precision`` changes nothing of it.
+Each rank renders its own views, locally. Gaussians are no parameters of the module: densification replaces them, and
+DDP would keep buckets of tensors that are gone. A ProcessGroup, made of the process group that Lightning has started,
+adds their gradients, so that a run on several devices is bit-identical to one by ``splat train --ranks``, or on one
+device. torch's autograd computes nothing, so that ``precision`` does not change the result.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from torch.utils.data import DataLoader, IterableDataset
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.distributed.joining import world_of_group
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup, wrap_default_group
 from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.train.data_parallel import ReadRunDir
+from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.events import Evaluated, Stepped
 from splatcli.train.trainer import Trainer
 
@@ -94,7 +93,7 @@ class SplatModule(pl.LightningModule):
         #: What Lightning counts steps by: an optimizer of a number that nothing uses.
         self.turn = nn.Parameter(torch.zeros(1))
         self.run: Trainer | None = None
-        self.world: World | None = None
+        self.group: ProcessGroup | None = None
         self._checkpoint: Checkpoint | None = None
 
     @property
@@ -122,14 +121,14 @@ class SplatModule(pl.LightningModule):
             )
         device = self.trainer.strategy.root_device
         # Ranks talk because whoever made Lightning's Trainer asked for several devices, not because a group is there.
-        self.world = world_of_group(device) if ranks > 1 else None
-        folder = ReadRunDir(Path(self.trainer.default_root_dir))
-        with self.world.apart("building the model") if self.world is not None else nullcontext():
+        self.group = wrap_default_group(device) if ranks > 1 else None
+        folder = ReadOnlyRunDir(Path(self.trainer.default_root_dir))
+        with self.group.slow_section("building the model") if self.group is not None else nullcontext():
             if self._checkpoint is None:
-                self.run = Trainer.start(self.config, data.scene, run_dir=folder, device=str(device), crew=self.world)
+                self.run = Trainer.start(self.config, data.scene, run_dir=folder, device=str(device), group=self.group)
             else:
                 found, self._checkpoint = self._checkpoint, None
-                self.run = Trainer.resume(found, data.scene, run_dir=folder, device=str(device), crew=self.world)
+                self.run = Trainer.resume(found, data.scene, run_dir=folder, device=str(device), group=self.group)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD([self.turn], lr=0.0)
@@ -171,18 +170,18 @@ class SplatModule(pl.LightningModule):
                 self.run.scene,
                 run_dir=self.run.run_dir,
                 device=str(self.run.state.gaussians.device),
-                crew=self.world,
+                group=self.group,
             )
 
     def on_exception(self, exception: BaseException) -> None:
-        if self.world is not None:
-            self.world.fail(exception)
+        if self.group is not None:
+            self.group.fail(exception)
 
     def teardown(self, stage: str) -> None:
         """Ranks leave together after a fit that ended well."""
-        if self.world is not None and not self.world.watch.judged:
-            self.world.close()
-            self.world = None
+        if self.group is not None and not self.group.monitor.failed:
+            self.group.close()
+            self.group = None
 
 
 def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:

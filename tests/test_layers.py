@@ -16,9 +16,9 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 #: order in which they may use each other.
 LAYERS = (
     ("cli",),
-    ("render", "train", "sfm", "formats", "doctor", "bench", "lightning", "distributed"),
+    ("render", "train", "sfm", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "checkpoint"),
-    ("native", "scene"),
+    ("native", "scene", "distributed"),
     ("gaussians", "reproducible", "settings", "config", "plugins", "errors", "sizes"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}

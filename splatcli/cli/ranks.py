@@ -13,7 +13,7 @@ from splatcli.errors import DistributedError, SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.config import Config
-    from splatcli.distributed.world import World
+    from splatcli.distributed.process_group import ProcessGroup
 
 #: What ``--distributed`` takes.
 REPLICATED, SHARDED = MODES = ("replicated", "sharded")
@@ -74,7 +74,7 @@ def _check_mode(mode: str) -> None:
 
 
 @contextmanager
-def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World | None, str]]:
+def joined_group(mode: str | None, device: str, out: Output) -> Iterator[tuple[ProcessGroup | None, str]]:
     """(the ranks that this process is one of, the device of this one); without a mode it works alone.
 
     All ranks but the first say nothing of what they do. An error in here ends this process, with its exit code, and is
@@ -91,7 +91,7 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
     _check_mode(mode)
     import torch
 
-    from splatcli.distributed.joining import Place, join
+    from splatcli.distributed.process_group import Place, join
 
     place = Place.of(os.environ)
     own = resolve_device(f"cuda:{place.local}" if device in ("auto", "cuda") and torch.cuda.is_available() else device)
@@ -99,26 +99,26 @@ def crew_of(mode: str | None, device: str, out: Output) -> Iterator[tuple[World 
         torch.cuda.set_device(own)
     if place.rank:
         out.mute()
-    world = join(place, torch.device(own))
+    group = join(place, torch.device(own))
     try:
-        yield world, own
-        world.close()
-        world.release()
+        yield group, own
+        group.close()
+        group.destroy()
     except BaseException as error:
-        world.fail(error)
-        _end(error, world, out)
+        group.fail(error)
+        _end(error, group, out)
 
 
-def _end(error: BaseException, world: World, out: Output) -> None:
+def _end(error: BaseException, group: ProcessGroup, out: Output) -> None:
     """Ends this process for ``error``."""
     from splatcli.cli.error_report import problem_of
 
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(error, Exception):
-        out.muted = not world.watch.speaks
+        out.muted = not group.monitor.reports
         problem = problem_of(error, sys.argv[1:])
         if type(problem) is SplatError:  # a bug of ours, which the other ranks saw as the loss of this one
-            problem = DistributedError(f"rank {world.rank} failed: {problem.what}", remedy=problem.remedy)
+            problem = DistributedError(f"rank {group.rank} failed: {problem.what}", remedy=problem.remedy)
         out.error(problem)
         code = problem.exit_code
     out.close()

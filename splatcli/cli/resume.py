@@ -85,7 +85,7 @@ def resume(
     from splatcli.cli.console import speaking
     from splatcli.cli.model import find_model
     from splatcli.cli.pages import live_page
-    from splatcli.cli.ranks import SHARDED, crew_of, start_ranks
+    from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
     from splatcli.cli.training import ResumeOverrides, resume_training
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
@@ -101,7 +101,7 @@ def resume(
             named = arguments if checkpoint is not None else [arguments[0], str(path), *arguments[1:]]
             return start_ranks(ranks, named, device=device, mode=distributed, asked=asked)
         with (
-            crew_of(distributed, device, out) as (crew, own_device),
+            joined_group(distributed, device, out) as (group, own_device),
             live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live,
         ):
             return resume_training(
@@ -111,6 +111,6 @@ def resume(
                 device=own_device,
                 live=live,
                 out=out,
-                crew=crew,
+                group=group,
                 sharded=distributed == SHARDED,
             )

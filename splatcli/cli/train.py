@@ -187,7 +187,7 @@ def train(
     """
     from splatcli.cli.console import speaking
     from splatcli.cli.pages import live_page
-    from splatcli.cli.ranks import SHARDED, check_sharded, crew_of, start_ranks
+    from splatcli.cli.ranks import SHARDED, check_sharded, joined_group, start_ranks
     from splatcli.cli.training import check_batch, default_folder, request_of, start_training
 
     if white_background and random_background:
@@ -255,7 +255,7 @@ def train(
             arguments = sys.argv[1:]
             asked = options.name_of_ranks(arguments)
             return start_ranks(ranks, options.without_ranks(arguments), device=device, mode=distributed, asked=asked)
-        with crew_of(distributed, device, out) as (crew, own_device):
+        with joined_group(distributed, device, out) as (group, own_device):
             from splatcli.config import NAMED_STARTS, build_config
             from splatcli.train.densify import check_strategy
 
@@ -270,10 +270,10 @@ def train(
                     "--drop-nonfinite": drop_nonfinite,
                 },
             )
-            if crew is not None and batch_size is None:
-                flags["train.batch_size"] = crew.size
+            if group is not None and batch_size is None:
+                flags["train.batch_size"] = group.size
             settings = build_config(flags, file=config, assignments=assignments, preset=preset)
-            check_batch(settings, crew)
+            check_batch(settings, group)
             check_strategy(settings)
             sharded = distributed == SHARDED
             if sharded:
@@ -292,7 +292,7 @@ def train(
             blocks_asked = settings.data.blocks is not None
             if blocks_asked:
                 options.check_blocks(output, overwrite=overwrite, max_time=max_time, block=block)
-                if crew is not None:
+                if group is not None:
                     raise UsageError(
                         "a block is trained by one process", where="--blocks", remedy="start one for each --block K"
                     )
@@ -326,6 +326,6 @@ def train(
                     live=live,
                     out=out,
                     request=request,
-                    crew=crew,
+                    group=group,
                     sharded=sharded,
                 )

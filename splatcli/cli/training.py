@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
-    from splatcli.distributed.world import World
+    from splatcli.distributed.process_group import ProcessGroup
     from splatcli.gaussians import Gaussians
     from splatcli.render.live import LiveRun
-    from splatcli.train.data_parallel import Crew
     from splatcli.train.trainer import Trainer
 
 
@@ -69,14 +68,14 @@ def start_training(
     live: LiveRun | None,
     out: Output,
     request: dict[str, Any],
-    crew: World | None = None,
+    group: ProcessGroup | None = None,
     sharded: bool = False,
 ) -> int:
     """Train a run to its end or until it is stopped; returns the exit code.
 
     It is a new one, unless ``output`` holds the run of an equal ``request``: that one goes on.
     request: what the command line asks for, see request_of().
-    crew: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
+    group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
     sharded: each holds a part of the Gaussians.
     limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
     dotted keys, schedules scaled to them. live: shows the run to browsers.
@@ -91,15 +90,15 @@ def start_training(
     place = output or default_folder(named)
     begun = Path()
     if not overwrite:
-        begun = _first(crew, "looking at the run folder", lambda: _begun(place, request, out) or Path())
+        begun = _first(group, "looking at the run folder", lambda: _begun(place, request, out) or Path())
     if begun != Path():
         out.note(f"this run was begun before and goes on: {begun}")
         return resume_training(
-            begun, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out, crew=crew, sharded=sharded
+            begun, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out, group=group, sharded=sharded
         )
-    with Requests(ECHO if crew else 0.0) as requests:
+    with Requests(ECHO if group else 0.0) as requests:
         found = _first(
-            crew,
+            group,
             "finding cameras",
             lambda: scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out),
         )
@@ -108,7 +107,7 @@ def start_training(
             if config.data.masks not in (None, NONE, ALPHA):
                 moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
             config = remake(moved)
-        with _apart(crew, "reading the scene"):
+        with _slow_section(group, "reading the scene"):
             given = _initial_model(config, reading, out)
             scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
@@ -122,9 +121,9 @@ def start_training(
             fitting = TimeBudget(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
             config = fitting.config
         requests.heed_stops()
-        with _folder(crew, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
+        with _folder(group, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
             run_dir.write_report(REQUEST, request)
-            with _apart(crew, "building the model"):
+            with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
                     config,
                     scene,
@@ -132,7 +131,7 @@ def start_training(
                     device=device,
                     given=given,
                     first=None if fitting is None else fitting.hand_over(),
-                    crew=crew,
+                    group=group,
                     sharded=sharded,
                 )
             run_dir.write_config(trainer.state.config)
@@ -148,10 +147,10 @@ def resume_training(
     device: str,
     live: LiveRun | None,
     out: Output,
-    crew: World | None = None,
+    group: ProcessGroup | None = None,
     sharded: bool = False,
 ) -> int:
-    """Go on with the run of a checkpoint; returns the exit code. crew, sharded: as for start_training()."""
+    """Go on with the run of a checkpoint; returns the exit code. group, sharded: as for start_training()."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.scene.read import read_scene
@@ -168,8 +167,8 @@ def resume_training(
             where=path,
             remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
-    with Requests(ECHO if crew else 0.0) as requests:
-        with _apart(crew, "reading the checkpoint"):
+    with Requests(ECHO if group else 0.0) as requests:
+        with _slow_section(group, "reading the checkpoint"):
             # A state that does not fit the memory must not be read into it; of one that is shared out, each process
             # reads its part of the file.
             checkpoint = load_checkpoint(path, mapped=sharded or _offloads(path, wishes))
@@ -183,16 +182,16 @@ def resume_training(
                 where=root,
                 remedy="--data DIR says where it is now",
             )
-        check_batch(config, crew)
+        check_batch(config, group)
         if sharded:
             check_sharded(config, viewer=live is not None)
-        with _apart(crew, "reading the scene"):
+        with _slow_section(group, "reading the scene"):
             scene = read_scene(root, config.data, background=training_background(config))
         run = run_folder(path)
         requests.heed_stops()
         make = partial(RunDir.open, run) if run else partial(RunDir.create, default_folder(scene.root))
-        with _folder(crew, make) as run_dir:
-            with _apart(crew, "building the model"):
+        with _folder(group, make) as run_dir:
+            with _slow_section(group, "building the model"):
                 trainer = Trainer.resume(
                     checkpoint,
                     scene,
@@ -201,7 +200,7 @@ def resume_training(
                     config=config,
                     allowed=wishes.allowed,
                     notes=notes,
-                    crew=crew,
+                    group=group,
                     sharded=sharded,
                 )
             # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
@@ -220,20 +219,20 @@ def _offloads(path: Path, wishes: ResumeOverrides) -> bool:
     return stored or "memory.offload=true" in wishes.settings
 
 
-def check_batch(config: Config, crew: World | None) -> None:
+def check_batch(config: Config, group: ProcessGroup | None) -> None:
     """Raises UsageError when ranks would have no view to work on, or each a place to offload to."""
-    if crew is not None and config.memory.offload:
+    if group is not None and config.memory.offload:
         raise UsageError(
             "ranks sum up the gradients of all Gaussians, which takes the memory that --offload saves",
             where="--offload",
             remedy="give --offload or ranks",
         )
     views = config.train.batch_size
-    if crew is not None and views < crew.size:
+    if group is not None and views < group.size:
         raise UsageError(
-            f"{crew.size} ranks want as many views a step, and the run has {views}",
+            f"{group.size} ranks want as many views a step, and the run has {views}",
             where="train.batch_size",
-            remedy=f"fewer ranks; or a larger batch, which is another run: --set train.batch_size={crew.size}",
+            remedy=f"fewer ranks; or a larger batch, which is another run: --set train.batch_size={group.size}",
         )
 
 
@@ -273,31 +272,31 @@ def _begun(place: Path, request: dict[str, Any], out: Output) -> Path | None:
     return newest
 
 
-def _first(crew: World | None, doing: str, make: Callable[[], Path]) -> Path:
+def _first(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:
     """The path that ``make`` gives; of several processes the first makes it, and the others wait."""
-    if crew is None:
+    if group is None:
         return make()
-    with crew.apart(doing):
-        path = make() if crew.rank == 0 else Path()
-    return Path(crew.say(str(path)))
+    with group.rank0_section(doing):
+        path = make() if group.rank == 0 else Path()
+    return Path(group.broadcast(str(path)))
 
 
-def _folder(crew: World | None, make: Callable[[], RunDir]) -> RunDir:
+def _folder(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
     """The run folder that ``make`` opens; of several processes the first owns it, and the others read in it."""
-    from splatcli.train.data_parallel import ReadRunDir
+    from splatcli.train.data_parallel import ReadOnlyRunDir
 
-    if crew is None:
+    if group is None:
         return make()
-    if crew.rank:
-        return ReadRunDir(Path(crew.say("")))
+    if group.rank:
+        return ReadOnlyRunDir(Path(group.broadcast("")))
     run_dir = make()
-    crew.say(str(run_dir.path))
+    group.broadcast(str(run_dir.path))
     return run_dir
 
 
-def _apart(crew: Crew | None, doing: str) -> AbstractContextManager[None]:
-    """While ranks do something that may take some of them much longer than others."""
-    return nullcontext() if crew is None else crew.apart(doing)
+def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextManager[None]:
+    """Let ranks wait without limit for one that takes longer than the others."""
+    return nullcontext() if group is None else group.slow_section(doing)
 
 
 def photo_background(config: Config) -> tuple[int, int, int]:
@@ -388,7 +387,7 @@ def _drive(
                 elif isinstance(event, Stopped):
                     stopped = event
                 if live is not None:
-                    with _apart(trainer.crew, "showing the run"):  # where a person may pause it
+                    with _slow_section(trainer.group, "showing the run"):  # where a person may pause it
                         live.tell(event, trainer.state)
     except SplatError as error:
         problem = error

@@ -1,7 +1,22 @@
-"""Several processes on one thing: the only place that imports torch.distributed. docs/distributed.md"""
+"""Several processes of one run: the only package that imports torch.distributed. docs/distributed.md"""
 
-from splatcli.distributed.joining import Place, join, world_of_group
-from splatcli.distributed.sharded import render_sharded
-from splatcli.distributed.world import World
+import importlib
 
-__all__ = ["Place", "World", "join", "render_sharded", "world_of_group"]
+from splatcli.distributed.process_group import Place, ProcessGroup, join, wrap_default_group
+
+__all__ = ["Place", "ProcessGroup", "join", "wrap_default_group"]
+
+#: Deprecated names, and what they name now: (module, name).
+_DEPRECATED = {
+    "World": ("splatcli.distributed.process_group", "ProcessGroup"),
+    "world_of_group": ("splatcli.distributed.process_group", "wrap_default_group"),
+    "render_sharded": ("splatcli.rasterizer.sharded", "render_sharded"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Return what a deprecated name stands for."""
+    if name in _DEPRECATED:
+        module, current = _DEPRECATED[name]
+        return getattr(importlib.import_module(module), current)
+    raise AttributeError(f"module 'splatcli.distributed' has no attribute {name!r}")

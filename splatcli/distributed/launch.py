@@ -1,8 +1,8 @@
-"""Launching: the same command as N processes of this machine, each with a place; signals in, one exit code out.
+"""Launcher: one command as N processes of this machine, each with a rank; signals in, one exit code out.
 
-torch's own launcher ends the other ranks the moment that one has failed, so that nobody learns who it was, passes on a
-Ctrl-C that they have had already, and returns 1 whatever they return. What it tells its processes is told here too, so
-that under either they are the same.
+torch's launcher ends the other ranks as soon as one has failed, so that none of them can name it. It sends a Ctrl-C
+again that they have already had, and returns 1 whatever they return. This launcher sets the variables that torch's
+sets, so that ranks are the same under either.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from typing import Any
 
 import torch.distributed as dist
 
-from splatcli.distributed.heartbeat import REMEDY, speaker_of, verdict
+from splatcli.distributed.heartbeat import REMEDY, failure, reporter_of
 from splatcli.errors import DistributedError
 
 #: Passed on to all ranks; the first that asks for a stop counts for all of them.
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
-#: Seconds between two looks at the ranks.
-_LOOK = 0.1
+#: Seconds between two polls of the ranks.
+_POLL = 0.1
 
-#: Seconds from the first failure on in which the other ranks find out and end by themselves; and from the first end in
-#: good order on.
+#: Seconds in which the other ranks may end by themselves: from the first failure on, and from the first end in good
+#: order on.
 _LAST_WORDS, _LAST_END = 3.0, 30.0
 
 
 def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
-    """Runs ``command`` as ``ranks`` processes, which find their places in the environment; the exit code of all.
+    """Run ``command`` as ``ranks`` processes, which read their ranks in the environment; return one exit code.
 
-    share_cores: each gets its share of the processors, as ranks that compute on them want.
+    share_cores: each gets its share of the processors, for ranks that compute on them.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = dist.PrefixStore("splat", dist.PrefixStore("splat-0", store))
@@ -60,22 +60,24 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
                 process.wait()
     codes = [process.returncode for process in processes]
     code = joint_code(codes)
-    if code == DistributedError.exit_code and found is not None and codes[speaker_of(found, ranks)] < 0:
-        raise DistributedError(found["what"], where=f"{ranks} ranks", remedy=REMEDY)  # the rank to say so cannot
+    if code == DistributedError.exit_code and found is not None and codes[reporter_of(found, ranks)] < 0:
+        raise DistributedError(
+            found["what"], where=f"{ranks} ranks", remedy=REMEDY
+        )  # the rank that would print it is dead
     return code
 
 
 def joint_code(codes: Sequence[int]) -> int:
-    """One exit code for those of all ranks: what a rank met by itself says more than that the others missed it."""
+    """Return one exit code for those of all ranks: a rank's own failure, rather than that the others lost it."""
     asked = {-number: 128 + number for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)}
     failed = [asked.get(code, DistributedError.exit_code) if code < 0 else code for code in codes if code]
     return min(failed, key=lambda code: (code == DistributedError.exit_code, code), default=0)
 
 
 def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> dict[str, Any] | None:
-    """Waits until all ranks have ended, or the rest need not be waited for any more; the verdict, if there is one.
+    """Wait until all ranks have ended, or the rest can be killed; return the failure, if there is one.
 
-    The rest: once one rank has failed, or the others have found that it is silent, those that do not hear of it.
+    The rest are ranks that do not react after one has failed, or after the others have found it silent.
     """
     found: dict[str, Any] | None = None
     deadline = math.inf
@@ -84,32 +86,32 @@ def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> dict
         living = [rank for rank, code in enumerate(codes) if code is None]
         killed = [rank for rank, code in enumerate(codes) if code is not None and code < 0]
         if found is None:
-            found = _verdict_of(codes, killed, meeting)
+            found = _failure_of(codes, killed, meeting)
         if not living:
             return found
-        failed = any(codes) or (found is not None and not found["told"])
+        failed = any(codes) or (found is not None and not found["reported"])
         if failed or len(living) < len(codes):
             deadline = min(deadline, time.monotonic() + (_LAST_WORDS if failed else _LAST_END))
-        if found is not None and speaker_of(found, len(codes)) not in living and set(living) <= set(found["ranks"]):
-            return found  # all is said, and those who are left are the ones that it is said of
+        if found is not None and reporter_of(found, len(codes)) not in living and set(living) <= set(found["ranks"]):
+            return found  # it is printed, and only the failed ranks are left
         if time.monotonic() > deadline:
             names = " and ".join(f"rank {rank}" for rank in living)
-            return found or verdict(living, f"{names} did not end when the others had")
-        time.sleep(_LOOK)
+            return found or failure(living, f"{names} did not end when the others had")
+        time.sleep(_POLL)
 
 
-def _verdict_of(codes: list[int | None], killed: list[int], meeting: dist.Store) -> dict[str, Any] | None:
-    """What the ranks have found, or is found here: that one of them was killed."""
+def _failure_of(codes: list[int | None], killed: list[int], meeting: dist.Store) -> dict[str, Any] | None:
+    """Return the failure that the ranks have declared, or declare here that one of them was killed."""
     if killed:
         names = [f"rank {rank} was killed by {signal.Signals(-(codes[rank] or 0)).name}" for rank in killed]
-        mine = json.dumps(verdict(killed, " and ".join(names)))
-        return dict(json.loads(meeting.compare_set("verdict", "", mine)))
-    return dict(json.loads(meeting.get("verdict"))) if meeting.check(["verdict"]) else None
+        mine = json.dumps(failure(killed, " and ".join(names)))
+        return dict(json.loads(meeting.compare_set("failure", "", mine)))
+    return dict(json.loads(meeting.get("failure"))) if meeting.check(["failure"]) else None
 
 
 @contextlib.contextmanager
 def _passing_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """While open, signals that are sent to this process go to the ranks."""
+    """Pass signals that this process gets on to the ranks."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         for process in processes:
@@ -125,7 +127,7 @@ def _passing_on(processes: list[subprocess.Popen[bytes]]) -> Iterator[None]:
 
 
 def _core_shares(ranks: int) -> list[set[int]]:
-    """The processors of this process, dealt out; where there are fewer than ranks, some share one."""
+    """Return the processors of each rank; where there are fewer than ranks, some share one."""
     if not hasattr(os, "sched_getaffinity"):
         return []
     cores = sorted(os.sched_getaffinity(0))
@@ -133,8 +135,8 @@ def _core_shares(ranks: int) -> list[set[int]]:
 
 
 def _environment(rank: int, ranks: int, port: int, threads: int | None) -> dict[str, str]:
-    """What torchrun tells the processes of one machine, with the network that is sure to be there."""
-    place = {
+    """Return the variables that torchrun sets on one machine, with the network that always exists."""
+    variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,
         "WORLD_SIZE": ranks,
@@ -144,8 +146,8 @@ def _environment(rank: int, ranks: int, port: int, threads: int | None) -> dict[
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": 0,
     }
-    # torch would tell of a lost connection in pages.
-    wishes = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # torch would print pages about a lost connection.
+    defaults = {"GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if threads is not None:
-        wishes["OMP_NUM_THREADS"] = str(threads)
-    return {**wishes, **os.environ, **{name: str(value) for name, value in place.items()}}
+        defaults["OMP_NUM_THREADS"] = str(threads)
+    return {**defaults, **os.environ, **{name: str(value) for name, value in variables.items()}}

@@ -1,15 +1,16 @@
-"""BatchEngine: a step on several views; gradients are summed in the views' order, then Adam moves everything once.
+"""Steps on several views: their gradients are summed in the order of the views, then Adam updates once.
 
-With a team, views are dealt out to its processes in turn: in round j, process r makes view j * size + r, and what the
-round brought is added in that order everywhere. So the sum has the same bits for any number of processes, one included.
+The processes of a group share the views: in round j, process r renders view j * size + r. The gradients of a round are
+added in the order of the processes, which is that of the views. So the sum has the same bits for any number of
+processes, one included.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,61 +23,37 @@ from splatcli.rasterizer.rendering import backend_for
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
 
-#: Numbers that the gradient of each group begins at a multiple of: what vector loads ask of the memory, 64 bytes.
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
+
+#: Each group's gradient begins at a multiple of so many numbers: 64 bytes, for vector loads.
 _ALIGNED = 16
-
-
-class Team(Protocol):
-    """Processes that make one step together, as the engine sees them (splatcli.distributed.World is one).
-
-    rank: this process, 0 to size - 1.
-    """
-
-    rank: int
-    size: int
-
-    def tell(self, what: str, numbers: Sequence[float], problem: Exception | None = None) -> list[list[float]]:
-        """The ``numbers`` of every rank, by rank. Raises on all of them when one has a ``problem`` or does not come."""
-        ...
-
-    def gather(self, own: Tensor) -> list[Tensor]:
-        """The tensors of every rank, all of one shape, by rank."""
-        ...
-
-    def add_in_order(self, total: Tensor, own: Tensor, count: int) -> None:
-        """Adds the ``own`` [L] of the first ``count`` ranks to ``total`` [L], one after the other; L divides by size.
-
-        Each rank gets a part of the sum; complete() brings the parts together.
-        """
-        ...
-
-    def complete(self, total: Tensor) -> None:
-        """Fills ``total`` [L] on every rank with the parts of all."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a step on several views tells, view by view in their order.
+    """The results of a step on several views, in the order of the views.
 
-    losses: of each view. pairs: (Gaussian, tile) pairs of the fullest one.
-    slopes: gradients of each view's parameters, see apply_view_grads(); None where nothing is asked for.
+    losses: of each view. pairs: tile intersections of the fullest one.
+    v_params: gradients of each view's parameters, see apply_view_grads(); None where none are requested.
     """
 
     losses: list[float]
     pairs: int
-    slopes: list[Tensor] | None
+    v_params: list[Tensor] | None
 
 
 class BatchEngine:
-    """Makes steps on several views, on any device that has kernels; each is done when step() returns.
+    """Training steps on several views, on any device that has kernels; each is done when step() returns.
 
-    team: the processes that share the views; None: this one makes them all.
+    group: the processes that share the views; None: this one renders them all.
     """
 
-    def __init__(self, backend: Backend, *, budget: MemoryBudget | None = None, team: Team | None = None) -> None:
+    def __init__(
+        self, backend: Backend, *, budget: MemoryBudget | None = None, group: ProcessGroup | None = None
+    ) -> None:
         self._stages = TrainStepPipeline(backend, budget)
-        self.team = team
+        self.group = group
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
         self._total: FlatSums | None = None
@@ -84,19 +61,19 @@ class BatchEngine:
     def step(
         self, gaussians: Gaussians, adam: AdamState, views: int, inputs_of: Callable[[int], StepInputs]
     ) -> Outcome:
-        """One step of Adam along the mean gradient of ``views`` views, and the sum of their statistics.
+        """Take one step of Adam along the mean gradient of ``views`` views, and sum up their statistics.
 
-        views: at least as many as the team has processes.
-        inputs_of: what to make of view i, 0 to ``views`` - 1; asked for this process' views only. Everything but
-            camera, target and what belongs to them must be the same in all.
+        views: at least as many as the group has processes.
+        inputs_of: the inputs of view i, 0 to ``views`` - 1, requested for this process' views only. All but camera,
+            target and what belongs to them must be the same everywhere.
         """
-        rank, size = (0, 1) if self.team is None else (self.team.rank, self.team.size)
+        rank, size = (0, 1) if self.group is None else (self.group.rank, self.group.size)
         if views < size:
             raise ValueError(f"{views} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
         total.flat.zero_()
-        told: list[list[float]] = []
-        slopes: list[Tensor] = []
+        results: list[list[float]] = []
+        v_params: list[Tensor] = []
         shared: StepInputs | None = None
         for first in range(0, views, size):
             present = min(size, views - first)
@@ -105,23 +82,23 @@ class BatchEngine:
                 if rank < present:
                     inputs = inputs_of(first + rank)
                     shared = shared or inputs
-                    numbers = self._make(gaussians, adam, inputs, own)
+                    numbers = self._gradients(gaussians, adam, inputs, own)
             except Exception as error:
-                if self.team is None:
+                if self.group is None:
                     raise
                 problem = error
-            told += self._told(numbers, problem)[:present]
+            results += self._all_gather_scalars(numbers, problem)[:present]
             self._add(total, own, present)
             if shared is not None and shared.view_params is not None:
-                slopes += self._gathered(self._stages.slopes)[:present]
+                v_params += self._all_gather(self._stages.slopes)[:present]
         assert shared is not None
-        if self.team is not None:
-            self.team.complete(total.flat)
-        move(self._stages, gaussians, adam, total, views, shared)
-        return Outcome([loss for loss, _ in told], int(max(pairs for _, pairs in told)), slopes or None)
+        if self.group is not None:
+            self.group.all_gather_parts(total.flat)
+        apply_mean(self._stages, gaussians, adam, total, views, shared)
+        return Outcome([loss for loss, _ in results], int(max(pairs for _, pairs in results)), v_params or None)
 
-    def _make(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs, own: FlatSums) -> list[float]:
-        """Loss and pairs of a view, whose gradients and statistics fill ``own``."""
+    def _gradients(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs, own: FlatSums) -> list[float]:
+        """Return loss and tile intersections of a view, and fill ``own`` with its gradients and statistics."""
         own.stats.grad2d.zero_()
         own.stats.count.zero_()
         seen = replace(inputs, stats=None if inputs.stats is None else own.stats)
@@ -133,32 +110,32 @@ class BatchEngine:
         depth = 0.0 if inputs.depth is None else float(stages.depth_term)
         return [total_loss(inputs.ssim_lambda, l1, ssim) + depth, float(stages.frame.native.pair_bound)]
 
-    def _told(self, numbers: list[float], problem: Exception | None) -> list[list[float]]:
-        return [numbers] if self.team is None else self.team.tell("a view", numbers, problem)
+    def _all_gather_scalars(self, numbers: list[float], problem: Exception | None) -> list[list[float]]:
+        return [numbers] if self.group is None else self.group.all_gather_scalars("a view", numbers, problem)
 
     def _add(self, total: FlatSums, own: FlatSums, present: int) -> None:
-        if self.team is None:
+        if self.group is None:
             total.flat += own.flat
         else:
-            self.team.add_in_order(total.flat, own.flat, present)
+            self.group.reduce_scatter_in_order(total.flat, own.flat, present)
 
-    def _gathered(self, own: Tensor) -> list[Tensor]:
-        return [own.cpu().clone()] if self.team is None else self.team.gather(own.cpu())
+    def _all_gather(self, own: Tensor) -> list[Tensor]:
+        return [own.cpu().clone()] if self.group is None else self.group.all_gather(own.cpu())
 
     def _buffers(self, gaussians: Gaussians) -> tuple[FlatSums, FlatSums]:
-        """Room for a view's gradients and for their sum; the same as in the last step unless rows came or went."""
+        """Return memory for a view's gradients and for their sum, the same as in the last step unless N changed."""
         if self._own is None or self._total is None or not self._own.fits(gaussians):
-            self._own = self._total = None  # before their successors are made
-            shares = 1 if self.team is None else self.team.size
+            self._own = self._total = None  # free the old ones first
+            shares = 1 if self.group is None else self.group.size
             self._own, self._total = FlatSums(gaussians, shares), FlatSums(gaussians, shares)
         return self._own, self._total
 
 
 class FlatSums:
-    """Gradients of all groups and growth statistics in one tensor ``flat`` [L], to be exchanged in one go."""
+    """Gradients of all groups and densification statistics in one tensor ``flat`` [L], for one collective."""
 
     def __init__(self, like: Gaussians, shares: int = 1) -> None:
-        """shares: L is a multiple of so many."""
+        """shares: L is a multiple of it."""
         shapes = [tuple(tensor.shape) for _, tensor in like.items()] + [(len(like),)] * 2
         places = [0]
         for shape in shapes:
@@ -173,16 +150,16 @@ class FlatSums:
         self.stats = DensifyStats(*parts[6:])
 
     def fits(self, gaussians: Gaussians) -> bool:
-        """Whether it was made for as many numbers."""
+        """Return whether it has the shapes and the device of ``gaussians``."""
         return self.gradients.shN.shape == gaussians.shN.shape and self.flat.device == gaussians.device
 
 
-def move(
+def apply_mean(
     stages: TrainStepPipeline, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs
 ) -> None:
-    """Adam along the mean of ``views`` gradients, whose sum is ``total``; the statistics are those of as many steps.
+    """Update by Adam along the mean of ``views`` gradients, whose sum is ``total``; add up their statistics.
 
-    shared: the inputs of any of the views, which differ in nothing that matters here.
+    shared: the inputs of any of the views; what differs between them is not used.
     """
     if shared.stats is not None:
         shared.stats.grad2d += total.stats.grad2d
@@ -197,6 +174,8 @@ def move(
         stages.noise(gaussians, adam.step, shared)
 
 
-def batch_engine_for(device: torch.device, budget: MemoryBudget | None = None, team: Team | None = None) -> BatchEngine:
-    """The engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
-    return BatchEngine(backend_for(device), budget=budget, team=team)
+def batch_engine_for(
+    device: torch.device, budget: MemoryBudget | None = None, group: ProcessGroup | None = None
+) -> BatchEngine:
+    """Return the engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
+    return BatchEngine(backend_for(device), budget=budget, group=group)

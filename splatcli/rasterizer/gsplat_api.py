@@ -11,7 +11,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +20,11 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
+from splatcli.rasterizer.sharded import render_sharded
 from splatcli.scene.camera import Camera
+
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
 
 RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
 
@@ -106,7 +110,8 @@ def rasterization(
     extra_signals_sh_degree: int | None = None,
     renderer_config: object = None,
     *,
-    world: Ranks | None = None,
+    group: ProcessGroup | None = None,
+    world: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
     """Renders N Gaussians from C cameras, differentiably; leading batch dimensions ``...`` as in gsplat.
 
@@ -121,9 +126,10 @@ def rasterization(
     channel_chunk, segmented, ut_params: accepted, and change no result.
     rolling_shutter, renderer_config: gsplat's objects or None; only a global shutter and RendererConfig_MixedBatch.
     The other arguments are accepted at their defaults, see docs/api.md.
-    distributed: each rank of ``world`` gives its own Gaussians and as many cameras as the others, and gets images of
+    distributed: each rank of ``group`` gives its own Gaussians and as many cameras as the others, and gets images of
         all Gaussians from its own cameras; every rank has to call this and backward() as often. Poses get no gradient
-        then, and meta says nothing of projections. Without ``world`` the ranks are those of the default process group.
+        then, and meta says nothing of projections. Without ``group`` the ranks are those of the default process group.
+    world: deprecated, use ``group``.
 
     Half-precision tensors, as a network under autocast emits them, are computed in float32, whatever autocast says, and
     get gradients of their own dtype; with float64 means all is float64. Images have the dtype of the computation.
@@ -152,14 +158,17 @@ def rasterization(
         raise UsageError(
             f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
         )
-    if world is not None and not distributed:
+    group = group or world
+    if group is not None and not distributed:
         raise UsageError(
-            "world is given without distributed=True",
+            "group is given without distributed=True",
             where="rasterization()",
-            remedy="distributed=True; or leave world out: then the render is local",
+            remedy="distributed=True; or leave group out: then the render is local",
         )
-    if distributed and world is None:
-        world = _default_ranks(means.device)
+    if distributed and group is None:
+        from splatcli.distributed.process_group import default_group
+
+        group = default_group(means.device)
     if render_mode not in RENDER_MODES:
         raise UsageError(f"there is no render_mode {render_mode!r}", remedy="RGB, D, ED, RGB+D or RGB+ED")
     if rasterize_mode not in ("classic", "antialiased"):
@@ -177,8 +186,8 @@ def rasterization(
         colors = colors.expand(*batch, *colors.shape)
     _check(means, quats, scales, opacities, colors, viewmats, Ks, backgrounds, sh_degree)
     cameras = viewmats.shape[-3]
-    if world is not None:
-        _check_sharded(world, batch, viewmats, cameras, sh_degree)
+    if group is not None:
+        _check_sharded(group, batch, viewmats, cameras, sh_degree)
     per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
 
     def pictures() -> Iterator[_Picture]:
@@ -191,7 +200,7 @@ def rasterization(
             )
             for c in range(cameras):
                 own = colors[at][c] if per_camera else colors[at]
-                view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, world)
+                view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, group)
                 behind = None if backgrounds is None else backgrounds[at][c]
                 yield _Picture(raw, own, view, behind, sh_degree)
 
@@ -207,7 +216,7 @@ def rasterization(
     }
     moved = (means, quats, scales, viewmats)
     with torch.autocast(means.device.type, enabled=False):
-        if world is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
+        if group is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
             # meta's projected means lie between the parameters and the images, so all cameras are projected first.
             waiting = list(pictures())
             seen = [picture.project() for picture in waiting]
@@ -220,9 +229,9 @@ def rasterization(
             seen, shown = [], []
             for picture in pictures():
                 shown.append(picture.draw())
-                if world is None:
+                if group is None:
                     seen.append(picture.project())
-            if world is None:
+            if group is None:
                 projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
                 means2d = projections.means2d
         images = [_stacked(*one, render_mode) for one in shown]
@@ -234,44 +243,20 @@ def rasterization(
             nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
             image = means.new_zeros(0, _depth_of(render_mode, colors)) + nothing
             alpha = image[:, :1]
-    if world is None:
+    if group is None:
         meta = projections.meta(meta, means2d)
     return image.view(*shape, -1 if images else image.shape[-1]), alpha.view(*shape, 1), meta
 
 
-class Ranks(Protocol):
-    """Processes that render together, as seen from here (splatcli.distributed.World is one)."""
-
-    def tell(self, what: str, numbers: Sequence[float]) -> list[list[float]]: ...
-
-    def agree(self, what: str, **facts: int) -> None: ...
-
-    def render(
-        self,
-        gaussians: Gaussians,
-        camera: Camera,
-        *,
-        background: Tensor | None,
-        antialiased: bool,
-        z_range: tuple[float, float],
-    ) -> Render: ...
-
-
-def _default_ranks(device: torch.device) -> Ranks:
-    """Those of the default process group. Raises UsageError where there is none."""
-    import splatcli
-
-    ranks: Ranks = splatcli.default_world(device)
-    return ranks
-
-
-def _check_sharded(world: Ranks, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None) -> None:
+def _check_sharded(
+    group: ProcessGroup, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None
+) -> None:
     """UsageError for what ranks cannot do together, DistributedError where they do not agree."""
     if batch:
         raise UsageError("batches are not supported with distributed=True", remedy="one call for each")
     if viewmats.requires_grad:
         raise UsageError("poses get no gradient with distributed=True", remedy="viewmats.detach()")
-    world.agree("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
+    group.check_agreement("a rasterization", cameras=cameras, **{"SH degree": -1 if sh_degree is None else sh_degree})
 
 
 class _View:
@@ -286,9 +271,9 @@ class _View:
         near: float,
         far: float,
         mode: str,
-        world: Ranks | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        self.world = world
+        self.group = group
         k = K.detach().double().cpu()
         self.viewmat = viewmat
         self.camera = Camera(
@@ -307,9 +292,7 @@ class _View:
     def lift(self, colors: Tensor) -> Tensor:
         """[] what has to be added to ``colors`` to leave none below 0; of several ranks the most that any needs."""
         own = (-colors.detach().amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
-        return (
-            own if self.world is None else own.new_tensor(max(v for (v,) in self.world.tell("colours", [float(own)])))
-        )
+        return own if self.group is None else own.new_tensor(self.group.all_reduce_max(float(own)))
 
     def prepare(self, gaussians: Gaussians, background: Tensor | None) -> ViewRender:
         return ViewRender(
@@ -335,7 +318,7 @@ class _Picture:
     ) -> None:
         self.raw, self.colors, self.view, self.background, self.sh_degree = raw, colors, view, background, sh_degree
         self.gaussians, self.lift = self._chunk(0)
-        self.first = view.prepare(self.gaussians, self._behind(0)) if view.world is None else None
+        self.first = view.prepare(self.gaussians, self._behind(0)) if view.group is None else None
         self.halves = [] if self.first is None else [self.first]
 
     def project(self) -> Projected:
@@ -356,7 +339,7 @@ class _Picture:
         for begin in range(0, max(1, channels), 3):
             if begin > 0:
                 gaussians, lift = self._chunk(begin)
-                half = self.view.prepare(gaussians, self._behind(begin)) if self.view.world is None else None
+                half = self.view.prepare(gaussians, self._behind(begin)) if self.view.group is None else None
                 # Every chunk adds its share to the gradient of the same projected means.
                 shown = self._blend(half, gaussians, begin, means2d, shares)
                 if half is not None:
@@ -370,8 +353,9 @@ class _Picture:
         if half is not None:
             return half.blend(means2d, shares)
         view = self.view
-        assert view.world is not None
-        return view.world.render(
+        assert view.group is not None
+        return render_sharded(
+            view.group,
             gaussians,
             view.camera,
             background=self._behind(begin),

@@ -1,57 +1,142 @@
-"""ShardedEngine: steps and pictures by processes of which each holds some of the Gaussians.
+"""Sharded rasterization: each process holds a shard of the Gaussians, and every view shows all of them.
 
-A round has a view for each process. All project their own Gaussians for all views of the round; the records of what a
-view sees go to the process that has it, which blends them and takes the loss; the sums of their gradients come back.
-Everybody adds what its own Gaussians get in the order of the views and moves them: with the bits of one process that
-holds all (rasterizer/shards.py), for whatever is summed, each sum is made where it always was, in its order.
+All processes project their own Gaussians for the views of all. The projected Gaussians that a view sees go to the
+process that has the view, which blends them; the sums of their gradients come back. Gaussians do not move. In an image
+equal depths are in the order of the processes, and every sum is made in the place and order of a single process: so the
+bits are those of one process that holds all Gaussians. ShardedEngine trains so, render_sharded() renders with autograd.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.gaussians import Gaussians
+from splatcli.errors import UsageError
+from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
-from splatcli.native.backend import Backend
+from splatcli.native.backend import Backend, address
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.batch import FlatSums, Outcome, Team, move
-from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
+from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
 from splatcli.rasterizer.memory import MemoryBudget
-from splatcli.rasterizer.rendering import backend_for
-from splatcli.rasterizer.shards import RETURNED, SENT, Seen, fill_frame, returned_sums, visible_records
+from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss
 from splatcli.scene.camera import Camera
 
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
 
-class ShardTeam(Team, Protocol):
-    """Processes of which each holds some of the Gaussians."""
+#: Numbers of a projected Gaussian that is sent: its record, and the tiles of its box as bits.
+SENT = abi.RECORD + 1
 
-    def exchange_rows(
-        self, rows: Tensor, counts: Sequence[int], problem: Exception | None = None
-    ) -> tuple[Tensor, list[int]]:
-        """The first ``counts[0]`` of ``rows`` [V, width] go to process 0, and so on; (what came, how much from each).
+#: Numbers that come back for it: the sum of its per-intersection gradients, and whether there was any.
+RETURNED = abi.ROW + 1
 
-        Raises on all of them when one has a ``problem``, sends what does not arrive, or does not come.
-        """
-        ...
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProjectedView:
+    """What is kept of a projected view until its gradients come back, while its context projects other views.
+
+    slots, ids: [V] of its records and their Gaussians. chunk_counts: as in the context.
+    """
+
+    view: abi.View
+    arrays: abi.GaussianArrays
+    slots: Tensor
+    ids: Tensor
+    chunk_counts: Tensor
+
+    @classmethod
+    def of(cls, frame: RasterContext, view: abi.View, arrays: abi.GaussianArrays, slots: Tensor) -> ProjectedView:
+        """Return the view that ``frame`` has just projected. slots: of visible_records()."""
+        counts = frame.arena.take("chunk_counts", 0, torch.int64)[: 2 * -(-arrays.n // abi.CHUNK)]
+        return cls(view, arrays, slots, frame.arena.take("ids", 0, torch.int32)[slots], counts.clone())
+
+    def restore(self, frame: RasterContext, returned: Tensor) -> None:
+        """Restore this view in ``frame``, with the gradients that came back for it [V, RETURNED]."""
+        frame.arena.take("chunk_counts", 0, torch.int64)[: len(self.chunk_counts)] = self.chunk_counts
+        frame.arena.take("ids", 0, torch.int32)[self.slots] = self.ids
+        frame.hold(self.arrays)
+        take_sums(frame, self.slots, returned)
+
+
+def visible_records(frame: RasterContext, arrays: abi.GaussianArrays) -> tuple[Tensor, Tensor]:
+    """Return ([V, SENT] of the Gaussians that a projected view sees, in order; [V] the slots of their records)."""
+    frame.hold(arrays)
+    _, slots = frame.seen()
+    records = frame.arena.take("records", 0, frame.backend.dtype)
+    records = records[: records.numel() // abi.RECORD * abi.RECORD].view(-1, abi.RECORD)[slots]
+    tiles = frame.arena.take("row_counts", 0, torch.int32)[slots]
+    return torch.cat([records, tiles.view(torch.float32)[:, None]], dim=1), slots
+
+
+def fill_context(frame: RasterContext, sent: Tensor) -> abi.GaussianArrays:
+    """Fill ``frame`` as project() does, from the records [V, SENT] of several processes, one after another."""
+    count, chunk, device = len(sent), abi.CHUNK, frame.backend.device
+    padded = -(-count // chunk) * chunk
+    records, ids, tiles, starts, counts = (
+        frame.arena.take(name, numel, dtype)
+        for name, numel, dtype in (
+            ("records", padded * abi.RECORD, frame.backend.dtype),
+            ("ids", padded, torch.int32),
+            ("row_counts", padded, torch.int32),
+            ("row_starts", padded, torch.int32),
+            ("chunk_counts", 2 * (padded // chunk), torch.int64),
+        )
+    )
+    records[: count * abi.RECORD].view(count, abi.RECORD).copy_(sent[:, : abi.RECORD])
+    ids[:count] = torch.arange(count, dtype=torch.int32, device=device)
+    tiles[:padded] = 0
+    tiles[:count] = sent[:, abi.RECORD].contiguous().view(torch.int32)
+    per_chunk = counts[: 2 * (padded // chunk)].view(padded // chunk, 2)
+    per_chunk[:, 0] = (count - torch.arange(0, padded, chunk, device=device)).clamp(max=chunk)
+    per_chunk[:, 1] = tiles[:padded].view(padded // chunk, chunk).sum(dim=1, dtype=torch.int64)
+    native = frame.native
+    native.records, native.ids, native.chunk_counts = address(records), address(ids), address(counts)
+    native.row_counts, native.row_starts = address(tiles), address(starts)
+    native.visible, native.pair_bound = count, int(per_chunk[:, 1].sum())
+    if frame.counters is not None:
+        native.visible = padded
+        frame.counters.copy_(torch.tensor([count, native.pair_bound, 0, 0]))
+    # No code reads parameters after the projection; they are here to be counted.
+    blank = Gaussians(*(sent.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
+    arrays = frame.backend.arrays(blank)
+    frame.hold(arrays)
+    return arrays
+
+
+def returned_sums(frame: RasterContext, count: int) -> Tensor:
+    """Return [count, RETURNED], what blend_vjp has left for each record of fill_context()."""
+    sums = frame.summed_rows()[:count]
+    reached = frame.arena.take("reached", 0, torch.int32)[:count]
+    return torch.cat([sums, reached.view(torch.float32)[:, None]], dim=1)
+
+
+def take_sums(frame: RasterContext, slots: Tensor, returned: Tensor) -> None:
+    """Put the gradients that came back [V, RETURNED] for the records in ``slots`` where project_vjp reads them."""
+    frame.take_sums(slots, returned[:, : abi.ROW], returned[:, abi.ROW].contiguous().view(torch.int32))
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
 
 
 class ShardedEngine:
-    """Makes steps on several views, on any device that has kernels; each is done when step() returns.
+    """Training steps on several views, on any device that has kernels; each is done when step() returns.
 
-    team: the processes; each hands in its own rows, and calls the methods as often as the others.
+    group: the processes. Each passes its own rows, and calls the methods as often as the others.
     """
 
-    def __init__(self, backend: Backend, team: ShardTeam, *, budget: MemoryBudget | None = None) -> None:
-        self.team = team
+    def __init__(self, backend: Backend, group: ProcessGroup, *, budget: MemoryBudget | None = None) -> None:
+        self.group = group
         self._budget = budget
         self._stages = TrainStepPipeline(backend, budget)
-        #: The frame that this process' Gaussians are projected with, for one view after another.
+        #: Projects this process' Gaussians for one view after another.
         self._projection = RasterContext(backend, budget)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
@@ -64,61 +149,61 @@ class ShardedEngine:
         cameras: Sequence[Camera],
         inputs_of: Callable[[int], StepInputs],
     ) -> Outcome:
-        """One step of Adam along the mean gradient of the views of ``cameras``, and the sum of their statistics.
+        """Take one step of Adam along the mean gradient of the views of ``cameras``, and sum up their statistics.
 
         gaussians, adam: this process' rows. cameras: at least as many as there are processes, the same in all.
-        inputs_of: what to make of view i; asked for this process' views only, which process r has at r, r + size, ...
-            Everything but camera, target and what belongs to them must be the same in all; no pose is trained.
+        inputs_of: the inputs of view i, requested for this process' views only: r, r + size, ... in process r.
+            All but camera, target and what belongs to them must be the same everywhere; no pose is trained.
         """
-        rank, size = self.team.rank, self.team.size
+        rank, size = self.group.rank, self.group.size
         if len(cameras) < size:
             raise ValueError(f"{len(cameras)} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
         total.flat.zero_()
-        told: list[list[float]] = []
-        slopes: list[Tensor] = []
+        results: list[list[float]] = []
+        v_params: list[Tensor] = []
         shared: StepInputs | None = None
         for first in range(0, len(cameras), size):
-            group = cameras[first : first + size]
+            batch = cameras[first : first + size]
             inputs: StepInputs | None = None
             problem: Exception | None = None
             try:
-                if rank < len(group):
+                if rank < len(batch):
                     inputs = inputs_of(first + rank)
             except Exception as error:
                 problem = error
             shared = shared or inputs
-            seen, records, counts = self._meet(gaussians, self._views(gaussians, group, shared), problem)
-            numbers, sums, counts = self._answer(inputs, records, counts)
-            told += numbers[: len(group)]
+            seen, records, counts = self._project(gaussians, self._views(gaussians, batch, shared), problem)
+            numbers, sums, counts = self._blend(inputs, records, counts)
+            results += numbers[: len(batch)]
             assert shared is not None
             for view, returned in zip(seen, torch.split(sums, counts), strict=False):
                 self._gradients(view, returned, gaussians, shared, own)
                 total.flat += own.flat
             del records, sums
             if shared.view_params is not None:
-                slopes += self.team.gather(self._stages.slopes.cpu())[: len(group)]
+                v_params += self.group.all_gather(self._stages.slopes.cpu())[: len(batch)]
         assert shared is not None
-        move(self._stages, gaussians, adam, total, len(cameras), shared)
-        return Outcome([loss for loss, _ in told], int(max(pairs for _, pairs in told)), slopes or None)
+        apply_mean(self._stages, gaussians, adam, total, len(cameras), shared)
+        return Outcome([loss for loss, _ in results], int(max(pairs for _, pairs in results)), v_params or None)
 
     @torch.no_grad()
     def render(
         self, gaussians: Gaussians, cameras: Sequence[Camera], *, sh_degree: int, background: Tensor, antialiased: bool
     ) -> tuple[Tensor | None, Exception | None]:
-        """(image [H, W, 3] of this process' camera, what went wrong with it and is not known elsewhere).
+        """Return (image [H, W, 3] of this process' camera, the error of its rendering, which other ranks do not know).
 
-        cameras: for the first so many processes; the others get no image.
+        cameras: one for each of the first processes; the others get no image.
         """
-        rank, backend = self.team.rank, self._stages.backend
+        rank, backend = self.group.rank, self._stages.backend
         views = [view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False) for camera in cameras]
-        _, records, _ = self._meet(gaussians, views, None)
+        _, records, _ = self._project(gaussians, views, None)
         if rank >= len(views):
             return None, None
         view, frame = views[rank], RasterContext(backend, self._budget, slack=0.0)
         image = background.new_empty(view.height, view.width, 3)
         try:
-            arrays = fill_frame(frame, records)
+            arrays = fill_context(frame, records)
             frame.bin(view, arrays, with_rows=False)
             frame.blend(view, background, image, background.new_empty(view.height, view.width), None)
         except Exception as error:
@@ -126,51 +211,55 @@ class ShardedEngine:
         return image, None
 
     def _views(self, gaussians: Gaussians, cameras: Sequence[Camera], shared: StepInputs | None) -> list[abi.View]:
-        """The views of a round, whoever has them; none where this process has failed before its first one."""
+        """Return the views of a round, of all processes; none where this process has failed before its first one."""
         return [] if shared is None else [self._stages.view(gaussians, camera, shared) for camera in cameras]
 
-    def _meet(
+    def _project(
         self, gaussians: Gaussians, views: Sequence[abi.View], problem: Exception | None
-    ) -> tuple[list[Seen], Tensor, list[int]]:
-        """Projects for all views of a round; (what is left to know of each, what this process' view sees, from whom).
+    ) -> tuple[list[ProjectedView], Tensor, list[int]]:
+        """Project for all views of a round, and exchange what they see.
 
-        problem: what has gone wrong in this process before; then it is raised in all.
+        problem: an earlier error of this process, which is raised in all.
+        Returns (the projected views, the records that this process' view sees, how many from each process).
         """
-        frame, size = self._projection, self.team.size
-        seen: list[Seen] = []
+        frame, size = self._projection, self.group.size
+        seen: list[ProjectedView] = []
         sent = [gaussians.means.new_zeros(0, SENT)]
         try:
             for view in views:
                 arrays = frame.project(view, gaussians)
                 records, slots = visible_records(frame, arrays)
-                seen.append(Seen.of(frame, view, arrays, slots))
+                seen.append(ProjectedView.of(frame, view, arrays, slots))
                 sent.append(records)
             together = torch.cat(sent)
         except Exception as error:
             problem, together = problem or error, sent[0]
         counts = [len(view.slots) for view in seen] + [0] * (size - len(seen))
         del sent
-        return seen, *self.team.exchange_rows(together, counts, problem)
+        return seen, *self.group.all_to_all_rows(together, counts, problem)
 
-    def _answer(
+    def _blend(
         self, inputs: StepInputs | None, records: Tensor, counts: list[int]
     ) -> tuple[list[list[float]], Tensor, list[int]]:
-        """Draws this process' view, if it has one; ([loss, pairs] of all; what comes back for own records; by view)."""
+        """Blend this process' view, if it has one, and exchange the gradients.
+
+        Returns ([loss, pairs] of all, the sums that come back for this process' records, how many for each view).
+        """
         numbers, sums, problem = [0.0, 0.0], records.new_zeros(0, RETURNED), None
         try:
             if inputs is not None:
                 numbers, sums = self._compared(inputs, records)
         except Exception as error:
             problem = error
-        told = self.team.tell("a view", numbers, problem)
-        return told, *self.team.exchange_rows(sums, counts)
+        results = self.group.all_gather_scalars("a view", numbers, problem)
+        return results, *self.group.all_to_all_rows(sums, counts)
 
     def _compared(self, inputs: StepInputs, records: Tensor) -> tuple[list[float], Tensor]:
-        """([loss, pairs] of a view; [V, RETURNED] what goes back for its ``records`` [V, SENT])."""
+        """Return ([loss, pairs] of a view; [V, RETURNED] the gradients of its ``records`` [V, SENT])."""
         stages, camera = self._stages, inputs.camera
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
-        arrays = fill_frame(stages.frame, records)
+        arrays = fill_context(stages.frame, records)
         deferred = stages.backend.deferred
         job = stages.compare(view, arrays, inputs, means=self._means if deferred else None)
         l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
@@ -178,13 +267,15 @@ class ShardedEngine:
         loss = total_loss(inputs.ssim_lambda, l1, ssim) + depth
         return [loss, float(stages.frame.native.pair_bound)], returned_sums(stages.frame, len(records))
 
-    def _gradients(self, view: Seen, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums) -> None:
-        """Fills ``own`` with what a view wants of this process' Gaussians, and what it tells of them."""
+    def _gradients(
+        self, view: ProjectedView, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums
+    ) -> None:
+        """Fill ``own`` with the gradients and statistics of this process' Gaussians in a view."""
         frame = self._projection
         own.stats.grad2d.zero_()
         own.stats.count.zero_()
         stats = None if shared.stats is None else own.stats
-        view.recall(frame, returned)
+        view.restore(frame, returned)
         frame.native.with_abs = shared.absgrad and stats is not None
         frame.project_vjp(
             view.view,
@@ -195,13 +286,132 @@ class ShardedEngine:
         )
 
     def _buffers(self, gaussians: Gaussians) -> tuple[FlatSums, FlatSums]:
-        """Room for a view's gradients and for their sum; the same as in the last step unless rows came or went."""
+        """Return memory for a view's gradients and for their sum, the same as in the last step unless N changed."""
         if self._own is None or self._total is None or not self._own.fits(gaussians):
-            self._own = self._total = None  # before their successors are made
+            self._own = self._total = None  # free the old ones first
             self._own, self._total = FlatSums(gaussians), FlatSums(gaussians)
         return self._own, self._total
 
 
-def sharded_engine_for(device: torch.device, team: ShardTeam, budget: MemoryBudget | None = None) -> ShardedEngine:
-    """The engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
-    return ShardedEngine(backend_for(device), team, budget=budget)
+def sharded_engine_for(device: torch.device, group: ProcessGroup, budget: MemoryBudget | None = None) -> ShardedEngine:
+    """Return the engine of a device. Raises ResourceError where there are no kernels for it, or no compiler."""
+    return ShardedEngine(backend_for(device), group, budget=budget)
+
+
+# --- rendering --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Job:
+    """What ranks render together, beside the tensors that have gradients."""
+
+    group: ProcessGroup
+    backend: Backend
+    cameras: Sequence[Camera]
+    sh_degree: int
+    antialiased: bool
+    z_range: tuple[float, float]
+
+    def view(self, rank: int) -> abi.View:
+        return view_of(
+            self.cameras[rank],
+            sh_degree=self.sh_degree,
+            antialiased=self.antialiased,
+            with_depth=True,
+            z_range=self.z_range,
+        )
+
+
+def render_sharded(
+    group: ProcessGroup,
+    gaussians: Gaussians,
+    camera: Camera,
+    *,
+    background: Tensor | None = None,
+    antialiased: bool = False,
+    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+) -> Render:
+    """Render ``camera`` of this rank with the Gaussians of all ranks, bit-identical to one process that holds them.
+
+    Both passes are collective: every rank calls this and backward() as often as the others.
+    gaussians: this rank's own; there may be none. They get the gradients of the losses of all ranks, added by rank.
+    background: [3], of this rank's image.
+    Raises DistributedError on every rank, naming those that differ, when SH degrees, antialiasing or z_range are not
+    the same, or when some ranks do not come; ResourceError on a GPU.
+    """
+    dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
+    if dtype != torch.float32:
+        raise UsageError("sharded rendering computes in float32", remedy="give parameters in float32")
+    group.check_agreement(
+        "a rendering",
+        **{"SH degree": gaussians.sh_degree, "antialiased": int(antialiased)},
+        near=int(np.float32(z_range[0]).view(np.int32)),
+        far=int(np.float32(z_range[1]).view(np.int32)),
+    )
+    cameras = [_unpacked(row) for row in group.all_gather(_packed(camera))]
+    job = _Job(group, backend_for(gaussians.device), cameras, gaussians.sh_degree, antialiased, z_range)
+    parameters = [tensor.to(dtype).contiguous() for _, tensor in gaussians.items()]
+    behind = gaussians.means.new_zeros(3) if background is None else background
+    image, alpha, depth = _Sharded.apply(job, behind.to(dtype).contiguous(), *parameters)  # type: ignore[no-untyped-call]
+    return Render(image, alpha, depth)
+
+
+class _Sharded(torch.autograd.Function):
+    """Two exchanges as one node of the graph."""
+
+    @staticmethod
+    def forward(ctx: Any, job: _Job, background: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+        group, gaussians = job.group, Gaussians(*parameters)
+        frames: list[tuple[RasterContext, abi.View, abi.GaussianArrays, Tensor]] = []
+        sent = []
+        for rank in range(group.size):
+            frame, view = RasterContext(job.backend, slack=0.0), job.view(rank)
+            arrays = frame.project(view, gaussians)
+            records, slots = visible_records(frame, arrays)
+            frames.append((frame, view, arrays, slots))
+            sent.append(records)
+        received, counts = group.all_to_all_rows(torch.cat(sent), [len(records) for records in sent])
+        view = job.view(group.rank)
+        frame = RasterContext(job.backend, slack=0.0)
+        arrays = fill_context(frame, received)
+        frame.bin(view, arrays)
+        size = (view.height, view.width)
+        image, alpha, depth = background.new_empty(*size, 3), background.new_empty(size), background.new_empty(size)
+        frame.blend(view, background, image, alpha, depth)
+        ctx.job, ctx.frames, ctx.own = job, frames, (frame, view)
+        ctx.counts = counts
+        ctx.save_for_backward(background, image, alpha, depth, *parameters)
+        return image, alpha, depth
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        background, image, alpha, depth, *parameters = ctx.saved_tensors
+        frame, view = ctx.own
+        v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
+        if v_image is None:
+            v_image = torch.zeros_like(image)
+        v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
+        out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
+        frame.blend_vjp(view, background, out, v_out, v_background)
+        sums = returned_sums(frame, sum(ctx.counts))
+        returned, counts = ctx.job.group.all_to_all_rows(sums, ctx.counts)
+        total = Gaussians(*parameters).map(torch.zeros_like)
+        part = total.map(torch.empty_like)
+        for (own, own_view, arrays, slots), rows in zip(ctx.frames, torch.split(returned, counts), strict=True):
+            take_sums(own, slots, rows)
+            own.project_vjp(own_view, arrays, gradients=own.backend.arrays(part))
+            for name in GROUPS:
+                getattr(total, name).add_(getattr(part, name))
+        return None, v_background, *(getattr(total, name) for name in GROUPS)
+
+
+def _packed(camera: Camera) -> Tensor:
+    """Return a camera as [22] float64."""
+    lens = [camera.width, camera.height, camera.fx, camera.fy, camera.cx, camera.cy]
+    return torch.tensor([*lens, *camera.viewmat.reshape(-1).tolist()], dtype=torch.float64)
+
+
+def _unpacked(row: Tensor) -> Camera:
+    width, height, fx, fy, cx, cy, *matrix = row.tolist()
+    return Camera("", int(width), int(height), fx, fy, cx, cy, np.array(matrix).reshape(4, 4))

@@ -15,7 +15,6 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import DepthTarget
-from splatcli.rasterizer.shards import Shard
 from splatcli.scene.camera import Camera
 
 
@@ -89,6 +88,43 @@ class ViewParams:
     def colours(self) -> Tensor | None:
         """Exposure or grid, whichever there is."""
         return self.exposure if self.grid is None else self.grid
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The rows of all Gaussians that one of several processes holds: the ``rank``-th of ``size`` equal parts.
+
+    total: Gaussians of all processes.
+    """
+
+    rank: int
+    size: int
+    total: int
+
+    @property
+    def first(self) -> int:
+        """The row of all Gaussians that is the first one here."""
+        return self.start(self.rank)
+
+    @property
+    def rows(self) -> slice:
+        """Those of this process."""
+        return slice(self.first, self.start(self.rank + 1))
+
+    def __len__(self) -> int:
+        return self.start(self.rank + 1) - self.first
+
+    def start(self, rank: int) -> int:
+        """The first row of ``rank``; of ``size``, how many there are."""
+        return rank * self.total // self.size
+
+    def counts(self) -> list[int]:
+        """How many rows each process has, by rank."""
+        return [self.start(rank + 1) - self.start(rank) for rank in range(self.size)]
+
+    def of(self, total: int) -> Shard:
+        """The part of the same process when there are ``total`` Gaussians."""
+        return Shard(self.rank, self.size, total)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,17 +1,15 @@
-"""Crew: the processes that train one run together, as the trainer sees them; and what those beside the first one do.
+"""Data-parallel training: what the processes of a run agree on, digests of their states, and ranks beside rank 0.
 
-Every process does the same things in the same order, and holds all Gaussians, or a part of them (sharding.py). What a
-single one of them knows (a signal, the time, a disk) is told to all before anyone acts on it, and only the first one
-writes.
+Every process does the same in the same order, and holds all Gaussians, or a shard of them (train/sharding.py). What a
+single process knows (a signal, the time, a full disk) is sent to all before any acts on it. Only rank 0 writes.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import torch
@@ -20,90 +18,62 @@ from torch import Tensor
 from splatcli import __version__
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import with_settings
-from splatcli.rasterizer.sharded import ShardTeam
 from splatcli.scene.scene import Scene
 from splatcli.train.checkpointer import Checkpointer
 from splatcli.train.events import Event, Saved
 from splatcli.train.monitor import state_tensors
 from splatcli.train.state import TrainState
 
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
+
 #: Steps between two comparisons of all numbers of the state.
 COMPARE_EVERY = 10
 
-#: Why a run stops, in the order in which one reason goes before another; "asked" is any that is not listed.
+#: Reasons to stop a run; an earlier one prevails over a later one. "asked" is any that is not listed.
 REASONS = ("", "SIGINT", "SIGTERM", "SIGHUP", "asked", "max-time", "finished", "stop-at")
 
-#: Rows that a digest looks at together: torch makes a wider copy of them.
+#: Rows that are summed at once for a digest: torch makes a wider copy of them.
 _ROWS = 1 << 13
 
 #: A digest has as many bits as a float64 holds exactly.
 _DIGEST_BITS = (1 << 52) - 1
 
 
-class Crew(ShardTeam, Protocol):
-    """The processes of a run (splatcli.distributed.World is one)."""
-
-    def collect(self, own: Tensor, *, everywhere: bool) -> Tensor | None:
-        """The rows of all ranks, one after another: on every rank, or on the first one, and None on the others."""
-        ...
-
-    def agree(self, what: str, **facts: int) -> None:
-        """Raises DistributedError on every rank, naming those that differ, unless all give the same numbers."""
-        ...
-
-    def apart(self, doing: str) -> AbstractContextManager[None]:
-        """While this rank does something alone that takes its time, the others wait for it without complaint."""
-        ...
-
-    def check(self) -> None:
-        """Raises DistributedError when another rank is known to have failed."""
-        ...
+def place_of(group: ProcessGroup | None, sharded: bool) -> tuple[int, int] | None:
+    """Return (rank, size) where each process holds a shard of the Gaussians; None where each holds all."""
+    return (group.rank, group.size) if group is not None and sharded and group.size > 1 else None
 
 
-def place_of(crew: Crew | None, sharded: bool) -> tuple[int, int] | None:
-    """(rank, size) where processes hold a part of the Gaussians each; a single one holds all."""
-    return (crew.rank, crew.size) if crew is not None and sharded and crew.size > 1 else None
-
-
-def agreed_wish(crew: Crew | None, reason: str | None, save: bool) -> tuple[str | None, bool]:
-    """Why to stop, if at all, and whether to save: what any process wishes. A crew compares states before a save."""
-    if crew is None:
+def sync_stop_request(group: ProcessGroup | None, reason: str | None, save: bool) -> tuple[str | None, bool]:
+    """Return (why to stop, if at all, whether to save): the requests of any process."""
+    if group is None:
         return reason, save
     known = (reason or "") if (reason or "") in REASONS else "asked"
-    told = crew.tell("wishes", [REASONS.index(known), save])
-    wished = sorted(int(number) for number, _ in told if number)
-    return (REASONS[wished[0]] if wished else None), any(flag for _, flag in told)
+    requests = group.all_gather_scalars("stop and save requests", [REASONS.index(known), save])
+    reasons = sorted(int(number) for number, _ in requests if number)
+    return (REASONS[reasons[0]] if reasons else None), any(flag for _, flag in requests)
 
 
-def most_of_all(crew: Crew, number: float) -> float:
-    """The largest of the numbers of all processes."""
-    return max(other for (other,) in crew.tell("the numbers", [number]))
+def raise_on_all(group: ProcessGroup | None, check: Callable[[], None]) -> None:
+    """Run ``check`` in every process; what it raises in one is raised in all."""
+    if group is None:
+        check()
+    else:
+        group.raise_on_all(check)
 
 
-def found_together(crew: Crew | None, look: Callable[[], None]) -> None:
-    """Does ``look`` in every process; what it raises in one is raised in all."""
-    problem = None
-    try:
-        look()
-    except Exception as error:
-        if crew is None:
-            raise
-        problem = error
-    if crew is not None:
-        crew.tell("the numbers", [], problem)
+def check_same_run(group: ProcessGroup | None, state: TrainState, scene: Scene) -> None:
+    """Take the smallest cap of all processes, and check that they agree on everything else.
 
-
-def begin_together(crew: Crew | None, state: TrainState, scene: Scene) -> None:
-    """Settles what each process finds by itself: all take the cap of the one that has room for least.
-
-    Raises DistributedError, naming the odd ones, when programs, settings or photos are not the same everywhere.
+    Raises DistributedError, naming the ranks that differ, when programs, settings or images are not the same.
     """
-    if crew is None:
+    if group is None:
         return
-    caps = [int(cap) for (cap,) in crew.tell("the settings", [state.config.memory.cap or 0]) if cap]
+    caps = [int(cap) for (cap,) in group.all_gather_scalars("the settings", [state.config.memory.cap or 0]) if cap]
     state.config = with_settings(state.config, {"memory.cap": min(caps, default=None)})
     settings = with_settings(state.config, {"data.scene": ""})
-    crew.agree(
+    group.check_agreement(
         "the run",
         program=_sum_of([__version__, torch.__version__]),
         settings=_sum_of(settings.model_dump(mode="json")),
@@ -118,33 +88,33 @@ def _sum_of(facts: object) -> int:
     return crc32(json.dumps(facts, sort_keys=True).encode())
 
 
-def compare(crew: Crew | None, state: TrainState) -> None:
-    """Raises DistributedError, naming the odd ones, unless the states of all processes are the same.
+def check_same_state(group: ProcessGroup | None, state: TrainState) -> None:
+    """Raise DistributedError, naming the ranks that differ, unless the states of all processes are the same.
 
-    Of Gaussians that are shared out nobody else has the numbers: there it is the rest that is compared, and what the
-    parts were cut out of.
+    Only one process has the numbers of a shard: with shards, the rest of the state is compared, and the Gaussians that
+    the shards were cut from.
     """
-    if crew is None:
+    if group is None:
         return
     of_rows, of_rest = digests(state)
     digest = of_rest if state.shard is not None else joint_digest([of_rows], of_rest)
-    crew.agree("the state", step=state.step, Gaussians=state.count, origin=state.origin, digest=digest)
+    group.check_agreement("the state", step=state.step, Gaussians=state.count, origin=state.origin, digest=digest)
 
 
 def state_digest(state: TrainState) -> int:
-    """52 bits of all parameters, moments and statistics, and of the places in the random streams."""
+    """Return 52 bits of all parameters, moments and statistics, and of the positions in the random streams."""
     of_rows, of_rest = digests(state)
     return joint_digest([of_rows], of_rest)
 
 
 def joint_digest(of_rows: Sequence[int], of_rest: int) -> int:
-    """The state_digest() of one process with all rows, from the digests() of those that have a part each."""
+    """Return the state_digest() of one process with all rows, from the digests() of all shards."""
     return (sum(of_rows) + of_rest) & _DIGEST_BITS
 
 
 @torch.no_grad()
 def digests(state: TrainState) -> tuple[int, int]:
-    """52 bits each: of the rows, weighted by their places among those of all processes; and of all else."""
+    """Return 52 bits each: of the rows, weighted by their indices in the whole; and of all else."""
     first, device = 0 if state.shard is None else state.shard.first, state.gaussians.device
     rows = [tensor for _, tensor in state_tensors(state.gaussians, state.adam)]
     rows += [state.adam.rest_steps, state.stats.grad2d, state.stats.count]
@@ -157,7 +127,7 @@ def digests(state: TrainState) -> tuple[int, int]:
 
 @torch.no_grad()
 def digest_of(columns: Iterable[Tensor]) -> int:
-    """52 bits of all numbers of some tensors."""
+    """Return 52 bits of all numbers of some tensors."""
     return _weighted([int(_row_sum(column)) for column in columns], 0)
 
 
@@ -166,9 +136,9 @@ def _weighted(sums: Sequence[int], place: int) -> int:
 
 
 def _row_sum(tensor: Tensor, first: int = 0) -> Tensor:
-    """[] int64, the bits of all numbers, each row with a weight of its own; overflow wraps and harms nothing.
+    """Return [] int64, the bits of all numbers, each row with a weight of its own; overflow wraps and harms nothing.
 
-    first: the place of the first row.
+    first: the index of the first row in the whole.
     """
     if tensor.numel() == 0:
         return torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -183,7 +153,7 @@ def _row_sum(tensor: Tensor, first: int = 0) -> Tensor:
 
 
 class ReadOnlyCheckpointer(Checkpointer):
-    """Keeps the books of a process that writes nothing: what the first one has saved counts for all."""
+    """The checkpointer of a rank beside rank 0: it writes nothing, and what rank 0 has saved counts for all."""
 
     def begin(self, state: TrainState) -> Iterator[Event]:
         self._note(state)
@@ -204,8 +174,8 @@ class ReadOnlyCheckpointer(Checkpointer):
         return self.saved
 
 
-class ReadRunDir(RunDir):
-    """The run folder of the first process as the others see it: they read in it, and write nothing."""
+class ReadOnlyRunDir(RunDir):
+    """The run folder for ranks beside rank 0, which read in it and write nothing."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

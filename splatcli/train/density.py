@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
-from splatcli.train.data_parallel import Crew, most_of_all
 from splatcli.train.densify import Strategy, apply_edit
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, judge_refinement
 from splatcli.train.sharding import gather_geometry, redistribute
 from splatcli.train.state import TrainState
+
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
 
 #: From this part of a cap on, growth has come to it: pruning always leaves a few places free.
 FULL = 0.99
@@ -20,11 +24,11 @@ FULL = 0.99
 class Density:
     """Changes rows where a strategy wants it, in one process or in all that hold a part of them.
 
-    crew: the processes that train the run together, if there are several.
+    group: the processes that train the run together, if there are several.
     """
 
-    def __init__(self, crew: Crew | None) -> None:
-        self._crew = crew
+    def __init__(self, group: ProcessGroup | None) -> None:
+        self._group = group
         self._capped_told = False
 
     def edit(self, state: TrainState, strategy: Strategy, step: int) -> list[Event]:
@@ -34,8 +38,8 @@ class Density:
         state.adam.flush(state.gaussians, state.config.optim.shN_lr)
         whole, stats = state.gaussians, state.stats
         if state.shard is not None:
-            assert self._crew is not None
-            whole, stats = gather_geometry(state, self._crew)
+            assert self._group is not None
+            whole, stats = gather_geometry(state, self._group)
         edit = strategy.edit(step, whole, stats, generator)
         if edit is None:
             return []
@@ -47,8 +51,8 @@ class Density:
 
         left = None if state.smoothing is None else shares
         if state.shard is not None:
-            assert self._crew is not None
-            redistribute(edit, whole, stats, state, self._crew, left)
+            assert self._group is not None
+            redistribute(edit, whole, stats, state, self._group, left)
         else:
             state.gaussians, state.adam, state.stats = apply_edit(edit, whole, state.adam, stats, left)
         del whole, stats
@@ -67,11 +71,11 @@ class Density:
 
     def update_filter_3d(self, state: TrainState) -> None:
         """Measures the sizes of the 3D filter anew; no step may be on its way."""
-        crew = self._crew
-        if state.shard is None or crew is None:
+        group = self._group
+        if state.shard is None or group is None:
             state.update_filter_3d()
         else:
-            state.update_filter_3d(lambda size: most_of_all(crew, size))
+            state.update_filter_3d(group.all_reduce_max)
 
     def _capped(self, state: TrainState, step: int) -> list[Event]:
         cap = state.config.memory.cap

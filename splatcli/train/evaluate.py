@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splatcli.config import Config
-from splatcli.errors import SceneError, SplatError
+from splatcli.errors import SceneError, SplatError, as_splat_error, is_out_of_memory
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.memory import MemoryBudget
@@ -22,7 +22,6 @@ from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
-from splatcli.train.monitor import as_splat_error, is_out_of_memory
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import tensor_of
 
@@ -285,19 +284,19 @@ class JointScorer(Scorer):
     ) -> Iterator[Sequence[float] | None]:
         if not cameras:
             return
-        team, gaussians = self.engine.team, state.flushed()
-        for first in range(0, len(cameras), team.size):
-            group = cameras[first : first + team.size]
-            image, problem = self.engine.render(gaussians, group, **_looks(state))
+        group, gaussians = self.engine.group, state.flushed()
+        for first in range(0, len(cameras), group.size):
+            batch = cameras[first : first + group.size]
+            image, problem = self.engine.render(gaussians, batch, **_looks(state))
             found: Sequence[float] | None = None
             try:
                 if image is not None:
-                    found = measure(first + team.rank, image)
+                    found = measure(first + group.rank, image)
             except Exception as error:
                 problem = error
             numbers = [0.0] * MEASURES if found is None else [1.0, *found, *[0.0] * (MEASURES - 1 - len(found))]
-            told = team.tell("a score", numbers, problem)
-            yield from (row[1:] if row[0] else None for row in told[: len(group)])
+            results = group.all_gather_scalars("a score", numbers, problem)
+            yield from (row[1:] if row[0] else None for row in results[: len(batch)])
 
 
 def scorer_for(scene: Scene, renderer: Renderer, engine: object) -> Scorer:

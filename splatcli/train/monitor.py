@@ -14,16 +14,12 @@ import torch
 from torch import Tensor
 
 from splatcli.config import GuardConfig
-from splatcli.errors import DivergedError, ResourceError, SplatError
+from splatcli.errors import DivergedError, is_out_of_memory
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.offload import ROWS
-from splatcli.rasterizer.shards import Shard
+from splatcli.rasterizer.step_inputs import Shard
 from splatcli.train.events import Alarmed, Probed, Refined
-
-#: What a step raises when memory is short: the rasterizer's budget, torch on a GPU, Python. torch on a CPU raises a
-#: plain RuntimeError, see ``is_out_of_memory``.
-OUT_OF_MEMORY = (ResourceError, torch.OutOfMemoryError, MemoryError)
 
 
 class StepDivergedError(DivergedError):
@@ -39,24 +35,9 @@ class StepDivergedError(DivergedError):
         self.loss = loss
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a smaller model might not have met this error."""
-    if isinstance(error, OUT_OF_MEMORY):
-        return True
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
 def is_survivable(error: BaseException) -> bool:
     """Whether going back to an older state may help."""
     return isinstance(error, DivergedError) or is_out_of_memory(error)
-
-
-def as_splat_error(error: BaseException) -> SplatError:
-    """``error`` in the form that users see."""
-    if isinstance(error, SplatError):
-        return error
-    what = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ResourceError(f"memory does not suffice: {what}", remedy="use fewer or smaller images (-r), or --cap-max")
 
 
 #: Quality has to stay low for so many steps: one view more or less must not raise an alarm.

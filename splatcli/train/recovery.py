@@ -17,11 +17,11 @@ from torch import Tensor
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config, with_settings
-from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError
+from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError, as_splat_error
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import TensorStorage
 from splatcli.train.events import RolledBack
-from splatcli.train.monitor import StepDivergedError, as_splat_error, nonfinite_rows, state_tensors
+from splatcli.train.monitor import StepDivergedError, nonfinite_rows, state_tensors
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of

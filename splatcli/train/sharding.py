@@ -1,7 +1,7 @@
-"""Sharding: a state of which each process holds some rows: cut up, shared out anew after an edit, put together.
+"""Sharding: a state of which each process holds some rows: cut, redistributed after an edit, gathered to be saved.
 
-Edits are decided by every process on all rows, of which it gets for that time what decisions look at: 52 bytes of a
-Gaussian's 720. Whole rows travel only to where they belong afterwards, each process having as many as the others.
+Every process decides an edit, on all rows. For that it gathers the columns that the decision reads: 52 bytes of a
+Gaussian's 720. Whole rows move only to the process that holds them afterwards; all processes hold equally many.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,18 +20,20 @@ from torch import Tensor
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
-from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.step_inputs import DensifyStats
-from splatcli.train.data_parallel import Crew, digest_of
+from splatcli.rasterizer.step_inputs import DensifyStats, Shard
+from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.base import Edit, apply_edit, as_column, edited_rows
 from splatcli.train.state import TrainState, check_resumable
 
-#: What an edit looks at of all Gaussians.
-LOOKED_AT = ("means", "quats", "log_scales", "logit_opacities")
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
+
+#: The columns that an edit reads of all Gaussians.
+GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 
 def rows_of(checkpoint: Checkpoint, rows: slice | Tensor) -> Checkpoint:
-    """Some rows of a checkpoint as a checkpoint; a slice shares its memory."""
+    """Return some rows of a checkpoint as a checkpoint; a slice shares its memory."""
     moments, steps, sizes = checkpoint.moments, checkpoint.rest_steps, checkpoint.smoothing
     return replace(
         checkpoint,
@@ -49,7 +52,7 @@ def shard_of(
     kept: Tensor | None = None,
     store: TensorStorage = DEVICE_STORAGE,
 ) -> TrainState:
-    """The state that was saved, or of process ``place`` = (rank, size) its part; raises as from_checkpoint().
+    """Return the state that was saved, or the shard of process ``place`` = (rank, size); raises as from_checkpoint().
 
     kept: the rows that are left; None: all. store: where the SH rest goes.
     """
@@ -83,13 +86,13 @@ def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
     yield from (column for column in others if isinstance(column, Tensor))
 
 
-def gather_geometry(state: TrainState, crew: Crew) -> tuple[Gaussians, DensifyStats]:
-    """All rows as far as an edit looks at them, on every process; colours are left out."""
+def gather_geometry(state: TrainState, group: ProcessGroup) -> tuple[Gaussians, DensifyStats]:
+    """Return the columns that an edit reads, of all rows, on every process; colours are left out."""
     assert state.shard is not None
-    columns = {name: _everywhere(crew, getattr(state.gaussians, name)) for name in LOOKED_AT}
+    columns = {name: group.all_gather_rows(getattr(state.gaussians, name).detach()) for name in GEOMETRY}
     means = columns["means"]
     colours = {"sh0": means.new_zeros(1, 3).expand(len(means), 3), "shN": means.new_zeros(len(means), 0, 3)}
-    stats = DensifyStats(_everywhere(crew, state.stats.grad2d), _everywhere(crew, state.stats.count))
+    stats = DensifyStats(group.all_gather_rows(state.stats.grad2d), group.all_gather_rows(state.stats.count))
     return Gaussians(**columns, **colours), stats
 
 
@@ -99,21 +102,21 @@ def redistribute(
     everything: Gaussians,
     stats: DensifyStats,
     state: TrainState,
-    crew: Crew,
+    group: ProcessGroup,
     shares: Callable[[Gaussians], Tensor] | None = None,
 ) -> None:
-    """Applies ``edit`` to the state of which this process holds a part; it holds as large a part afterwards.
+    """Apply ``edit`` to the state of which this process holds a shard; the new shards are of equal size again.
 
-    everything, stats: of looked_at(). shares: see apply_edit().
+    everything, stats: of gather_geometry(). shares: see apply_edit().
     """
     assert state.shard is not None
-    if set(edit.values) - set(LOOKED_AT):
-        raise ValueError(f"an edit of what is not looked at: {sorted(edit.values)}")
-    moves = _Moves(edit, state.shard, crew)
+    if set(edit.values) - set(GEOMETRY):
+        raise ValueError(f"an edit of columns that are not gathered: {sorted(edit.values)}")
+    moves = _Moves(edit, state.shard, group)
     own = moves.after.rows
     changed = edited_rows(edit, everything, shares)
     gaussians = Gaussians(
-        **{name: getattr(changed, name)[own].clone() for name in LOOKED_AT},
+        **{name: getattr(changed, name)[own].clone() for name in GEOMETRY},
         sh0=moves.carry(state.gaussians.sh0),
         shN=moves.carry(state.gaussians.shN),
     )
@@ -137,44 +140,44 @@ def redistribute(
 
 
 class _Moves:
-    """Which rows go where in an edit; every process finds the same from the edit.
+    """Which rows move where in an edit.
 
-    after: this process' part of the new rows.
+    after: this process' shard of the new rows.
     """
 
-    def __init__(self, edit: Edit, before: Shard, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, edit: Edit, before: Shard, group: ProcessGroup) -> None:
+        self._group = group
         self.after = after = before.of(len(edit))
         ends = torch.tensor([before.start(rank + 1) for rank in range(before.size)], device=edit.source.device)
         wanted = []
         for rank in range(after.size):
             source = edit.source[after.start(rank) : after.start(rank + 1)] - before.first
             wanted.append(source[(source >= 0) & (source < len(before))])
-        #: The rows of ours that each process wants, one process after another, in the order of its new rows.
+        #: The rows of this process that each process needs, one process after another, in the order of its new rows.
         self._wanted, self._counts = torch.cat(wanted), [len(rows) for rows in wanted]
         holder = torch.bucketize(edit.source[after.rows], ends, right=True)
-        #: Where among our new rows those belong that come from one process after another.
+        #: The indices, among this process' new rows, of those that come from one process after another.
         self._places = torch.cat([(holder == rank).nonzero().squeeze(1) for rank in range(before.size)])
 
     def carry(self, column: Tensor) -> Tensor:
-        """The new rows [m, ...] of a column of which this process holds the old ones [n, ...]."""
+        """Return the new rows [m, ...] of a column of which this process holds the old ones [n, ...]."""
         rows = column[self._wanted].reshape(len(self._wanted), math.prod(column.shape[1:]))
-        arrived, _ = self._crew.exchange_rows(rows, self._counts)
+        arrived, _ = self._group.all_to_all_rows(rows, self._counts)
         del rows
         made = column.new_empty(len(self.after), *column.shape[1:])
         made[self._places] = arrived.view_as(made)
         return made
 
 
-def whole_state(state: TrainState, crew: Crew, folder: Path) -> TrainState | None:
-    """The state with the rows of all processes, on the first one; None on the others. All have to ask for it.
+def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainState | None:
+    """Return the state with the rows of all processes on rank 0, and None on the others; every process must call it.
 
-    Column by column, each of which lies in a file of ``folder`` that has no name, so that the memory that it takes is
-    the system's to give away; where the disk has no room for it, in memory.
+    Each column lies in an unnamed file of ``folder``, whose pages the system may write out; in memory where the disk
+    has no room.
     """
 
     def gathered(column: Tensor) -> Tensor | None:
-        found = crew.collect(column.detach(), everywhere=False)
+        found = group.gather_rows(column.detach())
         return None if found is None else _on_disk(found, folder)
 
     def bundle(columns: Gaussians) -> list[Tensor | None]:
@@ -184,7 +187,7 @@ def whole_state(state: TrainState, crew: Crew, folder: Path) -> TrainState | Non
     bundles = [bundle(columns) for columns in (state.gaussians, adam.exp_avg, adam.exp_avg_sq)]
     others = [gathered(column) for column in (adam.rest_steps, stats.grad2d, stats.count)]
     sizes = None if sizes is None else gathered(sizes)
-    if crew.rank:
+    if group.rank:
         return None
     parameters, first, second = (Gaussians(*columns) for columns in bundles)  # type: ignore[arg-type]
     steps, grad2d, count = others
@@ -201,19 +204,13 @@ def whole_state(state: TrainState, crew: Crew, folder: Path) -> TrainState | Non
     )
 
 
-def _everywhere(crew: Crew, column: Tensor) -> Tensor:
-    found = crew.collect(column.detach(), everywhere=True)
-    assert found is not None
-    return found
-
-
 def _on_disk(column: Tensor, folder: Path) -> Tensor:
-    """``column`` in pages of a file that nobody else sees."""
+    """Return ``column`` in the pages of an unnamed file."""
     if column.numel() == 0:
         return column.cpu()
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            os.posix_fallocate(file.fileno(), 0, column.nbytes)  # a page without a place on the disk would end us
+            os.posix_fallocate(file.fileno(), 0, column.nbytes)  # a page without room on the disk would end the process
             path = f"/proc/self/fd/{file.fileno()}"
             mapped = torch.from_file(path, shared=True, size=column.numel(), dtype=column.dtype)
     except (OSError, RuntimeError):

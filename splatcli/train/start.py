@@ -19,8 +19,7 @@ from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import TensorStorage, storage_for
-from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.step_inputs import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import coverage_notes
 from splatcli.scene.scene import Scene, check_depths

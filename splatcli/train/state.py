@@ -16,8 +16,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
-from splatcli.rasterizer.shards import Shard
-from splatcli.rasterizer.step_inputs import DensifyStats
+from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
 from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.sampler import ViewSampler

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,7 +17,6 @@ from splatcli.rasterizer.train_step import apply_view_grads, engine_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
-from splatcli.train.data_parallel import Crew
 from splatcli.train.densify import Strategy
 from splatcli.train.evaluate import BACKGROUNDS, Renderer, Scorer, scorer_for
 from splatcli.train.events import Stepped
@@ -25,6 +25,9 @@ from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import Target, Targets, to_device
+
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
 
 
 def view_of_step(state: TrainState, targets: Targets, step: int, row: int) -> tuple[Camera, Target]:
@@ -77,7 +80,7 @@ def training_background(state: TrainState) -> Tensor:
 
 
 class Batches:
-    """Makes steps on ``views`` views; in a team each process reads and draws its own share of them only.
+    """Makes steps on ``views`` views; in a group each process reads and renders its share of them only.
 
     pairs: (Gaussian, tile) pairs of the fullest view of the last step.
     """
@@ -114,10 +117,10 @@ class Batches:
             state.generators["background"].set_state(background)
             raise
         self.pairs = outcome.pairs
-        for row, slopes in zip(rows, outcome.slopes or [], strict=False):
+        for row, v_params in zip(rows, outcome.v_params or [], strict=False):
             given = given_camera(state, scene, step, row)
             extent, device = state.dataset.extent, state.gaussians.device
-            apply_view_grads(state.per_view_params.of(row, given, state.config, extent, step, device), slopes)
+            apply_view_grads(state.per_view_params.of(row, given, state.config, extent, step, device), v_params)
         return rows, outcome.losses
 
     @staticmethod
@@ -127,26 +130,26 @@ class Batches:
 
     def _prefetch(self, state: TrainState, targets: Targets) -> None:
         """Starts decoding what this process is going to draw soon."""
-        team = self.engine.team
-        rank, size = (0, 1) if team is None else (team.rank, team.size)
+        group = self.engine.group
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
         targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
 
 
-def batches_for(state: TrainState, budget: MemoryBudget, crew: Crew | None) -> Batches | None:
+def batches_for(state: TrainState, budget: MemoryBudget, group: ProcessGroup | None) -> Batches | None:
     """What makes steps on several views; None where a step has one, and is fused. Raises as the engines do."""
     views, device = state.config.train.batch_size, state.gaussians.device
-    if views == 1 and (crew is None or crew.size == 1):
+    if views == 1 and (group is None or group.size == 1):
         return None
-    if state.shard is not None and crew is not None:
-        return Batches(sharded_engine_for(device, crew, budget), views)
-    return Batches(batch_engine_for(device, budget, crew), views)
+    if state.shard is not None and group is not None:
+        return Batches(sharded_engine_for(device, group, budget), views)
+    return Batches(batch_engine_for(device, budget, group), views)
 
 
 class Steps:
     """What moves the Gaussians of one state: an engine, and the photos it compares with.
 
     engine: None makes one for the state's device within ``budget``.
-    crew: the processes that train the run together, if there are several.
+    group: the processes that train the run together, if there are several.
     limit: of the bytes that photos take on a GPU, as Targets has it.
 
     batches: what makes steps on several views; None where a step has one.
@@ -159,13 +162,13 @@ class Steps:
         scene: Scene,
         budget: Budget,
         *,
-        crew: Crew | None = None,
+        group: ProcessGroup | None = None,
         engine: StepEngine | None = None,
         limit: int | None = None,
     ) -> None:
         device = state.gaussians.device
         self.engine = engine or engine_for(device, budget)
-        self.batches = batches_for(state, budget, crew)
+        self.batches = batches_for(state, budget, group)
         self.targets = Targets(scene, device, limit=limit, depth_lambda=state.config.depth_lambda)
         self.largest = 0
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.

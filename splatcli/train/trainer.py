@@ -8,6 +8,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -22,13 +23,12 @@ from splatcli.scene.scene import Scene
 from splatcli.train.checkpointer import Checkpointer
 from splatcli.train.data_parallel import (
     COMPARE_EVERY,
-    Crew,
     ReadOnlyCheckpointer,
-    agreed_wish,
-    begin_together,
-    compare,
-    found_together,
+    check_same_run,
+    check_same_state,
     place_of,
+    raise_on_all,
+    sync_stop_request,
 )
 from splatcli.train.densify import make_strategy
 from splatcli.train.density import Density
@@ -37,10 +37,13 @@ from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Star
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, is_survivable
 from splatcli.train.recovery import Recovery
-from splatcli.train.sharding import whole_state
+from splatcli.train.sharding import gather_state
 from splatcli.train.start import apply_config, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Steps
+
+if TYPE_CHECKING:
+    from splatcli.distributed.process_group import ProcessGroup
 
 #: Steps between two measurements of the 3D filter (Mip-Splatting); each edit of the Gaussians makes one too.
 REFILTER_EVERY = 100
@@ -54,7 +57,7 @@ class Trainer:
     engine, renderer: None takes those of the state's device.
     clock: seconds; decides when to save and is written into the metrics, and touches nothing that is trained.
     notes: things worth telling the user, in the Started event.
-    crew: the processes that train this run together; None: this one alone, whatever the environment says.
+    group: the processes that train this run together; None: this one alone, whatever the environment says.
     """
 
     def __init__(
@@ -67,16 +70,16 @@ class Trainer:
         renderer: Renderer | None = None,
         clock: Callable[[], float] = time.monotonic,
         notes: Iterable[str] = (),
-        crew: Crew | None = None,
+        group: ProcessGroup | None = None,
     ) -> None:
-        begin_together(crew, state, scene)
+        check_same_run(group, state, scene)
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
         #: One for engine and renderer, so that bands are told of once.
         self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
-        self.crew = crew
-        self.leads = crew is None or crew.rank == 0
+        self.group = group
+        self.leads = group is None or group.rank == 0
         self.steps = self._steps(engine, state.config.memory.budget)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
@@ -85,7 +88,7 @@ class Trainer:
         self.journal = MetricsLogger(run_dir, scene, clock)
         self._renderer = renderer or renderer_within(self._budget)
         self.scorer = self.steps.scorer(self._renderer)
-        self.density = Density(crew)
+        self.density = Density(group)
         self.recovery = Recovery(run_dir)
         self.finite = FiniteWatch()
         self.crowding = PairsWatch()
@@ -106,15 +109,17 @@ class Trainer:
         given: Gaussians | None = None,
         first: tuple[Gaussians, list[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
-        crew: Crew | None = None,
+        group: ProcessGroup | None = None,
         sharded: bool = False,
     ) -> Trainer:
-        """A new run; arguments as in new_state(). sharded: each process of the crew holds some of the Gaussians."""
-        place, folder = place_of(crew, sharded), run_dir.path
+        """A new run; arguments as in new_state(). sharded: each process of the group holds a shard of the Gaussians."""
+        place, folder = place_of(group, sharded), run_dir.path
         state, notes = new_state(
             config, scene, device, given, first=first, planned=engine is None, folder=folder, place=place
         )
-        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
+        return cls(
+            state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, group=group
+        )
 
     @classmethod
     def resume(
@@ -130,7 +135,7 @@ class Trainer:
         allowed: Collection[str] = (),
         notes: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
-        crew: Crew | None = None,
+        group: ProcessGroup | None = None,
         sharded: bool = False,
     ) -> Trainer:
         """The run that ``checkpoint`` was saved from, going on with the same bits; arguments as in resumed_state().
@@ -138,7 +143,7 @@ class Trainer:
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         sharded: as for start(), whatever the run has been before.
         """
-        place, folder = place_of(crew, sharded), run_dir.path
+        place, folder = place_of(group, sharded), run_dir.path
         state, scene, found = resumed_state(
             checkpoint,
             scene,
@@ -150,7 +155,9 @@ class Trainer:
             place=place,
         )
         notes = (*found, *notes)
-        return cls(state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, crew=crew)
+        return cls(
+            state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, group=group
+        )
 
     def run(
         self,
@@ -169,15 +176,15 @@ class Trainer:
         """
 
         def ends() -> str | None:
-            if self.crew is not None:
-                self.crew.check()
+            if self.group is not None:
+                self.group.check_heartbeats()
             return should_stop() or ("max-time" if self._clock() >= deadline else None)
 
         self.journal.begin()
         yield self._start_event()
-        compare(self.crew, self.state)
+        check_same_state(self.group, self.state)
         whole = self._whole()
-        with self._apart("the first checkpoint"):
+        with self._rank0_section("the first checkpoint"):
             yield from self._logged(self.keeper.begin(whole))
         del whole
         while True:
@@ -211,7 +218,7 @@ class Trainer:
         """One step, for a caller with a loop of its own, who sees to checkpoints and to what goes wrong."""
         events = self._step()
         if self.state.step % COMPARE_EVERY == 0:
-            compare(self.crew, self.state)
+            check_same_state(self.group, self.state)
         return events
 
     def _start_event(self) -> Started:
@@ -223,7 +230,7 @@ class Trainer:
         self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
     ) -> Generator[Event, None, str]:
         """Steps until there is a reason to stop, which is returned when the state is saved."""
-        while (reason := agreed_wish(self.crew, self._reason(stop_at, should_stop), False)[0]) is None:
+        while (reason := sync_stop_request(self.group, self._reason(stop_at, should_stop), False)[0]) is None:
             try:
                 yield from self._logged(self._step())
             except SceneError:  # a photo can be read no more; the state before this step is whole
@@ -232,9 +239,9 @@ class Trainer:
             step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
             if step >= train.iterations:
                 continue
-            _, save = agreed_wish(self.crew, None, should_save() or self.keeper.due(self.state))
+            _, save = sync_stop_request(self.group, None, should_save() or self.keeper.due(self.state))
             if save or step % COMPARE_EVERY == 0:
-                compare(self.crew, self.state)
+                check_same_state(self.group, self.state)
             if save:
                 yield from self._settled()
                 yield from self._logged(self._save())
@@ -246,7 +253,7 @@ class Trainer:
                 yield from self._settled()
                 with self._leading("an evaluation"):
                     yield from self._evaluate(should_stop)
-        compare(self.crew, self.state)
+        check_same_state(self.group, self.state)
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
@@ -276,58 +283,58 @@ class Trainer:
             self.density.update_filter_3d(state)
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
-            found_together(self._sharers, lambda: self.finite.look(step, state.gaussians, state.adam))
+            raise_on_all(self._sharers, lambda: self.finite.look(step, state.gaussians, state.adam))
         alarm = self.crowding.judge(step, self.steps.pairs, state.count)
         return [*told, *edits, *([] if alarm is None else [alarm])]
 
     def _settled(self) -> Iterator[Event]:
         """Nothing is on its way any more, and all that is known of the state has been looked at."""
         yield from self._logged(self.steps.drain(self.state))
-        found_together(self._sharers, self.finite.read)
+        raise_on_all(self._sharers, self.finite.read)
 
     def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
         yield from self._settled()
         saved = self.keeper.saved is not None and self.keeper.saved.step == self.state.step
-        if self._sharers is not None and not agreed_wish(self.crew, None, self.leads and not saved)[1]:
+        if self._sharers is not None and not sync_stop_request(self.group, None, self.leads and not saved)[1]:
             return
         whole = self._whole()
-        with self._apart("the last save"):
+        with self._rank0_section("the last save"):
             yield from self._logged(self.keeper.finish(whole, patient=patient))
 
     def _save(self) -> list[Event]:
         saved: list[Event] = []
         whole = self._whole()
-        with self._apart("a save"):
+        with self._rank0_section("a save"):
             # What must not be kept is found by the first one, and all go back with it.
-            found_together(self.crew, lambda: saved.append(self.keeper.save(whole)))
+            raise_on_all(self.group, lambda: saved.append(self.keeper.save(whole)))
         return saved
 
     def _whole(self) -> TrainState:
         """The state as it is saved: with all rows on the first of the processes that share them out."""
         if self._sharers is None:
             return self.state
-        return whole_state(self.state, self._sharers, self.run_dir.path) or self.state
+        return gather_state(self.state, self._sharers, self.run_dir.path) or self.state
 
     @property
-    def _sharers(self) -> Crew | None:
+    def _sharers(self) -> ProcessGroup | None:
         """The processes, where each holds some of the Gaussians."""
-        return None if self.state.shard is None else self.crew
+        return None if self.state.shard is None else self.group
 
     @property
     def _evaluates(self) -> bool:
         """Whether this process takes part where views are scored."""
         return self.leads or self._sharers is not None
 
-    def _apart(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """What the first process of a crew does alone, while the others wait."""
-        return self.crew.apart(doing) if self.crew is not None and self.leads else contextlib.nullcontext()
+    def _rank0_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """What rank 0 does, while the other ranks wait."""
+        return contextlib.nullcontext() if self.group is None else self.group.rank0_section(doing)
 
     def _leading(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """The same, where processes that share the Gaussians out do it together."""
-        return self._apart(doing) if self._sharers is None else contextlib.nullcontext()
+        return self._rank0_section(doing) if self._sharers is None else contextlib.nullcontext()
 
     def _steps(self, engine: StepEngine | None, limit: int | None) -> Steps:
-        return Steps(self.state, self.scene, self._budget, crew=self.crew, engine=engine, limit=limit)
+        return Steps(self.state, self.scene, self._budget, group=self.group, engine=engine, limit=limit)
 
     def _go_back(self, failure: Exception) -> Iterator[Event]:
         """The last checkpoint's state takes the place of one that failed."""
@@ -358,7 +365,9 @@ class Trainer:
         return [probe] if alarm is None else [probe, alarm]
 
     def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
-        event, reason = self.scorer.evaluate(self.state, lambda: agreed_wish(self._sharers, should_stop(), False)[0])
+        event, reason = self.scorer.evaluate(
+            self.state, lambda: sync_stop_request(self._sharers, should_stop(), False)[0]
+        )
         yield from self._logged([] if event is None else [event])
         return reason
 

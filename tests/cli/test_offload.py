@@ -17,7 +17,7 @@ import torch
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.training import check_batch
 from splatcli.config import Config
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup
 from splatcli.errors import UsageError
 from tests.cli.tiny import QUICK
 from tests.native.cases import NEEDS_COMPILER
@@ -73,7 +73,7 @@ def test_ranks_that_resume_a_run_with_it_are_refused_too() -> None:
     config = Config.model_validate({"memory": {"offload": True}})
     check_batch(config, None)
     with pytest.raises(UsageError, match="the memory that --offload saves"):
-        check_batch(config, cast(World, object()))
+        check_batch(config, cast(ProcessGroup, object()))
 
 
 @NEEDS_COMPILER

@@ -1,4 +1,4 @@
-"""Several ranks of a World as processes, quickly: forked from one that has torch loaded and has started nothing."""
+"""Ranks of a ProcessGroup as processes, quickly: forked from one that has torch loaded and has started nothing."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from splatcli.distributed.joining import Place, join
-from splatcli.distributed.world import PATIENCE, World
+from splatcli.distributed.process_group import PATIENCE, Place, ProcessGroup, join
 from splatcli.errors import SplatError
 
 #: Modules that every rank needs; the process that ranks are forked from loads them once.
-PRELOADED = ["tests.distributed.ranks", "splatcli.train.trainer", "splatcli.distributed.joining"]
+PRELOADED = ["tests.distributed.ranks", "splatcli.train.trainer", "splatcli.distributed.process_group"]
 
 
 #: Seconds for which the last of several ranks is waited for when another has failed, and for a process to end.
@@ -50,7 +49,7 @@ def run_ranks(
     limit: float = 300.0,
     store_at_rank_0: bool = False,
 ) -> list[Ended]:
-    """``function(world, *arguments)`` on every rank; they and results are pickled. Ranks that hang are killed.
+    """``function(group, *arguments)`` on every rank; they and results are pickled. Ranks that hang are killed.
 
     store_at_rank_0: the ranks meet at the first of them, as without a launcher, and not in this process.
     """
@@ -109,20 +108,20 @@ def _work(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    world: World | None = None
+    group: ProcessGroup | None = None
     began = time.monotonic()
     try:
-        world = join(place, torch.device("cpu"), patience=patience)
+        group = join(place, torch.device("cpu"), patience=patience)
         began = time.monotonic()
-        value = function(world, *arguments)
-        if not world.watch.judged:
-            world.close()
+        value = function(group, *arguments)
+        if not group.monitor.failed:
+            group.close()
         # By value: tensors of a process that ends cannot be shared.
         pipe.send_bytes(pickle.dumps((value, None, time.monotonic() - began)))
         code = 0
     except BaseException as error:
-        if world is not None:
-            world.fail(error)
+        if group is not None:
+            group.fail(error)
         told = error.what if isinstance(error, SplatError) else traceback.format_exc()
         pipe.send_bytes(pickle.dumps((None, told, time.monotonic() - began)))
         code = error.exit_code if isinstance(error, SplatError) else 1

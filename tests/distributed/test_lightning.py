@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from splatcli.scene.read import read_scene
-from splatcli.train.data_parallel import ReadRunDir, state_digest
+from splatcli.train.data_parallel import ReadOnlyRunDir, state_digest
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
 from tests.cli.tiny import write_scene
@@ -36,7 +36,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(scene: Path) -> tuple[list[float], int]:
     """Losses and the last digest of the run without Lightning."""
     config = config_of(str(scene))
-    trainer = Trainer.start(config, read_scene(scene, config.data), run_dir=ReadRunDir(scene))
+    trainer = Trainer.start(config, read_scene(scene, config.data), run_dir=ReadOnlyRunDir(scene))
     assert len(trainer.state.train) == 7
     losses = []
     for _ in range(STEPS):

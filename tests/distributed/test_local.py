@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives
 
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup
 from splatcli.rasterizer.gsplat_api import rasterization
 from splatcli.rasterizer.rendering import render
 from tests.distributed.ranks import results
@@ -70,9 +70,9 @@ def drawn(arguments: dict[str, Any]) -> bytes:
     return rasterization(**arguments)[0].detach().numpy().tobytes()
 
 
-def work_alone(world: World | None) -> Any:
+def work_alone(group: ProcessGroup | None) -> Any:
     """In rank 1 nothing; it waits at the end, until rank 0 is done."""
-    if world is not None and world.rank == 1:
+    if group is not None and group.rank == 1:
         return None
     generator = torch.Generator().manual_seed(0)
     arguments = {
@@ -87,7 +87,7 @@ def work_alone(world: World | None) -> Any:
         "height": 18,
     }
     with collectives_forbidden():
-        if world is not None:
+        if group is not None:
             assert dist.is_initialized()
             with pytest.raises(AssertionError, match="a collective"):
                 dist.barrier()
@@ -105,16 +105,16 @@ def test_one_rank_works_while_the_other_sleeps() -> None:
 RANK = """
 import os, torch
 from pathlib import Path
-from splatcli.distributed.joining import Place, join
+from splatcli.distributed.process_group import Place, join
 
 def gloo():
     return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
 
-world = join(Place.of(os.environ), torch.device("cpu"))
-world.tell("a number", [1.0])
+group = join(Place.of(os.environ), torch.device("cpu"))
+group.all_gather_scalars("a view", [1.0])
 during = gloo()
-world.close()
-world.release()
+group.close()
+group.destroy()
 print(during > 0, gloo())
 """
 

@@ -9,10 +9,10 @@ import pytest
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup
 from splatcli.errors import ResourceError
 from splatcli.rasterizer.batch import FlatSums
-from splatcli.train.data_parallel import ReadRunDir, state_digest
+from splatcli.train.data_parallel import ReadOnlyRunDir, state_digest
 from splatcli.train.events import RolledBack, Stepped
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
@@ -37,8 +37,8 @@ def alone() -> Runs:
     return {name: train(None, config) for name, config in RUNS.items()}
 
 
-def several(world: World | None, names: list[str]) -> Runs:
-    return {name: train(world, RUNS[name]) for name in names}
+def several(group: ProcessGroup | None, names: list[str]) -> Runs:
+    return {name: train(group, RUNS[name]) for name in names}
 
 
 def assert_equal(got: dict[str, Any], expected: dict[str, Any], first: int = 1) -> None:
@@ -68,11 +68,11 @@ def test_ranks_send_what_the_formula_says() -> None:
         assert rank["still"]["sent"]["sum"] == STEPS * (rounds + 1) * 4 * length * (size - 1) // size
 
 
-def part(world: World | None, checkpoint: Checkpoint | None, stop_at: int | None) -> dict[str, Any]:
+def part(group: ProcessGroup | None, checkpoint: Checkpoint | None, stop_at: int | None) -> dict[str, Any]:
     """A run on its way: it begins without a checkpoint."""
     if checkpoint is None:
-        return train(world, RUNS["default"], stop_at=stop_at)
-    return go_on(world, checkpoint, stop_at=stop_at)
+        return train(group, RUNS["default"], stop_at=stop_at)
+    return go_on(group, checkpoint, stop_at=stop_at)
 
 
 def test_a_run_goes_from_four_ranks_to_three_two_and_one_without_losing_a_bit(alone: Runs) -> None:
@@ -87,17 +87,17 @@ def test_a_run_goes_from_four_ranks_to_three_two_and_one_without_losing_a_bit(al
     assert {**digests, **last["digests"]} == alone["default"]["digests"]
 
 
-def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, int]:
+def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str], int, int]:
     """(causes of going back, the last step, its digest) of a run in which something goes wrong after step 6."""
     path = Path(folder) / trouble
-    if world.rank == 0:
+    if group.rank == 0:
         path.mkdir()
         run_dir: RunDir = RunDir.create(path / "run")
-    world.tell("words", [])
-    if world.rank:
-        run_dir = ReadRunDir(path / "run")
+    group.barrier()
+    if group.rank:
+        run_dir = ReadOnlyRunDir(path / "run")
     config = batch_config(4, guard={"finite_every": 1}, save={"steps": (4,)})
-    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, renderer=plain_renderer, crew=world)
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, renderer=plain_renderer, group=group)
     causes = []
     for event in trainer.run():
         if isinstance(event, RolledBack):
@@ -106,7 +106,7 @@ def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, i
         if isinstance(event, Stepped) and event.step == 6 and not causes:
             if trouble == "diverged":
                 trainer.state.adam.exp_avg.means[0, 0] = float("nan")  # in all ranks alike
-            elif world.rank == 1:
+            elif group.rank == 1:
                 run_out_once(trainer)
     return causes, trainer.state.step, state_digest(trainer.state)
 

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from splatcli.distributed.joining import default_world
-from splatcli.distributed.sharded import render_sharded
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup, default_group
 from splatcli.errors import DistributedError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.gsplat_api import rasterization
 from splatcli.rasterizer.rendering import Render, render
+from splatcli.rasterizer.sharded import render_sharded
 from tests.distributed.ranks import results, run_ranks
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import random_camera, random_gaussians
@@ -55,14 +54,14 @@ def camera_of(rank: int) -> Any:
     return random_camera(40 + rank, 37 + 5 * rank, 29)
 
 
-def together(world: World, cases: list[str], antialiased: bool) -> dict[str, Any]:
+def together(group: ProcessGroup, cases: list[str], antialiased: bool) -> dict[str, Any]:
     """By case, images and gradients of this rank."""
     made = {}
     for case in cases:
-        own = leaves(shard(case, world.rank))
-        background = BACKGROUNDS[world.rank].clone().requires_grad_()
-        seen = render_sharded(world, own, camera_of(world.rank), background=background, antialiased=antialiased)
-        total_loss(seen, world.rank).backward()
+        own = leaves(shard(case, group.rank))
+        background = BACKGROUNDS[group.rank].clone().requires_grad_()
+        seen = render_sharded(group, own, camera_of(group.rank), background=background, antialiased=antialiased)
+        total_loss(seen, group.rank).backward()
         gradients = {name: tensor.grad for name, tensor in own.items()}
         made[case] = (seen.image.detach(), seen.alpha.detach(), seen.depth.detach(), gradients, background.grad)
     return made
@@ -103,13 +102,13 @@ def test_sharded_is_single(size: int, antialiased: bool) -> None:
                 assert torch.equal(gradients[name], expected), (case, name)
 
 
-def descend(world: World, case: str) -> Gaussians:
+def descend(group: ProcessGroup, case: str) -> Gaussians:
     """What this rank holds after five steps of Adam."""
-    own = leaves(shard(case, world.rank))
+    own = leaves(shard(case, group.rank))
     optimizer = torch.optim.Adam([tensor for _, tensor in own.items()], lr=0.01)
     for _ in range(5):
         optimizer.zero_grad()
-        total_loss(render_sharded(world, own, camera_of(world.rank)), world.rank).backward()
+        total_loss(render_sharded(group, own, camera_of(group.rank)), group.rank).backward()
         optimizer.step()
     return own.map(torch.Tensor.detach)
 
@@ -131,14 +130,14 @@ def test_five_steps_on_shards_are_five_steps_on_all() -> None:
         assert not torch.equal(expected, getattr(first, name))
 
 
-def misuse(world: World, kind: str) -> str:
+def misuse(group: ProcessGroup, kind: str) -> str:
     """The refusal that this rank meets, and how long it took."""
-    odd = world.rank == 1
+    odd = group.rank == 1
     gaussians = random_gaussians(7, 20, sh_degree=1 if kind == "degree" and odd else 2)
     if kind == "absent" and odd:
         return "nothing"
     with pytest.raises(DistributedError) as caught:
-        render_sharded(world, gaussians, camera_of(0), antialiased=kind == "antialiased" and odd)
+        render_sharded(group, gaussians, camera_of(0), antialiased=kind == "antialiased" and odd)
     return caught.value.what
 
 
@@ -183,17 +182,17 @@ def arguments_of(case: str, rank: int, cameras: int, kind: str) -> dict[str, Any
     }
 
 
-def gsplats_call(world: World, case: str) -> dict[str, Any]:
+def gsplats_call(group: ProcessGroup, case: str) -> dict[str, Any]:
     made = {}
     for kind in ("SH", "channels"):
-        arguments = arguments_of(case, world.rank, 2, kind)
+        arguments = arguments_of(case, group.rank, 2, kind)
         trained = {name: arguments[name].requires_grad_() for name in TRAINED}
-        images, alphas, meta = rasterization(**arguments, distributed=True, world=world)
+        images, alphas, meta = rasterization(**arguments, distributed=True, group=group)
         images.square().sum().backward()
         assert meta["n_cameras"] == 2
         made[kind] = (images.detach(), alphas.detach(), {name: tensor.grad for name, tensor in trained.items()})
     with pytest.raises(DistributedError, match="cameras is rank 0: 2, rank 1: 3"):
-        rasterization(**arguments_of(case, world.rank, 2 + world.rank, "SH"), distributed=True, world=world)
+        rasterization(**arguments_of(case, group.rank, 2 + group.rank, "SH"), distributed=True, group=group)
     return made
 
 
@@ -221,25 +220,25 @@ def test_gsplats_call_renders_what_all_ranks_hold() -> None:
                 assert_close(gradients[name], expected, rtol=1e-5, atol=1e-5 * float(expected.abs().max()))
 
 
-def by_the_default_group(world: World, case: str) -> dict[str, Any]:
+def by_the_default_group(group: ProcessGroup, case: str) -> dict[str, Any]:
     """The same by the call alone; then one that the ranks disagree on, and tensors elsewhere."""
     made = {}
     for again in range(2):
-        arguments = arguments_of(case, world.rank, 2, "SH")
+        arguments = arguments_of(case, group.rank, 2, "SH")
         trained = {name: arguments[name].requires_grad_() for name in TRAINED}
         images, alphas, _ = rasterization(**arguments, distributed=True)
         images.square().sum().backward()
         made[again] = (images.detach(), alphas.detach(), {name: tensor.grad for name, tensor in trained.items()})
-    found = default_world(torch.device("cpu"))
-    assert found is not world
+    found = default_group(torch.device("cpu"))
+    assert found is not group
     with pytest.raises(UsageError, match="these tensors are on meta"):
-        default_world(torch.device("meta"))
+        default_group(torch.device("meta"))
     with pytest.raises(DistributedError, match="cameras is rank 0: 2, rank 1: 3"):
-        rasterization(**arguments_of(case, world.rank, 2 + world.rank, "SH"), distributed=True)
+        rasterization(**arguments_of(case, group.rank, 2 + group.rank, "SH"), distributed=True)
     return made
 
 
-def test_without_a_world_the_ranks_are_those_of_the_default_group() -> None:
+def test_without_a_group_the_ranks_are_those_of_the_default_group() -> None:
     case = "uneven"
     found = results(by_the_default_group, 2, case)
     expected = [ended.value for ended in run_ranks(gsplats_call, 2, case)]
@@ -252,12 +251,12 @@ def test_without_a_world_the_ranks_are_those_of_the_default_group() -> None:
                 assert torch.equal(found[rank][again][2][name], gradients[name]), name
 
 
-def absent_from_the_default_group(world: World) -> str:
-    if world.rank == 1:
+def absent_from_the_default_group(group: ProcessGroup) -> str:
+    if group.rank == 1:
         time.sleep(6.0)
         return "nothing"
     with pytest.raises(DistributedError) as caught:
-        default_world(torch.device("cpu"), meeting=2.0)
+        default_group(torch.device("cpu"), meeting=2.0)
     return caught.value.what
 
 
@@ -269,5 +268,5 @@ def test_without_a_group_the_remedy_is_named() -> None:
     with pytest.raises(UsageError, match="there is none") as caught:
         rasterization(**arguments_of("uneven", 0, 1, "SH"), distributed=True)
     assert "init_process_group()" in str(caught.value)
-    with pytest.raises(UsageError, match="world is given without distributed=True"):
-        rasterization(**arguments_of("uneven", 0, 1, "SH"), world="a world")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="group is given without distributed=True"):
+        rasterization(**arguments_of("uneven", 0, 1, "SH"), world="a group")  # type: ignore[arg-type]

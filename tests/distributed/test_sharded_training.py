@@ -12,21 +12,20 @@ from torch import Tensor
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.distributed.world import CARD, World
+from splatcli.distributed.process_group import SCALARS, ProcessGroup
 from splatcli.errors import ResourceError, SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import BatchEngine
 from splatcli.rasterizer.rendering import render
-from splatcli.rasterizer.sharded import ShardedEngine
-from splatcli.rasterizer.shards import RETURNED, SENT, Shard
-from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs, ViewParams
+from splatcli.rasterizer.sharded import RETURNED, SENT, ShardedEngine
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, Shard, StepInputs, ViewParams
 from splatcli.scene.images import Photo
 from splatcli.scene.scene import Scene
-from splatcli.train.data_parallel import ReadRunDir
+from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.events import RolledBack, Stepped
-from splatcli.train.sharding import whole_state
+from splatcli.train.sharding import gather_state
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
@@ -74,8 +73,8 @@ def alone() -> Runs:
     return {name: train(None, config, renderer=None, scene=scene_of(name)) for name, config in RUNS.items()}
 
 
-def several(world: World, names: list[str]) -> Runs:
-    return {name: train(world, RUNS[name], sharded=True, scene=scene_of(name)) for name in names}
+def several(group: ProcessGroup, names: list[str]) -> Runs:
+    return {name: train(group, RUNS[name], sharded=True, scene=scene_of(name)) for name in names}
 
 
 def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
@@ -118,11 +117,13 @@ def test_shares_have_the_bits_of_the_whole(size: int, names: list[str], alone: R
     assert any(alone[name]["scores"] for name in names)
 
 
-def part(world: World | None, checkpoint: Checkpoint | None, stop_at: int | None, sharded: bool) -> dict[str, Any]:
+def part(
+    group: ProcessGroup | None, checkpoint: Checkpoint | None, stop_at: int | None, sharded: bool
+) -> dict[str, Any]:
     """A run on its way: it begins without a checkpoint."""
     if checkpoint is None:
-        return train(world, RUNS["default"], stop_at=stop_at, sharded=sharded)
-    return go_on(world, checkpoint, stop_at=stop_at, sharded=sharded)
+        return train(group, RUNS["default"], stop_at=stop_at, sharded=sharded)
+    return go_on(group, checkpoint, stop_at=stop_at, sharded=sharded)
 
 
 def test_a_run_goes_from_shares_to_copies_to_one_and_back_without_losing_a_bit(alone: Runs) -> None:
@@ -140,13 +141,13 @@ def test_a_run_goes_from_shares_to_copies_to_one_and_back_without_losing_a_bit(a
 STILL = batch_config(5, schedule={"refine_start": 1000}, model={"sh_degree": 1})
 
 
-def bytes_of_steps(world: World) -> dict[str, int]:
+def bytes_of_steps(group: ProcessGroup) -> dict[str, int]:
     """What this rank sends in four steps."""
-    trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(world), crew=world, sharded=True)
-    before = dict(world.sent)
+    trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(group), group=group, sharded=True)
+    before = dict(group.sent)
     for _ in range(4):
         trainer.advance()
-    return {what: sent - before.get(what, 0) for what, sent in world.sent.items()}
+    return {what: sent - before.get(what, 0) for what, sent in group.sent.items()}
 
 
 def seen_in_steps() -> list[Tensor]:
@@ -155,21 +156,21 @@ def seen_in_steps() -> list[Tensor]:
     assert trainer.steps.batches is not None
     engine = trainer.steps.batches.engine
     assert isinstance(engine, BatchEngine)
-    make, seen = engine._make, []
+    make, seen = engine._gradients, []
 
     def watched(*arguments: Any) -> list[float]:
         told = make(*arguments)
         seen.append(engine._stages.frame.seen()[0].clone())
         return told
 
-    engine._make = watched  # type: ignore[method-assign]
+    engine._gradients = watched  # type: ignore[method-assign]
     for _ in range(4):
         trainer.advance()
     return seen
 
 
 def test_ranks_send_what_the_formula_says() -> None:
-    """68 bytes for each Gaussian that a view of another rank sees, and as many back; and three cards a round."""
+    """68 bytes for each Gaussian that a view of another rank sees, and as many back; three scalar messages a round."""
     size, views, numbers = 3, 5, 4 * SENT
     assert numbers == 4 * RETURNED == 68
     expected = [0] * size
@@ -186,32 +187,32 @@ def test_ranks_send_what_the_formula_says() -> None:
     assert [rank["rows"] for rank in found] == expected
     assert min(expected) > 0
     rounds = 2
-    assert {rank["cards"] for rank in found} == {4 * rounds * 3 * 8 * CARD * (size - 1)}
+    assert {rank["scalars"] for rank in found} == {4 * rounds * 3 * 8 * SCALARS * (size - 1)}
     assert not any(rank.get("whole") or rank.get("sum") for rank in found)
 
 
-def troubled(world: World, folder: str, trouble: str) -> tuple[list[str], int, int, int]:
+def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str], int, int, int]:
     """(causes of going back, last step, Gaussians, digest) of a run in which one rank is in trouble after step 6."""
     path = Path(folder) / trouble
-    if world.rank == 0:
+    if group.rank == 0:
         path.mkdir()
         run_dir: RunDir = RunDir.create(path / "run")
-    world.tell("words", [])
-    if world.rank:
-        run_dir = ReadRunDir(path / "run")
+    group.barrier()
+    if group.rank:
+        run_dir = ReadOnlyRunDir(path / "run")
     config = batch_config(4, guard={"finite_every": 1}, save={"steps": (4,)}, train={"filter_3d": True})
-    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, crew=world, sharded=True)
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_dir, group=group, sharded=True)
     causes = []
     for event in trainer.run():
         if isinstance(event, RolledBack):
             causes.append(event.cause)
             assert event.step == 4
-        if isinstance(event, Stepped) and event.step == 6 and not causes and world.rank == 1:
+        if isinstance(event, Stepped) and event.step == 6 and not causes and group.rank == 1:
             if trouble == "diverged":
                 trainer.state.adam.exp_avg.means[0, 0] = float("nan")
             else:
                 run_out_once(trainer)
-    return causes, trainer.state.step, trainer.state.count, digest_of(trainer.state, world)
+    return causes, trainer.state.step, trainer.state.count, digest_of(trainer.state, group)
 
 
 def run_out_once(trainer: Trainer) -> None:
@@ -232,11 +233,11 @@ def test_ranks_go_back_together_when_one_has_to(trouble: str, tmp_path: Path) ->
     assert first[:2] == ([trouble], STEPS)
 
 
-def without_a_photo(world: World) -> None:
+def without_a_photo(group: ProcessGroup) -> None:
     scene = made_scene(12)
-    if world.rank == 1:
+    if group.rank == 1:
         scene.images.photo = fail_to_read  # type: ignore[method-assign]
-    Trainer.start(STILL, scene, run_dir=run_of(world), renderer=plain_renderer, crew=world, sharded=True).advance()
+    Trainer.start(STILL, scene, run_dir=run_of(group), renderer=plain_renderer, group=group, sharded=True).advance()
 
 
 def fail_to_read(view: int) -> Any:
@@ -250,12 +251,12 @@ def test_a_photo_that_one_rank_cannot_read_ends_all_in_the_same_words() -> None:
     assert first.code == second.code == SceneError.exit_code
 
 
-def whole_in(world: World, folder: str) -> tuple[bool, list[str]]:
+def whole_in(group: ProcessGroup, folder: str) -> tuple[bool, list[str]]:
     """(whether this rank has the whole state; what is in the folder)."""
     config = batch_config(4, model={"sh_degree": 0})
-    trainer = Trainer.start(config, made_scene(12), run_dir=run_of(world), crew=world, sharded=True)
+    trainer = Trainer.start(config, made_scene(12), run_dir=run_of(group), group=group, sharded=True)
     trainer.advance()
-    whole = whole_state(trainer.state, world, Path(folder))
+    whole = gather_state(trainer.state, group, Path(folder))
     if whole is None:
         return False, []
     assert len(whole.gaussians) == whole.count == 20
@@ -279,11 +280,11 @@ def test_the_whole_of_a_state_lies_in_files_without_names(tmp_path: Path) -> Non
 LRS = {"means": 2e-3, "quats": 1e-3, "log_scales": 5e-3, "logit_opacities": 5e-2, "sh0": 2.5e-3, "shN": 1.25e-4}
 
 
-def steps_under_the_emulator(world: World | None) -> tuple[list[float], list[Tensor]]:
+def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], list[Tensor]]:
     """(losses, parameters and moments of this rank's rows and their statistics) after three steps on five views."""
     whole, views = random_gaussians(3, 300, sh_degree=1), [random_camera(30 + i, 37, 29) for i in range(5)]
     whole.logit_opacities -= 2.0  # not all of them opaque, so that noise moves some
-    shard = None if world is None else Shard(world.rank, world.size, len(whole))
+    shard = None if group is None else Shard(group.rank, group.size, len(whole))
     own = whole.map(lambda column: column if shard is None else column[shard.rows].clone())
     adam, stats = AdamState.zeros_like(own), DensifyStats.zeros(len(own))
     regularisation = Regularisation(opacity_reg=0.01, scale_reg=0.01, noise=30.0, seed=7)
@@ -298,11 +299,11 @@ def steps_under_the_emulator(world: World | None) -> tuple[list[float], list[Ten
         )  # fmt: skip
 
     losses: list[float] = []
-    single, shared = BatchEngine(Backend.simt()), None if world is None else ShardedEngine(Backend.simt(), world)
+    single, shared = BatchEngine(Backend.simt()), None if group is None else ShardedEngine(Backend.simt(), group)
     for _ in range(3):
         outcome = single.step(own, adam, 5, inputs_of) if shared is None else shared.step(own, adam, views, inputs_of)
-        assert outcome.slopes is not None
-        losses += [*outcome.losses, *(float(slope.double().sum()) for slope in outcome.slopes)]
+        assert outcome.v_params is not None
+        losses += [*outcome.losses, *(float(slope.double().sum()) for slope in outcome.v_params)]
     bundles = (own, adam.exp_avg, adam.exp_avg_sq)
     if shared is not None:
         image, problem = shared.render(own, views[:2], sh_degree=1, background=torch.zeros(3), antialiased=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup
 from splatcli.scene.scene import Scene
-from splatcli.train.data_parallel import ReadRunDir, digests, joint_digest, state_digest
+from splatcli.train.data_parallel import ReadOnlyRunDir, digests, joint_digest, state_digest
 from splatcli.train.evaluate import Renderer
 from splatcli.train.events import Evaluated, Probed, Refined, Stepped, Stopped
 from splatcli.train.state import TrainState
@@ -20,13 +20,13 @@ from tests.train.worlds import MemoryRun, copied, made_scene, plain_renderer, sh
 STEPS = 16
 
 
-def run_of(world: World | None) -> Any:
+def run_of(group: ProcessGroup | None) -> Any:
     """The run folder of this rank."""
-    return MemoryRun() if world is None or world.rank == 0 else ReadRunDir(Path("run"))
+    return MemoryRun() if group is None or group.rank == 0 else ReadOnlyRunDir(Path("run"))
 
 
 def train(
-    world: World | None,
+    group: ProcessGroup | None,
     config: Config,
     *,
     stop_at: int | None = None,
@@ -39,16 +39,16 @@ def train(
     trainer = Trainer.start(
         config,
         scene or made_scene(views),
-        run_dir=run_of(world),
+        run_dir=run_of(group),
         renderer=renderer,
-        crew=world,
+        group=group,
         sharded=sharded,
     )
-    return followed(trainer, world, stop_at)
+    return followed(trainer, group, stop_at)
 
 
 def go_on(
-    world: World | None,
+    group: ProcessGroup | None,
     checkpoint: Checkpoint,
     *,
     stop_at: int | None = None,
@@ -58,12 +58,12 @@ def go_on(
 ) -> dict[str, Any]:
     """The run of a checkpoint; see followed()."""
     trainer = Trainer.resume(
-        copied(checkpoint), made_scene(views), run_dir=run_of(world), renderer=renderer, crew=world, sharded=sharded
+        copied(checkpoint), made_scene(views), run_dir=run_of(group), renderer=renderer, group=group, sharded=sharded
     )
-    return followed(trainer, world, stop_at)
+    return followed(trainer, group, stop_at)
 
 
-def followed(trainer: Trainer, world: World | None, stop_at: int | None) -> dict[str, Any]:
+def followed(trainer: Trainer, group: ProcessGroup | None, stop_at: int | None) -> dict[str, Any]:
     """Losses and digests of the state step by step, what ended the run, and on the first rank its last checkpoint.
 
     scores: what was measured, in the order of the events. rows: how many this rank held at last.
@@ -72,10 +72,10 @@ def followed(trainer: Trainer, world: World | None, stop_at: int | None) -> dict
     found: dict[int, int] = {}
     scores: list[Evaluated | Probed] = []
     refined, reason = 0, None
-    before = {} if world is None else dict(world.sent)
+    before = {} if group is None else dict(group.sent)
     for event in trainer.run(stop_at):
         if isinstance(event, Stepped):
-            losses[event.step], found[event.step] = event.loss, digest_of(trainer.state, world)
+            losses[event.step], found[event.step] = event.loss, digest_of(trainer.state, group)
         elif isinstance(event, Refined):
             refined += event.cloned + event.split + event.pruned + event.relocated
         elif isinstance(event, Evaluated | Probed):
@@ -91,16 +91,16 @@ def followed(trainer: Trainer, world: World | None, stop_at: int | None) -> dict
         "scores": scores,
         "rows": len(trainer.state.gaussians),
         "checkpoint": run.newest() if isinstance(run, MemoryRun) else None,
-        "sent": {} if world is None else {what: n - before.get(what, 0) for what, n in world.sent.items()},
+        "sent": {} if group is None else {what: n - before.get(what, 0) for what, n in group.sent.items()},
     }
 
 
-def digest_of(state: TrainState, world: World | None) -> int:
+def digest_of(state: TrainState, group: ProcessGroup | None) -> int:
     """The digest of one process with all rows, also where they are shared out."""
-    if state.shard is None or world is None:
+    if state.shard is None or group is None:
         return state_digest(state)
     of_rows, of_rest = digests(state)
-    return joint_digest([int(part) for (part,) in world.tell("the numbers", [of_rows])], of_rest)
+    return joint_digest([int(part) for (part,) in group.all_gather_scalars("the state", [of_rows])], of_rest)
 
 
 def batch_config(batch_size: int, **sections: dict[str, object]) -> Config:

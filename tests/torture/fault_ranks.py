@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from splatcli.config import with_settings
-from splatcli.distributed.world import World
+from splatcli.distributed.process_group import ProcessGroup
 from splatcli.native.backend import best_isa, load_cpu
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
@@ -47,9 +47,9 @@ class Fault:
     sharded: bool = False
 
 
-def train_with(world: World, fault: Fault) -> tuple[int, int]:
+def train_with(group: ProcessGroup, fault: Fault) -> tuple[int, int]:
     """(step, digest) that this rank's run ends with."""
-    mine = world.rank == fault.rank
+    mine = group.rank == fault.rank
     pixels = None
     config = batch_config(4)
     if mine and fault.kind == "photos":
@@ -62,130 +62,130 @@ def train_with(world: World, fault: Fault) -> tuple[int, int]:
     trainer = Trainer.start(
         config,
         made_scene(12, pixels=pixels),
-        run_dir=run_of(world),
+        run_dir=run_of(group),
         renderer=plain_renderer,
-        crew=world,
+        group=group,
         sharded=fault.sharded,
     )
     for event in trainer.run():
         if mine and isinstance(event, Stepped) and event.step == fault.step:
-            kinds_of(fault.sharded)[fault.kind](world, trainer)
-    return trainer.state.step, digest_of(trainer.state, world)
+            kinds_of(fault.sharded)[fault.kind](group, trainer)
+    return trainer.state.step, digest_of(trainer.state, group)
 
 
-def _send(number: signal.Signals) -> Callable[[World, Trainer], None]:
-    return lambda world, trainer: os.kill(os.getpid(), number)
+def _send(number: signal.Signals) -> Callable[[ProcessGroup, Trainer], None]:
+    return lambda group, trainer: os.kill(os.getpid(), number)
 
 
-def _raise(world: World, trainer: Trainer) -> None:
+def _raise(group: ProcessGroup, trainer: Trainer) -> None:
     raise RuntimeError("something broke")
 
 
-def _sleep(seconds: float) -> Callable[[World, Trainer], None]:
-    return lambda world, trainer: time.sleep(seconds)
+def _sleep(seconds: float) -> Callable[[ProcessGroup, Trainer], None]:
+    return lambda group, trainer: time.sleep(seconds)
 
 
-def _skip_card(world: World, trainer: Trainer) -> None:
-    tell = world.tell
+def _skip_card(group: ProcessGroup, trainer: Trainer) -> None:
+    gather = group.all_gather_scalars
 
     def skipped(what: str, numbers: list[float], problem: Exception | None = None) -> list[list[float]]:
-        world.tell = tell  # type: ignore[method-assign]
-        return [list(numbers) for _ in range(world.size)]
+        group.all_gather_scalars = gather  # type: ignore[method-assign]
+        return [list(numbers) for _ in range(group.size)]
 
-    world.tell = skipped  # type: ignore[assignment,method-assign]
+    group.all_gather_scalars = skipped  # type: ignore[assignment,method-assign]
 
 
-def _skip_sum(world: World, trainer: Trainer) -> None:
-    add = world.add_in_order
+def _skip_sum(group: ProcessGroup, trainer: Trainer) -> None:
+    add = group.reduce_scatter_in_order
 
     def skipped(total: Tensor, own: Tensor, count: int) -> None:
-        world.add_in_order = add  # type: ignore[method-assign]
+        group.reduce_scatter_in_order = add  # type: ignore[method-assign]
 
-    world.add_in_order = skipped  # type: ignore[assignment,method-assign]
+    group.reduce_scatter_in_order = skipped  # type: ignore[assignment,method-assign]
 
 
-def _change_sum(world: World, trainer: Trainer) -> None:
-    complete = world.complete
+def _change_sum(group: ProcessGroup, trainer: Trainer) -> None:
+    all_gather = group.all_gather_parts
 
     def changed(total: Tensor) -> None:
-        world.complete = complete  # type: ignore[method-assign]
-        complete(total)
+        group.all_gather_parts = all_gather  # type: ignore[method-assign]
+        all_gather(total)
         total += 1e-3
 
-    world.complete = changed  # type: ignore[method-assign]
+    group.all_gather_parts = changed  # type: ignore[method-assign]
 
 
-def _change_own(world: World, trainer: Trainer) -> None:
-    add = world.add_in_order
+def _change_own(group: ProcessGroup, trainer: Trainer) -> None:
+    add = group.reduce_scatter_in_order
 
     def changed(total: Tensor, own: Tensor, count: int) -> None:
-        world.add_in_order = add  # type: ignore[method-assign]
+        group.reduce_scatter_in_order = add  # type: ignore[method-assign]
         own += 1e-3
         add(total, own, count)
 
-    world.add_in_order = changed  # type: ignore[method-assign]
+    group.reduce_scatter_in_order = changed  # type: ignore[method-assign]
 
 
-def _skip_rows(world: World, trainer: Trainer) -> None:
-    exchange = world.exchange_rows
+def _skip_rows(group: ProcessGroup, trainer: Trainer) -> None:
+    exchange = group.all_to_all_rows
 
     def skipped(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
-        world.exchange_rows = exchange  # type: ignore[method-assign]
-        return rows[:0], [0] * world.size
+        group.all_to_all_rows = exchange  # type: ignore[method-assign]
+        return rows[:0], [0] * group.size
 
-    world.exchange_rows = skipped  # type: ignore[method-assign]
+    group.all_to_all_rows = skipped  # type: ignore[method-assign]
 
 
-def _lose_rows(world: World, trainer: Trainer) -> None:
+def _lose_rows(group: ProcessGroup, trainer: Trainer) -> None:
     """One rank takes the last row for the last rank for nobody's."""
-    exchange = world.exchange_rows
+    exchange = group.all_to_all_rows
 
     def lost(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
         if not counts[-1]:
             return exchange(rows, counts, problem)
-        world.exchange_rows = exchange  # type: ignore[method-assign]
+        group.all_to_all_rows = exchange  # type: ignore[method-assign]
         return exchange(rows[:-1], [*counts[:-1], counts[-1] - 1], problem)
 
-    world.exchange_rows = lost  # type: ignore[method-assign]
+    group.all_to_all_rows = lost  # type: ignore[method-assign]
 
 
-def _change_on_the_way(world: World, trainer: Trainer) -> None:
-    swap = world._swap
+def _change_on_the_way(group: ProcessGroup, trainer: Trainer) -> None:
+    swap = group._swap
 
     def changed(received: Tensor, own: Tensor, *sizes: Any) -> Any:
         if own.numel():
-            world._swap = swap  # type: ignore[method-assign]
+            group._swap = swap  # type: ignore[method-assign]
             own.view(torch.int32)[own.numel() // 2] ^= 1 << 12
         return swap(received, own, *sizes)
 
-    world._swap = changed  # type: ignore[method-assign]
+    group._swap = changed  # type: ignore[method-assign]
 
 
-def _change_arrived(world: World, trainer: Trainer) -> None:
-    exchange = world.exchange_rows
+def _change_arrived(group: ProcessGroup, trainer: Trainer) -> None:
+    exchange = group.all_to_all_rows
 
     def changed(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
-        world.exchange_rows = exchange  # type: ignore[method-assign]
+        group.all_to_all_rows = exchange  # type: ignore[method-assign]
         received, came = exchange(rows, counts, problem)
         return received * 1.001, came
 
-    world.exchange_rows = changed  # type: ignore[method-assign]
+    group.all_to_all_rows = changed  # type: ignore[method-assign]
 
 
-def _change_state(world: World, trainer: Trainer) -> None:
+def _change_state(group: ProcessGroup, trainer: Trainer) -> None:
     trainer.state.adam.exp_avg_sq.means += 1e-3
 
 
-def _nothing(world: World, trainer: Trainer) -> None:
+def _nothing(group: ProcessGroup, trainer: Trainer) -> None:
     """It has happened before the first step."""
 
 
-KINDS: dict[str, Callable[[World, Trainer], None]] = {
+KINDS: dict[str, Callable[[ProcessGroup, Trainer], None]] = {
     "kill": _send(signal.SIGKILL),
     "stop": _send(signal.SIGSTOP),
     "kill the meeting place": _send(signal.SIGKILL),
     "stop the meeting place": _send(signal.SIGSTOP),
-    "exit": lambda world, trainer: os._exit(3),
+    "exit": lambda group, trainer: os._exit(3),
     "raise": _raise,
     "late": _sleep(LATE),
     "photos": _nothing,
@@ -201,7 +201,7 @@ KINDS: dict[str, Callable[[World, Trainer], None]] = {
 
 #: What there is of it where Gaussians are shared out, and what only happens there.
 _NO_SUMS = ("skipped sum", "changed sum", "changed gradient")
-SHARDED: dict[str, Callable[[World, Trainer], None]] = {
+SHARDED: dict[str, Callable[[ProcessGroup, Trainer], None]] = {
     **{kind: happens for kind, happens in KINDS.items() if kind not in _NO_SUMS},
     "skipped rows": _skip_rows,
     "lost rows": _lose_rows,
@@ -219,7 +219,7 @@ HARMLESS = {"slow", "changed gradient"}
 UNSEEN = {"changed state"}
 
 
-def kinds_of(sharded: bool) -> dict[str, Callable[[World, Trainer], None]]:
+def kinds_of(sharded: bool) -> dict[str, Callable[[ProcessGroup, Trainer], None]]:
     """What may happen to a rank."""
     return SHARDED if sharded else KINDS
 

@@ -17,7 +17,7 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
-from splatcli.errors import ResourceError, UsageError
+from splatcli.errors import ResourceError, UsageError, as_splat_error, is_out_of_memory
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
 from splatcli.rasterizer.memory import Budget
@@ -36,7 +36,6 @@ from splatcli.train import memory_plan as forecasts
 from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
 from splatcli.train.memory_plan import Forecast, plan_memory
-from splatcli.train.monitor import as_splat_error, is_out_of_memory
 from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
