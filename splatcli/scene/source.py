@@ -43,6 +43,18 @@ class Lens(Protocol):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class FixedLens:
+    """A lens whose file gives its size."""
+
+    file: Path
+    label: str
+    camera: pycolmap.Camera
+
+    def __call__(self, width: int, height: int) -> pycolmap.Camera:
+        return self.camera
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class View:
     """One view as described.
 

@@ -36,10 +36,12 @@ def w2c(i: int, count: int = COUNT) -> NDArray[np.float64]:
     return pose
 
 
-def lens(model: str = "PINHOLE", params: list[float] | None = None, width: int = WIDTH, height: int = HEIGHT):
+def lens(
+    model: str = "PINHOLE", params: list[float] | None = None, width: int = WIDTH, height: int = HEIGHT, number: int = 1
+):
     if params is None:
         params = [60.0, 61.0, width / 2, height / 2]
-    return pycolmap.Camera(model=model, width=width, height=height, params=params, camera_id=1)
+    return pycolmap.Camera(model=model, width=width, height=height, params=params, camera_id=number)
 
 
 def reconstruction(camera=None, image_names: list[str] | None = None, points: int = NUM_POINTS):

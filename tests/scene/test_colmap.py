@@ -10,6 +10,7 @@ import pytest
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
@@ -36,6 +37,56 @@ def test_cameras_and_points_are_those_of_the_model(tmp_path: Path) -> None:
     wanted = [reconstruction.points3D[key] for key in sorted(reconstruction.points3D)]
     np.testing.assert_array_equal(scene.points.xyz, np.array([p.xyz for p in wanted], np.float32))
     np.testing.assert_array_equal(scene.points.rgb, [p.color for p in wanted])
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_poses_of_a_rigs_cameras_are_those_that_pycolmap_gives(tmp_path: Path, text: bool) -> None:
+    """The second camera of the rig stands beside the first, turned; its pose is that of the two together."""
+    model, names = pycolmap.Reconstruction(), []
+    for number in (1, 2):
+        model.add_camera(made.lens(number=number))
+    rig = pycolmap.Rig(rig_id=1)
+    rig.add_ref_sensor(model.camera(1).sensor_id)
+    beside = pycolmap.Rigid3d(pycolmap.Rotation3d(np.array([0.1, 0.2, 0.05])), np.array([0.3, 0.1, 0.2]))
+    rig.add_sensor(model.camera(2).sensor_id, beside)
+    model.add_rig(rig)
+    for i in range(4):
+        frame = pycolmap.Frame(frame_id=i + 1, rig_id=1, rig_from_world=pycolmap.Rigid3d(made.w2c(i)[:3]))
+        images = [
+            pycolmap.Image(name=f"{number}/{i}.png", camera_id=number, image_id=2 * i + number, frame_id=i + 1)
+            for number in (1, 2)
+        ]
+        for image in images:
+            frame.add_data_id(image.data_id)
+        model.add_frame(frame)
+        for image in images:
+            model.add_image(image)
+            names.append(image.name)
+    made.write_images(tmp_path / "images", names)
+    folder = made.write_model(tmp_path / "sparse/0", model, text)
+    poses = {image.name: image.cam_from_world() for image in pycolmap.Reconstruction(str(folder)).images.values()}
+    for camera in read_scene(tmp_path, DataConfig()).cameras:
+        np.testing.assert_allclose(camera.viewmat[:3], poses[camera.name].matrix(), atol=1e-12)
+
+
+@pytest.mark.parametrize("text", [False, True])
+def test_models_whose_points_and_images_disagree_are_read(tmp_path: Path, text: bool) -> None:
+    """Scripts leave observations out, or images, and keep the points' tracks; pycolmap refuses such models."""
+    whole = made.reconstruction()
+    for image in whole.images.values():
+        image.points2D = pycolmap.Point2DList([pycolmap.Point2D(np.array([10.0, 20.0]))])
+    for number in range(1, made.COUNT + 1):
+        whole.add_observation(number, pycolmap.TrackElement(number, 0))
+    folder = made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=made.names()[:5], points=0), text)
+    points = made.write_model(tmp_path / "other", whole, text) / f"points3D{'.txt' if text else '.bin'}"
+    points.replace(folder / points.name)
+    with pytest.raises(Exception, match=r"Image with ID \d does not exist|_M_range_check"):
+        pycolmap.Reconstruction(str(folder))
+    made.write_images(tmp_path / "images")
+    scene = read_scene(tmp_path, DataConfig())
+    assert [camera.name for camera in scene.cameras] == made.names()[:5]
+    assert scene.points is not None
+    assert len(scene.points) == made.NUM_POINTS
 
 
 def test_photos_come_as_they_are_when_nothing_has_to_change(tmp_path: Path) -> None:
