@@ -74,3 +74,30 @@ def test_commands_of_the_readme_work(block: str, shell: Callable[..., Any], tmp_
     assert done.code == 0, done.err
     assert "Traceback" not in done.err
     shutil.rmtree(tmp_path / "scene")
+
+
+def test_the_walk_through_the_code_names_files_and_functions_that_exist() -> None:
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
+    walk = page.partition("\n## From the command to the kernel and back\n")[2].partition("\n## ")[0]
+    sources = {
+        path: path.read_text(encoding="utf-8") for path in [*ROOT.glob("splatcli/**/*.py"), *ROOT.glob("cuda/**/*.*")]
+    }
+    everything = "\n".join(sources.values())
+    checked = 0
+    for row in re.findall(r"^\| \d+\. [^|]*\|[^|]*\|([^|]*)\|$", walk, re.MULTILINE):
+        file = None
+        for name in re.findall(r"`([^`]+)`", row):
+            if "/" in name or name.endswith(".py"):
+                file = ROOT / ("" if name.startswith("cuda/") else "splatcli") / name
+                assert file in sources, f"docs/design.md names {name}, which does not exist"
+            elif not name.endswith("_*"):
+                kind, _, last = name.rpartition(".")
+                # A class without its file is in the file of another stop.
+                here = (
+                    everything
+                    if file is None or name.startswith("splat_") or (kind and f"class {kind}" not in sources[file])
+                    else sources[file]
+                )
+                assert re.search(rf"\b{last}\b", here), f"{file and file.name} has no {name}"
+                checked += 1
+    assert checked > 40
