@@ -18,11 +18,11 @@ from pathlib import Path
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import build_config
-from splatcli.render.live import LiveRun
-from splatcli.render.server import Request
 from splatcli.scene.read import read_scene
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
+from splatcli.viewer.live import LiveRun
+from splatcli.viewer.server import Request
 
 #: Steps that are not counted: caches fill.
 WARM_UP = 20

@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 #: order in which they may use each other.
 LAYERS = (
     ("cli",),
-    ("render", "train", "sfm", "formats", "doctor", "bench", "lightning"),
+    ("viewer", "render", "train", "sfm", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "checkpoint"),
     ("native", "scene", "distributed"),
     ("gaussians", "reproducible", "settings", "config", "plugins", "errors", "sizes"),

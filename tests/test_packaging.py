@@ -37,7 +37,7 @@ def test_the_wheel_carries_the_native_sources(tmp_path: Path) -> None:
         assert "splat = splatcli.cli:main" in wheel.read(entry_points).decode()
     assert "include/splat.h" in native_sources()
     assert {f"splatcli/_native_src/{name}" for name in native_sources()} <= names
-    assert {"splatcli/py.typed", "splatcli/render/live.html", "splatcli/formats/viewer/index.js"} <= names
+    assert {"splatcli/py.typed", "splatcli/viewer/live.html", "splatcli/formats/viewer/index.js"} <= names
     assert not {name for name in names if not name.startswith(("splatcli/", "splatcli-"))}
 
 

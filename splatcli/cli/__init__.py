@@ -12,11 +12,9 @@ def main() -> int:
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
-        from splatcli.cli.signals import end_imports_at_once
+        from splatcli.cli.process import end_imports_at_once, refuse_pipes
 
         end_imports_at_once()
-        from splatcli.cli.guards import refuse_pipes
-
         refuse_pipes()
         from splatcli.cli.commands import run
     except KeyboardInterrupt:

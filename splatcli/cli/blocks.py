@@ -1,12 +1,15 @@
-"""Training a scene block by block, and merging the blocks: each is a run of its own, done once and gone on with."""
+"""``splat merge``, and training a scene block by block: each block is a run of its own, trained once and resumed."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from splatcli.cli import options
 from splatcli.cli.console import Output
 from splatcli.cli.model import newest_checkpoint
 from splatcli.cli.training import ResumeOverrides, resume_training, start_training, training_background
@@ -25,8 +28,9 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
-    from splatcli.render.live import LiveRun
     from splatcli.scene.partition import Grid
+    from splatcli.viewer.live import LiveRun
+
 
 #: Which blocks a folder is of; written before the first of them starts.
 RECORD = "blocks.json"
@@ -323,3 +327,38 @@ def _loaded(path: Path) -> Checkpoint:
             remedy=f"splat resume {path.parent.parent}, then merge",
         )
     return checkpoint
+
+
+def merge(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="What `splat train --blocks` was given as -o.", show_default=False)
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE.ply",
+            help="Write a PLY instead, with one block in memory at a time.  [default: a checkpoint in RUN]",
+            show_default=False,
+        ),
+    ] = None,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+) -> int:
+    """Merge blocks that were trained one by one.
+
+    `splat train --blocks` does so itself when it has trained all; this is for blocks that were jobs of their own.
+    Prints the path of the checkpoint, which resume, render, eval and export take like that of any run.
+
+    \b
+    Examples:
+      splat merge output/city
+      splat merge output/city -o city.ply
+      splat merge output/city | splat render --views
+    """
+    from splatcli.cli.console import speaking
+
+    with speaking(json=json, quiet=quiet) as out:
+        merge_run(run, output, out)
+    return 0

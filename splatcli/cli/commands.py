@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, check, doctor, export, info, merge, render, resume, sfm, train, view
+from splatcli.cli import bench, blocks, check, doctor, export, info, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
 from splatcli.cli.console import Output, stdout_problem
 from splatcli.cli.error_report import report_error
-from splatcli.cli.guards import require_address_space
+from splatcli.cli.process import require_address_space
 from splatcli.errors import UsageError
 
 _INTERRUPTED = 130
@@ -61,7 +61,7 @@ def splat(
 app.command("train")(train.train)
 app.command("sfm")(sfm.sfm)
 app.command("resume")(resume.resume)
-app.command("merge")(merge.merge)
+app.command("merge")(blocks.merge)
 app.command("render", cls=render.RenderCommand)(render.render)
 app.command("export")(export.export)
 app.command("view")(view.view)

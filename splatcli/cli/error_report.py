@@ -17,7 +17,7 @@ import typer
 
 from splatcli import __version__
 from splatcli.cli.console import Output
-from splatcli.cli.guards import PipeError
+from splatcli.cli.process import PipeError
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error, system_error
 
 

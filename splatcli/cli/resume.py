@@ -84,9 +84,9 @@ def resume(
     """
     from splatcli.cli.console import speaking
     from splatcli.cli.model import find_model
-    from splatcli.cli.pages import live_page
     from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
     from splatcli.cli.training import ResumeOverrides, resume_training
+    from splatcli.cli.view import live_page
 
     settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]

@@ -186,9 +186,9 @@ def train(
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.console import speaking
-    from splatcli.cli.pages import live_page
     from splatcli.cli.ranks import SHARDED, check_sharded, joined_group, start_ranks
     from splatcli.cli.training import check_batch, default_folder, request_of, start_training
+    from splatcli.cli.view import live_page
 
     if white_background and random_background:
         raise UsageError("--white-background and --random-background exclude each other", remedy="give one")

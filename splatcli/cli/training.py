@@ -22,9 +22,9 @@ from splatcli.cli.model import (
     newest_checkpoint,
     run_folder,
 )
+from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import scene_of
-from splatcli.cli.signals import ECHO, Requests, exit_code
 from splatcli.cli.time_budget import TimeBudget
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
     from splatcli.gaussians import Gaussians
-    from splatcli.render.live import LiveRun
     from splatcli.train.trainer import Trainer
+    from splatcli.viewer.live import LiveRun
 
 
 #: Differences that a message lists.

@@ -1,4 +1,4 @@
-"""``splat view``: a model in a browser, served by this machine to itself."""
+"""``splat view``: a model in a browser; and the pages that commands serve."""
 
 from __future__ import annotations
 
@@ -6,19 +6,65 @@ import os
 import sys
 import threading
 import webbrowser
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.console import Output
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.cli.console import Output
-    from splatcli.render.server import Document, Request
+    from splatcli.viewer.live import LiveRun
+    from splatcli.viewer.server import Document, DocumentServer, Request, Shelf
+
+
+#: Seconds between two looks of a server at whether it should end.
+_POLL = 0.1
+
+
+@contextmanager
+def serving(shelf: Shelf, *, host: str, port: int | None, risk: str, out: Output) -> Iterator[DocumentServer]:
+    """A server that answers with what ``shelf`` has, in threads of its own, while open.
+
+    risk: what others can do where they reach it, for a warning. Raises UsageError and ResourceError as listen().
+    """
+    from splatcli.viewer.server import is_loopback, listen
+
+    with listen(host, port, shelf) as server:
+        if not is_loopback(str(server.server_address[0])):
+            out.warn(f"whoever reaches this machine at {host} can {risk}")
+        thread = threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+
+
+@contextmanager
+def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) -> Iterator[LiveRun | None]:
+    """A page that shows a run while it trains, served while open; None where none is wanted. A place asks for one.
+
+    Of several processes of a run, the one that speaks serves it.
+    """
+    if out.muted or (not wanted and host is None and port is None):
+        yield None
+        return
+    from splatcli.viewer.live import LiveRun
+
+    live = LiveRun()
+    risk = "watch this run, and pause it"
+    with serving(live, host=host or "127.0.0.1", port=port, risk=risk, out=out) as server:
+        out.note(f"viewer: {server.url}")
+        out.event("viewer", {"url": server.url})
+        yield live
+
 
 _PAGE = "/"
 
@@ -62,7 +108,6 @@ def view(
       ssh -L 8080:127.0.0.1:8080 machine splat view output/scene --port 8080
     """
     from splatcli.cli.console import speaking
-    from splatcli.cli.pages import serving
 
     with speaking(json=json, quiet=quiet) as out:
         shown = _Shown(model, options.reading(param_space, lenient, drop_nonfinite), out)
@@ -104,7 +149,7 @@ class _Shown:
         from splatcli.formats.ply import encode_ply
         from splatcli.formats.quantisation import ExportMetadata
         from splatcli.formats.selection import select
-        from splatcli.render.server import Document
+        from splatcli.viewer.server import Document
 
         loaded = load_model(self.path, reading=self._reading, say=self._out.note)
         if not len(loaded.gaussians):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.cli.signals import Requests, exit_code
+from splatcli.cli.process import Requests, exit_code
 from tests.cli.tiny import QUICK
 from tests.running import Done
 
@@ -59,7 +59,7 @@ def test_a_stop_in_the_middle_of_an_import_is_not_swallowed(tmp_path: Path) -> N
         "    pass\n"
     )
     code = (
-        "import sys, splatcli.cli.signals as s; s.end_imports_at_once(); sys.path[:0] = '.'; import swallows; print(1)"
+        "import sys, splatcli.cli.process as s; s.end_imports_at_once(); sys.path[:0] = '.'; import swallows; print(1)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

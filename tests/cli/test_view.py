@@ -20,8 +20,8 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli import view as module
 from splatcli.formats.ply import encode_ply, read_ply
 from splatcli.formats.quantisation import ExportMetadata
-from splatcli.render.server import listen
 from splatcli.train.state import flushed
+from splatcli.viewer.server import listen
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene
 from tests.running import Done

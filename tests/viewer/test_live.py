@@ -19,14 +19,13 @@ import pytest
 
 from splatcli.rasterizer import render
 from splatcli.rasterizer.step_inputs import StepEngine
-from splatcli.render import live as module
 from splatcli.render.images import LAYERS
-from splatcli.render.live import LiveRun
-from splatcli.render.live_pictures import Painter, RenderRequest, parse_wish, stage_of
-from splatcli.render.server import Document, Request
 from splatcli.train.events import Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
+from splatcli.viewer import live as module
+from splatcli.viewer.live import LiveRun, Painter, RenderRequest, parse_wish, stage_of
+from splatcli.viewer.server import Document, Request
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.test_engines_behind import BehindEngine
 from tests.train.test_loop import digest
