@@ -4,7 +4,7 @@
 
 The kernels are compiled by nvcc and their PTX runs on the CPU in ../shared/ptx; gsplat, ncu, compute-sanitizer and
 nvidia-smi are stand-ins. DIR gets what gpu_check writes, and, where the package coverage is installed, `uncovered.txt`:
-the lines of gpu_check.py that no process has run. Exit code: 0 when only tests failed that ask for memory of a device,
+the lines of gpu_check that no process has run. Exit code: 0 when only tests failed that ask for memory of a device,
 1 otherwise, 3 where a tool is missing.
 """
 
@@ -98,7 +98,7 @@ def run(part: str, out: Path, native: Path, seconds: float, *flags: str) -> dict
         (scratch / "covered").mkdir(exist_ok=True)
         rules.write_text(
             f"[run]\nparallel = true\nsigterm = true\ndata_file = {scratch / 'covered' / 'lines'}\n"
-            f"include = {ROOT / 'scripts' / 'gpu_check.py'}\n"
+            f"include = {ROOT / 'scripts' / 'gpu_check.py'},{ROOT / 'scripts' / 'gpu' / '*'}\n"
         )
         settings["COVERAGE_PROCESS_START"] = str(rules)
     command = [sys.executable, str(ROOT / "scripts" / "gpu_check.py"), "--part", part, "--out", str(out), "--tiny"]
@@ -110,8 +110,8 @@ def run(part: str, out: Path, native: Path, seconds: float, *flags: str) -> dict
 
 def carry(folder: Path) -> None:
     """The scenes that --prepare cuts, without its wheels."""
-    program = "import sys, pathlib; sys.path.insert(0, 'scripts'); import gpu_check; "
-    program += "gpu_check.write_scenes(pathlib.Path(sys.argv[1]))"
+    program = "import sys, pathlib; sys.path.insert(0, 'scripts'); from gpu.prepare import write_scenes; "
+    program += "write_scenes(pathlib.Path(sys.argv[1]))"
     shutil.rmtree(folder, ignore_errors=True)
     subprocess.run([sys.executable, "-c", program, str(folder / "scene")], cwd=ROOT, check=True)
 
@@ -132,7 +132,7 @@ def unexpected(report: dict[str, Any]) -> list[str]:
 
 
 def uncovered(out: Path) -> str:
-    """The lines of gpu_check.py that no process has run, by coverage; empty where it is not installed."""
+    """The lines of gpu_check that no process has run, by coverage; empty where it is not installed."""
     if not importlib.util.find_spec("coverage") or not (out / "scratch" / "covered").is_dir():
         return ""
     rules = f"--rcfile={out / 'scratch' / 'coverage.ini'}"

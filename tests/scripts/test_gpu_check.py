@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 import zipfile
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+import gpu_check
 import pytest
 import torch
+from gpu import peer, prepare, scenes, speed
+from gpu.process import run_child
+from gpu.report import CARRIED, REHEARSE, Report, Section, Skipped, summary
 
 from tests.native.cases import NEEDS_COMPILER
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
-
-
-@pytest.fixture
-def gpu_check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", list(sys.path))  # it puts the checkout in front
-    spec = importlib.util.spec_from_file_location("gpu_check", SCRIPTS / "gpu_check.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu_check", module)
-    spec.loader.exec_module(module)
-    return module
 
 
 def fake_runner(results: dict[str, Any]) -> Any:
@@ -83,9 +75,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
         (["--out", "x", "--section", "none"], "--section"),
     ],
 )
-def test_wrong_arguments(
-    gpu_check: ModuleType, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_wrong_arguments(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as stopped:
         gpu_check.main(arguments)
     assert stopped.value.code == 2
@@ -93,23 +83,23 @@ def test_wrong_arguments(
 
 
 @pytest.fixture
-def with_gpu(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+def _with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were a GPU, for runners that need none."""
     monkeypatch.setattr(gpu_check, "no_gpu", lambda: None)
-    monkeypatch.setattr(gpu_check, "gsplat_building", lambda work: gpu_check.contextlib.nullcontext())
-    monkeypatch.setattr(gpu_check.signal, "signal", lambda *_: None)
-    for name in ("PATH", "PYTHONPATH", gpu_check.CARRIED):
+    monkeypatch.setattr(gpu_check, "gsplat_building", lambda work: contextlib.nullcontext())
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    for name in ("PATH", "PYTHONPATH", CARRIED):
         monkeypatch.setenv(name, os.environ.get(name, ""))
-    return gpu_check
 
 
-def test_the_report_and_the_summary(with_gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("_with_gpu")
+def test_the_report_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = {"speed": SPEED, "gsplat": BESIDE, "counters": {"status": "skipped", "skipped": "not installed"}}
     out = tmp_path / "deep" / "out"
-    assert with_gpu.main(["--part", "speed", "--out", str(out)], fake_runner(results)) == 0
+    assert gpu_check.main(["--part", "speed", "--out", str(out)], fake_runner(results)) == 0
     report = json.loads((out / "speed.json").read_text())
     assert report["format"] == 2
-    assert list(report["sections"]) == list(with_gpu.PARTS["speed"])
+    assert list(report["sections"]) == list(gpu_check.PARTS["speed"])
     assert all({"status", "seconds"} <= section.keys() for section in report["sections"].values())
     printed = capsys.readouterr().out
     assert printed == (out / "speed.txt").read_text()
@@ -119,12 +109,11 @@ def test_the_report_and_the_summary(with_gpu: ModuleType, tmp_path: Path, capsys
     assert {path.name for path in out.iterdir()} == {"speed.json", "speed.txt", "speed.log"}
 
 
-def test_a_section_that_fails_is_told_and_loses_no_other(
-    with_gpu: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("_with_gpu")
+def test_a_failed_section_is_reported_and_loses_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = {"build": {"status": "failed", "error": "nvcc\nis gone"}, "tests": RuntimeError("no pytest")}
     names = ["--part", "check", "--only", "environment,build,tests,sanitizer"]
-    assert with_gpu.main(["--out", str(tmp_path), *names], fake_runner(results)) == 1
+    assert gpu_check.main(["--out", str(tmp_path), *names], fake_runner(results)) == 1
     sections = json.loads((tmp_path / "check.json").read_text())["sections"]
     assert {name: section["status"] for name, section in sections.items()} == {
         "environment": "ok",
@@ -138,7 +127,7 @@ def test_a_section_that_fails_is_told_and_loses_no_other(
     assert "no pytest" in printed
 
 
-def test_the_summary_fits_what_is_kept_of_the_output_and_ends_with_the_errors(gpu_check: ModuleType) -> None:
+def test_the_summary_fits_what_is_kept_of_the_output_and_ends_with_the_errors() -> None:
     failed = {f"tests/gpu/test_gpu.py::test_{i}": "AssertionError: " + "x" * 500 for i in range(200)}
     row = {"kernels": {f"splat::kernel_{i}": {"us": 1.0, "launches": 1} for i in range(50)}}
     row |= {"sum": {"ms": 1.0, "floor_ms": 1.0}, "project": {"ms": 1.0, "floor_ms": 1.0, "times_floor": 1.0}}
@@ -151,14 +140,14 @@ def test_the_summary_fits_what_is_kept_of_the_output_and_ends_with_the_errors(gp
         "gsplat": {**state, **{f"case {i}": {"ours": OURS, "gsplat": PEER} for i in range(40)}},
         "sanitizer": {**state, "error": "the last words"},
     }
-    text = gpu_check.summary({"part": "check", "sections": sections, "seconds": 3.0})
+    text = summary({"part": "check", "sections": sections, "seconds": 3.0})
     assert len(text) < 12_000
     assert "200 failed" in text
     assert "test_3" in text
     assert text.endswith("the last words")
 
 
-def test_the_report_is_written_after_every_section_and_number(gpu_check: ModuleType, tmp_path: Path) -> None:
+def test_the_report_is_written_after_every_section_and_number(tmp_path: Path) -> None:
     seen = []
     path = tmp_path / "check.json"
 
@@ -178,7 +167,7 @@ def test_the_report_is_written_after_every_section_and_number(gpu_check: ModuleT
     assert all(f"words of {name}" in merged for name in ("environment", "build", "tests"))
 
 
-def test_every_section_gets_its_share_and_what_others_left(gpu_check: ModuleType, tmp_path: Path) -> None:
+def test_every_section_gets_its_share_and_what_others_left(tmp_path: Path) -> None:
     shares = []
 
     def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
@@ -201,14 +190,14 @@ def test_every_section_gets_its_share_and_what_others_left(gpu_check: ModuleType
     assert shares[0] == pytest.approx(12.5, abs=1), "with half the time, half of it"
 
 
-def test_a_child_that_hangs_is_killed_with_its_children(gpu_check: ModuleType, tmp_path: Path) -> None:
+def test_a_child_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     log = tmp_path / "log"
     started = time.monotonic()
-    assert gpu_check.run_child(["sh", "-c", "echo begun; sleep 60 & sleep 60"], log, 1.0) is None
+    assert run_child(["sh", "-c", "echo begun; sleep 60 & sleep 60"], log, 1.0) is None
     assert time.monotonic() - started < 20
     assert log.read_text() == "begun\n"
-    assert gpu_check.run_child(["sh", "-c", "exit 3"], log, 20.0) == 3
-    assert gpu_check.run_child(["sh", "-c", "echo $MARK"], log, 20.0, MARK="here") == 0
+    assert run_child(["sh", "-c", "exit 3"], log, 20.0) == 3
+    assert run_child(["sh", "-c", "echo $MARK"], log, 20.0, MARK="here") == 0
     assert log.read_text() == "here\n"
 
 
@@ -239,7 +228,7 @@ gpu_check.main(["--part", "check", "--out", sys.argv[2]], run)
     assert json.loads((tmp_path / "check.json").read_text())["sections"]["build"]["status"] == "running"
 
 
-def test_a_section_in_a_process_of_its_own(gpu_check: ModuleType, tmp_path: Path) -> None:
+def test_a_section_in_a_process_of_its_own(tmp_path: Path) -> None:
     """Without a GPU it ends with a message, which becomes the section's error."""
     if torch.cuda.device_count():
         pytest.skip("this machine has a GPU")
@@ -249,28 +238,28 @@ def test_a_section_in_a_process_of_its_own(gpu_check: ModuleType, tmp_path: Path
 
 
 def test_what_a_failing_section_found_is_kept(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaks(report: Any) -> None:
         report["first"] = 1
         raise ValueError("second is missing")
 
     def skips(report: Any) -> None:
-        raise gpu_check.Skipped("not here")
+        raise Skipped("not here")
 
     def finds_no_gpu(report: Any) -> None:
         raise RuntimeError("No CUDA GPUs are available")
 
-    monkeypatch.setitem(gpu_check.SECTIONS, "speed", gpu_check.Section(breaks, 1))
-    monkeypatch.setitem(gpu_check.SECTIONS, "gsplat", gpu_check.Section(skips, 1))
-    monkeypatch.setitem(gpu_check.SECTIONS, "build", gpu_check.Section(finds_no_gpu, 1))
+    monkeypatch.setitem(gpu_check.SECTIONS, "speed", Section(breaks, 1))
+    monkeypatch.setitem(gpu_check.SECTIONS, "gsplat", Section(skips, 1))
+    monkeypatch.setitem(gpu_check.SECTIONS, "build", Section(finds_no_gpu, 1))
     assert gpu_check.child("speed", tmp_path, 5.0) == 1
     assert json.loads((tmp_path / "speed.json").read_text()) == {"first": 1}
     assert "second is missing" in capsys.readouterr().err
     assert gpu_check.child("gsplat", tmp_path, 5.0) == 0
     assert json.loads((tmp_path / "gsplat.json").read_text()) == {"skipped": "not here"}
     assert gpu_check.child("build", tmp_path, 5.0) == 1, "a GPU that is not there is a failure"
-    monkeypatch.setenv(gpu_check.REHEARSE, "1")
+    monkeypatch.setenv(REHEARSE, "1")
     assert gpu_check.child("build", tmp_path, 5.0) == 0
     assert json.loads((tmp_path / "build.json").read_text()) == {"no_gpu": "No CUDA GPUs are available"}
 
@@ -327,23 +316,24 @@ def test_the_sections_but_training_need_the_rasterizers_parts_only() -> None:
             sys.modules[name] = None  # an import of it fails
         sys.path.insert(0, "scripts")
         import gpu_check
+        from gpu import scenes
         import splatcli.native.backend, splatcli.rasterizer, splatcli.gaussians, splatcli.scene.camera
-        gpu_check.make_scene(100, 64, 48, "cpu")
+        scenes.make_scene(100, 64, 48, "cpu")
     """
     lines = "\n".join(line.strip() if not line.startswith(" " * 12) else line[8:] for line in program.splitlines())
     subprocess.run([sys.executable, "-c", lines], cwd=SCRIPTS.parent, check=True)
 
 
 @NEEDS_COMPILER
-def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -> None:
+def test_the_scene_has_the_statistics_that_are_promised() -> None:
     from splatcli.native.backend import Backend
     from splatcli.rasterizer.context import RasterContext, view_of
 
     # The density of 1 M at 2 megapixels.
     n, width, height = 24_000, 288, 173
-    gaussians, cameras = gpu_check.make_scene(n, width, height, "cpu")
+    gaussians, cameras = scenes.make_scene(n, width, height, "cpu")
     assert len(cameras) == 8
-    around, outward = gpu_check.make_scene(n, width, height, "cpu", "orbit")
+    around, outward = scenes.make_scene(n, width, height, "cpu", "orbit")
     assert len(outward) == 12
     seen = torch.zeros(n, dtype=torch.bool)
     for camera in outward:
@@ -360,50 +350,50 @@ def test_the_scene_has_the_statistics_that_are_promised(gpu_check: ModuleType) -
         frame.bin(view, frame.project(view, gaussians))
         assert 0.5 < frame.native.visible / 24_000 < 0.6
         assert 3.5 < frame.native.pairs / frame.native.visible < 5.0
-    again, _ = gpu_check.make_scene(24_000, 288, 173, "cpu")
+    again, _ = scenes.make_scene(24_000, 288, 173, "cpu")
     assert torch.equal(again.means, gaussians.means)
-    targets = gpu_check.make_targets(cameras[:2], "cpu")
+    targets = scenes.make_targets(cameras[:2], "cpu")
     assert [(t.shape, t.dtype) for t in targets] == [((173, 288, 3), torch.uint8)] * 2
 
 
-def test_the_floor_of_a_step_is_near_the_roofline_that_was_estimated(gpu_check: ModuleType) -> None:
-    floor = gpu_check.least_bytes(1_000_000, 600_000, 2_500_000, 1920 * 1080)
+def test_the_floor_of_a_step_is_near_the_roofline_that_was_estimated() -> None:
+    floor = speed.least_bytes(1_000_000, 600_000, 2_500_000, 1920 * 1080)
     assert 1.8e9 < sum(floor.values()) < 3.0e9
     assert floor["loss"] == pytest.approx(236e6, rel=0.01)
 
 
-def test_rates_are_medians_of_rounds(gpu_check: ModuleType) -> None:
+def test_rates_are_medians_of_rounds() -> None:
     calls = []
-    result = gpu_check.rate_of(lambda: calls.append(time.sleep(0.001)), lambda: None, 0.1)
+    result = scenes.rate_of(lambda: calls.append(time.sleep(0.001)), lambda: None, 0.1)
     assert 0.9 < result["ms"] < 20
     assert result["steps_per_second"] == pytest.approx(1e3 / result["ms"], rel=0.05)
     assert len(calls) == 24 + 3 * result["steps"]
 
 
 @NEEDS_COMPILER
-def test_the_peers_loss_is_the_training_loss(gpu_check: ModuleType) -> None:
+def test_the_peers_loss_is_the_training_loss() -> None:
     from splatcli.native.backend import Backend
     from splatcli.rasterizer.reference import loss_reference
     from tests.rasterizer.scenes import random_image
 
     image, target = random_image(1, 40, 30), (random_image(2, 40, 30) * 255).round().to(torch.uint8)
     ours, theirs = image.clone().requires_grad_(), image.clone().requires_grad_()
-    loss = gpu_check.FusedLoss(Backend.simt())(ours, target)
-    expected = loss_reference(theirs, target.float() / 255, gpu_check.SSIM_LAMBDA)
+    loss = peer.FusedLoss(Backend.simt())(ours, target)
+    expected = loss_reference(theirs, target.float() / 255, scenes.SSIM_LAMBDA)
     torch.testing.assert_close(loss, expected, rtol=0, atol=2e-6)
     torch.autograd.backward([3 * loss, 3 * expected])
     torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-7)
 
 
-def test_the_time_to_a_psnr_is_read_off_the_series(gpu_check: ModuleType) -> None:
+def test_the_time_to_a_psnr_is_read_off_the_series() -> None:
     series = [(1.0, 20.0), (2.0, 22.0), (3.0, 23.0)]
-    assert gpu_check.seconds_to(21.0, series) == 1.5
-    assert gpu_check.seconds_to(23.0, series) == 3.0
-    assert gpu_check.seconds_to(19.0, series) == 1.0
-    assert gpu_check.seconds_to(23.1, series) is None
+    assert peer.seconds_to(21.0, series) == 1.5
+    assert peer.seconds_to(23.0, series) == 3.0
+    assert peer.seconds_to(19.0, series) == 1.0
+    assert peer.seconds_to(23.1, series) is None
 
 
-def test_counters_are_read_from_what_ncu_prints(gpu_check: ModuleType) -> None:
+def test_counters_are_read_from_what_ncu_prints() -> None:
     text = """tiny words before it
 ==PROF== Connected to process 7
 "ID","Process ID","Kernel Name","Section Name","Metric Name","Metric Unit","Metric Value"
@@ -411,21 +401,21 @@ def test_counters_are_read_from_what_ncu_prints(gpu_check: ModuleType) -> None:
 "0","7","void splat::gpu::blend_fast<3>(splat::Job, int)","GPU Speed Of Light","Elapsed Cycles","cycle","9"
 "1","7","splat::gpu::(anonymous namespace)::project_chunks(splat::Job)","Occupancy","Achieved Occupancy","%","48.8"
 """
-    assert gpu_check.parse_counters(text) == {
+    assert speed.parse_counters(text) == {
         "0 blend_fast<3>": {"duration": "71.20 us"},
         "1 project_chunks": {"occupancy": "48.8 %"},
     }
-    assert gpu_check.parse_counters("==ERROR== ERR_NVGPUCTRPERM") == {}
+    assert speed.parse_counters("==ERROR== ERR_NVGPUCTRPERM") == {}
     kernels = {"void splat::gpu::blend_fast<3>(splat::Job)": {}, "void at::native::fill(int)": {}}
-    assert gpu_check.largest_kernels({"gpu": "x", "1M": {"kernels": kernels}}) == ["blend_fast"]
-    assert gpu_check.largest_kernels({}) == list(gpu_check.LARGEST)
+    assert speed.largest_kernels({"gpu": "x", "1M": {"kernels": kernels}}) == ["blend_fast"]
+    assert speed.largest_kernels({}) == list(speed.LARGEST)
 
 
-def test_a_scene_that_is_carried_is_the_scene(gpu_check: ModuleType, tmp_path: Path) -> None:
+def test_a_scene_that_is_carried_is_the_scene(tmp_path: Path) -> None:
     from splatcli.config import DataConfig
     from splatcli.scene.read import read_scene
 
-    gpu_check.write_scenes(tmp_path)
+    prepare.write_scenes(tmp_path)
     courtyard = json.loads((tmp_path / "courtyard" / "views.json").read_text())
     scene = read_scene(SCRIPTS.parent / "data" / "samples" / "courtyard", DataConfig())
     assert [view["name"] for view in courtyard["views"]] == [camera.name for camera in scene.cameras]
@@ -451,7 +441,7 @@ def make_wheel(path: Path, name: str, requires: str = "") -> None:
 
 
 def test_what_is_prepared_is_unpacked_where_python_finds_it(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[str] = []
 
@@ -462,9 +452,9 @@ def test_what_is_prepared_is_unpacked_where_python_finds_it(
             core = "Requires-Dist: pydantic-core==2.50.4\n" if name == "pydantic" else ""
             make_wheel(folder / f"{name}-1.0-py3-none-any.whl", name, core)
 
-    monkeypatch.setattr(gpu_check, "fetch", fetch)
-    monkeypatch.setattr(gpu_check, "tracked_mib", lambda: 10.0)
-    monkeypatch.setattr(gpu_check, "write_scenes", lambda folder: folder.mkdir(parents=True))
+    monkeypatch.setattr(prepare, "fetch", fetch)
+    monkeypatch.setattr(prepare, "tracked_mib", lambda: 10.0)
+    monkeypatch.setattr(prepare, "write_scenes", lambda folder: folder.mkdir(parents=True))
     assert gpu_check.main(["--prepare", str(tmp_path / "carried")]) == 0
     assert "pydantic-core==2.50.4" in asked
     assert "gsplat==1.5.3" in asked
@@ -473,35 +463,31 @@ def test_what_is_prepared_is_unpacked_where_python_finds_it(
         call = next(line for line in printed.splitlines() if f"--part {part}" in line)
         assert len(call) < 2000
         assert '--out "$OUT"' in call
-    names = gpu_check.unpack("check", tmp_path / "carried", tmp_path / "site")
+    names = prepare.unpack("check", tmp_path / "carried", tmp_path / "site")
     assert len(names) == 7
     assert (tmp_path / "site" / "pydantic_core" / "__init__.py").is_file()
-    assert gpu_check.unpack("speed", tmp_path / "nothing", tmp_path / "site") == []
-    monkeypatch.setattr(gpu_check, "tracked_mib", lambda: 60.0)
+    assert prepare.unpack("speed", tmp_path / "nothing", tmp_path / "site") == []
+    monkeypatch.setattr(prepare, "tracked_mib", lambda: 60.0)
     assert gpu_check.main(["--prepare", str(tmp_path / "carried")]) == 1
     assert "more than 56 MiB" in capsys.readouterr().err
 
 
-def test_gsplat_is_not_asked_for_before_its_build_has_ended(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_gsplat_is_not_asked_for_before_its_build_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its loader removes the folder of a build that is under way."""
     ending = tmp_path / "ended"
-    monkeypatch.setenv(gpu_check.GSPLAT_ENDED, str(ending))
+    monkeypatch.setenv(peer.GSPLAT_ENDED, str(ending))
     monkeypatch.setitem(sys.modules, "gsplat", None)
-    late = gpu_check.Report(tmp_path / "late.json", 45.2)
-    assert "had not ended" in gpu_check.await_gsplat(late)
-    report = gpu_check.Report(tmp_path / "gsplat.json", 100.0)
+    late = Report(tmp_path / "late.json", 45.2)
+    assert "had not ended" in peer.await_gsplat(late)
+    report = Report(tmp_path / "gsplat.json", 100.0)
     threading.Timer(0.7, lambda: ending.write_text("0 200 s")).start()
-    assert "cannot be imported" in gpu_check.await_gsplat(report)
+    assert "cannot be imported" in peer.await_gsplat(report)
     assert report.found["waited"] >= 0.5
     ending.write_text("1 3 s")
-    assert "cannot be built" in gpu_check.await_gsplat(report)
+    assert "cannot be built" in peer.await_gsplat(report)
 
 
-def test_the_toolkit_is_found_behind_a_script_on_the_path(
-    gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_toolkit_is_found_behind_a_script_on_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Torch takes the folder above nvcc's for the toolkit, where the headers are not."""
     home, folder = tmp_path / "cuda", tmp_path / "bin"
     (home / "include").mkdir(parents=True)
@@ -514,12 +500,12 @@ def test_the_toolkit_is_found_behind_a_script_on_the_path(
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     for name in ("CPLUS_INCLUDE_PATH", "LIBRARY_PATH"):
         monkeypatch.delenv(name, raising=False)
-    found = gpu_check.toolkit_environment(tmp_path)
+    found = peer.toolkit_environment(tmp_path)
     assert found["CUDA_HOME"] == str(home)
     assert found["CPLUS_INCLUDE_PATH"].split(os.pathsep)[0] == str(home / "include")
     assert found["LIBRARY_PATH"].split(os.pathsep) == [str(home / "lib")]
     (folder / "nvcc").write_text("#!/bin/sh\nexit 1\n")
-    assert gpu_check.toolkit_environment(tmp_path) == {}
+    assert peer.toolkit_environment(tmp_path) == {}
 
 
 @pytest.mark.slow
