@@ -15,6 +15,9 @@ from torch import Tensor
 #: The six parameter groups, in the order that every loop over them uses.
 GROUPS = ("means", "quats", "log_scales", "logit_opacities", "sh0", "shN")
 
+#: The constant spherical harmonic, 1 / (2 sqrt(pi)): colour = 0.5 + SH_C0 sh0 at degree 0.
+SH_C0 = 0.28209479177387814
+
 #: SH coefficients beside the constant one, by degree.
 SH_REST = (0, 3, 8, 15, 24)
 

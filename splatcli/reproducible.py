@@ -80,6 +80,11 @@ def logit(p: Tensor) -> Tensor:
     return log(p) - log1p(-p)
 
 
+def logit_of(p: float) -> float:
+    """log(p / (1 - p)) of a number; minus infinity at 0."""
+    return math.log(p / (1.0 - p)) if p > 0 else -math.inf
+
+
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x) in float64."""
     x = x.double()

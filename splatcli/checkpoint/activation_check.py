@@ -25,6 +25,7 @@ from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.rasterizer.context import PAIR_BYTES, Z_NEAR
+from splatcli.reproducible import logit_of
 from splatcli.scene.camera import Camera
 
 #: Without a negative scale the two readings are scored, in nats (see _reading_cost): the better one is believed when it
@@ -311,19 +312,15 @@ def _reading_cost(place: _Place, logs: NDArray[np.float64], round_ones: bool) ->
     return (2 if round_ones else 1) * miss + abs(math.log(spread / USUAL_SPREAD)) + abs(math.log(skew))
 
 
-def _logit(value: float) -> float:
-    return math.log(value / (1 - value))
-
-
 def _partly_sigmoids(opacities: Array) -> bool:
     """Whether some values are sigmoids: piled up inside of 0 or 1, or half of all in between and the rest far away."""
-    if _pile(opacities, _logit, opacities) or _pile(1 - opacities, _logit, -opacities):
+    if _pile(opacities, logit_of, opacities) or _pile(1 - opacities, logit_of, -opacities):
         return True
     # An initial opacity is one number, and its sigmoid is another one.
     values, counts = np.unique(opacities, return_counts=True)
     often = float(values[counts.argmax()])
     if counts.max() >= MIN_COUNT:
-        twins = [1 / (1 + math.exp(-often))] + ([_logit(often)] if 0 < often < 1 else [])
+        twins = [1 / (1 + math.exp(-often))] + ([logit_of(often)] if 0 < often < 1 else [])
         if any(bool((np.abs(opacities - twin) < 1e-6 * max(1, abs(twin))).any()) for twin in twins):
             return True
     inside = (opacities >= 0) & (opacities <= 1)

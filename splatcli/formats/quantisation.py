@@ -18,11 +18,9 @@ from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables
 from splatcli.checkpoint.schema import nonfinite
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import DivergedError, ModelFileError, UnreadableError, from_os_error
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.scene.camera import Camera, common_up
 
-#: The constant SH basis function, 1 / (2 sqrt(pi)).
-SH_C0 = 0.28209479177387814
 #: exp() of more leaves float32; exp() of less is no normal float32.
 _LOG_SCALE_RANGE = (-87.0, 88.0)
 #: A stored opacity of exactly 0 or 1 has no logit: it is moved this far, in steps of its quantisation; so little that

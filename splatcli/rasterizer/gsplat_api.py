@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import UsageError
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import SH_C0, SH_REST, Gaussians
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
 from splatcli.rasterizer.sharded import render_sharded
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
 
-#: The constant SH basis function: colour = 0.5 + SH0 * coefficient.
-SH0 = 0.28209479177387814
 
 #: Opacities and standard deviations are kept this far from where their logit or logarithm is infinite.
 _MOST_OPAQUE, _LEAST = 1.0 - 2.0**-24, 1e-12
@@ -373,7 +371,7 @@ class _Picture:
         lift = self.view.lift(part)
         padded = torch.nn.functional.pad(part + lift, (0, 3 - part.shape[1]))
         none = self.colors.new_zeros(len(self.colors), 0, 3)
-        return Gaussians(*self.raw, (padded - 0.5) / SH0, none), lift
+        return Gaussians(*self.raw, (padded - 0.5) / SH_C0, none), lift
 
     def _behind(self, begin: int) -> Tensor | None:
         if self.background is None or self.sh_degree is not None:

@@ -23,6 +23,7 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR, lines_of
 from splatcli.rasterizer.memory import LIST_BYTES, MOST_PAIRS, round_capacity
+from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
 
 #: Gaussians, and lines of tiles of all of them together, that are looked at in one go: tens of megabytes.
@@ -125,7 +126,7 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
     # Written so that NaN is culled.
     seen = (in_camera[:, 2] > Z_NEAR * (1 - 1e-6)) & (in_camera[:, 2] < Z_FAR) & (tau > -1e-5)
     x, y, z = in_camera[seen].unbind(1)
-    root = _rotations(gaussians.quats[seen].double()) * gaussians.log_scales[seen].double().exp()[:, None, :]
+    root = rotation_matrices(gaussians.quats[seen].double()) * gaussians.log_scales[seen].double().exp()[:, None, :]
     root = view[:3, :3] @ root
     tx = (x / z).clamp(*_clamp(camera.width, camera.cx, camera.fx))[:, None]
     ty = (y / z).clamp(*_clamp(camera.height, camera.cy, camera.fy))[:, None]
@@ -142,19 +143,6 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
 
 def _clamp(size: int, center: float, focal: float) -> tuple[float, float]:
     return (-_CLAMP * size - center) / focal, ((1 + _CLAMP) * size - center) / focal
-
-
-def _rotations(quats: Tensor) -> Tensor:
-    """[K, 3, 3] of [K, 4] w x y z; NaN where there is no direction."""
-    w, x, y, z = (quats / quats.norm(dim=1, keepdim=True)).unbind(1)
-    return torch.stack(
-        [
-            *(1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
-            *(2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
-            *(2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
-        ],
-        1,
-    ).view(-1, 3, 3)
 
 
 def _tiles(center: Tensor, half: Tensor, size: int) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,7 @@ from torch import Tensor
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import OutputError, UsageError
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
@@ -38,8 +38,6 @@ from splatcli.train.evaluate import evaluation_background
 LAYERS = ("rgb", "depth", "alpha", "normals")
 COMPARED = ("photo", "error")
 
-#: The constant SH basis function.
-_SH_C0 = 0.28209479177387814
 #: Depth and normals are shown where a pixel is more covered than not.
 _COVERED = 0.5
 #: Shares of the depths that are nearer than red and than violet.
@@ -125,7 +123,7 @@ class Viewer:
         away = (axes * (gaussians.means - center)).sum(-1, keepdim=True) > 0
         flip = torch.tensor([1.0, -1.0, -1.0]).to(axes)
         normals = torch.where(away, -axes, axes) @ rotation.T * flip
-        coloured = replace(gaussians, sh0=normals / (2 * _SH_C0), shN=gaussians.sh0[:, None][:, :0])
+        coloured = replace(gaussians, sh0=normals / (2 * SH_C0), shN=gaussians.sh0[:, None][:, :0])
         with torch.no_grad():
             grey = torch.full((3,), 0.5).to(axes)
             image = render(coloured, camera, background=grey, antialiased=self._look.antialiased).image

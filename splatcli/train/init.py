@@ -14,11 +14,10 @@ from scipy.spatial import cKDTree
 
 from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config, resolve
 from splatcli.errors import SceneError, UsageError
-from splatcli.gaussians import SH_REST, Gaussians
-from splatcli.reproducible import log
+from splatcli.gaussians import SH_C0, SH_REST, Gaussians
+from splatcli.reproducible import log, logit_of
 from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
-from splatcli.train.densify.default import logit
 from splatcli.train.visual_hull import hull_points, shows_silhouettes
 
 #: Gaussians for each pixel of a photo: more brought nothing where it was tried (benchmarks/README.md).
@@ -45,9 +44,6 @@ def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[
     note = f"growth stops at {cap:,} Gaussians, as many as the photos can tell apart"
     return resolve(config, auto_cap=cap), [note]
 
-
-#: The constant SH basis function, 1 / (2 sqrt(pi)).
-SH_C0 = 0.28209479177387814
 
 #: A mean squared neighbour distance below this is raised to it (INRIA), so that no scale starts at log(0).
 MIN_SQUARED_DISTANCE = 1e-7
@@ -112,7 +108,7 @@ def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], co
         means=torch.tensor(xyz, dtype=torch.float32),
         quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(n, 1),
         log_scales=log_scale.float()[:, None].repeat(1, 3),
-        logit_opacities=torch.full((n,), logit(model.init_opacity)),
+        logit_opacities=torch.full((n,), logit_of(model.init_opacity)),
         sh0=torch.tensor((rgb - 0.5) / SH_C0, dtype=torch.float32),
         shN=torch.zeros(n, SH_REST[model.sh_degree], 3),
     )

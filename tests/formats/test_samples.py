@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.formats.quantisation import SH_C0
 from splatcli.formats.registry import file_kind, read_stored
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_C0, Gaussians
 from tests.formats.made import rotation_errors
 
 SAMPLES = Path(__file__).parents[2] / "../shared/data/import_samples"

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.foreign.stored import ImportedModel, take_tables
 from splatcli.errors import ModelFileError
+from splatcli.gaussians import SH_C0
 
 _NAMES = {
     "means": "means",
@@ -22,8 +23,6 @@ _NAMES = {
 _PREFIXES = ("_model.gauss_params.", "_model.", "_model.module.gauss_params.", "_model.module.")
 #: The very first version kept all SH coefficients in one tensor.
 _ALL_COLOURS = "colors_all"
-#: The constant SH basis function, 1 / (2 sqrt(pi)).
-_SH_C0 = 0.28209479177387814
 
 FRAME_NOTE = (
     "nerfstudio turns and scales scenes as it trains: the model's frame is that of its own run, not that of the "
@@ -63,7 +62,7 @@ def read_nerfstudio(stored: object, where: Path) -> ImportedModel:
     )
     if model.sh_degree == 0 and colours is None:
         # Without harmonics splatfacto trains colours through a sigmoid instead: its own definition, not a guess.
-        sh0 = (torch.sigmoid(tables.sh0) - 0.5) / _SH_C0
+        sh0 = (torch.sigmoid(tables.sh0) - 0.5) / SH_C0
         model.tables = tables._replace(sh0=sh0)
         model.notes.append(
             "SH degree 0: splatfacto keeps such colours as logits, which were turned into SH coefficients"

@@ -23,7 +23,7 @@ from torch import Tensor
 from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
-from splatcli.reproducible import exp, expm1, log, normal, rotate, softplus
+from splatcli.reproducible import exp, expm1, log, logit_of, normal, rotate, softplus
 from splatcli.train.densify.base import Edit
 
 #: How long a half is. Second moments stay with halves DISTANCE standard deviations off: their squares sum to 1.
@@ -118,7 +118,7 @@ class AdcStrategy:
 
     def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit | None:
         lowered = max(RESET_OPACITY, min(2.0 * self.config.prune_opacity, MOST_LOWERED))
-        ceiling = logit(lowered) if self.resets(step) else None
+        ceiling = logit_of(lowered) if self.resets(step) else None
         if self.refines(step):
             return self._refine(step, gaussians, stats, generator, ceiling)
         if ceiling is not None:
@@ -150,7 +150,7 @@ class AdcStrategy:
             large = largest > math.log(self.config.grow_scale3d * self.extent)
             largest_child = largest - math.log(SPLIT_SHRINK)
         # Comparisons are written so that a NaN is pruned: such a Gaussian is never drawn and never gets better.
-        solid = gaussians.logit_opacities >= logit(self.config.prune_opacity)
+        solid = gaussians.logit_opacities >= logit_of(self.config.prune_opacity)
         huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.prune_huge_start else math.inf
         fits, children_fit = largest <= huge, largest_child <= huge
 
@@ -212,8 +212,3 @@ class AdcStrategy:
         chosen = torch.zeros_like(grow)
         chosen[ranked[affordable]] = True
         return chosen
-
-
-def logit(probability: float) -> float:
-    """log(p / (1 - p)); minus infinity at 0."""
-    return math.log(probability / (1.0 - probability)) if probability > 0 else -math.inf
