@@ -76,6 +76,13 @@ def test_commands_of_the_readme_work(block: str, shell: Callable[..., Any], tmp_
     shutil.rmtree(tmp_path / "scene")
 
 
+def test_source_files_that_the_documents_name_exist() -> None:
+    for page in [ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
+        for name in re.findall(r"`([\w/]+/\w+\.(?:py|h|cuh|cpp|cu))`", page.read_text(encoding="utf-8")):
+            places = [ROOT / name, ROOT / "splatcli" / name]
+            assert any(place.exists() for place in places), f"{page.name} names {name}"
+
+
 def test_the_walk_through_the_code_names_files_and_functions_that_exist() -> None:
     page = (DOCS / "design.md").read_text(encoding="utf-8")
     walk = page.partition("\n## From the command to the kernel and back\n")[2].partition("\n## ")[0]
