@@ -35,15 +35,15 @@ try:
 except ImportError:
     raise ResourceError("Lightning is not installed", remedy="pip install 'splatcli[lightning]'") from None
 
-#: Under which the state of a run lies in Lightning's checkpoints: the bytes of a checkpoint of ours, as uint8.
+#: The key of a run's state in Lightning's checkpoints: the bytes of a checkpoint of splatcli, as uint8.
 KEY = "splatcli"
 
 
 class SceneData(pl.LightningDataModule):
     """The scene that ``config.data`` names; an epoch is a whole run, a batch the number of a step.
 
-    Which views a step has follows from its number alone, so that ranks need no sampler to agree on them, and however
-    many photos there are, all ranks have as many steps.
+    The number of a step determines its views, so that ranks need no sampler, and all ranks have equally many steps
+    whatever the number of images.
     """
 
     def __init__(self, config: Config) -> None:
@@ -52,7 +52,7 @@ class SceneData(pl.LightningDataModule):
         self.scene: Scene | None = None
 
     def setup(self, stage: str) -> None:
-        """Reads the scene, once in each process. Raises SceneError."""
+        """Read the scene, once in each process. Raises SceneError."""
         if self.scene is None:
             background = (255, 255, 255) if self.config.train.background == "white" else (0, 0, 0)
             transparent = None if self.config.train.background == "random" else background
@@ -66,7 +66,7 @@ class SceneData(pl.LightningDataModule):
 
 
 class _Steps(IterableDataset[int]):
-    """Step numbers; the same on every rank, so that Lightning has nothing to deal out."""
+    """Step numbers, the same on every rank, so that Lightning distributes nothing."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -79,7 +79,7 @@ class _Steps(IterableDataset[int]):
 
 
 class SplatModule(pl.LightningModule):
-    """Trains as ``splat train`` does with the same settings; use it with a SceneData.
+    """Training as by ``splat train`` with the same settings; use it with a SceneData.
 
     config: settings, as of splatcli.config.build_config(); ``train.batch_size`` views a step are shared by the
         devices of Lightning's Trainer, and there must be as many as devices.
@@ -90,7 +90,7 @@ class SplatModule(pl.LightningModule):
         super().__init__()
         self.config = config
         self.automatic_optimization = False
-        #: What Lightning counts steps by: an optimizer of a number that nothing uses.
+        #: Lightning counts the steps of an optimizer: this is its one parameter, which nothing uses.
         self.turn = nn.Parameter(torch.zeros(1))
         self.run: Trainer | None = None
         self.group: ProcessGroup | None = None
@@ -98,12 +98,12 @@ class SplatModule(pl.LightningModule):
 
     @property
     def gaussians(self) -> Gaussians:
-        """The Gaussians as they are now, to render or export."""
+        """The current Gaussians, to render or export."""
         assert self.run is not None, "fit() makes them"
         return self.run.state.flushed()
 
     def setup(self, stage: str) -> None:
-        """Makes the run, or goes on with that of a checkpoint. Raises UsageError where ranks would have no view."""
+        """Start the run, or resume that of a checkpoint. Raises UsageError where ranks would have no view."""
         if self.run is not None:
             return
         # Lightning puts it there without declaring it.
@@ -120,7 +120,7 @@ class SplatModule(pl.LightningModule):
                 remedy=f'build_config({{"train.batch_size": {ranks}, ...}})',
             )
         device = self.trainer.strategy.root_device
-        # Ranks talk because whoever made Lightning's Trainer asked for several devices, not because a group is there.
+        # Ranks communicate because Lightning's Trainer was given several devices, not because a group exists.
         self.group = wrap_default_group(device) if ranks > 1 else None
         folder = ReadOnlyRunDir(Path(self.trainer.default_root_dir))
         with self.group.slow_section("building the model") if self.group is not None else nullcontext():
@@ -178,14 +178,14 @@ class SplatModule(pl.LightningModule):
             self.group.fail(exception)
 
     def teardown(self, stage: str) -> None:
-        """Ranks leave together after a fit that ended well."""
+        """Let the ranks leave together after a fit that ended well."""
         if self.group is not None and not self.group.monitor.failed:
             self.group.close()
             self.group = None
 
 
 def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:
-    """The state of a run in a checkpoint of Lightning, verified as any of ours; ``splat`` reads it once it is saved.
+    """Return the state of a run in a checkpoint of Lightning, verified; ``splat`` reads it once it is saved.
 
     Raises ModelFileError.
     """

@@ -1,4 +1,4 @@
-"""Ranks: one run by several processes; started here, or by a launcher that this process is one of the ranks of."""
+"""--ranks and --distributed: one run by several processes, started here or by another launcher."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REPLICATED, SHARDED = MODES = ("replicated", "sharded")
 
 
 def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | None, asked: str) -> int:
-    """Runs ``splat`` with ``arguments`` as ``ranks`` processes of this machine; the exit code of all.
+    """Run ``splat`` with ``arguments`` as ``ranks`` processes of this machine; return one exit code.
 
-    device: as on the command line; with GPUs there has to be one for each. mode: of MODES. asked: the option's name.
+    device: as on the command line; each rank needs a GPU of its own. mode: of MODES. asked: the option's name.
     """
     from splatcli.distributed.launch import launch
     from splatcli.native.backend import resolve_device
@@ -53,7 +53,7 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
 
 
 def check_sharded(config: Config, *, viewer: bool) -> None:
-    """Raises UsageError for what needs all Gaussians in one process."""
+    """Raise UsageError for settings that need all Gaussians in one process."""
     if config.views.pose_opt:
         raise UsageError(
             "a pose's gradient is a sum over all Gaussians, and would have other bits where processes hold a part each",
@@ -75,10 +75,10 @@ def _check_mode(mode: str) -> None:
 
 @contextmanager
 def joined_group(mode: str | None, device: str, out: Output) -> Iterator[tuple[ProcessGroup | None, str]]:
-    """(the ranks that this process is one of, the device of this one); without a mode it works alone.
+    """Join the ranks of a launcher; yield (the group, this process' device), without a mode (None, device).
 
-    All ranks but the first say nothing of what they do. An error in here ends this process, with its exit code, and is
-    told by one of the ranks: what waits for others in the background would keep the process from ending.
+    Ranks beside rank 0 print nothing. An error inside ends this process at once, with its exit code, and one of the
+    ranks reports it: threads that wait for other ranks would keep the process from ending.
     """
     from splatcli.native.backend import resolve_device
 
@@ -110,14 +110,14 @@ def joined_group(mode: str | None, device: str, out: Output) -> Iterator[tuple[P
 
 
 def _end(error: BaseException, group: ProcessGroup, out: Output) -> None:
-    """Ends this process for ``error``."""
+    """End this process for ``error``."""
     from splatcli.cli.error_report import problem_of
 
     code = 130 if isinstance(error, KeyboardInterrupt) else 1
     if isinstance(error, Exception):
         out.muted = not group.monitor.reports
         problem = problem_of(error, sys.argv[1:])
-        if type(problem) is SplatError:  # a bug of ours, which the other ranks saw as the loss of this one
+        if type(problem) is SplatError:  # a bug, which the other ranks saw as the loss of this one
             problem = DistributedError(f"rank {group.rank} failed: {problem.what}", remedy=problem.remedy)
         out.error(problem)
         code = problem.exit_code

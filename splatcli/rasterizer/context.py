@@ -241,7 +241,7 @@ class RasterContext:
         self.native.rows, self.native.row_counts = sums, reached
 
     def hold(self, arrays: abi.GaussianArrays) -> None:
-        """Take parameters that are projected here and blended elsewhere, or the reverse (rasterizer/shards.py)."""
+        """Take parameters that are projected here and blended elsewhere, or the reverse (rasterizer/sharded.py)."""
         self._arrays, self._source = arrays, None
 
     def take_sums(self, slots: Tensor, sums: Tensor, reached: Tensor) -> None:

@@ -79,12 +79,12 @@ class Trainer:
         #: One for engine and renderer, so that bands are told of once.
         self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
         self.group = group
-        self.leads = group is None or group.rank == 0
+        self.is_rank0 = group is None or group.rank == 0
         self.steps = self._steps(engine, state.config.memory.budget)
         self.notes = tuple(notes)
         self.strategy = make_strategy(state.config, state.dataset.extent)
         self._clock = clock
-        self.keeper = Checkpointer(run_dir, clock) if self.leads else ReadOnlyCheckpointer(run_dir, clock)
+        self.keeper = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
         self.journal = MetricsLogger(run_dir, scene, clock)
         self._renderer = renderer or renderer_within(self._budget)
         self.scorer = self.steps.scorer(self._renderer)
@@ -183,7 +183,7 @@ class Trainer:
         self.journal.begin()
         yield self._start_event()
         check_same_state(self.group, self.state)
-        whole = self._whole()
+        whole = self._gathered_state()
         with self._rank0_section("the first checkpoint"):
             yield from self._logged(self.keeper.begin(whole))
         del whole
@@ -199,7 +199,7 @@ class Trainer:
                 failure.__context__ = None
             yield from self._go_back(failure)
         if reason in ("finished", "max-time") and self._evaluates:
-            with self._leading("the evaluation"):
+            with self._evaluation_section("the evaluation"):
                 reason = (yield from self._evaluate(should_stop)) or reason
         assert self.keeper.saved is not None
         yield Stopped(self.state.step, reason, self.keeper.saved.path)
@@ -247,11 +247,11 @@ class Trainer:
                 yield from self._logged(self._save())
             if self._evaluates and guard.probe_every and step % guard.probe_every == 0:
                 yield from self._settled()
-                with self._leading("a look at the probe views"):
+                with self._evaluation_section("the probe views"):
                     yield from self._logged(self._probe())
             if self._evaluates and train.eval_every and step % train.eval_every == 0:
                 yield from self._settled()
-                with self._leading("an evaluation"):
+                with self._evaluation_section("an evaluation"):
                     yield from self._evaluate(should_stop)
         check_same_state(self.group, self.state)
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
@@ -283,55 +283,55 @@ class Trainer:
             self.density.update_filter_3d(state)
         state.step = step
         if config.guard.finite_every and step % config.guard.finite_every == 0:
-            raise_on_all(self._sharers, lambda: self.finite.look(step, state.gaussians, state.adam))
+            raise_on_all(self._shard_group, lambda: self.finite.look(step, state.gaussians, state.adam))
         alarm = self.crowding.judge(step, self.steps.pairs, state.count)
         return [*told, *edits, *([] if alarm is None else [alarm])]
 
     def _settled(self) -> Iterator[Event]:
         """Nothing is on its way any more, and all that is known of the state has been looked at."""
         yield from self._logged(self.steps.drain(self.state))
-        raise_on_all(self._sharers, self.finite.read)
+        raise_on_all(self._shard_group, self.finite.read)
 
     def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
         yield from self._settled()
         saved = self.keeper.saved is not None and self.keeper.saved.step == self.state.step
-        if self._sharers is not None and not sync_stop_request(self.group, None, self.leads and not saved)[1]:
+        if self._shard_group is not None and not sync_stop_request(self.group, None, self.is_rank0 and not saved)[1]:
             return
-        whole = self._whole()
+        whole = self._gathered_state()
         with self._rank0_section("the last save"):
             yield from self._logged(self.keeper.finish(whole, patient=patient))
 
     def _save(self) -> list[Event]:
         saved: list[Event] = []
-        whole = self._whole()
+        whole = self._gathered_state()
         with self._rank0_section("a save"):
-            # What must not be kept is found by the first one, and all go back with it.
+            # Rank 0 finds a state that must not be kept, and all roll back with it.
             raise_on_all(self.group, lambda: saved.append(self.keeper.save(whole)))
         return saved
 
-    def _whole(self) -> TrainState:
-        """The state as it is saved: with all rows on the first of the processes that share them out."""
-        if self._sharers is None:
+    def _gathered_state(self) -> TrainState:
+        """Return the state as it is saved: on rank 0 with the rows of all shards."""
+        if self._shard_group is None:
             return self.state
-        return gather_state(self.state, self._sharers, self.run_dir.path) or self.state
+        return gather_state(self.state, self._shard_group, self.run_dir.path) or self.state
 
     @property
-    def _sharers(self) -> ProcessGroup | None:
-        """The processes, where each holds some of the Gaussians."""
+    def _shard_group(self) -> ProcessGroup | None:
+        """The processes, where each holds a shard of the Gaussians; None where each holds all."""
         return None if self.state.shard is None else self.group
 
     @property
     def _evaluates(self) -> bool:
-        """Whether this process takes part where views are scored."""
-        return self.leads or self._sharers is not None
+        """Whether this process takes part in evaluations."""
+        return self.is_rank0 or self._shard_group is not None
 
     def _rank0_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """What rank 0 does, while the other ranks wait."""
+        """A section in which the other ranks wait for rank 0."""
         return contextlib.nullcontext() if self.group is None else self.group.rank0_section(doing)
 
-    def _leading(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """The same, where processes that share the Gaussians out do it together."""
-        return self._rank0_section(doing) if self._sharers is None else contextlib.nullcontext()
+    def _evaluation_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """The same, unless the ranks evaluate together, since each holds a shard."""
+        return self._rank0_section(doing) if self._shard_group is None else contextlib.nullcontext()
 
     def _steps(self, engine: StepEngine | None, limit: int | None) -> Steps:
         return Steps(self.state, self.scene, self._budget, group=self.group, engine=engine, limit=limit)
@@ -366,7 +366,7 @@ class Trainer:
 
     def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
         event, reason = self.scorer.evaluate(
-            self.state, lambda: sync_stop_request(self._sharers, should_stop(), False)[0]
+            self.state, lambda: sync_stop_request(self._shard_group, should_stop(), False)[0]
         )
         yield from self._logged([] if event is None else [event])
         return reason

@@ -42,7 +42,7 @@ def main(scene: str, out: str, strategy: str, precision: str) -> None:
     import lightning.pytorch as pl
 
     from splatcli.lightning import SceneData, SplatModule
-    from tests.distributed.lightning_told import ExportMetadata
+    from tests.distributed.lightning_callback import WriteResults
 
     config = config_of(scene)
 
@@ -52,7 +52,7 @@ def main(scene: str, out: str, strategy: str, precision: str) -> None:
         devices=1 if strategy == "one" else 2,
         max_steps=STEPS,
         precision=precision,  # type: ignore[arg-type]
-        callbacks=[ExportMetadata(out)],
+        callbacks=[WriteResults(out)],
         default_root_dir=out,
         logger=False,
         enable_checkpointing=False,

@@ -73,24 +73,24 @@ def run_ranks(
 
 def _gathered(ranks: list[tuple[BaseProcess, Connection]], deadline: float) -> list[Ended]:
     """How the ranks end. A last one that is silent, for it was stopped, is not waited for much longer."""
-    told: dict[int, tuple[Any, str | None, float]] = {}
+    received: dict[int, tuple[Any, str | None, float]] = {}
     pending = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
     while pending and time.monotonic() < deadline:
         for pipe in wait(list(pending), timeout=0.5):
             assert isinstance(pipe, Connection)
             rank = pending.pop(pipe)
             with contextlib.suppress(EOFError, OSError):
-                told[rank] = pickle.loads(pipe.recv_bytes())
-            if len(pending) == 1 and any(error is not None for _, error, _ in told.values()):
+                received[rank] = pickle.loads(pipe.recv_bytes())
+            if len(pending) == 1 and any(error is not None for _, error, _ in received.values()):
                 deadline = min(deadline, time.monotonic() + LAST_ONE)
     ended = []
     for rank, (process, _) in enumerate(ranks):
-        process.join(LAST_ONE if rank in told else 0.1)
+        process.join(LAST_ONE if rank in received else 0.1)
         code = process.exitcode
         if code is None:
             process.kill()
             process.join()
-        ended.append(Ended(code, *told.get(rank, (None, None, 0.0))))
+        ended.append(Ended(code, *received.get(rank, (None, None, 0.0))))
     return ended
 
 
@@ -122,7 +122,7 @@ def _work(
     except BaseException as error:
         if group is not None:
             group.fail(error)
-        told = error.what if isinstance(error, SplatError) else traceback.format_exc()
-        pipe.send_bytes(pickle.dumps((None, told, time.monotonic() - began)))
+        words = error.what if isinstance(error, SplatError) else traceback.format_exc()
+        pipe.send_bytes(pickle.dumps((None, words, time.monotonic() - began)))
         code = error.exit_code if isinstance(error, SplatError) else 1
     os._exit(code)

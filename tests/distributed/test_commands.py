@@ -1,4 +1,4 @@
-"""Ranks from the command line: started, interrupted, gone on with by another number of them, refused."""
+"""Ranks from the command line: started, interrupted, resumed by another number of them, refused."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_run_of_two_ranks_is_interrupted_and_goes_on_alone(mode: str, tmp_path
         assert torch.equal(tensor, expected[name]), name
 
 
-#: What a rank does on SIGUSR2 in these tests: it raises what nobody expects.
+#: What a rank does on SIGUSR2 in these tests: it raises an unexpected error.
 CRASH = """
 import signal
 
@@ -182,7 +182,7 @@ def test_torchruns_ranks_are_the_same(mode: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @NEEDS_COMPILER
 def test_torchrun_restarts_a_run_of_which_a_rank_was_killed(tmp_path: Path) -> None:
-    """The second attempt goes on from the first one's checkpoint, to the bits of a run that nobody disturbed."""
+    """The second attempt goes on from the first one's checkpoint, bit-identical to an undisturbed run."""
     words = ["train", str(write_scene(tmp_path / "scene")), *QUICK, "--iterations", "2000", "--device", "cpu"]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     ranks = ["--distributed", "replicated", "--json", "--set", "save.every_minutes=0.01"]
@@ -267,11 +267,11 @@ def test_gpus_that_are_not_there_are_not_replaced_by_processors(
         assert "--device cpu" in said
         assert started == []
         assert run(*arguments, "--device", "cpu") == 0
-    told, ranks, share_cores = started[0]
+    launched, ranks, share_cores = started[0]
     assert (ranks, share_cores) == (3, True)
-    assert told.count("--distributed") == 1
-    assert told[-4:] == ["--distributed", "sharded", "--device", "cpu"]
-    assert not any(word.startswith(name) for word in told)
+    assert launched.count("--distributed") == 1
+    assert launched[-4:] == ["--distributed", "sharded", "--device", "cpu"]
+    assert not any(word.startswith(name) for word in launched)
 
 
 def test_what_wants_all_gaussians_in_one_process_is_refused() -> None:

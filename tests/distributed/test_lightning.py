@@ -57,13 +57,13 @@ def test_a_run_under_lightning_has_the_same_bits(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr
-    told: list[dict[str, Any]] = [json.loads((tmp_path / f"rank_{r}.json").read_text()) for r in range(ranks)]
+    ranks_results: list[dict[str, Any]] = [json.loads((tmp_path / f"rank_{r}.json").read_text()) for r in range(ranks)]
     losses, digest = expected
-    for rank in told:
+    for rank in ranks_results:
         assert rank["losses"] == pytest.approx(losses, rel=1e-6)  # Lightning keeps what is logged in float32
         assert (rank["digest"], rank["steps"], rank["global_step"]) == (digest, STEPS, STEPS)
         assert rank["parameters"] == ["turn"]  # nothing that grows is in a bucket
-    assert told[0]["psnr"] > 0.0
+    assert ranks_results[0]["psnr"] > 0.0
     if strategy == "ddp_spawn":
         return
 

@@ -1,4 +1,4 @@
-"""A process alone talks to nobody, whatever group it is in: collectives are patched to raise, and nothing is missed."""
+"""A process without a group calls no collective, whatever group torch has: collectives are patched to raise."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives
 
-from splatcli.distributed.process_group import ProcessGroup
+import splatcli.distributed
+from splatcli.distributed.process_group import ProcessGroup, wrap_default_group
 from splatcli.rasterizer.gsplat_api import rasterization
 from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.sharded import render_sharded
 from tests.distributed.ranks import results
 from tests.distributed.training import batch_config, train
 from tests.native.cases import NEEDS_COMPILER
@@ -92,6 +94,12 @@ def work_alone(group: ProcessGroup | None) -> Any:
             with pytest.raises(AssertionError, match="a collective"):
                 dist.barrier()
         return frames(), drawn(arguments), train(None, batch_config(2))["digests"]
+
+
+def test_former_names_stay() -> None:
+    assert splatcli.distributed.World is ProcessGroup
+    assert splatcli.distributed.world_of_group is wrap_default_group
+    assert splatcli.distributed.render_sharded is render_sharded
 
 
 def test_one_rank_works_while_the_other_sleeps() -> None:

@@ -1,4 +1,4 @@
-"""Training with the Gaussians shared out: the bits of one process that holds all, in every step, file and figure."""
+"""Sharded training: bit-identical to one process that holds all Gaussians, in every step, file and figure."""
 
 from __future__ import annotations
 
@@ -159,9 +159,9 @@ def seen_in_steps() -> list[Tensor]:
     make, seen = engine._gradients, []
 
     def watched(*arguments: Any) -> list[float]:
-        told = make(*arguments)
+        numbers = make(*arguments)
         seen.append(engine._stages.frame.seen()[0].clone())
-        return told
+        return numbers
 
     engine._gradients = watched  # type: ignore[method-assign]
     for _ in range(4):
@@ -319,8 +319,8 @@ def test_the_kernels_of_gpus_have_the_bits_of_the_whole_too() -> None:
     for place, column in enumerate(columns):
         assert torch.equal(torch.cat([rank[1][place] for rank in found]), column), place
         assert column.unique().numel() > 1 or column.numel() == 0
-    for rank, (told, _) in enumerate(found):
-        assert told[:-1] == losses
+    for rank, (numbers, _) in enumerate(found):
+        assert numbers[:-1] == losses
         whole = Gaussians(*columns[:6])
         image = render(whole, random_camera(30 + rank, 37, 29), antialiased=True, backend=Backend.simt()).image
-        assert told[-1] == float(image.double().sum())
+        assert numbers[-1] == float(image.double().sum())

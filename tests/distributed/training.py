@@ -96,7 +96,7 @@ def followed(trainer: Trainer, group: ProcessGroup | None, stop_at: int | None) 
 
 
 def digest_of(state: TrainState, group: ProcessGroup | None) -> int:
-    """The digest of one process with all rows, also where they are shared out."""
+    """The digest of one process with all rows, also where they are sharded."""
     if state.shard is None or group is None:
         return state_digest(state)
     of_rows, of_rest = digests(state)

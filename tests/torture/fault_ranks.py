@@ -4,8 +4,8 @@ Two to four processes train on a made-up scene over gloo. At a random step somet
 it is killed, stopped, raises, leaves, falls behind, has other photos or settings than the rest, skips an exchange, or
 has a number changed in its memory. Whatever ends with exit code 0 must have ended on all ranks, in the same state.
 
-Where the Gaussians are shared out, nobody else has the numbers of a rank: one that changes in its memory, and not on
-its way, is seen by no one, and the trials say so.
+Sharded, only one rank has the numbers of a row: a change in its memory, and not on its way, is not detected, and the
+trials expect that.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PATIENCE, LATE = 8.0, 40.0
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to ``rank`` after ``step``; kind is a key of KINDS, or of SHARDED where Gaussians are shared out."""
+    """What happens to ``rank`` after ``step``; kind is a key of KINDS, or of SHARDED."""
 
     kind: str
     rank: int
@@ -85,7 +85,7 @@ def _sleep(seconds: float) -> Callable[[ProcessGroup, Trainer], None]:
     return lambda group, trainer: time.sleep(seconds)
 
 
-def _skip_card(group: ProcessGroup, trainer: Trainer) -> None:
+def _skip_message(group: ProcessGroup, trainer: Trainer) -> None:
     gather = group.all_gather_scalars
 
     def skipped(what: str, numbers: list[float], problem: Exception | None = None) -> list[list[float]]:
@@ -137,7 +137,7 @@ def _skip_rows(group: ProcessGroup, trainer: Trainer) -> None:
 
 
 def _lose_rows(group: ProcessGroup, trainer: Trainer) -> None:
-    """One rank takes the last row for the last rank for nobody's."""
+    """One rank does not send the last row to the last rank."""
     exchange = group.all_to_all_rows
 
     def lost(rows: Tensor, counts: Sequence[int], problem: Exception | None = None) -> tuple[Tensor, list[int]]:
@@ -191,7 +191,7 @@ KINDS: dict[str, Callable[[ProcessGroup, Trainer], None]] = {
     "photos": _nothing,
     "seed": _nothing,
     "setting": _nothing,
-    "skipped card": _skip_card,
+    "skipped message": _skip_message,
     "skipped sum": _skip_sum,
     "changed sum": _change_sum,
     "changed gradient": _change_own,
@@ -199,7 +199,7 @@ KINDS: dict[str, Callable[[ProcessGroup, Trainer], None]] = {
     "slow": _sleep(3.0),
 }
 
-#: What there is of it where Gaussians are shared out, and what only happens there.
+#: The faults of sharded training: those above that it has, and its own.
 _NO_SUMS = ("skipped sum", "changed sum", "changed gradient")
 SHARDED: dict[str, Callable[[ProcessGroup, Trainer], None]] = {
     **{kind: happens for kind, happens in KINDS.items() if kind not in _NO_SUMS},
@@ -215,7 +215,7 @@ MEETING = {"kill the meeting place", "stop the meeting place"}
 #: What all ranks must get over: a rank that is slow, and a gradient that is wrong in the same way for all.
 HARMLESS = {"slow", "changed gradient"}
 
-#: And what nobody can see where the Gaussians are shared out.
+#: Faults that sharded training cannot detect.
 UNSEEN = {"changed state"}
 
 
@@ -283,7 +283,7 @@ def figure_of(cases: list[tuple[int, Fault]]) -> Figure:
         f"within {LIMIT:.0f} s and names it, and what ends well is the same on all"
     )
     if any(fault.sharded for _, fault in cases):
-        what += "; with the Gaussians shared out, where a number that changes in a rank's memory is seen by nobody"
+        what += "; sharded, where a number that changes in a rank's memory is not detected"
     return tally.figure(what, time.monotonic() - start, slowest_seconds=round(slowest, 1))
 
 

@@ -87,7 +87,7 @@ def test_runs_that_are_killed_go_on_with_the_same_bits() -> None:
 
 @NEEDS_COMPILER
 def test_a_fault_in_one_rank_ends_all_and_is_named() -> None:
-    kinds = {"kill": 2, "setting": 3, "skipped card": 3, "changed sum": 3, "changed gradient": 2}
+    kinds = {"kill": 2, "setting": 3, "skipped message": 3, "changed sum": 3, "changed gradient": 2}
     cases = [(size, fault_ranks.Fault(kind, size - 1, 3)) for kind, size in kinds.items()]
     figure = fault_ranks.figure_of(cases)
     assert figure.shown == []
@@ -99,7 +99,7 @@ def test_a_fault_in_one_rank_ends_all_and_is_named() -> None:
 def test_a_fault_in_one_rank_of_those_that_share_the_gaussians_ends_all_and_is_named() -> None:
     kinds = {
         "kill": 3,
-        "skipped card": 3,
+        "skipped message": 3,
         "skipped rows": 3,
         "lost rows": 3,
         "changed on the way": 2,

@@ -1,4 +1,4 @@
-"""A callback that writes down what a rank came to, in the rank itself: with ddp_spawn it ends with the fit."""
+"""A callback that writes the results of a rank from within it: with ddp_spawn a rank ends with the fit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 from splatcli.train.data_parallel import state_digest
 
 
-class ExportMetadata(pl.Callback):
+class WriteResults(pl.Callback):
     """Writes OUT/rank_R.json when the training of a SplatModule ends."""
 
     def __init__(self, out: str) -> None:
@@ -22,7 +22,7 @@ class ExportMetadata(pl.Callback):
         self.losses.append(float(trainer.callback_metrics["train_loss"]))
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        told = {
+        results = {
             "losses": self.losses,
             "digest": state_digest(module.run.state),
             "steps": module.run.state.step,
@@ -30,4 +30,4 @@ class ExportMetadata(pl.Callback):
             "psnr": float(trainer.callback_metrics.get("val_psnr", float("nan"))),
             "parameters": [name for name, _ in module.named_parameters()],
         }
-        (Path(self.out) / f"rank_{trainer.global_rank}.json").write_text(json.dumps(told))
+        (Path(self.out) / f"rank_{trainer.global_rank}.json").write_text(json.dumps(results))
