@@ -64,8 +64,8 @@ class DataConfig(_Section):
     """Where the photos are and how they are read."""
 
     scene: str = ""
-    #: The layout to read, where a folder holds several; None finds out.
-    format: Literal["colmap", "nerfstudio", "blender"] | None = None
+    #: The layout to read: "colmap", "nerfstudio", "blender" or that of a plug-in (scene/read.py); None finds out.
+    format: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=100)] | None = None
     #: Folder of a COLMAP model, relative to the scene; None takes the largest.
     model: str | None = None
     #: Folder of images, relative to the scene; None takes the layout's own.

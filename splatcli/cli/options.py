@@ -130,7 +130,11 @@ ViewerHost = Annotated[
 
 Format = Annotated[
     str | None,
-    typer.Option("--format", metavar="LAYOUT", help="colmap, nerfstudio or blender.  [default: what the folder holds]"),
+    typer.Option(
+        "--format",
+        metavar="LAYOUT",
+        help="colmap, nerfstudio, blender or that of a plug-in.  [default: what the folder holds]",
+    ),
 ]
 
 ColmapModel = Annotated[

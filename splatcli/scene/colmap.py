@@ -32,7 +32,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.find_images import walk
 from splatcli.scene.points import RawPoints, Tracks, stride
-from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, SceneSource, View, placed, rigid
+from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View, placed, rigid
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.
 PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
@@ -108,11 +108,14 @@ def choose_model(root: Path, name: str, models: list[Model]) -> list[Model]:
     return [wanted, *(model for model in models if model.folder != wanted.folder)]
 
 
-def read_colmap(root: Path, models: list[Model], data: DataConfig, problems: Problems) -> SceneSource:
-    """The first of ``models`` as a SceneSource; the others are mentioned.
+def read_colmap(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """Return the model that ``data.model`` names, else the largest; notes mention the others.
 
     Images that are wrong are added to ``problems`` and left out; a damaged file raises SceneError.
     """
+    models = find_models(root) or search_models(root)
+    if data.model:
+        models = choose_model(root, data.model, models)
     model, others = models[0], models[1:]
     name = _place(model, root)
     notes = [] if name in ("sparse/0", "sparse") else [f"the COLMAP model in {name}/ is used"]
@@ -128,7 +131,6 @@ def read_colmap(root: Path, models: list[Model], data: DataConfig, problems: Pro
         points = _points(model, data, notes)
     return SceneSource(
         root=root,
-        kind="colmap",
         file=model.file("images"),
         views=views,
         image_folders=_image_folders(root, model.folder),
@@ -570,3 +572,13 @@ def _in_order(
         rows = np.repeat(np.arange(len(order)), lengths)
         tracks = Tracks(images, rows).moved(np.argsort(order, kind="stable"))
     return RawPoints(xyz[order], rgb[order].astype(np.uint8), path, total, tracks)
+
+
+READER = Reader(
+    name="colmap",
+    files="a COLMAP model (cameras and images, .bin or .txt) in "
+    + ", ".join(place if place != "." else "the folder itself" for place in PLACES)
+    + ", and below",
+    matches=lambda root: bool(find_models(root)),
+    read=read_colmap,
+)

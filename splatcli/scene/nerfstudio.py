@@ -1,4 +1,4 @@
-"""Scenes in transforms.json: nerfstudio, instant-ngp, and Blender's transforms_train.json."""
+"""transforms.json: scenes of nerfstudio and instant-ngp."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.points import RawPoints, read_points_ply
-from splatcli.scene.source import ROTATION_TOLERANCE, Problems, SceneSource, View, placed, rigid
+from splatcli.scene.source import ROTATION_TOLERANCE, Problems, Reader, SceneSource, View, placed, rigid
 
+FILE = "transforms.json"
 #: Larger scene files are refused: 100,000 frames take about 60 MB, and as Python objects up to thirty times that.
 MAX_BYTES = 128 << 20
 
@@ -32,16 +33,15 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
     Frames whose photo is missing are left out when most have one, as the field's readers do: instant-ngp's own fox
     scene lists 17 photos that it does not ship.
     """
-    file = root / "transforms.json"
-    document = _load(file)
-    views = _views(document, root, file, data, problems)
+    file = root / FILE
+    document = load_transforms(file)
+    views = read_views(document, root, file, data, problems)
     folder, views = _common_folder(root, views)
     points = None
     with problems.collect():
         points = _points(document, root, file, data)
     source = SceneSource(
         root=root,
-        kind="nerfstudio",
         file=file,
         views=views,
         image_folders=[root / folder],
@@ -60,22 +60,7 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
     return source
 
 
-def read_blender(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """``transforms_train.json`` with ``transforms_test.json`` as the held-out views; no points."""
-    train_file, test_file = root / "transforms_train.json", root / "transforms_test.json"
-    train = _views(_load(train_file), root, train_file, data, problems)
-    source = SceneSource(root, "blender", train_file, train, [root], resized_folders=False)
-    if test_file.is_file():
-        document = _load(test_file)
-        test = _views(document, root, test_file, data, problems) if document.get("frames") != [] else []
-        source.views = train + test
-        source.train, source.test = {view.name for view in train}, {view.name for view in test}
-    else:
-        source.notes.append("transforms_test.json is missing: views are held out of transforms_train.json")
-    return source
-
-
-def _load(file: Path) -> dict[str, Any]:
+def load_transforms(file: Path) -> dict[str, Any]:
     text = ""
     try:
         if file.stat().st_size > MAX_BYTES:
@@ -133,7 +118,7 @@ def _frames(document: dict[str, Any], file: Path) -> list[object]:
     return frames
 
 
-def _views(document: dict[str, Any], root: Path, file: Path, data: DataConfig, problems: Problems) -> list[View]:
+def read_views(document: dict[str, Any], root: Path, file: Path, data: DataConfig, problems: Problems) -> list[View]:
     """The frames that are right; the others are added to ``problems``. Raises SceneError when there is no list."""
     views = []
     for i, frame in enumerate(_frames(document, file)):
@@ -381,3 +366,6 @@ def _focal(size: float, angle: float | None) -> float | None:
     if angle is None:
         return None
     return 0.5 * size / math.tan(0.5 * angle)
+
+
+READER = Reader("nerfstudio", FILE, lambda root: is_file(root / FILE), read_nerfstudio)

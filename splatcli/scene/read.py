@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli import plugins
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError, from_os_error
+from splatcli.scene import blender, colmap, nerfstudio
 from splatcli.scene.camera import Camera
-from splatcli.scene.colmap import PLACES, choose_model, find_models, read_colmap, search_models
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import find_depth_maps
 from splatcli.scene.find_images import SUFFIXES, find_photos, photos_below, walk
 from splatcli.scene.fit_images import check_resolution, decodable, fit_photos
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import find_masks, hides_alpha
-from splatcli.scene.nerfstudio import read_blender, read_nerfstudio
 from splatcli.scene.partition import parse_blocks, restricted
 from splatcli.scene.points import PointCloud, settle_points
 from splatcli.scene.scene import Scene, extent_of, moved, offset_for, on_one_line, split_views
-from splatcli.scene.source import Kind, Problems, SceneSource, View
+from splatcli.scene.source import Problems, Reader, SceneSource, View
 
-#: The file that makes a folder a scene of this layout, the more telling first.
-FILES: dict[Kind, str] = {"blender": "transforms_train.json", "nerfstudio": "transforms.json"}
+_log = logging.getLogger(__name__)
+
+#: The layouts that are read, the more telling first; plug-ins come after them.
+READERS = (colmap.READER, blender.READER, nerfstudio.READER)
 #: Stems of files that describe cameras or are a part of what does.
-_CAMERA_FILES = frozenset((*(Path(name).stem for name in FILES.values()), "cameras", "images", "points3D", "database"))
+_CAMERA_FILES = frozenset(
+    (Path(blender.FILE).stem, Path(nerfstudio.FILE).stem, "cameras", "images", "points3D", "database")
+)
 #: Folders below the one that is named in which transforms files are looked for: archives often unpack into one or two.
 MAX_NESTED = 2
-_COLMAP: tuple[Kind] = ("colmap",)
-_READERS: dict[Kind, Callable[[Path, DataConfig, Problems], SceneSource]] = {
-    "blender": read_blender,
-    "nerfstudio": read_nerfstudio,
-}
 
 
 def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 0)) -> Scene:
@@ -55,7 +54,8 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
         if not root.is_dir():
             raise SceneError("is a file, not a scene's folder", where=path, remedy=f"try its folder, {root.parent}")
         problems = Problems(root)
-        scene = assemble(_describe(root, data, problems), data, background, problems)
+        reader, source = _describe(root, data, problems)
+        scene = assemble(source, reader, data, background, problems)
         if data.blocks is None or data.block is None:
             return scene
         return restricted(scene, parse_blocks(data.blocks), data.block)
@@ -72,45 +72,94 @@ def has_photos_only(path: Path) -> bool:
         if "sparse" in folders or any(Path(name).stem in _CAMERA_FILES for name in files):
             return False
         found = found or any(name.lower().endswith(SUFFIXES) for name in files)
-    return found
+    return found and not _matching_plugins(root)
 
 
-def _describe(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    wanted = data.format or ("colmap" if data.model else None)
-    if data.model and wanted != "colmap":
+def _describe(root: Path, data: DataConfig, problems: Problems) -> tuple[Reader, SceneSource]:
+    """Return the reader of a folder, and the scene as its files describe it."""
+    if data.model and data.format not in (None, colmap.READER.name):
         raise UsageError(
-            f"a COLMAP model is named for a {wanted} scene", where="--model", remedy="leave one of them out"
+            f"a COLMAP model is named for a {data.format} scene", where="--model", remedy="leave one of them out"
         )
-    transforms = [kind for kind, name in FILES.items() if (root / name).is_file()]
-    models = find_models(root)
-    if not models and (wanted == "colmap" or not transforms):
-        models = search_models(root)
-    if data.model:
-        models = choose_model(root, data.model, models)
-    there: list[Kind] = [*_COLMAP, *transforms] if models else transforms
-    if not there and wanted != "colmap" and (inside := _nested(root)) is not None:
-        source = _describe(inside, data, problems)
+    wanted = colmap.READER if data.model else _reader_named(data.format)
+    there = [reader for reader in ([*READERS] if wanted in (None, *READERS) else [wanted]) if reader.matches(root)]
+    if not there and wanted is None:
+        there = _matching_plugins(root)
+    if colmap.READER not in there and (wanted is colmap.READER or not there):
+        there = [colmap.READER] * bool(data.model or colmap.search_models(root)) + there
+    if not there and wanted is not colmap.READER and (inside := _nested(root)) is not None:
+        reader, source = _describe(inside, data, problems)
         source.notes.insert(0, f"the scene in {inside.relative_to(root).as_posix()}/ is used")
-        return source
+        return reader, source
     if not there or wanted not in (None, *there):
         raise _nothing(wanted, root, there)
-    kind = wanted or there[0]
-    source = read_colmap(root, models, data, problems) if kind == "colmap" else _READERS[kind](root, data, problems)
-    if wanted is None and kind == "colmap" and transforms:
-        _compare(source, transforms[0], root, data)
-    elif wanted is None:
-        source.notes += [f"{FILES[kind]} is used, not {FILES[other]}" for other in there[1:]]
-    return source
+    reader, *others = there if wanted is None else [wanted]
+    source = reader.read(root, data, problems)
+    if reader is colmap.READER and others:
+        _compare(source, others[0], root, data)
+    else:
+        source.notes += [f"{reader.files} is used, not {other.files}" for other in others]
+    return reader, source
+
+
+def _reader_named(name: str | None) -> Reader | None:
+    """Return the reader that ``--format`` names; None for None. Raises UsageError for an unknown name."""
+    if name is None:
+        return None
+    known = {reader.name: reader for reader in READERS}
+    if name in known:
+        return known[name]
+    found = plugins.plugins(plugins.READERS)
+    if name not in found:
+        raise UsageError(
+            f"there is no format {name!r} of scenes",
+            where="--format",
+            remedy=f"one of {', '.join([*known, *found])}; a package that brings another has to be installed",
+        )
+    return _plugin_reader(found[name])
+
+
+def _plugin_reader(plugin: plugins.Plugin) -> Reader:
+    """Return a plug-in's reader, whose errors name the plug-in. Raises UsageError for one that does not work."""
+    reader = plugin.load()
+    if not isinstance(reader, Reader):
+        raise plugin.fault(f"{reader!r} is no splatcli.scene.source.Reader")
+
+    def matches(root: Path) -> bool:
+        with plugin.running():
+            return bool(reader.matches(root))
+
+    def read(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+        with plugin.running():
+            source = reader.read(root, data, problems)
+        if not isinstance(source, SceneSource):
+            raise plugin.fault(f"it read {type(source).__name__}, not SceneSource")
+        return source
+
+    return Reader(plugin.name, reader.files, matches, read)
+
+
+def _matching_plugins(root: Path) -> list[Reader]:
+    """Return the readers of other packages that match a folder. A plug-in that does not work is logged."""
+    there = []
+    for plugin in plugins.plugins(plugins.READERS).values():
+        try:
+            reader = _plugin_reader(plugin)
+            if reader.matches(root):
+                there.append(reader)
+        except UsageError as error:
+            _log.warning("%s: %s", error.where, error.what)
+    return there
 
 
 def _nested(root: Path) -> Path | None:
-    """The one folder below, at most MAX_NESTED deep, that has a transforms file. Raises SceneError for several."""
+    """Return the one folder below, at most MAX_NESTED deep, with a transforms file. Raises SceneError for several."""
     found = []
     for base, folders, files in walk(root, private=True):
         path = Path(base)
         deep = len(path.relative_to(root).parts) >= MAX_NESTED
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-        if any(name in files for name in FILES.values()):
+        if blender.FILE in files or nerfstudio.FILE in files:
             found.append(path)
     if len(found) > 1:
         raise SceneError(
@@ -121,31 +170,30 @@ def _nested(root: Path) -> Path | None:
     return found[0] if found else None
 
 
-def _compare(source: SceneSource, kind: Kind, root: Path, data: DataConfig) -> None:
-    """A note that COLMAP is used and the transforms file is not. Raises UsageError when the two disagree."""
-    others = Problems(root)
+def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -> None:
+    """Note that COLMAP is used and the other file is not. Raises UsageError when the two disagree."""
+    problems = Problems(root)
     try:
-        difference = disagreement(source, _READERS[kind](root, data, others))
-        others.settle()
+        difference = disagreement(source, other.read(root, data, problems))
+        problems.settle()
     except SceneError:
-        source.notes.append(f"the COLMAP model is used; {FILES[kind]} cannot be read and is not used")
+        source.notes.append(f"the COLMAP model is used; {other.files} cannot be read and is not used")
         return
     if difference is not None:
         raise UsageError(
-            f"has both a COLMAP model and {FILES[kind]}, and they disagree: {difference}",
+            f"has both a COLMAP model and {other.files}, and they disagree: {difference}",
             where=root,
-            remedy=f"choose one: --format colmap or --format {kind}",
+            remedy=f"choose one: --format {colmap.READER.name} or --format {other.name}",
         )
-    source.notes.append(f"the COLMAP model is used, not {FILES[kind]}, which tells the same views")
+    source.notes.append(f"the COLMAP model is used, not {other.files}, which tells the same views")
 
 
-def _nothing(wanted: Kind | None, root: Path, there: list[Kind]) -> SceneError:
-    places = ", ".join(place if place != "." else "the folder itself" for place in PLACES)
+def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneError:
+    looked = "; for ".join(f"{reader.files} ({reader.name})" for reader in dict.fromkeys((*READERS, wanted)) if reader)
     return SceneError(
-        f"no {wanted or 'cameras'} here: looked for a COLMAP model (cameras and images, .bin or .txt) in {places}, and "
-        f"below; for {FILES['blender']} (blender); and for {FILES['nerfstudio']} (nerfstudio)",
+        f"no {wanted.name if wanted else 'cameras'} here: looked for {looked}",
         where=root,
-        remedy=f"what is there is read with --format {there[0]}"
+        remedy=f"what is there is read with --format {there[0].name}"
         if there
         else "name the scene's folder; of photos without cameras, splat sfm FOLDER finds them",
     )
@@ -155,7 +203,9 @@ def _nothing(wanted: Kind | None, root: Path, there: list[Kind]) -> SceneError:
 MIN_VIEWS = 3
 
 
-def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, problems: Problems) -> Scene:
+def assemble(
+    source: SceneSource, reader: Reader, data: DataConfig, background: Rgb | None, problems: Problems
+) -> Scene:
     """The Scene of a described source. background: as in read_scene().
 
     Raises SceneError for photos and cameras that do not fit together, with all that ``problems`` holds already.
@@ -165,7 +215,8 @@ def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, prob
     views = sorted(source.views, key=lambda view: view.name)
     views = _distinct(views, source.file, problems)
     found, divided = find_photos(source, views, data, notes, problems)
-    _check_registered(source, len(views), found.folder, notes, problems)
+    if reader is colmap.READER:
+        _check_registered(source, len(views), found.folder, notes, problems)
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None
@@ -192,7 +243,7 @@ def assemble(source: SceneSource, data: DataConfig, background: Rgb | None, prob
         notes.append("the scene has no points: training makes its own")
     return Scene(
         source.root,
-        source.kind,
+        reader.name,
         cameras,
         store,
         points,
@@ -236,7 +287,7 @@ def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
 
 def _check_registered(source: SceneSource, registered: int, folder: Path, notes: list[str], problems: Problems) -> None:
     """COLMAP leaves out photos that it cannot place; when that is nearly all of them, the model is of no use."""
-    if source.kind != "colmap" or problems.total or folder == source.root or not folder.is_dir():
+    if problems.total or folder == source.root or not folder.is_dir():
         return
     photos = sum(1 for _ in photos_below(folder))
     if photos <= registered:

@@ -15,7 +15,7 @@ from splatcli.scene.camera import Camera, product
 from splatcli.scene.depth_maps import KnownDepths, depths_of_points
 from splatcli.scene.images import ImageStore
 from splatcli.scene.points import PointCloud
-from splatcli.scene.source import Kind, SceneSource, View
+from splatcli.scene.source import SceneSource, View
 
 #: Bytes at each end of a photo that go into the fingerprint.
 _SAMPLE = 64 << 10
@@ -28,6 +28,7 @@ class Scene:
     """A scene, ready for training.
 
     root: absolute folder.
+    kind: name of the reader: colmap, blender, nerfstudio or that of a plug-in.
     cameras: sorted by name, undistorted, at the training resolution.
     images: photo ``i`` belongs to ``cameras[i]``.
     points: sparse points in the cameras' frame, or None.
@@ -41,7 +42,7 @@ class Scene:
     """
 
     root: Path
-    kind: Kind
+    kind: str
     cameras: list[Camera]
     images: ImageStore
     points: PointCloud | None

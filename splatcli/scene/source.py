@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import product
 from splatcli.scene.points import RawPoints
-
-Kind = Literal["colmap", "blender", "nerfstudio"]
 
 #: How far R^T R may be from the identity, and a quaternion's length from one: printed digits, not a mistake.
 ROTATION_TOLERANCE = 1e-3
@@ -96,7 +95,6 @@ class SceneSource:
     """
 
     root: Path
-    kind: Kind
     file: Path
     views: list[View]
     image_folders: list[Path]
@@ -108,6 +106,23 @@ class SceneSource:
     depth_scale: float | None = None
     alternatives: str | None = None
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """A layout of scenes. One of another package is an entry point in the group ``splatcli.readers``.
+
+    name: what ``--format`` takes.
+    files: what makes a folder such a scene, for messages ("transforms.json").
+    matches: whether a folder is such a scene, at little cost. Raises OSError only.
+    read: the scene as the folder's files describe it. Views that are wrong are left out and added to the Problems;
+        what leaves nothing to read raises SceneError. It opens no images.
+    """
+
+    name: str
+    files: str
+    matches: Callable[[Path], bool]
+    read: Callable[[Path, DataConfig, Problems], SceneSource]
 
 
 #: Stands for the folder above in the names of photos outside the scene: names become paths of renders.

@@ -13,7 +13,7 @@ import pytest
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.colmap import find_models, read_colmap
+from splatcli.scene.colmap import read_colmap
 from splatcli.scene.read import read_scene
 from splatcli.scene.source import Problems
 from tests.scene import made
@@ -173,7 +173,7 @@ def test_random_damage_gives_an_answer_or_a_scene_error(tmp_path: Path, text: bo
                 data[at : at + 8] = struct.pack("<Q", rng.choice((0, 1, 2**32 - 1, 2**63, 2**64 - 1, 10**18)))
         path.write_bytes(data)
         try:
-            read_colmap(tmp_path, find_models(tmp_path), DataConfig(), Problems(tmp_path))
+            read_colmap(tmp_path, DataConfig(), Problems(tmp_path))
         except SceneError as error:
             nameless += not error.where
         path.write_bytes(originals[path])
