@@ -70,7 +70,7 @@ def measure(arguments: argparse.Namespace, mode: str) -> tuple[float, float, flo
             if isinstance(event, Stepped) and event.step in (WARM_UP, steps):
                 marks[event.step] = time.thread_time(), time.monotonic(), onlooker.pictures if onlooker else 0
             if live is not None:
-                live.tell(event, trainer.state)
+                live.report(event, trainer.state)
     processor, seconds, pictures = (b - a for a, b in zip(marks[WARM_UP], marks[steps], strict=True))
     return 1e3 * processor / arguments.steps, 1e3 * seconds / arguments.steps, pictures / seconds
 

@@ -49,7 +49,7 @@ def bench(
       splat bench --plan benchmarks/plans/mipnerf360.toml --data /data/360_v2
     """
     from splatcli.bench import Record, describe_machine, markdown, measure, plan_of, read_plan
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
     from splatcli.render.images import write_bytes
 
     if (plan is None) == (not scenes):
@@ -62,7 +62,7 @@ def bench(
         if plan is None
         else read_plan(plan, data=data, seeds=numbers)
     )
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -60,10 +60,10 @@ def train_blocks(
     block: int | None,
     *,
     place: Path,
-    reading: ImportOptions,
+    import_options: ImportOptions,
     stop_at: int | None,
     device: str,
-    remake: Callable[[dict[str, Any]], Config],
+    rebuild_config: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     out: Output,
     request: dict[str, Any],
@@ -101,10 +101,10 @@ def train_blocks(
             number,
             config,
             folder_of(place, number),
-            reading=reading,
+            import_options=import_options,
             stop_at=stop_at,
             device=device,
-            remake=remake,
+            rebuild_config=rebuild_config,
             live=live,
             request={**request, "data.block": number},
             out=out if block is not None else _BlockOutput(json=out.json, quiet=out.quiet),
@@ -214,10 +214,10 @@ def _train_block(
     config: Config,
     folder: Path,
     *,
-    reading: ImportOptions,
+    import_options: ImportOptions,
     stop_at: int | None,
     device: str,
-    remake: Callable[[dict[str, Any]], Config],
+    rebuild_config: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     request: dict[str, Any],
     out: Output,
@@ -228,14 +228,14 @@ def _train_block(
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
         return start_training(
-            remake({"data.block": number}),
-            reading=reading,
+            rebuild_config({"data.block": number}),
+            import_options=import_options,
             output=folder,
             overwrite=False,
             stop_at=stop_at,
             device=device,
             limit=None,
-            remake=lambda values: remake({"data.block": number, **values}),
+            rebuild_config=lambda values: rebuild_config({"data.block": number, **values}),
             live=live,
             request=request,
             out=out,
@@ -357,8 +357,8 @@ def merge(
       splat merge output/city -o city.ply
       splat merge output/city | splat render --views
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
 
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         merge_run(run, output, out)
     return 0

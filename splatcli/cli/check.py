@@ -65,9 +65,9 @@ def check(
       splat check output/scene --json | tail -1
       splat check output/scene -q > /dev/null && splat export output/scene -o scene.ply
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
 
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         checked, findings = _check(path, lenient)
         for finding in findings:
             out.event("checked", asdict(finding))

@@ -12,7 +12,7 @@ import typer
 from splatcli import __version__
 from splatcli.cli import bench, blocks, check, doctor, export, info, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
-from splatcli.cli.console import Output, stdout_problem
+from splatcli.cli.console import Output, take_stdout_error
 from splatcli.cli.error_report import report_error
 from splatcli.cli.process import require_address_space
 from splatcli.errors import UsageError
@@ -78,11 +78,11 @@ def run(argv: Sequence[str]) -> int:
     With ``--json`` an error is also the last object on stdout.
     """
     _make_streams_lenient()
-    stdout_problem()  # of an earlier command in this process
+    take_stdout_error()  # of an earlier command in this process
     out = Output(json="--json" in argv, quiet=False)
     code = _run(argv, out)
     out.close()
-    problem = stdout_problem()
+    problem = take_stdout_error()
     if problem is not None and code == 0:
         out.error(problem)
         code = problem.exit_code

@@ -61,7 +61,7 @@ class Output:
     def event(self, name: str, facts: dict[str, Any]) -> None:
         """One JSON object on stdout, with --json only."""
         if self.json and not self.muted:
-            self._to_stdout(json.dumps(_plain({"event": name, **facts}), allow_nan=False) + "\n")
+            self._to_stdout(json.dumps(_to_json({"event": name, **facts}), allow_nan=False) + "\n")
 
     def data(self, payload: bytes | memoryview) -> bool:
         """Bytes on stdout, for ``-o -``; whether anyone is still there to read them. Raises OutputError."""
@@ -72,7 +72,7 @@ class Output:
             stream.write(payload)
             stream.flush()
         except OSError as error:
-            _give_up_stdout(error)
+            _discard_stdout(error)
             if isinstance(error, BrokenPipeError):
                 return False
             raise _stdout_error(error) from None
@@ -114,7 +114,7 @@ class Output:
             sys.stdout.write(text)
             sys.stdout.flush()
         except OSError as error:
-            _give_up_stdout(error)
+            _discard_stdout(error)
 
     @staticmethod
     def _to_stderr(text: str, end: str = "\n") -> None:
@@ -128,7 +128,7 @@ class Output:
 
 
 @contextmanager
-def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
+def open_output(*, json: bool, quiet: bool) -> Iterator[Output]:
     """An Output for one command; while open, the library's warnings and log records go through it as well."""
     out = Output(json=json, quiet=quiet)
     logger, handler = logging.getLogger("splatcli"), _LogHandler(out)
@@ -143,14 +143,14 @@ def speaking(*, json: bool, quiet: bool) -> Iterator[Output]:
             logger.removeHandler(handler)
 
 
-def stdout_problem() -> OutputError | None:
+def take_stdout_error() -> OutputError | None:
     """The error to end with when stdout has refused something since this was asked last; else None."""
     problem = _stdout_error(_stdout_failures[0]) if _stdout_failures else None
     _stdout_failures.clear()
     return problem
 
 
-def _give_up_stdout(error: OSError) -> None:
+def _discard_stdout(error: OSError) -> None:
     """From here on what is written to stdout is dropped."""
     if not isinstance(error, BrokenPipeError):
         _stdout_failures.append(error)
@@ -194,12 +194,12 @@ def _detach(stream: TextIO) -> None:
     os.close(null)
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """``value`` in JSON's types; what is not finite becomes null, for JSON has no word for it."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -211,7 +211,7 @@ def _plain(value: Any) -> Any:
 _BAR_PLAIN_EVERY = 10.0
 
 
-class Counting:
+class ProgressBar:
     """Tells on stderr how many of ``total`` are done, while it is open.
 
     noun: what is counted, in the plural. With --json or -q nothing is told.
@@ -284,11 +284,11 @@ class Reporter(Protocol):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """One more event."""
 
 
-def reporter_for(out: Output) -> Reporter:
+def make_reporter(out: Output) -> Reporter:
     """The reporter that suits the output: JSON, nothing, a terminal or a log."""
     if out.json:
         return JsonReporter(out)
@@ -299,7 +299,7 @@ def reporter_for(out: Output) -> Reporter:
     return PlainReporter(out)
 
 
-class _Base:
+class _ReporterBase:
     def __enter__(self) -> Self:
         return self
 
@@ -309,21 +309,21 @@ class _Base:
         return None
 
 
-class SilentReporter(_Base):
+class SilentReporter(_ReporterBase):
     """Says nothing."""
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         return None
 
 
-class JsonReporter(_Base):
+class JsonReporter(_ReporterBase):
     """One object an event; of the steps about a hundred a run, evenly spaced and the same in every run."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
         self._every = 1
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         from splatcli.train.events import Started, Stepped
 
         if isinstance(event, Started):
@@ -334,38 +334,38 @@ class JsonReporter(_Base):
         self._out.event(name, asdict(event))
 
 
-class PlainReporter(_Base):
+class PlainReporter(_ReporterBase):
     """A line now and then, for logs."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
-        self._pace = _Pace()
+        self._rate = _StepRate()
         self._last_line = time.monotonic()
         self._iterations = 0
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         from splatcli.train.events import Stepped
 
         if isinstance(event, Stepped):
-            self._pace.step()
+            self._rate.step()
             if time.monotonic() - self._last_line < _PLAIN_EVERY:
                 return
-            rate = self._pace.rate
+            rate = self._rate.rate
             left = (self._iterations - event.step) / rate if rate else 0.0
             self._out.note(
                 f"step {event.step}/{self._iterations}  loss {event.loss:.4f}  {event.num_gaussians:,} Gaussians  "
-                f"{rate:.1f} it/s  {_clock(left)} left"
+                f"{rate:.1f} it/s  {_format_time(left)} left"
             )
         else:
             self._iterations = getattr(event, "iterations", self._iterations)
-            text = describe(event)
+            text = describe_event(event)
             if text is None:
                 return
             self._out.note(text)
         self._last_line = time.monotonic()
 
 
-class TerminalReporter(_Base):
+class TerminalReporter(_ReporterBase):
     """A bar with rate, loss, Gaussians, PSNR and time left; what is worth keeping scrolls above it."""
 
     def __init__(self) -> None:
@@ -381,7 +381,7 @@ class TerminalReporter(_Base):
             console=Console(stderr=True),
         )
         self._task = self._bar.add_task("training", total=None, facts="")
-        self._pace = _Pace()
+        self._rate = _StepRate()
         self._psnr = ""
 
     def __enter__(self) -> Self:
@@ -393,24 +393,24 @@ class TerminalReporter(_Base):
     ) -> None:
         self._bar.stop()
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         from splatcli.train.events import Evaluated, Probed, Rescheduled, Started, Stepped
 
         if isinstance(event, Stepped):
-            self._pace.step()
-            facts = f"{self._pace.rate:5.1f} it/s  loss {event.loss:.4f}  {event.num_gaussians:,} Gaussians{self._psnr}"
+            self._rate.step()
+            facts = f"{self._rate.rate:5.1f} it/s  loss {event.loss:.4f}  {event.num_gaussians:,} Gaussians{self._psnr}"
             self._bar.update(self._task, completed=event.step, facts=facts)
             return
         if isinstance(event, Started | Rescheduled):
             self._bar.update(self._task, completed=event.step, total=event.iterations)
         if isinstance(event, Evaluated | Probed):
             self._psnr = f"  PSNR {event.psnr:.2f}"
-        text = describe(event)
+        text = describe_event(event)
         if text is not None:
             self._bar.console.print(text, markup=False, highlight=False)
 
 
-def describe(event: Event) -> str | None:
+def describe_event(event: Event) -> str | None:
     """What a person wants to know of an event, in a line or a few; None for what happens all the time."""
     from splatcli.train.events import Alarmed, Capped, Evaluated, RolledBack, Saved, SaveFailed, Started, Stopped
 
@@ -441,7 +441,7 @@ def describe(event: Event) -> str | None:
             return None
 
 
-class _Pace:
+class _StepRate:
     """Steps a second over the last hundred steps."""
 
     def __init__(self) -> None:
@@ -458,7 +458,7 @@ class _Pace:
         return (len(self._times) - 1) / span if span > 0 else 0.0
 
 
-def _clock(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

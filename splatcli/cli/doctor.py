@@ -18,9 +18,9 @@ def doctor(json: options.Json = False, quiet: options.Quiet = False) -> int:
       splat doctor
       splat doctor --json | python -m json.tool
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
 
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         from splatcli.doctor import examine
 
         facts = examine()

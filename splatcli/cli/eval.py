@@ -13,7 +13,7 @@ from splatcli.errors import SceneError, UsageError
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
     from splatcli.config import Config
-    from splatcli.render.scoring import Photos
+    from splatcli.render.scoring import GroundTruth
     from splatcli.render.sheet import Extremes
     from splatcli.scene.scene import Scene
 
@@ -80,16 +80,16 @@ def evaluate(
     if lpips not in (None, "vgg", "alex"):
         raise UsageError(f"{lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
 
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.training import photo_background
+    from splatcli.cli.training import image_background
     from splatcli.config import Config
     from splatcli.native.backend import resolve_device
-    from splatcli.render.scoring import Lpips, Photos
+    from splatcli.render.scoring import GroundTruth, Lpips
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
 
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         wanted = resolve_device(device)
         # First of all, so that what is not installed is told before minutes are spent.
         network = None if lpips is None else Lpips(lpips, wanted)
@@ -97,9 +97,9 @@ def evaluate(
         loaded = load_model(
             path,
             wanted,
-            reading=options.reading(param_space, lenient, drop_nonfinite),
+            import_options=options.import_options(param_space, lenient, drop_nonfinite),
             cameras=None if data is None else lambda: read_scene(data, Config().data).cameras,
-            say=out.note,
+            echo=out.note,
         )
         checkpoint = loaded.checkpoint
         if checkpoint is None and data is None:
@@ -111,10 +111,10 @@ def evaluate(
         config = Config() if checkpoint is None else checkpoint.config
         root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
         assert root is not None
-        scene = read_scene(root, config.data.without_depths(), background=photo_background(config))
-        photos = Photos(scene, color_corrected=color_corrected, lpips=network)
+        scene = read_scene(root, config.data.without_depths(), background=image_background(config))
+        ground_truth = GroundTruth(scene, color_corrected=color_corrected, lpips=network)
         extremes = None if sheet is None else Extremes(MOST_VIEWS if sheet_views is None else sheet_views)
-        facts, lines = _measure(loaded, config, scene, photos, views, extremes)
+        facts, lines = _measure(loaded, config, scene, ground_truth, views, extremes)
         if sheet is not None and extremes is not None:
             _write_sheet(sheet, extremes, facts)
             facts["sheet"] = sheet
@@ -124,7 +124,7 @@ def evaluate(
 
 
 def _measure(
-    model: Model, config: Config, scene: Scene, photos: Photos, views: str, extremes: Extremes | None
+    model: Model, config: Config, scene: Scene, ground_truth: GroundTruth, views: str, extremes: Extremes | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The figures as JSON's object and as lines; raises SceneError for a photo that is missing.
 
@@ -136,14 +136,14 @@ def _measure(
     from splatcli.train.evaluate import protocol
 
     checkpoint = model.checkpoint
-    look = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
+    settings = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
     owner = scene if checkpoint is None else checkpoint
     names, indices, figures = [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
     for camera in select_views(views, refined, owner.train, owner.test).cameras:
-        if photos.hides_all(camera.name):
+        if ground_truth.is_fully_masked(camera.name):
             continue
-        one = photos.compare(camera.name, render_pixels(model.gaussians, camera, look))
+        one = ground_truth.compare(camera.name, render_pixels(model.gaussians, camera, settings))
         if one is None:
             raise SceneError(
                 f"there is no photo {camera.name} of {camera.width}x{camera.height} pixels",
@@ -168,7 +168,7 @@ def _measure(
         "num_gaussians": len(model.gaussians),
         "step": None if checkpoint is None else checkpoint.step,
         "views": [{"name": name, **values} for name, values in zip(names, figures, strict=True)],
-        "protocol": {**protocol(config, scene, indices), **photos.protocol(), "views_of": views},
+        "protocol": {**protocol(config, scene, indices), **ground_truth.protocol(), "views_of": views},
     }
     lines = [f"{name} {value:.{_digits(name)}f}" for name, value in mean.items()]
     return facts, [*lines, f"num_gaussians {len(model.gaussians)}"]

@@ -112,7 +112,7 @@ def export(
     if output is None:
         raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
 
-    from splatcli.cli.console import speaking, stdout_or
+    from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.formats.registry import format_for
     from splatcli.formats.selection import Crop
@@ -124,9 +124,11 @@ def export(
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json"
     chosen = None if cameras_only else format_for(output, name)
     region = None if crop is None else Crop.parse(crop)
-    with speaking(json=json, quiet=quiet) as out:
-        reading = options.reading(param_space, lenient, drop_nonfinite)
-        loaded = load_model(find_model(model, out=out, allow_older=allow_older), reading=reading, say=out.note)
+    with open_output(json=json, quiet=quiet) as out:
+        import_options = options.import_options(param_space, lenient, drop_nonfinite)
+        loaded = load_model(
+            find_model(model, out=out, allow_older=allow_older), import_options=import_options, echo=out.note
+        )
         if chosen is None:
             payload, count = _cameras(loaded, out), len(loaded.gaussians)
         else:

@@ -72,10 +72,10 @@ def info(
       splat info results/garden/ckpts/ckpt_29999_rank0.pt
       splat info scene.ply --json
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, is_own_checkpoint, load_model
 
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         if path is not None and not path.exists():
             raise UsageError("there is nothing here", where=path, remedy="name a checkpoint, PLY, run folder or scene")
         if path is not None and path.is_dir() and not _is_run(path):
@@ -108,11 +108,11 @@ def info(
                     "only the cameras of a scene are drawn", where="--plot", remedy="name a scene's folder"
                 )
             found = find_model(path, out=out, allow_older=True)
-            reading = options.reading(param_space, lenient, drop_nonfinite)
+            import_options = options.import_options(param_space, lenient, drop_nonfinite)
             if is_own_checkpoint(found):
-                facts = _checkpoint_facts(load_model(found, reading=reading))
+                facts = _checkpoint_facts(load_model(found, import_options=import_options))
             else:
-                facts = _foreign_facts(found, reading)
+                facts = _foreign_facts(found, import_options)
             if path is not None and path.is_dir():
                 facts["kind"] = "run"
         out.result(facts, _lines(facts))
@@ -181,14 +181,14 @@ def _table_facts(path: Path, means: Any, sh_degree: int) -> dict[str, Any]:
     return facts
 
 
-def _foreign_facts(path: Path, reading: ImportOptions) -> dict[str, Any]:
+def _foreign_facts(path: Path, import_options: ImportOptions) -> dict[str, Any]:
     """Of a PLY or a checkpoint of another program, also of one that other commands refuse, and why they do."""
     from splatcli.checkpoint.foreign.stored import to_gaussians
     from splatcli.cli.model import file_kind, open_stored
     from splatcli.errors import ModelFileError
 
     try:
-        stored = open_stored(path, lenient=reading.lenient)
+        stored = open_stored(path, lenient=import_options.lenient)
     except ModelFileError as error:
         if file_kind(path) != "ply":
             raise
@@ -212,7 +212,7 @@ def _foreign_facts(path: Path, reading: ImportOptions) -> dict[str, Any]:
     }
     notes = [*stored.notes, *finite.remarks()]
     try:
-        notes = to_gaussians(stored, reading, path)[1]
+        notes = to_gaussians(stored, import_options, path)[1]
         facts |= {"usable": True}
     except ModelFileError as error:
         facts |= {"usable": False, "problem": error.what, "help": error.remedy}

@@ -109,9 +109,9 @@ def load_model(
     path: Path,
     device: str = "cpu",
     *,
-    reading: ImportOptions | None = None,
+    import_options: ImportOptions | None = None,
     cameras: CameraSource | None = None,
-    say: Callable[[str], None] | None = None,
+    echo: Callable[[str], None] | None = None,
 ) -> Model:
     """Read a checkpoint, a file of splats or a checkpoint of another program, told apart by their content.
 
@@ -120,23 +120,23 @@ def load_model(
     Raises ModelFileError.
     """
     with os_errors(UnreadableError, path):
-        return _load_model(path, device, reading, cameras, say)
+        return _load_model(path, device, import_options, cameras, echo)
 
 
 def _load_model(
     path: Path,
     device: str,
-    reading: ImportOptions | None,
+    import_options: ImportOptions | None,
     cameras: CameraSource | None,
-    say: Callable[[str], None] | None,
+    echo: Callable[[str], None] | None,
 ) -> Model:
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
     from splatcli.train.state import flushed
 
-    reading = reading or ImportOptions()
+    import_options = import_options or ImportOptions()
     if is_own_checkpoint(path):
-        if reading.space is not None:
+        if import_options.space is not None:
             raise UsageError(
                 "a checkpoint of splat says itself what its values are",
                 where="--param-space",
@@ -144,11 +144,11 @@ def _load_model(
             )
         checkpoint = load_checkpoint(path)
         return Model(path, "checkpoint", flushed(checkpoint).to(device), checkpoint)
-    stored = open_stored(path, lenient=reading.lenient)
-    gaussians, notes = to_gaussians(stored, reading, path, cameras)
-    if say is not None:
+    stored = open_stored(path, lenient=import_options.lenient)
+    gaussians, notes = to_gaussians(stored, import_options, path, cameras)
+    if echo is not None:
         for note in notes:
-            say(f"note: {note}")
+            echo(f"note: {note}")
     return Model(path, stored.origin, gaussians.to(device), None)
 
 

@@ -308,7 +308,7 @@ DropNonfinite = Annotated[
 ]
 
 
-def reading(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
+def import_options(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
     """These three options as the readers of models take them."""
     from splatcli.checkpoint.activation_check import Space as Known
     from splatcli.checkpoint.foreign.stored import ImportOptions
@@ -316,7 +316,7 @@ def reading(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
     return ImportOptions(None if space is None else Known(space.value), lenient, drop_nonfinite)
 
 
-def check_reading_needs_model(space: Space | None, lenient: bool, drop_nonfinite: bool, *, given: bool) -> None:
+def check_import_options(space: Space | None, lenient: bool, drop_nonfinite: bool, *, given: bool) -> None:
     """Raises UsageError when one of them is there, but no model of another program that it could concern."""
     named = {"--param-space": space, "--lenient": lenient, "--drop-nonfinite": drop_nonfinite}
     for flag, value in named.items():

@@ -107,7 +107,7 @@ class Requests:
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._before.clear()
 
-    def heed_stops(self) -> None:
+    def listen_for_stops(self) -> None:
         """From here on, signals that ask for a stop are remembered instead of obeyed."""
         for name in STOPS:
             self._listen(name)

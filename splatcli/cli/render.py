@@ -13,7 +13,7 @@ from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
-    from splatcli.render.selection import Flight, Views
+    from splatcli.render.selection import PathOptions, Views
     from splatcli.scene.scene import Scene
 
 #: Words of --views that are never the name of a model.
@@ -195,7 +195,7 @@ def render(
       splat render --views orbit --size 640x480 -o - | ffmpeg -f rawvideo -pix_fmt rgb24 -s 640x480 -i - orbit.webm
       splat train scene/ -q | splat render --views
     """
-    from splatcli.cli.console import speaking, stdout_or
+    from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.render_views import RenderOptions, render_views
     from splatcli.native.backend import resolve_device
@@ -203,8 +203,8 @@ def render(
     from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
 
     output = None if output is None else stdout_or(output)
-    with speaking(json=json, quiet=quiet) as out:
-        wishes = RenderOptions(
+    with open_output(json=json, quiet=quiet) as out:
+        opts = RenderOptions(
             output=output,
             format=format,
             kinds=parse_kinds(what) if what is not None else None,
@@ -216,29 +216,29 @@ def render(
             save_cameras=save_cameras,
             data=data,
         )
-        flight = _flight(views, frames, loop, order, focus)
+        path_options = _path_options(views, frames, loop, order, focus)
         if cameras is not None and views not in _NAMES[3:]:
             raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {cameras}")
         if json and str(output) == "-":
             raise UsageError("--json and -o - both want stdout", where="-o", remedy="leave one out")
         wanted = resolve_device(device)
         path = find_model(model, out=out, allow_older=allow_older)
-        reading = options.reading(param_space, lenient, drop_nonfinite)
+        import_options = options.import_options(param_space, lenient, drop_nonfinite)
         loaded = load_model(
             path,
             wanted,
-            reading=reading,
-            cameras=lambda: _views_of(None, views, data, cameras, flight)[0].cameras,
-            say=out.note,
+            import_options=import_options,
+            cameras=lambda: _views_of(None, views, data, cameras, path_options)[0].cameras,
+            echo=out.note,
         )
-        chosen, scene = _views_of(loaded, views, data, cameras, flight)
-        render_views(loaded, chosen, scene, wishes, out)
+        chosen, scene = _views_of(loaded, views, data, cameras, path_options)
+        render_views(loaded, chosen, scene, opts, out)
     return 0
 
 
-def _flight(views: str, frames: int | None, loop: bool, order: str | None, focus: str | None) -> Flight:
+def _path_options(views: str, frames: int | None, loop: bool, order: str | None, focus: str | None) -> PathOptions:
     """How a path is flown. Raises UsageError for what does not concern these views."""
-    from splatcli.render.selection import PATHS, Flight
+    from splatcli.render.selection import PATHS, PathOptions
     from splatcli.render.view_renderer import parse_numbers
 
     around = tuple(name for name in PATHS if name != "interpolate")
@@ -258,11 +258,11 @@ def _flight(views: str, frames: int | None, loop: bool, order: str | None, focus
     if focus is not None:
         x, y, z = parse_numbers(focus, 3, "--focus", "a point in scene units, as 0.5,-1,3")
         point = (x, y, z)
-    return Flight(frames, loop, order == "nearest", point)
+    return PathOptions(frames, loop, order == "nearest", point)
 
 
 def _views_of(
-    model: Model | None, views: str, data: Path | None, cameras: Path | None, flight: Flight
+    model: Model | None, views: str, data: Path | None, cameras: Path | None, path_options: PathOptions
 ) -> tuple[Views, Scene | None]:
     """The views to render, and the scene that they are from when it is not that of the model's own run.
 
@@ -278,14 +278,14 @@ def _views_of(
 
     if model is not None:
         gaussians = model.gaussians
-        flight = replace(flight, distance=lambda camera: median_distance(gaussians, camera))
+        path_options = replace(path_options, distance=lambda camera: median_distance(gaussians, camera))
     if cameras is not None:
         given = read_cameras(cameras)
-        return select_views(views, given, range(len(given)), [], flight), None
+        return select_views(views, given, range(len(given)), [], path_options), None
     if model is not None and model.checkpoint is not None:
         own = model.checkpoint
-        return select_views(views, own.refined_cameras(), own.train, own.test, flight), None
+        return select_views(views, own.refined_cameras(), own.train, own.test, path_options), None
     if data is None or views.lower().endswith(".json"):
-        return select_views(views, [], [], [], flight), None
+        return select_views(views, [], [], [], path_options), None
     scene = read_scene(data, DataConfig())
-    return select_views(views, scene.cameras, scene.train, scene.test, flight), scene
+    return select_views(views, scene.cameras, scene.train, scene.test, path_options), scene

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from splatcli.cli.console import Counting, Output
+    from splatcli.cli.console import Output, ProgressBar
     from splatcli.cli.model import Model
     from splatcli.render.images import RenderSettings
     from splatcli.render.output import Target
-    from splatcli.render.scoring import Photos
+    from splatcli.render.scoring import GroundTruth
     from splatcli.render.selection import Views
     from splatcli.render.view_renderer import RenderedView, ViewRenderer
     from splatcli.scene.camera import Camera
@@ -44,32 +44,34 @@ class RenderOptions:
     data: Path | None
 
 
-def render_views(model: Model, chosen: Views, scene: Scene | None, wishes: RenderOptions, out: Output) -> None:
+def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, out: Output) -> None:
     """Render ``chosen`` and tell what was written. scene: where they are from, if not from the model's run."""
-    from splatcli.render.images import Viewer
-    from splatcli.render.output import target_of
+    from splatcli.render.images import ModelRenderer
+    from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
 
-    if wishes.size is not None:
-        chosen = chosen.sized(*wishes.size)
-    target = target_of(wishes.output, wishes.format, len(chosen.cameras), default_folder(model, chosen.label))
-    kinds = _kinds(wishes, target, chosen)
-    photos = _photos(model, chosen, scene, wishes, needed=bool({"photo", "error"} & set(kinds)), out=out)
-    viewer = Viewer(model.gaussians, _look(model, wishes, target), with_normals="normals" in kinds)
-    if wishes.save_cameras is not None:
-        _save_cameras(wishes.save_cameras, chosen, wishes.fps, out)
+    if opts.size is not None:
+        chosen = chosen.sized(*opts.size)
+    target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
+    kinds = _kinds(opts, target, chosen)
+    ground_truth = _ground_truth(model, chosen, scene, opts, needed=bool({"photo", "error"} & set(kinds)), out=out)
+    model_renderer = ModelRenderer(
+        model.gaussians, _render_settings(model, opts, target), with_normals="normals" in kinds
+    )
+    if opts.save_cameras is not None:
+        _save_cameras(opts.save_cameras, chosen, opts.fps, out)
     near_far = (0.0, 0.0)
     if "depth" in kinds and target.format != "exr":
-        near_far = wishes.depth_range or viewer.depth_range(chosen.cameras)
+        near_far = opts.depth_range or model_renderer.depth_range(chosen.cameras)
         out.note(f"depth: red up to {near_far[0]:.4g}, violet from {near_far[1]:.4g} (scene units, Turbo over 1/depth)")
-    session = _Session(ViewRenderer(viewer, kinds, photos, near_far), chosen.cameras, out)
+    session = _RenderSession(ViewRenderer(model_renderer, kinds, ground_truth, near_far), chosen.cameras, out)
     facts: dict[str, Any] = {"depth_range": near_far} if near_far[1] else {}
     if target.is_video:
-        _film(session, chosen, target, wishes, len(kinds), facts, out)
+        _write_video(session, chosen, target, opts, len(kinds), facts, out)
     elif target.folder is None and target.file is None:
-        _to_stdout(session, out)
+        _write_stdout(session, out)
     else:
-        _files(session, target, kinds, wishes.side_by_side, facts, out)
+        _write_images(session, target, kinds, opts.side_by_side, facts, out)
 
 
 def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
@@ -87,29 +89,29 @@ def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> 
     out.note(f"cameras: {path}")
 
 
-class _Session:
+class _RenderSession:
     """The shots of all views, one after the other, with their figures collected."""
 
-    def __init__(self, studio: ViewRenderer, cameras: list[Camera], out: Output) -> None:
-        self._studio = studio
+    def __init__(self, renderer: ViewRenderer, cameras: list[Camera], out: Output) -> None:
+        self._renderer = renderer
         self.cameras = cameras
         self._out = out
         self._scores: list[ViewScore] = []
 
-    def shots(self) -> Iterator[RenderedView]:
-        from splatcli.cli.console import Counting
+    def rendered_views(self) -> Iterator[RenderedView]:
+        from splatcli.cli.console import ProgressBar
 
-        with Counting(self._out, len(self.cameras), "views") as counting:
+        with ProgressBar(self._out, len(self.cameras), "views") as progress:
             for camera in self.cameras:
-                shot = self._studio.render_views(camera)
-                self._collect(shot, counting)
-                yield shot
-                counting.advance()
+                rendered = self._renderer.render_views(camera)
+                self._collect(rendered, progress)
+                yield rendered
+                progress.advance()
 
-    def _collect(self, shot: RenderedView, counting: Counting) -> None:
-        if shot.score is not None:
-            self._scores.append(shot.score)
-            counting.note(f"{shot.camera.name}: PSNR {shot.score.psnr:.2f} dB  SSIM {shot.score.ssim:.4f}")
+    def _collect(self, rendered: RenderedView, progress: ProgressBar) -> None:
+        if rendered.score is not None:
+            self._scores.append(rendered.score)
+            progress.note(f"{rendered.camera.name}: PSNR {rendered.score.psnr:.2f} dB  SSIM {rendered.score.ssim:.4f}")
 
     def figures(self) -> dict[str, float | None]:
         """Mean PSNR and SSIM of what was compared, told as well."""
@@ -122,45 +124,50 @@ class _Session:
         return {"psnr": psnr, "ssim": ssim}
 
 
-def _files(
-    session: _Session, target: Target, kinds: tuple[str, ...], joined: bool, facts: dict[str, Any], out: Output
+def _write_images(
+    session: _RenderSession,
+    target: Target,
+    kinds: tuple[str, ...],
+    side_by_side: bool,
+    facts: dict[str, Any],
+    out: Output,
 ) -> None:
     """A file a view; or a view and kind, then each kind in a folder of its own."""
-    from splatcli.render.images import picture_paths, png_bytes, write_bytes
+    from splatcli.render.images import image_paths, png_bytes, write_bytes
     from splatcli.render.output import channels, write_exr
 
     if target.folder is None:
         assert target.file is not None
-        places = [target.file]
+        paths = [target.file]
     else:
-        places = picture_paths((camera.name for camera in session.cameras), target.folder, f".{target.format}")
+        paths = image_paths((camera.name for camera in session.cameras), target.folder, f".{target.format}")
     written: list[Path] = []
-    for shot, place in zip(session.shots(), places, strict=True):
+    for rendered, path in zip(session.rendered_views(), paths, strict=True):
         made: dict[str, Path] = {}
         if target.format == "exr":
-            write_exr(place, channels(shot.sight, kinds))
-            made["exr"] = place
-        elif joined or len(kinds) == 1:
-            write_bytes(place, png_bytes(_joined(shot)))
-            made["rgb"] = place
+            write_exr(path, channels(rendered.maps, kinds))
+            made["exr"] = path
+        elif side_by_side or len(kinds) == 1:
+            write_bytes(path, png_bytes(_side_by_side(rendered)))
+            made["rgb"] = path
         else:
             assert target.folder is not None
-            for kind, picture in shot.pictures.items():
-                made[kind] = target.folder / kind / place.relative_to(target.folder)
-                write_bytes(made[kind], png_bytes(picture))
+            for kind, image in rendered.images.items():
+                made[kind] = target.folder / kind / path.relative_to(target.folder)
+                write_bytes(made[kind], png_bytes(image))
         written += made.values()
-        event: dict[str, Any] = {"view": shot.camera.name, "path": next(iter(made.values()))}
+        event: dict[str, Any] = {"view": rendered.camera.name, "path": next(iter(made.values()))}
         event |= {"paths": made} if len(made) > 1 else {}
-        event |= {"psnr": shot.score.psnr, "ssim": shot.score.ssim} if shot.score else {}
+        event |= {"psnr": rendered.score.psnr, "ssim": rendered.score.ssim} if rendered.score else {}
         out.event("rendered", event)
     out.result({"paths": written, **session.figures(), **facts}, written)
 
 
-def _film(
-    session: _Session,
+def _write_video(
+    session: _RenderSession,
     chosen: Views,
     target: Target,
-    wishes: RenderOptions,
+    opts: RenderOptions,
     across: int,
     facts: dict[str, Any],
     out: Output,
@@ -168,10 +175,12 @@ def _film(
     """All frames in one file or stream."""
     from splatcli.render.output import write_video
 
-    (width, height), fps = chosen.sizes[0], wishes.fps or chosen.fps or _FPS
+    (width, height), fps = chosen.sizes[0], opts.fps or chosen.fps or _FPS
     width *= across
     if target.file is not None:
-        write_video(target.file, (_joined(shot) for shot in session.shots()), (width, height), fps)
+        write_video(
+            target.file, (_side_by_side(rendered) for rendered in session.rendered_views()), (width, height), fps
+        )
         facts |= {"frames": len(session.cameras), "fps": fps, "width": width, "height": height}
         out.result({"paths": [target.file], **session.figures(), **facts}, [target.file])
         return
@@ -179,47 +188,45 @@ def _film(
         f"raw frames: {len(session.cameras)} of {width}x{height}, R G B in 8 bits, rows from the top; for ffmpeg "
         f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
     )
-    _to_stdout(session, out, raw=True)
+    _write_stdout(session, out, raw=True)
 
 
-def _to_stdout(session: _Session, out: Output, *, raw: bool = False) -> None:
+def _write_stdout(session: _RenderSession, out: Output, *, raw: bool = False) -> None:
     """The pictures one after the other, until nobody reads them any more."""
     from splatcli.render.images import png_bytes
 
-    for shot in session.shots():
-        picture = _joined(shot)
-        if not out.data(picture.tobytes() if raw else png_bytes(picture)):
+    for rendered in session.rendered_views():
+        image = _side_by_side(rendered)
+        if not out.data(image.tobytes() if raw else png_bytes(image)):
             return
     session.figures()
 
 
-def _joined(shot: RenderedView) -> NDArray[np.uint8]:
+def _side_by_side(rendered: RenderedView) -> NDArray[np.uint8]:
     from splatcli.render.images import side_by_side
 
-    return side_by_side(list(shot.pictures.values()))
+    return side_by_side(list(rendered.images.values()))
 
 
-def _kinds(wishes: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
+def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
     """What is made of each view. Raises UsageError for wishes that do not go together."""
     from splatcli.render import output
     from splatcli.render.images import COMPARED
 
     exr_only = target.format == "exr"
-    kinds = wishes.kinds or (
-        output.DEFAULT if exr_only else ("photo", "rgb", "error") if wishes.side_by_side else ("rgb",)
-    )
+    kinds = opts.kinds or (output.DEFAULT if exr_only else ("photo", "rgb", "error") if opts.side_by_side else ("rgb",))
     if exr_only:
         output.check_installed()
-        for flag, given in (("--side-by-side", wishes.side_by_side), ("--background", wishes.background)):
+        for flag, given in (("--side-by-side", opts.side_by_side), ("--background", opts.background)):
             if given:
                 raise UsageError("an EXR file has channels and no background", where=flag, remedy=f"leave {flag} out")
         if set(kinds) & set(COMPARED):
             raise UsageError("photo and error are pictures", where="--what", remedy="--format png")
-    if wishes.depth_range is not None and ("depth" not in kinds or exr_only):
+    if opts.depth_range is not None and ("depth" not in kinds or exr_only):
         raise UsageError("there are no colours of depth", where="--depth-range", remedy="--what depth, not as EXR")
-    if wishes.fps is not None and not target.is_video:
+    if opts.fps is not None and not target.is_video:
         raise UsageError("pictures have no frames a second", where="--fps", remedy="name a video: -o x.mp4")
-    if target.format == "png" and target.folder is None and len(kinds) > 1 and not wishes.side_by_side:
+    if target.format == "png" and target.folder is None and len(kinds) > 1 and not opts.side_by_side:
         raise UsageError(
             f"{', '.join(kinds)} are {len(kinds)} pictures", where="-o", remedy="--side-by-side, or a folder"
         )
@@ -233,13 +240,13 @@ def _kinds(wishes: RenderOptions, target: Target, chosen: Views) -> tuple[str, .
     return kinds
 
 
-def _look(model: Model, wishes: RenderOptions, target: Target) -> RenderSettings:
+def _render_settings(model: Model, opts: RenderOptions, target: Target) -> RenderSettings:
     from splatcli.render.images import RenderSettings
 
-    look = RenderSettings.trained(model.checkpoint) if model.checkpoint else RenderSettings()
+    settings = RenderSettings.trained(model.checkpoint) if model.checkpoint else RenderSettings()
     if target.format == "exr":  # which carries alpha instead
-        return replace(look, background=(0.0, 0.0, 0.0))
-    return look if wishes.background is None else replace(look, background=wishes.background)
+        return replace(settings, background=(0.0, 0.0, 0.0))
+    return settings if opts.background is None else replace(settings, background=opts.background)
 
 
 def default_folder(model: Model, label: str) -> Path:
@@ -251,15 +258,15 @@ def default_folder(model: Model, label: str) -> Path:
     return (run_folder(model.path) or model.path.parent) / "renders" / f"{stem}_{label}"
 
 
-def _photos(
-    model: Model, chosen: Views, scene: Scene | None, wishes: RenderOptions, *, needed: bool, out: Output
-) -> Photos | None:
+def _ground_truth(
+    model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, *, needed: bool, out: Output
+) -> GroundTruth | None:
     """The photos to compare with; None, and a note that says why, when the scene is not there.
 
     Raises UsageError or SceneError when they are needed.
     """
-    from splatcli.cli.training import photo_background
-    from splatcli.render.scoring import Photos
+    from splatcli.cli.training import image_background
+    from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
 
     checkpoint = model.checkpoint
@@ -270,14 +277,14 @@ def _photos(
             )
         return None
     if scene is not None:
-        return Photos(scene)
+        return GroundTruth(scene)
     assert checkpoint is not None
-    root = wishes.data or Path(checkpoint.dataset.root)
+    root = opts.data or Path(checkpoint.dataset.root)
     try:
         data = checkpoint.config.data.without_depths()
-        return Photos(read_scene(root, data, background=photo_background(checkpoint.config)))
+        return GroundTruth(read_scene(root, data, background=image_background(checkpoint.config)))
     except SceneError as error:
-        if wishes.data is not None or needed:
+        if opts.data is not None or needed:
             raise
         out.note(f"note: no comparison with the photos: {error.what} ({error.where})")
         return None

@@ -82,7 +82,7 @@ def resume(
       splat resume output/scene --set optim.means_lr=8e-5
       splat train scene/ --stop-at 1000 | splat resume
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model
     from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
     from splatcli.cli.training import ResumeOverrides, resume_training
@@ -92,7 +92,7 @@ def resume(
     settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
     settings += [] if offload is None else [f"memory.offload={str(offload).lower()}"]
     settings += [] if cache_budget is None else [f"data.cache_bytes={cache_budget}"]
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         path = find_model(checkpoint, out=out, allow_older=True)
         if ranks is not None:
             asked = options.name_of_ranks(sys.argv[1:])

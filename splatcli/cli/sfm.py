@@ -106,7 +106,7 @@ def sfm(
       splat sfm walk.mp4 --frames 200
       splat sfm photos/ --json | tail -1
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
 
     given: dict[str, Any] = {
         "camera_model": camera_model,
@@ -117,7 +117,7 @@ def sfm(
         "max_features": max_features,
         "seed": seed,
     }
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         from splatcli.sfm.options import SfmOptions
 
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})

@@ -58,7 +58,7 @@ class TimeBudget:
         scene: Scene,
         given: Gaussians | None,
         device: str,
-        remake: Callable[[dict[str, Any]], Config],
+        rebuild_config: Callable[[dict[str, Any]], Config],
         out: Output,
     ) -> None:
         from splatcli.rasterizer.train_step import engine_for
@@ -74,12 +74,12 @@ class TimeBudget:
         )
 
         ends = time.monotonic() + limit - process_age()
-        self._remake = remake
+        self._remake = rebuild_config
         self._values: dict[str, Any] = {
             "model.random_points": RANDOM_POINTS,
             "schedule.num_downscales": halvings_for(scene),
         }
-        asked = remake(self._values)
+        asked = rebuild_config(self._values)
         self._first: tuple[Gaussians, list[str]] | None = first_gaussians(asked, scene, given)
         gaussians = self._first[0].to(device)
         self._start = len(gaussians)
@@ -100,12 +100,12 @@ class TimeBudget:
         out.note(f"in {limit:.0f} s there is time for about {steps:,} steps and {count:,} Gaussians")
         self.config = self._planned(steps, count)
 
-    def hand_over(self) -> tuple[Gaussians, list[str]] | None:
+    def take_first_gaussians(self) -> tuple[Gaussians, list[str]] | None:
         """What first_gaussians() gave, once: from then on it is the run's, which does not make it again."""
         first, self._first = self._first, None
         return first
 
-    def look(self, trainer: Trainer) -> Event | None:
+    def update(self, trainer: Trainer) -> Event | None:
         """To be called after each step: gives the run another plan when the last one turned out to be off."""
         from splatcli.train.step_time import GAUSSIANS_PER_STEP
 

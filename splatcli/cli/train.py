@@ -185,9 +185,9 @@ def train(
       splat train scene/ --init point_cloud.ply
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
     from splatcli.cli.ranks import SHARDED, check_sharded, joined_group, start_ranks
-    from splatcli.cli.training import check_batch, default_folder, request_of, start_training
+    from splatcli.cli.training import build_request, check_batch, default_folder, start_training
     from splatcli.cli.view import live_page
 
     if white_background and random_background:
@@ -250,7 +250,7 @@ def train(
             where="--offload",
             remedy="leave out --ranks, --distributed, --batch-size and --max-time",
         )
-    with speaking(json=json, quiet=quiet) as out:
+    with open_output(json=json, quiet=quiet) as out:
         if ranks is not None:
             arguments = sys.argv[1:]
             asked = options.name_of_ranks(arguments)
@@ -261,7 +261,7 @@ def train(
 
             # Without the batch that ranks have by default, so that another number of them knows the run again.
             unshared = build_config(flags, file=config, assignments=assignments, preset=preset)
-            request = request_of(
+            request = build_request(
                 unshared,
                 **{
                     "--max-time": max_time,
@@ -284,9 +284,9 @@ def train(
                     "--max-time chooses the steps itself", where="--iterations", remedy="give one of the two"
                 )
             named = settings.model.init not in NAMED_STARTS
-            options.check_reading_needs_model(param_space, lenient, drop_nonfinite, given=named)
+            options.check_import_options(param_space, lenient, drop_nonfinite, given=named)
 
-            def remake(values: dict[str, Any]) -> Config:
+            def rebuild_config(values: dict[str, Any]) -> Config:
                 return build_config({**flags, **values}, file=config, assignments=assignments, preset=preset)
 
             blocks_asked = settings.data.blocks is not None
@@ -306,23 +306,23 @@ def train(
                         settings,
                         block,
                         place=output or default_folder(scene),
-                        reading=options.reading(param_space, lenient, drop_nonfinite),
+                        import_options=options.import_options(param_space, lenient, drop_nonfinite),
                         stop_at=stop_at,
                         device=own_device,
-                        remake=remake,
+                        rebuild_config=rebuild_config,
                         live=live,
                         out=out,
                         request=request,
                     )
                 return start_training(
                     settings,
-                    reading=options.reading(param_space, lenient, drop_nonfinite),
+                    import_options=options.import_options(param_space, lenient, drop_nonfinite),
                     output=output,
                     overwrite=overwrite,
                     stop_at=stop_at,
                     device=own_device,
                     limit=limit,
-                    remake=remake,
+                    rebuild_config=rebuild_config,
                     live=live,
                     out=out,
                     request=request,

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.console import Output, reporter_for
+from splatcli.cli.console import Output, make_reporter
 from splatcli.cli.model import (
     OUTPUT,
     file_kind,
@@ -58,13 +58,13 @@ class ResumeOverrides:
 def start_training(
     config: Config,
     *,
-    reading: ImportOptions,
+    import_options: ImportOptions,
     output: Path | None,
     overwrite: bool,
     stop_at: int | None,
     device: str,
     limit: float | None,
-    remake: Callable[[dict[str, Any]], Config],
+    rebuild_config: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     out: Output,
     request: dict[str, Any],
@@ -88,16 +88,16 @@ def start_training(
 
     named = Path(config.data.scene)
     place = output or default_folder(named)
-    begun = Path()
+    earlier = Path()
     if not overwrite:
-        begun = _first(group, "looking at the run folder", lambda: _begun(place, request, out) or Path())
-    if begun != Path():
-        out.note(f"this run was begun before and goes on: {begun}")
+        earlier = _on_rank0(group, "looking at the run folder", lambda: _earlier_run(place, request, out) or Path())
+    if earlier != Path():
+        out.note(f"this run was begun before and goes on: {earlier}")
         return resume_training(
-            begun, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out, group=group, sharded=sharded
+            earlier, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out, group=group, sharded=sharded
         )
     with Requests(ECHO if group else 0.0) as requests:
-        found = _first(
+        found = _on_rank0(
             group,
             "finding cameras",
             lambda: scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out),
@@ -106,22 +106,22 @@ def start_training(
         if found != named:
             if config.data.masks not in (None, NONE, ALPHA):
                 moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
-            config = remake(moved)
+            config = rebuild_config(moved)
         with _slow_section(group, "reading the scene"):
-            given = _initial_model(config, reading, out)
+            given = _initial_model(config, import_options, out)
             scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if overwrite and output is not None:
             _check_movable(output, scene.root)
         start = start_for(config, scene)
         if start != config.model.init:  # known only now, and rates follow from it
             moved["model.init"] = start
-            config = remake(moved)
-        fitting = None
+            config = rebuild_config(moved)
+        budget = None
         if limit is not None:
-            fitting = TimeBudget(limit, scene, given, device, lambda values: remake({**moved, **values}), out)
-            config = fitting.config
-        requests.heed_stops()
-        with _folder(group, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
+            budget = TimeBudget(limit, scene, given, device, lambda values: rebuild_config({**moved, **values}), out)
+            config = budget.config
+        requests.listen_for_stops()
+        with _open_run_dir(group, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
             run_dir.write_report(REQUEST, request)
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
@@ -130,18 +130,18 @@ def start_training(
                     run_dir=run_dir,
                     device=device,
                     given=given,
-                    first=None if fitting is None else fitting.hand_over(),
+                    first=None if budget is None else budget.take_first_gaussians(),
                     group=group,
                     sharded=sharded,
                 )
             run_dir.write_config(trainer.state.config)
             del given
-            return _drive(trainer, stop_at, requests, live, out, fitting=fitting)
+            return run_trainer(trainer, stop_at, requests, live, out, budget=budget)
 
 
 def resume_training(
     path: Path,
-    wishes: ResumeOverrides,
+    overrides: ResumeOverrides,
     *,
     stop_at: int | None,
     device: str,
@@ -171,12 +171,12 @@ def resume_training(
         with _slow_section(group, "reading the checkpoint"):
             # A state that does not fit the memory must not be read into it; of one that is shared out, each process
             # reads its part of the file.
-            checkpoint = load_checkpoint(path, mapped=sharded or _offloads(path, wishes))
+            checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
         config, notes = changed_config(
-            checkpoint.config, file=wishes.file, assignments=wishes.settings, allowed=wishes.allowed
+            checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
-        root = wishes.data or Path(checkpoint.dataset.root)
-        if wishes.data is None and not root.exists():
+        root = overrides.data or Path(checkpoint.dataset.root)
+        if overrides.data is None and not root.exists():
             raise SceneError(
                 "the scene that the run was started on is not there any more",
                 where=root,
@@ -188,9 +188,9 @@ def resume_training(
         with _slow_section(group, "reading the scene"):
             scene = read_scene(root, config.data, background=training_background(config))
         run = run_folder(path)
-        requests.heed_stops()
+        requests.listen_for_stops()
         make = partial(RunDir.open, run) if run else partial(RunDir.create, default_folder(scene.root))
-        with _folder(group, make) as run_dir:
+        with _open_run_dir(group, make) as run_dir:
             with _slow_section(group, "building the model"):
                 trainer = Trainer.resume(
                     checkpoint,
@@ -198,7 +198,7 @@ def resume_training(
                     run_dir=run_dir,
                     device=device,
                     config=config,
-                    allowed=wishes.allowed,
+                    allowed=overrides.allowed,
                     notes=notes,
                     group=group,
                     sharded=sharded,
@@ -207,16 +207,16 @@ def resume_training(
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(trainer.state.config)
             del checkpoint  # as much memory as the state itself
-            return _drive(trainer, stop_at, requests, live, out)
+            return run_trainer(trainer, stop_at, requests, live, out)
 
 
-def _offloads(path: Path, wishes: ResumeOverrides) -> bool:
+def _wants_offload(path: Path, overrides: ResumeOverrides) -> bool:
     """Whether the run of a checkpoint, or whoever resumes it, wants --offload. Raises as load_checkpoint()."""
     from splatcli.checkpoint.container import read_container
 
     memory = read_container(path, digests=False, mmap=True).manifest.config.get("memory")
     stored = isinstance(memory, dict) and memory.get("offload") is True
-    return stored or "memory.offload=true" in wishes.settings
+    return stored or "memory.offload=true" in overrides.settings
 
 
 def check_batch(config: Config, group: ProcessGroup | None) -> None:
@@ -236,14 +236,14 @@ def check_batch(config: Config, group: ProcessGroup | None) -> None:
         )
 
 
-def request_of(config: Config, **others: Any) -> dict[str, Any]:
+def build_request(config: Config, **others: Any) -> dict[str, Any]:
     """What a command line asks for, as JSON: settings before the scene decides the rest, and what is no setting."""
     from splatcli.config import flat_settings
 
     return {**flat_settings(config, as_json=True), **others}
 
 
-def _begun(place: Path, request: dict[str, Any], out: Output) -> Path | None:
+def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | None:
     """The newest checkpoint of the run that an equal ``request`` began in ``place``; None where there is none.
 
     Raises OutputError, listing the differences, for a run that another request began.
@@ -272,7 +272,7 @@ def _begun(place: Path, request: dict[str, Any], out: Output) -> Path | None:
     return newest
 
 
-def _first(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:
+def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:
     """The path that ``make`` gives; of several processes the first makes it, and the others wait."""
     if group is None:
         return make()
@@ -281,7 +281,7 @@ def _first(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> 
     return Path(group.broadcast(str(path)))
 
 
-def _folder(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
+def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
     """The run folder that ``make`` opens; of several processes the first owns it, and the others read in it."""
     from splatcli.train.data_parallel import ReadOnlyRunDir
 
@@ -299,14 +299,14 @@ def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextMana
     return nullcontext() if group is None else group.slow_section(doing)
 
 
-def photo_background(config: Config) -> tuple[int, int, int]:
+def image_background(config: Config) -> tuple[int, int, int]:
     """R, G, B of what shows through transparent photos when they are scored: white for a white run, else black."""
     return (255, 255, 255) if config.train.background == "white" else (0, 0, 0)
 
 
 def training_background(config: Config) -> tuple[int, int, int] | None:
     """The same when they are trained on; None where each step has a colour of its own."""
-    return None if config.train.background == "random" else photo_background(config)
+    return None if config.train.background == "random" else image_background(config)
 
 
 def default_folder(scene: Path) -> Path:
@@ -330,7 +330,7 @@ def _check_movable(folder: Path, scene: Path) -> None:
             )
 
 
-def _initial_model(config: Config, reading: ImportOptions, out: Output) -> Gaussians | None:
+def _initial_model(config: Config, import_options: ImportOptions, out: Output) -> Gaussians | None:
     """The Gaussians that ``--init`` names by a path; None for a word."""
     from splatcli.config import NAMED_STARTS
     from splatcli.scene.read import read_scene
@@ -346,21 +346,21 @@ def _initial_model(config: Config, reading: ImportOptions, out: Output) -> Gauss
         )
     model = load_model(
         find_model(path, out=out),
-        reading=reading,
+        import_options=import_options,
         cameras=lambda: read_scene(Path(config.data.scene), config.data).cameras,
-        say=out.note,
+        echo=out.note,
     )
     return model.gaussians
 
 
-def _drive(
+def run_trainer(
     trainer: Trainer,
     stop_at: int | None,
     requests: Requests,
     live: LiveRun | None,
     out: Output,
     *,
-    fitting: TimeBudget | None = None,
+    budget: TimeBudget | None = None,
 ) -> int:
     """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
     from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
@@ -369,17 +369,17 @@ def _drive(
     score: Evaluated | None = None
     rollbacks = 0
     problem: SplatError | None = None
-    deadline = fitting.deadline if fitting else math.inf
+    deadline = budget.deadline if budget else math.inf
     if live is not None:
-        live.goes_on = lambda: requests.pending() or time.monotonic() >= deadline
+        live.must_continue = lambda: requests.pending() or time.monotonic() >= deadline
     try:
-        with reporter_for(out) as reporter:
+        with make_reporter(out) as reporter:
             for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
-                reporter.tell(event)
+                reporter.report(event)
                 if isinstance(event, Stepped):
                     trainer.run_dir.keep()
-                    if fitting is not None and (change := fitting.look(trainer)) is not None:
-                        reporter.tell(change)
+                    if budget is not None and (change := budget.update(trainer)) is not None:
+                        reporter.report(change)
                 elif isinstance(event, RolledBack):
                     rollbacks += 1
                 elif isinstance(event, Evaluated):
@@ -388,7 +388,7 @@ def _drive(
                     stopped = event
                 if live is not None:
                     with _slow_section(trainer.group, "showing the run"):  # where a person may pause it
-                        live.tell(event, trainer.state)
+                        live.report(event, trainer.state)
     except SplatError as error:
         problem = error
     if stopped is None:

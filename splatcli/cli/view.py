@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.stored import ImportOptions
     from splatcli.cli.console import Output
     from splatcli.viewer.live import LiveRun
-    from splatcli.viewer.server import Document, DocumentServer, Request, Shelf
+    from splatcli.viewer.server import PageServer, Request, Responder, Response
 
 
 #: Seconds between two looks of a server at whether it should end.
@@ -29,14 +29,14 @@ _POLL = 0.1
 
 
 @contextmanager
-def serving(shelf: Shelf, *, host: str, port: int | None, risk: str, out: Output) -> Iterator[DocumentServer]:
+def serving(responder: Responder, *, host: str, port: int | None, risk: str, out: Output) -> Iterator[PageServer]:
     """A server that answers with what ``shelf`` has, in threads of its own, while open.
 
     risk: what others can do where they reach it, for a warning. Raises UsageError and ResourceError as listen().
     """
     from splatcli.viewer.server import is_loopback, listen
 
-    with listen(host, port, shelf) as server:
+    with listen(host, port, responder) as server:
         if not is_loopback(str(server.server_address[0])):
             out.warn(f"whoever reaches this machine at {host} can {risk}")
         thread = threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True)
@@ -107,10 +107,10 @@ def view(
       splat train scene/ | splat view
       ssh -L 8080:127.0.0.1:8080 machine splat view output/scene --port 8080
     """
-    from splatcli.cli.console import speaking
+    from splatcli.cli.console import open_output
 
-    with speaking(json=json, quiet=quiet) as out:
-        shown = _Shown(model, options.reading(param_space, lenient, drop_nonfinite), out)
+    with open_output(json=json, quiet=quiet) as out:
+        shown = _Shown(model, options.import_options(param_space, lenient, drop_nonfinite), out)
         with serving(shown, host=host, port=port, risk="look at this model, and copy it", out=out) as server:
             shown.load()
             with suppress(KeyboardInterrupt):
@@ -125,17 +125,17 @@ def view(
 class _Shown:
     """The page of a model and its scene, by their paths; asked for the page, it looks for a newer checkpoint first."""
 
-    def __init__(self, model: Path | None, reading: ImportOptions, out: Output) -> None:
+    def __init__(self, model: Path | None, import_options: ImportOptions, out: Output) -> None:
         from splatcli.cli.model import find_model, run_folder
 
         self.path = find_model(model, out=out, allow_older=True)
         self._folder = run_folder(self.path) if model is None else model if model.is_dir() else None
-        self._reading = reading
+        self._reading = import_options
         self._out = out
-        self._documents: dict[str, Document] = {}
+        self._documents: dict[str, Response] = {}
         self._lock = threading.Lock()
 
-    def __call__(self, request: Request) -> Document | None:
+    def __call__(self, request: Request) -> Response | None:
         with self._lock:
             if request.path == _PAGE:
                 self._look_again()
@@ -149,9 +149,9 @@ class _Shown:
         from splatcli.formats.ply import encode_ply
         from splatcli.formats.quantisation import ExportMetadata
         from splatcli.formats.selection import select
-        from splatcli.viewer.server import Document
+        from splatcli.viewer.server import Response
 
-        loaded = load_model(self.path, reading=self._reading, say=self._out.note)
+        loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
         if not len(loaded.gaussians):
             raise UsageError("the model has no Gaussians to look at", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
@@ -159,8 +159,8 @@ class _Shown:
         exact = len(gaussians) <= _MOST_EXACT
         name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
         self._documents = {
-            _PAGE: Document("text/html; charset=utf-8", viewer_page(name, name, gaussians, told)),
-            f"/{name}": Document("application/octet-stream", encode(gaussians, told).payload),
+            _PAGE: Response("text/html; charset=utf-8", viewer_page(name, name, gaussians, told)),
+            f"/{name}": Response("application/octet-stream", encode(gaussians, told).payload),
         }
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
         if loaded.gaussians.sh_degree > _SH_DEGREE:

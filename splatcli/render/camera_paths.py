@@ -58,7 +58,7 @@ class Rig:
     def centers(self) -> Doubles:
         return self.poses[:, :3, 3]
 
-    def looked_at(self) -> Doubles:
+    def require_focus(self) -> Doubles:
         """[3] the focus. Raises UsageError when there is none."""
         if self.focus is None:
             raise UsageError(
@@ -117,7 +117,7 @@ def orbit(rig: Rig, frames: int) -> Doubles:
 
     It begins where the first camera is, and turns left seen from above (right-handed about ``up``).
     """
-    focus = rig.looked_at()
+    focus = rig.require_focus()
     offsets = rig.centers - focus
     heights = offsets @ rig.up
     level = offsets - heights[:, None] * rig.up
@@ -138,7 +138,7 @@ def ellipse(rig: Rig, frames: int) -> Doubles:
 
     Its axes are the directions in which the cameras spread most and least.
     """
-    focus = rig.looked_at()
+    focus = rig.require_focus()
     offsets = rig.centers - focus
     heights = offsets @ rig.up
     level = offsets - heights[:, None] * rig.up
@@ -179,7 +179,7 @@ def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
     forward = forward / np.linalg.norm(forward)
     mean = look_at(middle[None], middle + forward, rig.up)[0]
     if distance is None or rig.focus is not None:
-        distance = float((rig.looked_at() - middle) @ forward)
+        distance = float((rig.require_focus() - middle) @ forward)
     if not distance > 0:
         raise UsageError("what the cameras look at is behind them", where="--views", remedy=_FOCUS_REMEDY)
     radii = np.percentile(np.abs((rig.centers - middle) @ mean[:3, :3]), _INSIDE, axis=0)

@@ -31,6 +31,7 @@ from splatcli.errors import OutputError, UsageError
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.reference import rotation_matrices
+from splatcli.rasterizer.rendering import Render
 from splatcli.scene.camera import Camera
 from splatcli.train.evaluate import evaluation_background
 
@@ -60,7 +61,7 @@ _TURBO = np.array(
 )
 
 Floats = NDArray[np.float32]
-Picture = NDArray[np.uint8]
+ByteImage = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,22 +80,17 @@ class RenderedMaps:
     normals: Floats | None
 
 
-class Viewer:
+class ModelRenderer:
     """Renders views of one model. look: how it is shown. with_normals: a second render a view."""
 
-    def __init__(self, gaussians: Gaussians, look: RenderSettings, *, with_normals: bool = False) -> None:
+    def __init__(self, gaussians: Gaussians, settings: RenderSettings, *, with_normals: bool = False) -> None:
         self._gaussians = gaussians
-        self._look = look
+        self._settings = settings
         self._axes = shortest_axes(gaussians) if with_normals else None
 
-    def see(self, camera: Camera) -> RenderedMaps:
+    def render_maps(self, camera: Camera) -> RenderedMaps:
         """One view. Raises ResourceError as ``render``."""
-        look = self._look
-        background = torch.tensor(look.background, dtype=torch.float32, device=self._gaussians.device)
-        with torch.no_grad():
-            shown = render(
-                self._gaussians, camera, sh_degree=look.sh_degree, background=background, antialiased=look.antialiased
-            )
+        shown = _render(self._gaussians, camera, self._settings)
         alpha, depth = shown.alpha.cpu().numpy(), shown.depth.cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.where(alpha > 0, depth / alpha, np.float32(np.inf))
@@ -107,8 +103,8 @@ class Viewer:
         for index in chosen:
             camera = cameras[index]
             small = (max(1, camera.width // _RANGE_SHRINK), max(1, camera.height // _RANGE_SHRINK))
-            sight = self.see(camera.resized(*small))
-            depths.append(sight.depth[sight.alpha >= _COVERED])
+            maps = self.render_maps(camera.resized(*small))
+            depths.append(maps.depth[maps.alpha >= _COVERED])
         known = np.concatenate(depths)
         if known.size == 0:
             return 1.0, 1.0
@@ -126,7 +122,7 @@ class Viewer:
         coloured = replace(gaussians, sh0=normals / (2 * SH_C0), shN=gaussians.sh0[:, None][:, :0])
         with torch.no_grad():
             grey = torch.full((3,), 0.5).to(axes)
-            image = render(coloured, camera, background=grey, antialiased=self._look.antialiased).image
+            image = render(coloured, camera, background=grey, antialiased=self._settings.antialiased).image
         summed = 2 * image.cpu().numpy() - 1
         length = np.linalg.norm(summed, axis=-1, keepdims=True)
         # Of opposite normals nothing but rounding may be left.
@@ -155,22 +151,22 @@ def median_distance(gaussians: Gaussians, camera: Camera) -> float:
     return float(z.median()) if z.numel() else 0.0
 
 
-def pictures(sight: RenderedMaps, kinds: Iterable[str], near_far: tuple[float, float]) -> dict[str, Picture]:
+def layer_images(maps: RenderedMaps, kinds: Iterable[str], near_far: tuple[float, float]) -> dict[str, ByteImage]:
     """[H, W, 3] uint8 of each kind among LAYERS. near_far: depths of red and of violet, as of ``depth_range``."""
-    made: dict[str, Picture] = {}
+    made: dict[str, ByteImage] = {}
     for kind in kinds:
         if kind == "rgb":
-            made[kind] = to_uint8(sight.rgb)
+            made[kind] = to_uint8(maps.rgb)
         elif kind == "alpha":
-            made[kind] = _grey(sight.alpha)
+            made[kind] = _grey(maps.alpha)
         elif kind == "depth":
-            made[kind] = depth_picture(sight.depth, near_far) * (sight.alpha >= _COVERED)[..., None]
-        elif kind == "normals" and sight.normals is not None:
-            made[kind] = _bytes(0.5 + 0.5 * sight.normals) * (sight.alpha >= _COVERED)[..., None]
+            made[kind] = depth_image(maps.depth, near_far) * (maps.alpha >= _COVERED)[..., None]
+        elif kind == "normals" and maps.normals is not None:
+            made[kind] = _bytes(0.5 + 0.5 * maps.normals) * (maps.alpha >= _COVERED)[..., None]
     return made
 
 
-def depth_picture(depth: Floats, near_far: tuple[float, float]) -> Picture:
+def depth_image(depth: Floats, near_far: tuple[float, float]) -> ByteImage:
     """[..., 3] uint8: Turbo over 1 / depth, red at ``near`` and before, violet at ``far`` and behind."""
     near, far = near_far
     if not far > near:
@@ -179,7 +175,7 @@ def depth_picture(depth: Floats, near_far: tuple[float, float]) -> Picture:
         return turbo((1 / np.maximum(depth, 1e-12) - 1 / far) / (1 / near - 1 / far))
 
 
-def turbo(position: NDArray[np.floating]) -> Picture:
+def turbo(position: NDArray[np.floating]) -> ByteImage:
     """[..., 3] uint8 sRGB of values 0 (violet) ... 1 (red); what lies outside is clamped."""
     x = np.clip(np.asarray(position, np.float64), 0.0, 1.0)[..., None]
     value = np.zeros((*x.shape[:-1], 3))
@@ -188,19 +184,19 @@ def turbo(position: NDArray[np.floating]) -> Picture:
     return _bytes(value)
 
 
-def side_by_side(parts: Sequence[Picture]) -> Picture:
+def side_by_side(parts: Sequence[ByteImage]) -> ByteImage:
     """[H, sum of W, 3] pictures of one height, from left to right."""
-    joined: Picture = np.concatenate(list(parts), axis=1)
+    joined: ByteImage = np.concatenate(list(parts), axis=1)
     return joined
 
 
-def _grey(values: Floats) -> Picture:
+def _grey(values: Floats) -> ByteImage:
     return np.repeat(_bytes(values)[..., None], 3, axis=-1)
 
 
-def _bytes(values: NDArray[np.floating]) -> Picture:
+def _bytes(values: NDArray[np.floating]) -> ByteImage:
     """0...1 to the nearest of 256 levels."""
-    levels: Picture = np.round(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)
+    levels: ByteImage = np.round(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)
     return levels
 
 
@@ -209,7 +205,7 @@ def _bytes(values: NDArray[np.floating]) -> Picture:
 TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
 
 #: What a mask hides has no error; a grey is no colour of the map.
-HIDDEN = (128, 128, 128)
+MASKED_COLOUR = (128, 128, 128)
 
 #: CIELAB lightness, chroma and hue in degrees along the map: black, violet, red, orange, pale yellow. Lightness grows
 #: evenly, so that equal steps look equal, also to the colour-blind and on paper.
@@ -229,8 +225,8 @@ _TO_RGB = np.array([[3.2406, -1.5372, -0.4986], [-0.9689, 1.8758, 0.0415], [0.05
 def heat(fraction: NDArray[np.floating]) -> NDArray[np.uint8]:
     """[..., 3] uint8 sRGB of values 0...1 [...]; what lies outside is clamped."""
     levels = np.nan_to_num(np.clip(fraction, 0.0, 1.0), nan=1.0) * 255.0
-    picture: NDArray[np.uint8] = _TABLE[np.round(levels).astype(np.int64)]
-    return picture
+    image: NDArray[np.uint8] = _TABLE[np.round(levels).astype(np.int64)]
+    return image
 
 
 def position(error: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -246,10 +242,10 @@ def error_map(
     hidden: [H, W] bool, pixels that take no part; they are grey.
     """
     error = np.abs(truth.astype(np.int16) - render.astype(np.int16)).mean(-1) / 255.0
-    picture = heat(position(error))
+    image = heat(position(error))
     if hidden is not None:
-        picture[hidden] = HIDDEN
-    return picture
+        image[hidden] = MASKED_COLOUR
+    return image
 
 
 def _table() -> NDArray[np.uint8]:
@@ -308,12 +304,16 @@ class RenderSettings:
         return cls(checkpoint.active_sh_degree, _NAMED[evaluation_background(config)], config.train.antialiased)
 
 
-def render_pixels(gaussians: Gaussians, camera: Camera, look: RenderSettings) -> NDArray[np.uint8]:
+def render_pixels(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> NDArray[np.uint8]:
     """The view as [H, W, 3] uint8."""
-    colour = torch.tensor(look.background, dtype=torch.float32, device=gaussians.device)
+    return to_uint8(_render(gaussians, camera, settings).image)
+
+
+def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> Render:
+    background = torch.tensor(settings.background, dtype=torch.float32, device=gaussians.device)
+    degree, antialiased = settings.sh_degree, settings.antialiased
     with torch.no_grad():
-        shown = render(gaussians, camera, sh_degree=look.sh_degree, background=colour, antialiased=look.antialiased)
-    return to_uint8(shown.image)
+        return render(gaussians, camera, sh_degree=degree, background=background, antialiased=antialiased)
 
 
 def to_uint8(image: Tensor) -> NDArray[np.uint8]:
@@ -333,11 +333,11 @@ def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
 
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write a file whole or not at all, making its folders. Raises OutputError."""
-    make_room(path)
+    make_parent_folder(path)
     write_atomically(path, lambda file: file.write(payload), what="file", stream=True)
 
 
-def make_room(path: Path) -> None:
+def make_parent_folder(path: Path) -> None:
     """Make the folders that a file is going to be in. Raises OutputError, also where a folder is in its place."""
     try:
         if path.is_dir():  # also the empty name
@@ -348,7 +348,7 @@ def make_room(path: Path) -> None:
         raise OutputError(f"cannot make the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
 
 
-def picture_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:
+def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:
     """Where the picture of each view goes: the view's name with ``suffix``, always inside ``folder``, no two alike.
 
     Names come from files of others: drives, roots and ``..`` in them lead nowhere.

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
-from splatcli.render.images import RenderedMaps, make_room
+from splatcli.render.images import RenderedMaps, make_parent_folder
 
 #: What goes into a file unless told otherwise.
 DEFAULT = ("rgb", "alpha", "depth")
@@ -51,19 +51,19 @@ def check_installed() -> None:
         )
 
 
-def channels(sight: RenderedMaps, kinds: Iterable[str]) -> dict[str, Floats]:
+def channels(maps: RenderedMaps, kinds: Iterable[str]) -> dict[str, Floats]:
     """The channels of each kind, [H, W] each. ``sight`` was rendered over black."""
     made: dict[str, Floats] = {}
     for kind in kinds:
         if kind == "rgb":
-            colour = linear(sight.rgb.detach().cpu().numpy(), sight.alpha)
+            colour = linear(maps.rgb.detach().cpu().numpy(), maps.alpha)
             made |= {name: colour[..., i] for i, name in enumerate("RGB")}
         elif kind == "alpha":
-            made["A"] = sight.alpha
+            made["A"] = maps.alpha
         elif kind == "depth":
-            made["Z"] = sight.depth
-        elif kind == "normals" and sight.normals is not None:
-            made |= {f"N.{name}": sight.normals[..., i] for i, name in enumerate("XYZ")}
+            made["Z"] = maps.depth
+        elif kind == "normals" and maps.normals is not None:
+            made |= {f"N.{name}": maps.normals[..., i] for i, name in enumerate("XYZ")}
     return {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in made.items()}
 
 
@@ -85,7 +85,7 @@ def write_exr(path: Path, planes: dict[str, Floats]) -> None:
         openexr.File(header, dict(planes)).write(file.name)
         file.seek(0, os.SEEK_END)
 
-    make_room(path)
+    make_parent_folder(path)
     write_atomically(path, write, what="the EXR file")
 
 
@@ -121,7 +121,7 @@ def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], size: tuple[int
     raises.
     """
     program = find_ffmpeg()
-    make_room(path)
+    make_parent_folder(path)
     try:
         write_atomically(path, lambda file: _encode(program, file, frames, size, fps), what="the video")
     except OutputError as error:
@@ -206,7 +206,7 @@ class Target:
         return self.format in ("mp4", "raw")
 
 
-def target_of(output: Path | None, format: str | None, count: int, default: Path) -> Target:
+def resolve_target(output: Path | None, format: str | None, count: int, default: Path) -> Target:
     """Where ``count`` views go.
 
     output, format: what the command line says. default: a folder to make up for it; a video gets its name.

@@ -196,7 +196,7 @@ def means(figures: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: sum(one[name] for one in figures) / len(figures) for name in figures[0]}
 
 
-class Photos:
+class GroundTruth:
     """The photos of a scene, by the names of their views.
 
     color_corrected: also compare after the render's colours were fitted to the photo's.
@@ -209,7 +209,7 @@ class Photos:
         self._color_corrected = color_corrected
         self._lpips = lpips
 
-    def hides_all(self, name: str) -> bool:
+    def is_fully_masked(self, name: str) -> bool:
         """Whether a mask hides the whole photo of view ``name``, so that nothing of it can be compared."""
         index = self._index.get(name)
         if not self._scene.images.masked or index is None or not self._scene.images.has(index):

@@ -51,7 +51,7 @@ class Views:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Flight:
+class PathOptions:
     """How a path is flown.
 
     frames: None for FRAMES, or more to go through many cameras.
@@ -69,7 +69,11 @@ class Flight:
 
 
 def select_views(
-    text: str, cameras: Sequence[Camera], train: Sequence[int], test: Sequence[int], flight: Flight | None = None
+    text: str,
+    cameras: Sequence[Camera],
+    train: Sequence[int],
+    test: Sequence[int],
+    options: PathOptions | None = None,
 ) -> Views:
     """The views that ``text`` asks for.
 
@@ -78,7 +82,7 @@ def select_views(
     Raises UsageError when there are none, SceneError for a broken camera file.
     """
     if text in PATHS:
-        return _path(text, [cameras[i] for i in train] or list(cameras), flight or Flight())
+        return _path(text, [cameras[i] for i in train] or list(cameras), options or PathOptions())
     if text not in _NAMES:
         path = Path(text)
         if path.suffix.lower() != ".json":
@@ -101,7 +105,7 @@ def select_views(
     return Views(text, [cameras[i] for i in indices], from_run=True)
 
 
-def _path(name: str, cameras: list[Camera], flight: Flight) -> Views:
+def _path(name: str, cameras: list[Camera], options: PathOptions) -> Views:
     """The frames of the path ``name``, all with the commonest size and the median focal length of ``cameras``."""
     if not cameras:
         raise UsageError(
@@ -111,27 +115,29 @@ def _path(name: str, cameras: list[Camera], flight: Flight) -> Views:
         )
     lens = _lens(cameras)
     poses = np.stack([np.linalg.inv(camera.viewmat) for camera in cameras])
-    frames = flight.frames or (
-        FRAMES if name != "interpolate" else max(FRAMES, _FRAMES_A_CAMERA * (len(cameras) - 1 + flight.loop))
+    frames = options.frames or (
+        FRAMES if name != "interpolate" else max(FRAMES, _FRAMES_A_CAMERA * (len(cameras) - 1 + options.loop))
     )
     if name == "interpolate":
         order = sorted(range(len(cameras)), key=lambda i: cameras[i].name)
         poses = poses[order]
-        flown = through(poses[nearest_order(poses)] if flight.nearest else poses, frames, loop=flight.loop)[0]
+        key_poses = poses[nearest_order(poses)] if options.nearest else poses
+        path, _ = through(key_poses, frames, loop=options.loop)
     else:
-        flown = _around(name, Rig.of(poses, None if flight.focus is None else np.array(flight.focus)), frames, flight)
-    named = [replace(lens, name=f"{i:05d}", viewmat=np.linalg.inv(pose)) for i, pose in enumerate(flown)]
+        focus = None if options.focus is None else np.array(options.focus)
+        path = _around(name, Rig.of(poses, focus), frames, options)
+    named = [replace(lens, name=f"{i:05d}", viewmat=np.linalg.inv(pose)) for i, pose in enumerate(path)]
     return Views(name, named, from_run=False)
 
 
-def _around(name: str, rig: Rig, frames: int, flight: Flight) -> NDArray[np.float64]:
+def _around(name: str, rig: Rig, frames: int, options: PathOptions) -> NDArray[np.float64]:
     if name == "orbit":
         return orbit(rig, frames)
     if name == "ellipse":
         return ellipse(rig, frames)
     distance = None
-    if rig.focus is None and flight.distance is not None:
-        distance = flight.distance(Camera("", 1, 1, 1.0, 1.0, 0.5, 0.5, np.linalg.inv(rig.poses[0])))
+    if rig.focus is None and options.distance is not None:
+        distance = options.distance(Camera("", 1, 1, 1.0, 1.0, 0.5, 0.5, np.linalg.inv(rig.poses[0])))
     return spiral(rig, frames, distance)
 
 

@@ -9,8 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.images import COMPARED, HIDDEN, LAYERS, RenderedMaps, Viewer, error_map, pictures, to_uint8
-from splatcli.render.scoring import Comparison, Photos
+from splatcli.render.images import (
+    COMPARED,
+    LAYERS,
+    MASKED_COLOUR,
+    ModelRenderer,
+    RenderedMaps,
+    error_map,
+    layer_images,
+    to_uint8,
+)
+from splatcli.render.scoring import Comparison, GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.train.events import ViewScore
 
@@ -66,8 +75,8 @@ class RenderedView:
     """A view, its pictures by kind in the order that was asked for, and its figures where it was compared."""
 
     camera: Camera
-    sight: RenderedMaps
-    pictures: dict[str, NDArray[np.uint8]]
+    maps: RenderedMaps
+    images: dict[str, NDArray[np.uint8]]
     score: ViewScore | None
 
 
@@ -79,24 +88,28 @@ class ViewRenderer:
     """
 
     def __init__(
-        self, viewer: Viewer, kinds: Sequence[str], photos: Photos | None, near_far: tuple[float, float]
+        self,
+        renderer: ModelRenderer,
+        kinds: Sequence[str],
+        ground_truth: GroundTruth | None,
+        near_far: tuple[float, float],
     ) -> None:
-        self._viewer = viewer
+        self._renderer = renderer
         self._kinds = tuple(kinds)
-        self._photos = photos
+        self._ground_truth = ground_truth
         self._near_far = near_far
 
     def render_views(self, camera: Camera) -> RenderedView:
         """One view. Raises SceneError when its photo is wanted and not there."""
-        sight = self._viewer.see(camera)
+        maps = self._renderer.render_maps(camera)
         compared = None
-        if self._photos is not None and not self._photos.hides_all(camera.name):
-            compared = self._photos.compare(camera.name, to_uint8(sight.rgb))
-        made = pictures(sight, self._kinds, self._near_far)
+        if self._ground_truth is not None and not self._ground_truth.is_fully_masked(camera.name):
+            compared = self._ground_truth.compare(camera.name, to_uint8(maps.rgb))
+        made = layer_images(maps, self._kinds, self._near_far)
         if set(self._kinds) & set(COMPARED):
             made |= self._compared(camera, compared)
         score = None if compared is None else compared.score
-        return RenderedView(camera, sight, {kind: made[kind] for kind in self._kinds if kind in made}, score)
+        return RenderedView(camera, maps, {kind: made[kind] for kind in self._kinds if kind in made}, score)
 
     @staticmethod
     def _compared(camera: Camera, one: Comparison | None) -> dict[str, NDArray[np.uint8]]:
@@ -108,5 +121,5 @@ class ViewRenderer:
             )
         photo = one.truth.copy()
         if one.hidden is not None:
-            photo[one.hidden] = HIDDEN
+            photo[one.hidden] = MASKED_COLOUR
         return {"photo": photo, "error": error_map(one.truth, one.pixels, one.hidden)}

@@ -23,19 +23,27 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from splatcli.render.images import LAYERS, NEAR_FAR, Picture, RenderSettings, Viewer, median_distance, pictures
+from splatcli.render.images import (
+    LAYERS,
+    NEAR_FAR,
+    ByteImage,
+    ModelRenderer,
+    RenderSettings,
+    layer_images,
+    median_distance,
+)
 from splatcli.scene.camera import Camera, common_up
 from splatcli.train.evaluate import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Event, Started, Stepped
 from splatcli.train.state import TrainState
-from splatcli.viewer.server import Document, Request
+from splatcli.viewer.server import Request, Response
 
 #: Sides of a picture that may be asked for, pixels, and angles of view, degrees.
 _SIDES, _FIELDS = (16, 2048), (2.0, 150.0)
 #: A camera that is farther away sees nothing of any scene; squares of such numbers are finite.
 _FARTHEST = 1e12
 #: Cameras of the run that are shown, evenly spaced: more make a page slow, and hide the scene.
-_MOST_CAMERAS = 200
+_MAX_CAMERAS = 200
 #: Depths are coloured by those of pixels that are more covered than not.
 _COVERED = 0.5
 
@@ -50,40 +58,40 @@ class RenderRequest:
     facts: how far the run was. seconds: that it took.
     """
 
-    who: str
+    client: str
     camera: Camera
     kind: str
     urgent: bool
-    seen: int
-    picture: Picture | None = None
+    seen_step: int
+    image: ByteImage | None = None
     problem: str | None = None
     facts: dict[str, Any] | None = None
     seconds: float | None = None
     done: threading.Event = field(default_factory=threading.Event)
 
 
-class Painter:
+class StateRenderer:
     """Draws a state that stands still; made anew for each moment, it holds no tensor longer than that."""
 
     def __init__(self, state: TrainState) -> None:
         self.state = state
-        self._viewers: dict[bool, Viewer] = {}
+        self._renderers: dict[bool, ModelRenderer] = {}
 
-    def paint(self, wish: RenderRequest) -> Picture:
+    def render(self, wanted: RenderRequest) -> ByteImage:
         """[H, W, 3] uint8."""
-        with_normals = wish.kind == "normals"
-        if with_normals not in self._viewers:
+        with_normals = wanted.kind == "normals"
+        if with_normals not in self._renderers:
             config = self.state.config
             background = BACKGROUNDS[evaluation_background(config)]
-            look = RenderSettings(self.state.sh_degree(), background, config.train.antialiased)
-            self._viewers[with_normals] = Viewer(self.state.flushed(), look, with_normals=with_normals)
-        sight = self._viewers[with_normals].see(wish.camera)
-        known = sight.depth[sight.alpha >= _COVERED] if wish.kind == "depth" else np.empty(0)
+            settings = RenderSettings(self.state.sh_degree(), background, config.train.antialiased)
+            self._renderers[with_normals] = ModelRenderer(self.state.flushed(), settings, with_normals=with_normals)
+        maps = self._renderers[with_normals].render_maps(wanted.camera)
+        known = maps.depth[maps.alpha >= _COVERED] if wanted.kind == "depth" else np.empty(0)
         near, far = np.percentile(known, NEAR_FAR) if known.size else (1.0, 1.0)
-        return pictures(sight, [wish.kind], (float(near), float(far)))[wish.kind]
+        return layer_images(maps, [wanted.kind], (float(near), float(far)))[wanted.kind]
 
 
-def parse_wish(request: Request) -> RenderRequest:
+def parse_render_request(request: Request) -> RenderRequest:
     """The picture that a query asks for. Raises KeyError and ValueError."""
     query = request.query
     width, height = int(query["width"]), int(query["height"])
@@ -103,13 +111,15 @@ def parse_wish(request: Request) -> RenderRequest:
         raise ValueError("the first three columns of the pose are no rotation")
     focal = height / (2.0 * math.tan(math.radians(degrees) / 2.0))
     camera = Camera("viewer", width, height, focal, focal, width / 2, height / 2, viewmat)
-    return RenderRequest(query["me"], camera, query["kind"], urgent=query["urgent"] == "1", seen=int(query["seen"]))
+    return RenderRequest(
+        query["me"], camera, query["kind"], urgent=query["urgent"] == "1", seen_step=int(query["seen"])
+    )
 
 
-def stage_of(state: TrainState) -> dict[str, Any]:
+def scene_summary(state: TrainState) -> dict[str, Any]:
     """What the page knows of the scene: cameras to show, those of the held-out views marked, and where to begin."""
     views = sorted([*state.train, *state.test])
-    count = min(len(views), _MOST_CAMERAS)
+    count = min(len(views), _MAX_CAMERAS)
     chosen = [views[i * len(views) // count] for i in range(count)]
     first = state.cameras[state.train[0]]
     up = common_up([state.cameras[view] for view in chosen])
@@ -119,12 +129,12 @@ def stage_of(state: TrainState) -> dict[str, Any]:
         "up": [0.0, -1.0, 0.0] if up is None else up.tolist(),
         "distance": median_distance(state.gaussians, first) or 1.0,
         "extent": state.dataset.extent,
-        "first": _shown(first),
-        "cameras": [{**_shown(state.cameras[view]), "held_out": view in held_out} for view in chosen],
+        "first": _camera_json(first),
+        "cameras": [{**_camera_json(state.cameras[view]), "held_out": view in held_out} for view in chosen],
     }
 
 
-def _shown(camera: Camera) -> dict[str, Any]:
+def _camera_json(camera: Camera) -> dict[str, Any]:
     """A camera of the run for the page: its name, world to camera [3, 4], and half its sides at depth 1."""
     return {
         "name": camera.name,
@@ -133,11 +143,11 @@ def _shown(camera: Camera) -> dict[str, Any]:
     }
 
 
-def jpeg(picture: Picture, quality: int) -> bytes:
+def jpeg(image: ByteImage, quality: int) -> bytes:
     """The file of a picture."""
     buffer = io.BytesIO()
     # Without subsampling, which smears coloured edges.
-    Image.fromarray(picture).save(buffer, "JPEG", quality=quality, subsampling=0)
+    Image.fromarray(image).save(buffer, "JPEG", quality=quality, subsampling=0)
     return buffer.getvalue()
 
 
@@ -147,14 +157,14 @@ _log = logging.getLogger(__name__)
 #: of the latter at least: training makes steps faster than anyone can see them.
 _MOVING_SHARE, _STILL_SHARE, _STILL_EVERY = 0.5, 0.05, 0.5
 #: Seconds that drawing may go on between two steps, and that the next wish of somebody who moves is waited for.
-_LONGEST, _NEXT_WISH = 0.25, 0.03
+_LONGEST, _NEXT_REQUEST = 0.25, 0.03
 #: Seconds until a browser is told how far the run is without a new picture, and after which one that asked for nothing
 #: is gone.
 _PATIENCE, _GONE = 1.0, 15.0
 #: JPEG quality of what is wanted at once, and of what stays.
 _QUALITIES = {True: 80, False: 92}
 #: Wishes that may wait at once; browsers have one each.
-_MOST_WISHES = 64
+_MAX_PENDING = 64
 #: The header of every answer to a wish that tells how far the run is.
 _FACTS = "X-Splat-Facts"
 
@@ -166,35 +176,35 @@ class LiveRun:
     """
 
     def __init__(
-        self, goes_on: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
+        self, must_continue: Callable[[], bool] = lambda: False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.goes_on = goes_on
+        self.must_continue = must_continue
         self._clock = clock
         self._lock = threading.Condition()  # of all that follows up to the empty line
-        self._wishes: list[RenderRequest] = []
+        self._pending: list[RenderRequest] = []
         self._paused = False
-        self._asked = -math.inf
-        self._stage: bytes | None = None
+        self._last_request = -math.inf
+        self._scene_json: bytes | None = None
         self._facts: dict[str, Any] = {}
 
         self._runs = 0
         self._loss: float | None = None
         self._problem: str | None = None
-        self._left = clock()
+        self._returned_at = clock()
         self._credit = 0.0
         self._next_still = -math.inf
 
     # For the training thread.
 
-    def tell(self, event: Event, state: TrainState) -> None:
+    def report(self, event: Event, state: TrainState) -> None:
         """What happened last; the state may be read until this returns, which is when training goes on."""
         if isinstance(event, Started):
             self._runs += 1
             self._loss = None
-            self._stage = json.dumps(stage_of(state)).encode()
+            self._scene_json = json.dumps(scene_summary(state)).encode()
         elif isinstance(event, Stepped):
             self._loss = event.loss if math.isfinite(event.loss) else None
-        if not self._wishes and not self._paused:
+        if not self._pending and not self._paused:
             return
         self._facts = {
             "step": state.step,
@@ -203,115 +213,117 @@ class LiveRun:
             "loss": self._loss,
             "run": self._runs,  # of several, one after the other
         }
-        painter = Painter(state)
+        renderer = StateRenderer(state)
         began = self._clock()
         # Training has earned as much as it took.
-        earned = (began - self._left) * _MOVING_SHARE / (1.0 - _MOVING_SHARE)
+        earned = (began - self._returned_at) * _MOVING_SHARE / (1.0 - _MOVING_SHARE)
         self._credit = min(_LONGEST, self._credit + earned)
-        self._draw(painter, began + self._credit)
+        self._render_due(renderer, began + self._credit)
         self._credit -= self._clock() - began
-        while self._is_held():
-            self._draw(painter, self._clock() + _LONGEST)
+        while self._is_paused():
+            self._render_due(renderer, self._clock() + _LONGEST)
             with self._lock:
                 self._lock.wait(_STILL_EVERY / 5)
-        self._left = self._clock()
+        self._returned_at = self._clock()
 
-    def _is_held(self) -> bool:
+    def _is_paused(self) -> bool:
         """Whether training is paused, by somebody who is still there, and nothing more important wants it to go on."""
         with self._lock:
-            if self._paused and self._clock() - self._asked > _GONE:
+            if self._paused and self._clock() - self._last_request > _GONE:
                 self._paused = False
-            return self._paused and not self.goes_on()
+            return self._paused and not self.must_continue()
 
-    def _draw(self, painter: Painter, until: float) -> None:
+    def _render_due(self, renderer: StateRenderer, until: float) -> None:
         """Grant the wishes whose time has come, and of somebody who moves the next ones too, while there is time."""
-        while due := self._due(painter.state.step, hurry=self._clock() < until):
-            for wish in due:
-                self._grant(wish, painter)
-            if not any(wish.urgent for wish in due):
+        while due := self._due(renderer.state.step, hurry=self._clock() < until):
+            for wanted in due:
+                self._render_one(wanted, renderer)
+            if not any(wanted.urgent for wanted in due):
                 return
             with self._lock:
-                self._lock.wait_for(lambda: any(wish.urgent for wish in self._wishes), timeout=_NEXT_WISH)
+                self._lock.wait_for(lambda: any(wanted.urgent for wanted in self._pending), timeout=_NEXT_REQUEST)
 
     def _due(self, step: int, *, hurry: bool) -> list[RenderRequest]:
         """Takes the wishes to be granted now. hurry: there is time for urgent ones."""
         still = self._clock() >= self._next_still
         with self._lock:
-            due = [wish for wish in self._wishes if (hurry if wish.urgent else still and wish.seen != step)]
-            self._wishes = [wish for wish in self._wishes if wish not in due]
+            due = [
+                wanted for wanted in self._pending if (hurry if wanted.urgent else still and wanted.seen_step != step)
+            ]
+            self._pending = [wanted for wanted in self._pending if wanted not in due]
         return due
 
-    def _grant(self, wish: RenderRequest, painter: Painter) -> None:
+    def _render_one(self, wanted: RenderRequest, renderer: StateRenderer) -> None:
         began = self._clock()
         try:
-            wish.picture = painter.paint(wish)
+            wanted.image = renderer.render(wanted)
         except Exception as error:  # memory, most likely: whatever somebody wants to see, it must not end the run
-            wish.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if wish.problem != self._problem:  # once: the page asks again and again
-                _log.warning("a picture for the viewer could not be drawn: %s", wish.problem)
-            self._problem = wish.problem
+            wanted.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+            if wanted.problem != self._problem:  # once: the page asks again and again
+                _log.warning("a picture for the viewer could not be drawn: %s", wanted.problem)
+            self._problem = wanted.problem
         took = self._clock() - began
         self._next_still = self._clock() + max(_STILL_EVERY, took * (1.0 / _STILL_SHARE - 1.0))
-        wish.facts, wish.seconds = self._facts, took
-        wish.done.set()
+        wanted.facts, wanted.seconds = self._facts, took
+        wanted.done.set()
 
     # For the threads of a server.
 
-    def __call__(self, request: Request) -> Document | None:
+    def __call__(self, request: Request) -> Response | None:
         """The page and what it asks for; everything but the page is for its own script only."""
         if (request.method, request.path) == ("GET", "/"):
-            return Document("text/html; charset=utf-8", _page())
+            return Response("text/html; charset=utf-8", _page())
         if not request.own:
             return None
         match request.method, request.path:
             case "GET", "/stage":
-                return _NOTHING if self._stage is None else Document("application/json", self._stage)
+                return _NOTHING if self._scene_json is None else Response("application/json", self._scene_json)
             case "GET", "/picture":
-                return self._picture(request)
+                return self._image(request)
             case "POST", "/pause" | "/resume":
                 with self._lock:
-                    self._asked = self._clock()
+                    self._last_request = self._clock()
                     self._paused = request.path == "/pause"
                     self._lock.notify_all()
                 return _NOTHING
         return None
 
-    def _picture(self, request: Request) -> Document:
+    def _image(self, request: Request) -> Response:
         try:
-            wish = parse_wish(request)
+            wanted = parse_render_request(request)
         except (KeyError, ValueError) as error:
             return _refusal(400, f"this is no view: {error}")
         with self._lock:
-            self._asked = self._clock()
-            self._forget([other for other in self._wishes if other.who == wish.who])
-            if len(self._wishes) >= _MOST_WISHES:
+            self._last_request = self._clock()
+            self._discard([other for other in self._pending if other.client == wanted.client])
+            if len(self._pending) >= _MAX_PENDING:
                 return _refusal(503, "too many browsers look on")
-            self._wishes.append(wish)
+            self._pending.append(wanted)
             self._lock.notify_all()
-        if not wish.done.wait(_PATIENCE):
+        if not wanted.done.wait(_PATIENCE):
             with self._lock:
-                self._forget([wish])
-        if wish.problem is not None:
-            return _refusal(503, wish.problem)
-        facts = {**(wish.facts or self._facts), "paused": self._paused, "seconds": wish.seconds}
+                self._discard([wanted])
+        if wanted.problem is not None:
+            return _refusal(503, wanted.problem)
+        facts = {**(wanted.facts or self._facts), "paused": self._paused, "seconds": wanted.seconds}
         headers = {_FACTS: json.dumps(facts, allow_nan=False)}
-        if wish.picture is None:
-            return Document("text/plain", b"", status=204, headers=headers)
-        return Document("image/jpeg", jpeg(wish.picture, _QUALITIES[wish.urgent]), headers=headers)
+        if wanted.image is None:
+            return Response("text/plain", b"", status=204, headers=headers)
+        return Response("image/jpeg", jpeg(wanted.image, _QUALITIES[wanted.urgent]), headers=headers)
 
-    def _forget(self, wishes: Sequence[RenderRequest]) -> None:
+    def _discard(self, pending: Sequence[RenderRequest]) -> None:
         """Nobody waits for these any more."""
-        self._wishes = [wish for wish in self._wishes if wish not in wishes]
-        for wish in wishes:
-            wish.done.set()
+        self._pending = [wanted for wanted in self._pending if wanted not in pending]
+        for wanted in pending:
+            wanted.done.set()
 
 
 #: An answer without content.
-_NOTHING = Document("text/plain", b"", status=204)
+_NOTHING = Response("text/plain", b"", status=204)
 
 
-def _refusal(status: int, text: str) -> Document:
-    return Document("text/plain; charset=utf-8", text.encode(), status=status)
+def _refusal(status: int, text: str) -> Response:
+    return Response("text/plain; charset=utf-8", text.encode(), status=status)
 
 
 def _page() -> bytes:

@@ -80,7 +80,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class Response:
     """An answer: its media type and content; an HTTP status and more headers where those are not the usual ones."""
 
     kind: str
@@ -90,10 +90,10 @@ class Document:
 
 
 #: Answers a request, or has nothing for it; called by several threads at once.
-Shelf = Callable[[Request], Document | None]
+Responder = Callable[[Request], Response | None]
 
 
-class DocumentServer(ThreadingHTTPServer):
+class PageServer(ThreadingHTTPServer):
     """Answers with what ``shelf`` has, from serve_forever() on until it is closed; made by listen()."""
 
     daemon_threads = True
@@ -102,11 +102,15 @@ class DocumentServer(ThreadingHTTPServer):
     request_queue_size = MAX_CONNECTIONS
 
     def __init__(
-        self, family: socket.AddressFamily, address: tuple[str, int], shelf: Shelf, names: frozenset[str] = frozenset()
+        self,
+        family: socket.AddressFamily,
+        address: tuple[str, int],
+        responder: Responder,
+        names: frozenset[str] = frozenset(),
     ) -> None:
         """names: hosts that a request may be addressed to where others reach this server; addresses always may be."""
         self.address_family = family
-        self.shelf = shelf
+        self.responder = responder
         self._names = names
         self._connections = threading.Condition()  # of the next two
         self._open: set[socket.socket] = set()
@@ -199,7 +203,7 @@ class DocumentServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: DocumentServer
+    server: PageServer
     protocol_version = "HTTP/1.1"
     server_version = "splat"
     sys_version = ""
@@ -226,7 +230,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(403, explain=reason)
             return
         place = urlsplit(self.path)
-        document = self.server.shelf(Request(method, place.path, dict(parse_qsl(place.query)), OWN in self.headers))
+        document = self.server.responder(Request(method, place.path, dict(parse_qsl(place.query)), OWN in self.headers))
         if document is None:
             self.send_error(404)
             return
@@ -244,7 +248,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Requests are not worth a line."""
 
 
-def listen(host: str, port: int | None, shelf: Shelf) -> DocumentServer:
+def listen(host: str, port: int | None, responder: Responder) -> PageServer:
     """A server that answers once serve_forever() is called on it.
 
     port: 0 is any free one; None is FIRST_PORT or, when that is taken, one of the next, or any.
@@ -259,7 +263,7 @@ def listen(host: str, port: int | None, shelf: Shelf) -> DocumentServer:
     ports = [*range(FIRST_PORT, FIRST_PORT + PORTS), 0] if port is None else [port]
     for number in ports:
         try:
-            return DocumentServer(family, (address, number), shelf, names)
+            return PageServer(family, (address, number), responder, names)
         except PermissionError:
             raise ResourceError(
                 f"port {number} is for the administrator's programs",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.console import Output, speaking
+from splatcli.cli.console import Output, open_output
 from tests.cli.tiny import QUICK
 from tests.running import Done
 
@@ -42,7 +42,7 @@ def test_quiet_leaves_errors_only(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_warnings_and_records_of_the_library_are_told(capfd: pytest.CaptureFixture[str]) -> None:
-    with speaking(json=False, quiet=False):
+    with open_output(json=False, quiet=False):
         warnings.simplefilter("always")
         warnings.warn("slow", stacklevel=1)
         logging.getLogger("splatcli.somewhere").warning("odd")

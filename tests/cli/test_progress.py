@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.console import JsonReporter, Output, PlainReporter, TerminalReporter, describe, reporter_for
+from splatcli.cli.console import JsonReporter, Output, PlainReporter, TerminalReporter, describe_event, make_reporter
 from splatcli.train.events import Evaluated, OpacityReset, Refined, Saved, Started, Stepped, Stopped, ViewScore
 
 RUN = [
@@ -20,16 +20,16 @@ RUN = [
 ]
 
 
-def tell(reporter) -> None:
+def report(reporter) -> None:
     with reporter:
         for event in RUN:
-            reporter.tell(event)
+            reporter.report(event)
 
 
 def test_json_sends_each_event_and_a_hundred_steps(capfd: pytest.CaptureFixture[str]) -> None:
     import json
 
-    tell(JsonReporter(Output(json=True)))
+    report(JsonReporter(Output(json=True)))
     sent = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     names = [one["event"] for one in sent]
     assert names[0] == "started"
@@ -40,7 +40,7 @@ def test_json_sends_each_event_and_a_hundred_steps(capfd: pytest.CaptureFixture[
 
 
 def test_a_log_gets_what_matters(capfd: pytest.CaptureFixture[str]) -> None:
-    tell(PlainReporter(Output()))
+    report(PlainReporter(Output()))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "7 views, 1 held out" in captured.err
@@ -51,7 +51,7 @@ def test_a_log_gets_what_matters(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_terminal_gets_a_bar_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    tell(TerminalReporter())
+    report(TerminalReporter())
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "1000/1000" in captured.err
@@ -59,11 +59,11 @@ def test_a_terminal_gets_a_bar_on_stderr(capfd: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_stop_tells_how_to_go_on() -> None:
-    text = describe(Stopped(5, "SIGINT", Path("run/ckpts/ckpt_000005.pt")))
+    text = describe_event(Stopped(5, "SIGINT", Path("run/ckpts/ckpt_000005.pt")))
     assert text is not None
     assert "splat resume run/ckpts/ckpt_000005.pt" in text
 
 
 def test_the_output_decides_on_the_reporter() -> None:
-    assert isinstance(reporter_for(Output(json=True)), JsonReporter)
-    assert type(reporter_for(Output(quiet=True))).__name__ == "SilentReporter"
+    assert isinstance(make_reporter(Output(json=True)), JsonReporter)
+    assert type(make_reporter(Output(quiet=True))).__name__ == "SilentReporter"

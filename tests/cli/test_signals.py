@@ -25,7 +25,7 @@ def test_handlers_are_put_back() -> None:
     numbers = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")]
     before = [signal.getsignal(number) for number in numbers]
     with Requests() as requests:
-        requests.heed_stops()
+        requests.listen_for_stops()
         assert requests.stop() is None
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGHUP)
@@ -69,7 +69,7 @@ def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with Requests() as requests:
-            requests.heed_stops()
+            requests.listen_for_stops()
             os.kill(os.getpid(), signal.SIGHUP)
             assert requests.stop() is None
     finally:

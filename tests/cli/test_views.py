@@ -14,7 +14,7 @@ from numpy.testing import assert_allclose
 from splatcli.cli.render import _complete_views
 from splatcli.errors import SceneError, UsageError
 from splatcli.render.camera_files import cameras_json, read_cameras
-from splatcli.render.selection import Flight, Views, select_views
+from splatcli.render.selection import PathOptions, Views, select_views
 from splatcli.scene.camera import Camera
 from tests.cli.tiny import look_at_origin
 
@@ -182,7 +182,7 @@ def test_paths_have_the_lens_of_most_cameras() -> None:
     cameras = [camera(str(i), 0.5 * i) for i in range(5)]
     cameras[1] = replace(cameras[1], fx=50.0)
     cameras[3] = cameras[3].resized(80, 60)
-    views = select_views("orbit", cameras, [], [], Flight(frames=7))
+    views = select_views("orbit", cameras, [], [], PathOptions(frames=7))
     assert len(views.cameras) == 7
     assert {(c.width, c.height, c.fx, c.fy, c.cx, c.cy) for c in views.cameras} == {(40, 30, 41.5, 40.25, 20.0, 15.0)}
 
@@ -190,13 +190,13 @@ def test_paths_have_the_lens_of_most_cameras() -> None:
 @pytest.mark.parametrize(("loop", "count"), [(False, 120), (True, 130)])
 def test_a_path_through_many_cameras_is_longer(loop: bool, count: int) -> None:
     cameras = [camera(f"{i:02d}", 0.3 * i) for i in range(13)]
-    assert len(select_views("interpolate", cameras[::-1], [], [], Flight(loop=loop)).cameras) == count
+    assert len(select_views("interpolate", cameras[::-1], [], [], PathOptions(loop=loop)).cameras) == count
 
 
 def test_the_order_of_a_path_is_by_name_or_nearest() -> None:
     cameras = [camera(name, angle) for name, angle in (("a", 0.0), ("b", 2.0), ("c", 1.0))]
-    named = select_views("interpolate", cameras, [], [], Flight(frames=5)).cameras
-    nearest = select_views("interpolate", cameras, [], [], Flight(frames=5, nearest=True)).cameras
+    named = select_views("interpolate", cameras, [], [], PathOptions(frames=5)).cameras
+    nearest = select_views("interpolate", cameras, [], [], PathOptions(frames=5, nearest=True)).cameras
     assert_allclose(named[-1].center, cameras[2].center, atol=1e-9)
     assert_allclose(nearest[-1].center, cameras[1].center, atol=1e-9)
     assert_allclose(named[0].center, nearest[0].center)

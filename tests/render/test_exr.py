@@ -14,7 +14,7 @@ from splatcli.render.images import RenderedMaps
 from splatcli.render.output import channels, check_installed, linear, write_exr
 
 
-def sight() -> RenderedMaps:
+def maps() -> RenderedMaps:
     """Half covered everywhere but at one pixel where nothing is."""
     alpha = np.full((4, 6), 0.5, np.float32)
     alpha[0, 0] = 0
@@ -24,7 +24,7 @@ def sight() -> RenderedMaps:
 
 
 def test_colours_become_linear_without_their_coverage() -> None:
-    planes = channels(sight(), ("rgb", "alpha", "depth", "normals"))
+    planes = channels(maps(), ("rgb", "alpha", "depth", "normals"))
     assert list(planes) == ["R", "G", "B", "A", "Z", "N.X", "N.Y", "N.Z"]
     # sRGB 0.5 is 0.21404 of light, of which half is covered.
     assert_allclose(planes["G"][1], 0.21404 * 0.5, atol=1e-5)
@@ -43,7 +43,7 @@ def test_the_curve_is_that_of_srgb(display: float, light: float) -> None:
 
 def test_a_file_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     openexr = pytest.importorskip("OpenEXR", reason="OpenEXR is not installed: pip install 'splatcli[exr]'")
-    planes = channels(sight(), ("rgb", "alpha", "depth", "normals"))
+    planes = channels(maps(), ("rgb", "alpha", "depth", "normals"))
     write_exr(tmp_path / "sub" / "x.exr", planes)
     assert [path.name for path in (tmp_path / "sub").iterdir()] == ["x.exr"]
     with openexr.File(str(tmp_path / "sub" / "x.exr"), separate_channels=True) as file:

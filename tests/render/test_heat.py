@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from splatcli.render.images import HIDDEN, TICKS, error_map, heat, position
+from splatcli.render.images import MASKED_COLOUR, TICKS, error_map, heat, position
 
 
 def lightness(colours: np.ndarray) -> np.ndarray:
@@ -52,5 +52,5 @@ def test_the_error_is_where_it_is_and_what_is_masked_is_grey() -> None:
     hidden = np.zeros((4, 5), bool)
     hidden[3, 4] = True
     picture = error_map(truth, render, hidden)
-    assert tuple(picture[3, 4]) == HIDDEN
+    assert tuple(picture[3, 4]) == MASKED_COLOUR
     assert np.argwhere((picture != picture[0, 0]).any(-1)).tolist() == [[1, 2], [3, 4]]

@@ -11,11 +11,11 @@ from numpy.testing import assert_allclose
 
 from splatcli.gaussians import Gaussians
 from splatcli.render.images import (
+    ModelRenderer,
     RenderSettings,
-    Viewer,
-    depth_picture,
+    depth_image,
+    layer_images,
     median_distance,
-    pictures,
     shortest_axes,
     side_by_side,
     turbo,
@@ -51,38 +51,38 @@ def test_normals_are_in_camera_axes_and_face_the_viewer(turned: bool) -> None:
     """y is up and z towards the viewer; rolling the camera by 180 degrees turns x and y around."""
     roll = np.diag([-1.0, -1.0, 1.0, 1.0]) if turned else np.eye(4)
     camera = Camera("a", 48, 32, 60.0, 60.0, 24.0, 16.0, roll)
-    sight = Viewer(plane(), RenderSettings(), with_normals=True).see(camera)
+    maps = ModelRenderer(plane(), RenderSettings(), with_normals=True).render_maps(camera)
     up = math.sin(TILT) if not turned else -math.sin(TILT)
-    assert sight.normals is not None
-    assert (sight.alpha > 0.98).all()  # blending ends before what would leave less than 1e-4
-    assert_allclose(sight.normals, np.broadcast_to([0.0, up, math.cos(TILT)], (32, 48, 3)), atol=0.01)
+    assert maps.normals is not None
+    assert (maps.alpha > 0.98).all()  # blending ends before what would leave less than 1e-4
+    assert_allclose(maps.normals, np.broadcast_to([0.0, up, math.cos(TILT)], (32, 48, 3)), atol=0.01)
     assert_allclose(
-        pictures(sight, ["normals"], (1, 2))["normals"][16, 24] / 255, [0.5, 0.5 + up / 2, 0.933], atol=0.01
+        layer_images(maps, ["normals"], (1, 2))["normals"][16, 24] / 255, [0.5, 0.5 + up / 2, 0.933], atol=0.01
     )
 
 
 def test_depth_is_the_mean_camera_z() -> None:
-    sight = Viewer(plane(), RenderSettings()).see(CAMERA)
+    maps = ModelRenderer(plane(), RenderSettings()).render_maps(CAMERA)
     # What is nearer hides what is behind it, and a Gaussian counts with the depth of its middle: 0.1 is little of 5.
     rows = (np.arange(32) + 0.5 - 16) / 60
     # A ray (0, r, 1) t meets the plane where y sin + z cos = 5 cos.
     expected = 5 * math.cos(TILT) / (rows * math.sin(TILT) + math.cos(TILT))
-    assert_allclose(sight.depth, np.repeat(expected[:, None], 48, axis=1), rtol=0.02)
-    near, far = Viewer(plane(), RenderSettings()).depth_range([CAMERA] * 3)
+    assert_allclose(maps.depth, np.repeat(expected[:, None], 48, axis=1), rtol=0.02)
+    near, far = ModelRenderer(plane(), RenderSettings()).depth_range([CAMERA] * 3)
     # The range is taken from small pictures, in which the blur of a pixel reaches farther.
     assert 0.95 * expected.min() <= near < far <= expected.max()
 
 
 def test_where_nothing_is() -> None:
     behind = Camera("a", 48, 32, 60.0, 60.0, 24.0, 16.0, np.diag([1.0, -1.0, -1.0, 1.0]))
-    viewer = Viewer(plane(), RenderSettings(background=(1.0, 0.0, 0.0)), with_normals=True)
-    sight = viewer.see(behind)
-    assert not sight.alpha.any()
-    assert np.isinf(sight.depth).all()
-    assert sight.normals is not None
-    assert not sight.normals.any()
+    viewer = ModelRenderer(plane(), RenderSettings(background=(1.0, 0.0, 0.0)), with_normals=True)
+    maps = viewer.render_maps(behind)
+    assert not maps.alpha.any()
+    assert np.isinf(maps.depth).all()
+    assert maps.normals is not None
+    assert not maps.normals.any()
     assert viewer.depth_range([behind]) == (1.0, 1.0)
-    made = pictures(sight, ["depth", "rgb", "normals", "alpha"], (1.0, 1.0))
+    made = layer_images(maps, ["depth", "rgb", "normals", "alpha"], (1.0, 1.0))
     assert list(made) == ["depth", "rgb", "normals", "alpha"]
     assert not made["depth"].any()
     assert not made["normals"].any()
@@ -90,7 +90,7 @@ def test_where_nothing_is() -> None:
 
 
 def test_colours_of_depth() -> None:
-    colours = depth_picture(np.array([0.5, 1.0, 4 / 3, 2.0, 9.0, np.inf], np.float32), (1.0, 2.0)).astype(int)
+    colours = depth_image(np.array([0.5, 1.0, 4 / 3, 2.0, 9.0, np.inf], np.float32), (1.0, 2.0)).astype(int)
     assert (colours[0] == colours[1]).all()
     assert (colours[3] == colours[4]).all()
     assert (colours[4] == colours[5]).all()

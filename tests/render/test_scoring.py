@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from splatcli.render.scoring import Lpips, Photos, means
+from splatcli.render.scoring import GroundTruth, Lpips, means
 from splatcli.scene.images import Photo
 from tests.train.worlds import MadeImages, made_scene
 
@@ -27,8 +27,8 @@ class MeanDifference:
         return {"net": "none"}
 
 
-def photos(**options: Any) -> Photos:
-    return Photos(made_scene(pixels=[PHOTO, PHOTO]), **options)
+def photos(**options: Any) -> GroundTruth:
+    return GroundTruth(made_scene(pixels=[PHOTO, PHOTO]), **options)
 
 
 def name() -> str:
@@ -74,7 +74,7 @@ def test_masked_junk_changes_no_figure() -> None:
             return Photo(np.where(hidden[..., None], 0, self.pixels[i]).astype(np.uint8), hidden)
 
     scene = dataclasses.replace(made_scene(), images=Masked([PHOTO] * 6))
-    masked = Photos(scene, color_corrected=True, lpips=cast(Lpips, MeanDifference()))
+    masked = GroundTruth(scene, color_corrected=True, lpips=cast(Lpips, MeanDifference()))
     render = darker()
     junk = np.where(hidden[..., None], 255 - render, render).astype(np.uint8)
     clean, dirty = (masked.compare(name(), pixels) for pixels in (render, junk))

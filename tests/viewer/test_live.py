@@ -24,8 +24,8 @@ from splatcli.train.events import Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from splatcli.viewer import live as module
-from splatcli.viewer.live import LiveRun, Painter, RenderRequest, parse_wish, stage_of
-from splatcli.viewer.server import Document, Request
+from splatcli.viewer.live import LiveRun, RenderRequest, StateRenderer, parse_render_request, scene_summary
+from splatcli.viewer.server import Request, Response
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.test_engines_behind import BehindEngine
 from tests.train.test_loop import digest
@@ -58,7 +58,7 @@ def query(**changes: object) -> dict[str, str]:
     return {name: str(value) for name, value in (values | changes).items()}
 
 
-def picture(**changes: object) -> Request:
+def image_request(**changes: object) -> Request:
     return Request("GET", "/picture", query(**changes), own=True)
 
 
@@ -80,18 +80,18 @@ class Clock:
         return self.now
 
 
-class Onlooker:
+class Browser:
     """Asks a run as a server's threads do."""
 
     def __init__(self, run: LiveRun) -> None:
         self.run = run
         self.threads = ThreadPoolExecutor()
 
-    def ask(self, request: Request) -> Future[Document | None]:
+    def ask(self, request: Request) -> Future[Response | None]:
         """The answer to come; the wish has arrived when this returns."""
-        before = len(self.run._wishes)
+        before = len(self.run._pending)
         answer = self.threads.submit(self.run, request)
-        until(lambda: len(self.run._wishes) > before or answer.done())
+        until(lambda: len(self.run._pending) > before or answer.done())
         return answer
 
 
@@ -113,25 +113,25 @@ def run(clock: Clock) -> LiveRun:
 
 
 @pytest.fixture
-def onlooker(run: LiveRun) -> Iterator[Onlooker]:
-    made = Onlooker(run)
+def browser(run: LiveRun) -> Iterator[Browser]:
+    made = Browser(run)
     yield made
-    run._forget(run._wishes)
+    run._discard(run._pending)
     made.threads.shutdown(cancel_futures=True)
 
 
 @pytest.fixture
 def painted(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[RenderRequest]:
     """Wishes that were granted; painting takes 0.1 s of the clock."""
-    wishes: list[RenderRequest] = []
+    pending: list[RenderRequest] = []
 
-    def paint(self: Painter, wish: RenderRequest) -> Any:
-        wishes.append(wish)
+    def render(self: StateRenderer, wanted: RenderRequest) -> Any:
+        pending.append(wanted)
         clock.now += 0.1
-        return np.full((wish.camera.height, wish.camera.width, 3), 200, np.uint8)
+        return np.full((wanted.camera.height, wanted.camera.width, 3), 200, np.uint8)
 
-    monkeypatch.setattr(Painter, "paint", paint)
-    return wishes
+    monkeypatch.setattr(StateRenderer, "render", render)
+    return pending
 
 
 @pytest.fixture
@@ -140,25 +140,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
 
 
-def facts(answer: Document | None) -> dict[str, Any]:
+def facts(answer: Response | None) -> dict[str, Any]:
     assert answer is not None
     told: dict[str, Any] = json.loads(answer.headers["X-Splat-Facts"])
     return told
 
 
 def test_nobody_there_nothing_done(run: LiveRun, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Painter", lambda *_: pytest.fail("a painter was made"))
+    monkeypatch.setattr(module, "StateRenderer", lambda *_: pytest.fail("a renderer was made"))
     for step in range(3):
-        run.tell(stepped(step), state)
+        run.report(stepped(step), state)
 
 
 def test_a_picture_comes_with_the_facts_of_its_moment(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
-    run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+    run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
     clock.now += 1
-    answer = onlooker.ask(picture())
-    run.tell(stepped(7), state)
+    answer = browser.ask(image_request())
+    run.report(stepped(7), state)
     got = answer.result()
     assert got is not None
     assert (got.kind, got.status) == ("image/jpeg", 200)
@@ -175,89 +175,89 @@ def test_a_picture_comes_with_the_facts_of_its_moment(
 
 
 def test_who_moves_gets_half_of_the_time_and_no_more(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     clock.now += 1000  # credit does not pile up while nobody looks
     training = 0.0
     for step in range(60):
-        if not run._wishes:
-            onlooker.ask(picture())
-        run.tell(stepped(step), state)
+        if not run._pending:
+            browser.ask(image_request())
+        run.report(stepped(step), state)
         clock.now += 0.02
         training += 0.02
     assert 0.1 * len(painted) == pytest.approx(training, abs=0.3)
 
 
 def test_who_only_looks_on_gets_a_new_picture_of_a_new_step_after_a_while(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     clock.now += 1
-    onlooker.ask(picture())
-    run.tell(stepped(1), state)
-    answer = onlooker.ask(picture(urgent=0, seen=0))
-    run.tell(stepped(2), state)
+    browser.ask(image_request())
+    run.report(stepped(1), state)
+    answer = browser.ask(image_request(urgent=0, seen=0))
+    run.report(stepped(2), state)
     clock.now += 1.2
-    run.tell(stepped(3), state)
+    run.report(stepped(3), state)
     assert len(painted) == 1, "too early: a picture of 0.1 s may come every other second"
     clock.now += 1.2
-    run.tell(stepped(4), state)
+    run.report(stepped(4), state)
     assert len(painted) == 1, "the step on the screen is still the state's"
     state.step = 5
-    run.tell(stepped(5), state)
+    run.report(stepped(5), state)
     assert len(painted) == 2
     assert facts(answer.result())["step"] == 5
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_waits_in_vain_is_told_so_and_forgotten(run: LiveRun, onlooker: Onlooker) -> None:
-    answer = onlooker.ask(picture(urgent=0)).result()
+def test_who_waits_in_vain_is_told_so_and_forgotten(run: LiveRun, browser: Browser) -> None:
+    answer = browser.ask(image_request(urgent=0)).result()
     assert answer is not None
     assert (answer.status, answer.content) == (204, b"")
-    assert not run._wishes
+    assert not run._pending
 
 
 def test_a_browser_has_one_wish_at_a_time(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
-    first, second = onlooker.ask(picture(urgent=0)), run.__call__
-    other = onlooker.ask(picture(me="b"))
-    newer = onlooker.threads.submit(second, picture(width=64))
+    first, second = browser.ask(image_request(urgent=0)), run.__call__
+    other = browser.ask(image_request(me="b"))
+    newer = browser.threads.submit(second, image_request(width=64))
     assert getattr(first.result(), "status", None) == 204
     clock.now += 1
-    until(lambda: {wish.who for wish in run._wishes} == {"a", "b"})
-    run.tell(stepped(1), state)
+    until(lambda: {wanted.client for wanted in run._pending} == {"a", "b"})
+    run.report(stepped(1), state)
     assert {getattr(answer.result(), "status", None) for answer in (other, newer)} == {200}
-    assert sorted(wish.camera.width for wish in painted) == [48, 64]
+    assert sorted(wanted.camera.width for wanted in painted) == [48, 64]
 
 
 def test_more_browsers_than_anyone_needs_are_sent_away(
-    run: LiveRun, onlooker: Onlooker, monkeypatch: pytest.MonkeyPatch
+    run: LiveRun, browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_MOST_WISHES", 1)
-    onlooker.ask(picture())
-    refused = run(picture(me="b"))
-    run(picture(me="a", pose=""))  # is no view, and takes nobody's place
+    monkeypatch.setattr(module, "_MAX_PENDING", 1)
+    browser.ask(image_request())
+    refused = run(image_request(me="b"))
+    run(image_request(me="a", pose=""))  # is no view, and takes nobody's place
     assert refused is not None
-    assert (refused.status, len(run._wishes)) == (503, 1)
-    run._forget(run._wishes)
+    assert (refused.status, len(run._pending)) == (503, 1)
+    run._discard(run._pending)
 
 
 def test_what_cannot_be_drawn_is_told_and_training_goes_on(
     run: LiveRun,
-    onlooker: Onlooker,
+    browser: Browser,
     state: TrainState,
     monkeypatch: pytest.MonkeyPatch,
     clock: Clock,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def fail(self: Painter, wish: RenderRequest) -> None:
+    def fail(self: StateRenderer, wanted: RenderRequest) -> None:
         raise MemoryError("no room\nfor it")
 
-    monkeypatch.setattr(Painter, "paint", fail)
+    monkeypatch.setattr(StateRenderer, "render", fail)
     clock.now += 1
     for _ in range(3):
-        answer = onlooker.ask(picture())
-        run.tell(stepped(1), state)
+        answer = browser.ask(image_request())
+        run.report(stepped(1), state)
         got = answer.result()
     assert got is not None
     assert (got.status, got.content) == (503, b"no room")
@@ -268,23 +268,23 @@ def test_what_cannot_be_drawn_is_told_and_training_goes_on(
 
 @pytest.mark.parametrize("ends", ["resume", "signal", "page closed"])
 def test_a_pause_holds_training_and_draws_on_until_it_is_ended(
-    ends: str, run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    ends: str, run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     run(post("/pause"))
-    training = threading.Thread(target=run.tell, args=(stepped(1), state), daemon=True)
+    training = threading.Thread(target=run.report, args=(stepped(1), state), daemon=True)
     training.start()
     for kind in LAYERS:
-        assert facts(run(picture(kind=kind)))["paused"] is True
+        assert facts(run(image_request(kind=kind)))["paused"] is True
     assert training.is_alive()
     if ends == "resume":
         run(post("/resume"))
     elif ends == "signal":
-        run.goes_on = lambda: True
+        run.must_continue = lambda: True
     else:
         clock.now += 1000
     training.join(20)
     assert not training.is_alive()
-    assert [wish.kind for wish in painted] == [*LAYERS]
+    assert [wanted.kind for wanted in painted] == [*LAYERS]
 
 
 def test_a_pause_ends_for_a_signal_also_while_somebody_flies(
@@ -292,27 +292,27 @@ def test_a_pause_ends_for_a_signal_also_while_somebody_flies(
 ) -> None:
     flown: list[RenderRequest] = []
 
-    def paint(self: Painter, wish: RenderRequest) -> Any:
+    def render(self: StateRenderer, wanted: RenderRequest) -> Any:
         clock.now += 0.02
-        flown.append(wish)
-        run._wishes.append(parse_wish(picture()))
+        flown.append(wanted)
+        run._pending.append(parse_render_request(image_request()))
         assert len(flown) < 1000
         return np.zeros((48, 48, 3), np.uint8)
 
-    monkeypatch.setattr(Painter, "paint", paint)
+    monkeypatch.setattr(StateRenderer, "render", render)
     run(post("/pause"))
-    run._wishes.append(parse_wish(picture()))
-    run.goes_on = lambda: len(flown) > 100
-    run.tell(stepped(1), state)
+    run._pending.append(parse_render_request(image_request()))
+    run.must_continue = lambda: len(flown) > 100
+    run.report(stepped(1), state)
     assert 100 < len(flown) < 200
 
 
 def test_a_pause_that_a_save_interrupts_goes_on_after_a_step(run: LiveRun, state: TrainState) -> None:
     run(post("/pause"))
-    run.goes_on = lambda: True
-    run.tell(stepped(1), state)
-    run.goes_on = lambda: False
-    training = threading.Thread(target=run.tell, args=(stepped(2), state), daemon=True)
+    run.must_continue = lambda: True
+    run.report(stepped(1), state)
+    run.must_continue = lambda: False
+    training = threading.Thread(target=run.report, args=(stepped(2), state), daemon=True)
     training.start()
     training.join(0.2)
     assert training.is_alive()
@@ -322,14 +322,14 @@ def test_a_pause_that_a_save_interrupts_goes_on_after_a_step(run: LiveRun, state
 
 @pytest.mark.usefixtures("impatient")
 def test_a_pause_draws_nothing_twice(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     run(post("/pause"))
-    training = threading.Thread(target=run.tell, args=(stepped(1), state), daemon=True)
+    training = threading.Thread(target=run.report, args=(stepped(1), state), daemon=True)
     training.start()
-    run(picture())
+    run(image_request())
     clock.now += 10
-    answer = run(picture(urgent=0, seen=state.step))
+    answer = run(image_request(urgent=0, seen=state.step))
     assert answer is not None
     assert (answer.status, len(painted)) == (204, 1)
     run(post("/resume"))
@@ -362,9 +362,9 @@ def test_other_pages_and_other_paths_get_nothing(run: LiveRun) -> None:
     ],
 )
 def test_what_is_no_view_is_refused(run: LiveRun, changes: dict[str, object], found: str) -> None:
-    answer = run(picture(**changes))
+    answer = run(image_request(**changes))
     assert answer is not None
-    assert (answer.status, run._wishes) == (400, [])
+    assert (answer.status, run._pending) == (400, [])
     assert found in answer.content.decode()
 
 
@@ -377,7 +377,7 @@ def test_a_missing_parameter_is_named(run: LiveRun) -> None:
 def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainState) -> None:
     before = run(Request("GET", "/stage", {}, own=True))
     assert getattr(before, "status", None) == 204
-    run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+    run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
     answer = run(Request("GET", "/stage", {}, own=True))
     assert answer is not None
     stage = json.loads(answer.content)
@@ -389,18 +389,18 @@ def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainStat
 
 
 def test_each_of_several_runs_has_a_stage_of_its_own(
-    run: LiveRun, onlooker: Onlooker, state: TrainState, painted: list[RenderRequest], clock: Clock
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     numbers = []
     for name in ("a", "b"):
         state.cameras[1] = replace(state.cameras[1], name=name)
-        run.tell(Started(0, 12, 20, 5, 1, "cpu"), state)
+        run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
         stage = run(Request("GET", "/stage", {}, own=True))
         assert stage is not None
         assert json.loads(stage.content)["first"]["name"] == name
         clock.now += 10
-        answer = onlooker.ask(picture())
-        run.tell(stepped(1), state)
+        answer = browser.ask(image_request())
+        run.report(stepped(1), state)
         numbers.append(facts(answer.result())["run"])
     assert numbers == [1, 2]
 
@@ -408,7 +408,7 @@ def test_each_of_several_runs_has_a_stage_of_its_own(
 def test_of_very_many_cameras_some_are_shown(state: TrainState) -> None:
     state.cameras = ring_cameras(1000)
     state.train, state.test = list(range(1, 1000)), [0]
-    names = [camera["name"] for camera in stage_of(state)["cameras"]]
+    names = [camera["name"] for camera in scene_summary(state)["cameras"]]
     assert len(names) == len(set(names)) == 200
     assert (names[0], names[-1]) == ("view_00.png", "view_995.png")
 
@@ -416,8 +416,8 @@ def test_of_very_many_cameras_some_are_shown(state: TrainState) -> None:
 @NEEDS_COMPILER
 def test_a_picture_is_what_the_state_renders_to(state: TrainState) -> None:
     state.gaussians.shN += 0.3
-    wish = parse_wish(picture())
-    shown = Painter(state).paint(wish)
+    wanted = parse_render_request(image_request())
+    shown = StateRenderer(state).render(wanted)
     camera = ring_cameras(6, 48)[1]
     expected = render(state.gaussians, camera, sh_degree=state.sh_degree()).image.clamp(0, 1) * 255
     assert np.abs(shown - expected.numpy()).max() <= 0.51
@@ -428,7 +428,7 @@ def test_a_picture_is_what_the_state_renders_to(state: TrainState) -> None:
 @pytest.mark.parametrize("kind", LAYERS)
 def test_every_kind_of_picture_shows_something(state: TrainState, kind: str) -> None:
     state.gaussians.logit_opacities += 5
-    shown = Painter(state).paint(parse_wish(picture(kind=kind)))
+    shown = StateRenderer(state).render(parse_render_request(image_request(kind=kind)))
     assert (shown.shape, shown.dtype) == ((48, 48, 3), np.uint8)
     assert shown.std() > 5
 
@@ -439,23 +439,23 @@ def test_the_bits_of_a_run_do_not_depend_on_who_looks_on(
     make_engine: Callable[[], StepEngine | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every step, through refinements and a reset; with pictures of every kind after every event, and a pause."""
-    monkeypatch.setattr(module, "_NEXT_WISH", 0.0)
+    monkeypatch.setattr(module, "_NEXT_REQUEST", 0.0)
     alone, watched = new_trainer(engine=make_engine()), new_trainer(engine=make_engine())
     expected = [digest(alone.state.to_checkpoint()) for _ in alone.run()]
     clock = Clock()
     live = LiveRun(clock=clock)
-    onlooker = Onlooker(live)
+    browser = Browser(live)
     found, answers = [], []
     for number, event in enumerate(watched.run()):
         clock.now += 10
-        answers += [onlooker.ask(picture(me=kind, kind=kind, urgent=number % 2)) for kind in LAYERS]
+        answers += [browser.ask(image_request(me=kind, kind=kind, urgent=number % 2)) for kind in LAYERS]
         if number == 5:
             live(post("/pause"))
-            live.goes_on = chain([False, False], repeat(True)).__next__
-        live.tell(event, watched.state)
+            live.must_continue = chain([False, False], repeat(True)).__next__
+        live.report(event, watched.state)
         found.append(digest(watched.state.to_checkpoint()))
-    live._forget(live._wishes)
-    onlooker.threads.shutdown()
+    live._discard(live._pending)
+    browser.threads.shutdown()
     drawn = [answer for answer in answers if getattr(answer.result(), "status", None) == 200]
     assert len(drawn) > 2 * len(LAYERS)
     assert found == expected

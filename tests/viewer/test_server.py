@@ -11,30 +11,30 @@ from collections.abc import Iterator
 import pytest
 
 from splatcli.errors import ResourceError, UsageError
-from splatcli.viewer.server import FIRST_PORT, OWN, Document, DocumentServer, Request, is_loopback, listen
+from splatcli.viewer.server import FIRST_PORT, OWN, PageServer, Request, Response, is_loopback, listen
 
 
-def shelf(request: Request) -> Document | None:
+def responder(request: Request) -> Response | None:
     """The page, and what was asked for as a text."""
     if request.path == "/":
-        return Document("text/html", b"page")
+        return Response("text/html", b"page")
     if request.path == "/large":
-        return Document("text/plain", b"x" * 50_000_000)
+        return Response("text/plain", b"x" * 50_000_000)
     if request.path == "/echo":
         text = f"{request.method} {sorted(request.query.items())} {request.own}"
-        return Document("text/plain", text.encode(), status=203, headers={"X-More": "yes"})
+        return Response("text/plain", text.encode(), status=203, headers={"X-More": "yes"})
     return None
 
 
 @pytest.fixture
-def server() -> Iterator[DocumentServer]:
-    with listen("127.0.0.1", 0, shelf) as server:
+def server() -> Iterator[PageServer]:
+    with listen("127.0.0.1", 0, responder) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
 
 
-def ask(server: DocumentServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
@@ -44,7 +44,7 @@ def ask(server: DocumentServer, path: str, method: str = "GET", **headers: str) 
 
 
 def test_a_document_comes_with_its_type_and_with_no_leave_to_load_or_to_be_shown_elsewhere(
-    server: DocumentServer,
+    server: PageServer,
 ) -> None:
     status, headers, content = ask(server, "/")
     assert (status, headers["Content-Type"], content) == (200, "text/html", b"page")
@@ -54,7 +54,7 @@ def test_a_document_comes_with_its_type_and_with_no_leave_to_load_or_to_be_shown
     assert headers["Cache-Control"] == "no-store"
 
 
-def test_a_request_is_handed_on_with_method_query_and_whether_our_own_page_asks(server: DocumentServer) -> None:
+def test_a_request_is_handed_on_with_method_query_and_whether_our_own_page_asks(server: PageServer) -> None:
     status, headers, content = ask(server, "/echo?a=1&b=%20x", "POST", **{OWN: "1"})
     assert (status, headers["X-More"], content) == (203, "yes", b"POST [('a', '1'), ('b', ' x')] True")
     assert ask(server, "/echo")[2] == b"GET [] False"
@@ -70,7 +70,7 @@ def test_a_request_is_handed_on_with_method_query_and_whether_our_own_page_asks(
         ("/", "OPTIONS", 501),  # so no page from elsewhere may send our header
     ],
 )
-def test_nothing_else_is_answered(server: DocumentServer, path: str, method: str, status: int) -> None:
+def test_nothing_else_is_answered(server: PageServer, path: str, method: str, status: int) -> None:
     assert ask(server, path, method)[0] == status
 
 
@@ -91,7 +91,7 @@ def test_nothing_else_is_answered(server: DocumentServer, path: str, method: str
         ("[", 403),
     ],
 )
-def test_a_request_must_be_addressed_to_this_machine(server: DocumentServer, host: str, status: int) -> None:
+def test_a_request_must_be_addressed_to_this_machine(server: PageServer, host: str, status: int) -> None:
     assert ask(server, "/", Host=host)[0] == status
 
 
@@ -108,7 +108,7 @@ def test_a_request_must_be_addressed_to_this_machine(server: DocumentServer, hos
     ],
 )
 def test_served_to_others_it_answers_to_addresses_and_its_own_names(host: str, status: int) -> None:
-    with listen("0.0.0.0", 0, shelf) as server:
+    with listen("0.0.0.0", 0, responder) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         assert server.url == f"http://127.0.0.1:{server.server_address[1]}/"
         assert ask(server, "/", Host=host)[0] == status
@@ -135,13 +135,13 @@ def test_served_to_others_it_answers_to_addresses_and_its_own_names(host: str, s
     ],
 )
 def test_pages_of_other_origins_get_nothing(
-    server: DocumentServer, method: str, headers: dict[str, str], status: int
+    server: PageServer, method: str, headers: dict[str, str], status: int
 ) -> None:
     assert ask(server, "/", method, Host="localhost:8080", **headers)[0] == status
 
 
 def test_of_too_many_connections_the_longest_idle_gives_way(
-    server: DocumentServer, monkeypatch: pytest.MonkeyPatch
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("splatcli.viewer.server.MAX_CONNECTIONS", 4)
     idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(30)]
@@ -159,7 +159,7 @@ def test_of_too_many_connections_the_longest_idle_gives_way(
         connection.close()
 
 
-def test_connections_never_get_the_last_descriptors(server: DocumentServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_never_get_the_last_descriptors(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splatcli.viewer.server._connection_limits", lambda: (64, 3.0))
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
         ask(server, "/")
@@ -167,7 +167,7 @@ def test_connections_never_get_the_last_descriptors(server: DocumentServer, monk
 
 @pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n"])
 def test_a_request_that_comes_byte_by_byte_is_dropped(
-    server: DocumentServer, monkeypatch: pytest.MonkeyPatch, begin: bytes
+    server: PageServer, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
     monkeypatch.setattr("splatcli.viewer.server.REQUEST_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=0.05) as slow:
@@ -187,7 +187,7 @@ def test_a_request_that_comes_byte_by_byte_is_dropped(
 
 
 def test_an_answer_may_take_longer_than_the_limit_of_a_request(
-    server: DocumentServer, monkeypatch: pytest.MonkeyPatch
+    server: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("splatcli.viewer.server.REQUEST_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as browser:
@@ -200,7 +200,7 @@ def test_an_answer_may_take_longer_than_the_limit_of_a_request(
 
 
 def test_a_browser_that_goes_away_in_mid_answer_is_not_worth_a_word(
-    server: DocumentServer, capfd: pytest.CaptureFixture[str]
+    server: PageServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.server_address[1])) as browser:
         browser.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -213,24 +213,24 @@ def test_a_browser_that_goes_away_in_mid_answer_is_not_worth_a_word(
 
 
 def test_a_port_that_is_taken_is_refused_with_a_way_out_and_the_usual_one_has_successors() -> None:
-    with listen("127.0.0.1", None, shelf) as first, listen("127.0.0.1", None, shelf) as second:
+    with listen("127.0.0.1", None, responder) as first, listen("127.0.0.1", None, responder) as second:
         taken = first.server_address[1]
         assert FIRST_PORT <= taken < second.server_address[1]
         with pytest.raises(ResourceError, match=f"port {taken} is taken") as caught:
-            listen("127.0.0.1", taken, shelf)
+            listen("127.0.0.1", taken, responder)
         assert "a free one is found" in str(caught.value.remedy)
 
 
 def test_without_a_free_port_among_the_usual_ones_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splatcli.viewer.server.PORTS", 0)
-    with listen("127.0.0.1", None, shelf) as server:
+    with listen("127.0.0.1", None, responder) as server:
         assert server.server_address[1] > 0
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.7", "a b", "", "x" * 300])
 def test_an_address_of_no_interface_is_refused(host: str) -> None:
     with pytest.raises(UsageError) as caught:
-        listen(host, 0, shelf)
+        listen(host, 0, responder)
     assert caught.value.where == "--host"
     assert "127.0.0.1" in str(caught.value.remedy)
 
