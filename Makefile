@@ -6,17 +6,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test torture test-sanitize test-threads lint wheel clean
+.PHONY: setup demo test torture test-sanitize test-threads lint shape wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
 help:
 	@echo "make setup   a virtual environment in $(VENV) with everything in it"
-	@echo "make demo    photos to splats on the sample scene, and a picture to look at"
+	@echo "make demo    images to splats on the sample scene, and a picture to look at"
 	@echo "make test    the tests"
 	@echo "make torture all reliability harnesses at full length, for hours; the figures go to benchmarks/reliability.json"
 	@echo "make test-sanitize, make test-threads   the kernels and the CPU library under gcc's sanitizers"
 	@echo "make lint    ruff and mypy"
+	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
 	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
 
 setup: $(STAMP)
@@ -39,7 +40,7 @@ ONLY ?=
 torture: setup
 	PYTHONPATH=. $(BIN)/python -m tests.torture.all $(ONLY)
 
-# The kernels under the emulator and the CPU library, with every access and every shift looked at.
+# The kernels under the emulator and the CPU library, with every access and every shift checked.
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
 test-sanitize: setup
@@ -58,6 +59,9 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+shape: setup
+	$(BIN)/python scripts/shape.py
 
 # The library is built from these sources, travels in the wheel, and is not left in the checkout.
 wheel: setup

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import shape
 
 PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 
@@ -72,6 +73,11 @@ def test_parts_form_no_circle() -> None:
         free = {part for part, others in uses.items() if not others & uses.keys()}
         assert free, f"a circle among {uses}"
         uses = {part: others for part, others in uses.items() if part not in free}
+
+
+def test_no_modules_import_each_other_at_run_time() -> None:
+    trees = {name: ast.parse(text) for name, text in shape.module_texts(PACKAGE).items()}
+    assert shape.circles(shape.run_time_imports(trees)) == []
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "cli").glob("*.py")), ids=lambda path: path.stem)
