@@ -1,4 +1,4 @@
-"""Strategies of other packages: found by name, imported only when asked for, named when they do not work."""
+"""Strategies and formats of other packages: found by name, imported when asked for, named when they do not work."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.config import build_config
 from splatcli.errors import UsageError
-from splatcli.plugins import STRATEGIES, plugins
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.registry import format_of, format_to_write, import_model
+from splatcli.plugins import FORMATS, STRATEGIES, plugins
 from splatcli.train.densify import AdcStrategy, check_strategy, make_strategy
+from tests.formats.made import scene
 from tests.plugin_packages import install
 
 WORKING = """
@@ -80,3 +85,63 @@ def test_a_config_with_an_unknown_strategy_can_be_read(place: Path) -> None:
     assert build_config({"strategy.name": "of_another_machine"}).strategy.name == "of_another_machine"
     with pytest.raises(UsageError, match="settings out of range"):
         build_config({"strategy.name": "../x"})
+
+
+FORMAT_MODULE = """
+import numpy as np
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel
+from splatcli.formats.format import Encoded, Format
+
+def write(gaussians, metadata):
+    columns = Columns.of(gaussians)
+    return Encoded(np.column_stack([column.reshape(len(gaussians), -1) for column in columns]).astype("<f4").tobytes())
+
+def read(path, *, lenient=False):
+    rows = np.fromfile(path, "<f4").reshape(-1, 14)
+    means, quats, scales, opacities, sh0 = np.split(rows, [3, 7, 10, 11], axis=1)
+    shN = np.zeros((len(rows), 0, 3))
+    columns = Columns.tensors(means=means, quats=quats, scales=scales, opacities=opacities[:, 0], sh0=sh0, shN=shN)
+    return ImportedModel("plain rows", columns, declared=True)
+
+FORMAT = Format("plain", ".plain", "plain rows", 0, write, read)
+ONLY_READ = Format("only", ".only", "plain rows", 0, read=read)
+"""
+
+
+@pytest.fixture
+def plain(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a package of formats."""
+    monkeypatch.delitem(sys.modules, "splat_formats", raising=False)
+    points = {"plain": "splat_formats:FORMAT", "only": "splat_formats:ONLY_READ", "wrong": "splat_formats:np"}
+    install(place, "splat_formats", FORMAT_MODULE, {FORMATS: points})
+    return place
+
+
+def test_a_format_of_another_package_is_written_and_read_by_its_suffix(plain: Path) -> None:
+    gaussians = scene(5, 0)
+    for chosen in (format_to_write(Path("x.plain"), None), format_to_write(Path("x.bin"), "plain")):
+        assert (chosen.name, chosen.suffix) == ("plain", ".plain")
+    assert chosen.write is not None
+    (plain / "x.plain").write_bytes(chosen.write(gaussians, ExportMetadata()).payload)
+    assert format_of(plain / "x.plain").name == "plain"
+    model = import_model(plain / "x.plain")
+    again = to_gaussians(model, ImportOptions(), plain)[0]
+    for (name, before), (_, after) in zip(gaussians.items(), again.items(), strict=True):
+        assert torch.equal(before, after), name
+
+
+def test_formats_that_exist_are_listed_and_not_imported(plain: Path) -> None:
+    for output, name in (("x.unknown", None), ("x.ply", "unknown")):
+        with pytest.raises(UsageError, match=r"only.*plain.*wrong"):
+            format_to_write(Path(output), name)
+    assert format_to_write(Path("x.ply"), None).name == "ply"
+    assert "splat_formats" not in sys.modules
+
+
+def test_a_broken_format_is_named(plain: Path) -> None:
+    for name, fault in (("wrong", "is not a splatcli"), ("only", "are not written")):
+        with pytest.raises(UsageError, match=fault):
+            format_to_write(Path("x.bin"), name)
+    (plain / "x.plain").write_bytes(b"12345678")  # no whole row
+    with pytest.raises(UsageError, match=r"plug-in 'plain' does not work: ValueError"):
+        import_model(plain / "x.plain")

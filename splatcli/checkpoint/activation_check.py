@@ -72,7 +72,7 @@ class Space(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleVerdict:
+class ScaleCheck:
     """What the stored scales seem to be.
 
     median: of the stored values. neighbour: median distance to the nearest other position, scene units.
@@ -111,7 +111,7 @@ class SpaceCheck:
         return next(space for space in (Space.ACTIVATED, Space.UNSURE, Space.RAW) if space in found)
 
 
-def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> SpaceCheck:
+def check_space(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> SpaceCheck:
     """The space of stored parameters; refuses unless sure.
 
     means: [N, 3] scene units. scales: [N, 3], opacities: [N], as stored. All finite.
@@ -119,10 +119,10 @@ def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, part
         file, since a scene in millimetres may have no log-scale below zero; clear evidence still refuses.
     parts: models of which only a part is activated are looked for as well.
     """
-    verdict, opacity = judge_scales(means, scales, parts=parts), judge_opacities(opacities, parts=parts)
+    verdict, opacity = check_scales(means, scales, parts=parts), check_opacities(opacities, parts=parts)
     if declared and parts and verdict.space is Space.ACTIVATED and not verdict.part:
         # All are positive, as in millimetres: the file's word counts where sizes as a whole speak for logarithms.
-        whole = judge_scales(means, scales, parts=False)
+        whole = check_scales(means, scales, parts=False)
         verdict = whole if whole.raw_error < min(whole.activated_error, math.inf) else verdict
     evidence = (_scale_evidence(verdict, scales), _opacity_evidence(opacity, opacities))
     problem = None
@@ -134,34 +134,34 @@ def judge(means: Array, scales: Array, opacities: Array, *, declared: bool, part
     return SpaceCheck(verdict.space, opacity, evidence, problem, partly=bool(verdict.part) or mixed)
 
 
-def judge_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleVerdict:
+def check_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleCheck:
     """The space of stored scales: RAW = logarithms, ACTIVATED = standard deviations, of all or of some.
 
-    means: [N, 3] scene units. scales: [N, 3] as stored, finite. parts: see judge(). Deterministic.
+    means: [N, 3] scene units. scales: [N, 3] as stored, finite. parts: see check_space(). Deterministic.
     """
     negative = scales.size == 0 or bool((scales < 0).any())
     median = float(np.median(scales)) if scales.size else 0.0
     if negative and (not parts or len(means) < MIN_COUNT):
-        return ScaleVerdict(Space.RAW, median)
-    place = _Place.of(means) if len(means) >= MIN_COUNT else None
+        return ScaleCheck(Space.RAW, median)
+    place = _Neighbourhood.of(means) if len(means) >= MIN_COUNT else None
     if place is None:
-        return ScaleVerdict(Space.RAW if negative else Space.UNSURE, median)
+        return ScaleCheck(Space.RAW if negative else Space.UNSURE, median)
     if parts and (part := _partly_activated(place, scales)):
-        return ScaleVerdict(Space.ACTIVATED, median, place.neighbour, part=part if negative else "")
+        return ScaleCheck(Space.ACTIVATED, median, place.neighbour, part=part if negative else "")
     if negative:
-        return ScaleVerdict(Space.RAW, median)
+        return ScaleCheck(Space.RAW, median)
     if (sized := _sized_by_neighbours(place, scales)) is not None:
         space = Space.ACTIVATED if sized else Space.RAW
-        return ScaleVerdict(space, median, place.neighbour)
+        return ScaleCheck(space, median, place.neighbour)
     raw_error, activated_error = _reading_costs(place, scales)
-    return ScaleVerdict(_better(raw_error, activated_error), median, place.neighbour, raw_error, activated_error)
+    return ScaleCheck(_better(raw_error, activated_error), median, place.neighbour, raw_error, activated_error)
 
 
-def judge_opacities(opacities: Array, *, parts: bool = True) -> Space:
+def check_opacities(opacities: Array, *, parts: bool = True) -> Space:
     """The space of stored opacities, [N], finite: RAW = logits, ACTIVATED = values from 0 to 1, all or some of them.
 
     Both ends count: a sigmoid in float32 reaches them. One constant for all may be an initial logit and proves nothing,
-    but for 0, the logit of an initial opacity of a half. parts: see judge().
+    but for 0, the logit of an initial opacity of a half. parts: see check_space().
     """
     if not opacities.size:
         return Space.RAW
@@ -174,7 +174,7 @@ def judge_opacities(opacities: Array, *, parts: bool = True) -> Space:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Neighbourhood:
     """Where Gaussians are.
 
     radius: logarithm of the radius around the middle that holds nine of ten.
@@ -190,7 +190,7 @@ class _Place:
     neighbour: float
 
     @classmethod
-    def of(cls, means: Array) -> _Place | None:
+    def of(cls, means: Array) -> _Neighbourhood | None:
         """None for Gaussians that are nearly all at one place."""
         rows, nearest, three, spacing = _neighbour_distances(means)
         away = np.linalg.norm(means.astype(np.float64) - np.median(means, axis=0).astype(np.float64), axis=1)
@@ -199,13 +199,15 @@ class _Place:
             return None
         return cls(math.log(radius), rows, np.log(spacing), np.log(three), float(np.median(nearest)))
 
-    def only(self, chosen: NDArray[np.bool_]) -> _Place:
+    def only(self, chosen: NDArray[np.bool_]) -> _Neighbourhood:
         """The same, with those of its rows that are chosen, [N]."""
         kept = chosen[self.rows]
-        return _Place(self.radius, self.rows[kept], self.log_spacing[kept], self.log_three[kept], self.neighbour)
+        return _Neighbourhood(
+            self.radius, self.rows[kept], self.log_spacing[kept], self.log_three[kept], self.neighbour
+        )
 
 
-def _partly_activated(place: _Place, scales: Array) -> str:
+def _partly_activated(place: _Neighbourhood, scales: Array) -> str:
     """What gives away that some scales are activated; empty when nothing does."""
     if sized := _sized_by_neighbours(place, scales):
         return f"{sized:,} of {len(place.rows):,} are not logarithms of their neighbours' distance, but that distance"
@@ -237,7 +239,7 @@ def _partly_activated(place: _Place, scales: Array) -> str:
     return ""
 
 
-def _sized_by_neighbours(place: _Place, scales: Array) -> int | None:
+def _sized_by_neighbours(place: _Neighbourhood, scales: Array) -> int | None:
     """Of Gaussians that were sized by their neighbours, how many have that size itself stored and not its logarithm.
 
     None when they were not sized so, or when that cannot be told.
@@ -274,7 +276,7 @@ def _commonest(values: NDArray[np.float64]) -> tuple[float, float]:
 _AXES = ("values of scale_0", "values of scale_1", "values of scale_2")
 
 
-def _looks_exponential(place: _Place, scales: Array) -> bool:
+def _looks_exponential(place: _Neighbourhood, scales: Array) -> bool:
     if len(place.rows) < MIN_COUNT:
         return False
     raw_error, activated_error = _reading_costs(place, scales)
@@ -287,7 +289,7 @@ def _better(raw_error: float, activated_error: float) -> Space:
     return Space.ACTIVATED if raw_error - activated_error > BETTER_BY else Space.UNSURE
 
 
-def _reading_costs(place: _Place, scales: Array) -> tuple[float, float]:
+def _reading_costs(place: _Neighbourhood, scales: Array) -> tuple[float, float]:
     """What speaks against taking positive scales for logarithms, and for standard deviations, in nats."""
     stored = scales[place.rows].astype(np.float64)
     logs = np.log(np.maximum(stored, np.finfo(np.float32).tiny))
@@ -295,7 +297,7 @@ def _reading_costs(place: _Place, scales: Array) -> tuple[float, float]:
     return _reading_cost(place, stored, round_ones), _reading_cost(place, logs, round_ones)
 
 
-def _reading_cost(place: _Place, logs: NDArray[np.float64], round_ones: bool) -> float:
+def _reading_cost(place: _Neighbourhood, logs: NDArray[np.float64], round_ones: bool) -> float:
     """What speaks against ``logs``, [M, 3] of the rows of ``place``, as log-scales: their distance from the neighbours'
     distances, twice for Gaussians that are round and so were sized by these; their spread; and their skewness."""
     miss = abs(float(np.median(logs.mean(axis=1) - place.log_spacing)))
@@ -353,8 +355,8 @@ def _pile(values: Array, inverse: Callable[[float], float], sources: Array) -> i
 
 
 def space_problem(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> str | None:
-    """Why the parameters must not be taken for raw ones, as a sentence; None when they may. See ``judge``."""
-    return judge(means, scales, opacities, declared=declared, parts=parts).problem
+    """Why the parameters must not be taken for raw ones, as a sentence; None when they may. See ``check_space``."""
+    return check_space(means, scales, opacities, declared=declared, parts=parts).problem
 
 
 def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None:
@@ -371,7 +373,7 @@ def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None
     return space_problem(means, scales, opacities if tell_tale else opacities[:0], declared=True, parts=False)
 
 
-def _scale_evidence(verdict: ScaleVerdict, scales: Array) -> str:
+def _scale_evidence(verdict: ScaleCheck, scales: Array) -> str:
     if verdict.part:
         return f"scales look partly activated ({verdict.part})"
     negative = int((scales < 0).sum())
@@ -442,7 +444,7 @@ _CUTOFF = math.sqrt(2 * math.log(255))
 _LARGEST_LOG = 80.0
 
 
-def predicted_pairs(means: Array, log_scales: Array, camera: Camera) -> tuple[int, int]:
+def predicted_isects(means: Array, log_scales: Array, camera: Camera) -> tuple[int, int]:
     """(pairs of a Gaussian and a tile that a view would list at most, visible Gaussians).
 
     means: [N, 3] world units. log_scales: [N, 3] as they would be activated. Both finite.
@@ -470,7 +472,7 @@ def predicted_pairs(means: Array, log_scales: Array, camera: Camera) -> tuple[in
     return round(float(tiles.sum())) * step, int(visible.sum()) * step
 
 
-def cost_sentence(means: Array, scales: Array, cameras: Sequence[Camera] = ()) -> str:
+def activation_cost(means: Array, scales: Array, cameras: Sequence[Camera] = ()) -> str:
     """How large one view would be if ``scales`` [N, 3], as stored, were taken for logarithms.
 
     cameras: those that are known; of up to eight of them the worst counts. Without any, a nominal camera looks at the
@@ -479,7 +481,7 @@ def cost_sentence(means: Array, scales: Array, cameras: Sequence[Camera] = ()) -
     if not len(means):
         return "there is nothing to activate"
     chosen = [*cameras[:: -(-len(cameras) // _CAMERAS)]] if cameras else [_nominal_camera(means)]
-    counted = [(*predicted_pairs(means, scales, camera), camera) for camera in chosen]
+    counted = [(*predicted_isects(means, scales, camera), camera) for camera in chosen]
     pairs, visible, camera = max(counted, key=lambda entry: entry[0])
     return (
         f"taken for logarithms they would have {visible:,} Gaussians cover {pairs:,} tiles "

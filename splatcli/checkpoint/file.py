@@ -15,7 +15,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from splatcli.checkpoint.activation_check import checkpoint_space_problem, cost_sentence
+from splatcli.checkpoint.activation_check import activation_cost, checkpoint_space_problem
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.container import DIGEST_KEY, MANIFEST_KEY, read_container
 from splatcli.checkpoint.schema import (
@@ -348,7 +348,7 @@ def load_checkpoint(path: Path, *, mapped: bool = False) -> Checkpoint:
     if (fault := checkpoint_space_problem(checkpoint.gaussians, checkpoint.config)) is not None:
         if fault.startswith("scales"):
             gaussians = checkpoint.gaussians
-            fault += f"; {cost_sentence(gaussians.means.numpy(), gaussians.log_scales.numpy(), checkpoint.cameras)}"
+            fault += f"; {activation_cost(gaussians.means.numpy(), gaussians.log_scales.numpy(), checkpoint.cameras)}"
         raise ModelFileError(
             fault, where=path, remedy="write the file again from the raw parameters; splatcli's own files hold those"
         )

@@ -24,7 +24,7 @@ from splatcli.errors import (
 )
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import ImportOptions
+    from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians

@@ -115,17 +115,17 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
 def _check_file(path: Path, lenient: bool) -> Finding:
     """A model of another format or program."""
     from splatcli.checkpoint.check import Finding
-    from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-    from splatcli.cli.model import open_stored
+    from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+    from splatcli.formats.registry import import_model
 
     try:
         with os_errors(UnreadableError, path):
-            stored = open_stored(path, lenient=lenient)
-            gaussians, notes = to_gaussians(stored, ImportOptions(lenient=lenient), path)
+            model = import_model(path, lenient=lenient)
+            gaussians, notes = to_gaussians(model, ImportOptions(lenient=lenient), path)
             size = path.stat().st_size
     except (ModelFileError, VersionError, ResourceError) as error:
         return Finding.of_error(path, error)
-    text = f"{stored.origin}, {len(gaussians):,} Gaussians, {size:,} bytes: format, finite values, parameter space"
+    text = f"{model.origin}, {len(gaussians):,} Gaussians, {size:,} bytes: format, finite values, parameter space"
     return Finding(path, "sound", "; ".join([text, *notes]))
 
 

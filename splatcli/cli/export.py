@@ -14,7 +14,7 @@ from splatcli.errors import UsageError
 if TYPE_CHECKING:
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
-    from splatcli.formats.registry import Format
+    from splatcli.formats.format import Format
     from splatcli.formats.selection import Crop
 
 
@@ -114,7 +114,7 @@ def export(
 
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
-    from splatcli.formats.registry import format_for
+    from splatcli.formats.registry import format_to_write
     from splatcli.formats.selection import Crop
     from splatcli.render.images import write_bytes
 
@@ -122,7 +122,7 @@ def export(
     to_stdout = str(output) == "-"
     name = "ply" if to_stdout and format is None else format
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json"
-    chosen = None if cameras_only else format_for(output, name)
+    chosen = None if cameras_only else format_to_write(output, name)
     region = None if crop is None else Crop.parse(crop)
     with open_output(json=json, quiet=quiet) as out:
         import_options = options.import_options(param_space, lenient, drop_nonfinite)
@@ -165,7 +165,7 @@ def _splats(
     out: Output,
 ) -> tuple[bytes, int]:
     """(content of the file, Gaussians in it)."""
-    from splatcli.formats.quantisation import ExportMetadata
+    from splatcli.formats.format import ExportMetadata
     from splatcli.formats.selection import moved, select
 
     checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
@@ -185,7 +185,7 @@ def _splats(
         raise UsageError(
             "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
         )
-    assert chosen.write is not None, "format_for() gives formats that are written"
+    assert chosen.write is not None, "format_to_write() gives formats that are written"
     encoded = chosen.write(gaussians, ExportMetadata.of(checkpoint, comments))
     for note in [*notes, *encoded.notes]:
         out.note(f"note: {note}")

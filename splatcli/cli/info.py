@@ -11,7 +11,7 @@ from splatcli.cli import options
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import ImportOptions
+    from splatcli.checkpoint.foreign.imported import ImportOptions
 
 
 #: How the states of findings are shown.
@@ -183,36 +183,36 @@ def _table_facts(path: Path, means: Any, sh_degree: int) -> dict[str, Any]:
 
 def _foreign_facts(path: Path, import_options: ImportOptions) -> dict[str, Any]:
     """Of a PLY or a checkpoint of another program, also of one that other commands refuse, and why they do."""
-    from splatcli.checkpoint.foreign.stored import to_gaussians
-    from splatcli.cli.model import file_kind, open_stored
+    from splatcli.checkpoint.foreign.imported import to_gaussians
     from splatcli.errors import ModelFileError
+    from splatcli.formats.registry import CHECKPOINT, format_of, import_model
 
+    known = format_of(path)
     try:
-        stored = open_stored(path, lenient=import_options.lenient)
+        model = import_model(path, lenient=import_options.lenient)
     except ModelFileError as error:
-        if file_kind(path) != "ply":
+        if known.name != "ply":
             raise
         return _header_facts(path, error)
-    broken = stored.broken()
-    finite = stored.without_broken() if broken else stored
+    bad = model.nonfinite()
+    finite = model.without_nonfinite() if bad else model
     facts = {
-        "kind": kind if (kind := file_kind(path)) != "checkpoint" else "foreign checkpoint",
-        "format": stored.origin,
-        **_table_facts(path, finite.tables.means, stored.sh_degree),
-        "num_gaussians": len(stored),
+        "kind": "foreign checkpoint" if known is CHECKPOINT else known.name,
+        "format": model.origin,
+        **_table_facts(path, finite.columns.means, model.sh_degree),
+        "num_gaussians": len(model),
     }
-    judgements = finite.judgements()
-    worst = max(judgements, key=lambda found: (found.problem is not None, found.space.value != "raw"))
+    worst = max(finite.space_checks(), key=lambda found: (found.problem is not None, found.space.value != "raw"))
     facts |= {
         "space": worst.space.value,
         "evidence": list(worst.evidence),
-        "says_raw": stored.declared,
+        "says_raw": model.declared,
         "unit_quaternions": finite.quats_are_unit(),
-        "nonfinite": broken,
+        "nonfinite": bad,
     }
-    notes = [*stored.notes, *finite.remarks()]
+    notes = [*model.notes, *finite.remarks()]
     try:
-        notes = to_gaussians(stored, import_options, path)[1]
+        notes = to_gaussians(model, import_options, path)[1]
         facts |= {"usable": True}
     except ModelFileError as error:
         facts |= {"usable": False, "problem": error.what, "help": error.remedy}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, UsageError, os_errors
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import CameraSource, ImportedModel, ImportOptions
+    from splatcli.checkpoint.foreign.imported import CameraSource, ImportOptions
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.gaussians import Gaussians
@@ -131,7 +131,8 @@ def _load_model(
     echo: Callable[[str], None] | None,
 ) -> Model:
     from splatcli.checkpoint.file import load_checkpoint
-    from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
+    from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+    from splatcli.formats.registry import import_model
     from splatcli.train.state import flushed
 
     import_options = import_options or ImportOptions()
@@ -144,39 +145,20 @@ def _load_model(
             )
         checkpoint = load_checkpoint(path)
         return Model(path, "checkpoint", flushed(checkpoint).to(device), checkpoint)
-    stored = open_stored(path, lenient=import_options.lenient)
-    gaussians, notes = to_gaussians(stored, import_options, path, cameras)
+    model = import_model(path, lenient=import_options.lenient)
+    gaussians, notes = to_gaussians(model, import_options, path, cameras)
     if echo is not None:
         for note in notes:
             echo(f"note: {note}")
-    return Model(path, stored.origin, gaussians.to(device), None)
-
-
-def open_stored(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a file of splats or a checkpoint of another program holds, its space not judged yet.
-
-    Raises ModelFileError.
-    """
-    from splatcli.checkpoint.foreign.read import read_foreign
-    from splatcli.formats.registry import CHECKPOINT, file_kind, read_stored
-
-    with os_errors(UnreadableError, path):
-        kind = file_kind(path)
-        return read_foreign(path) if kind == CHECKPOINT else read_stored(path, kind, lenient=lenient)
+    return Model(path, model.origin, gaussians.to(device), None)
 
 
 def is_own_checkpoint(path: Path) -> bool:
-    """Whether a file is a checkpoint of ours, sound or not. Raises ModelFileError when it cannot be read."""
+    """Return whether a file is a checkpoint of splat, sound or not. Raises ModelFileError when it cannot be read."""
     from splatcli.checkpoint.container import is_own
+    from splatcli.formats.registry import CHECKPOINT, format_of
 
-    return file_kind(path) == "checkpoint" and is_own(path)
-
-
-def file_kind(path: Path) -> str:
-    """``checkpoint`` (anyone's) or the name of a format, told by content. Raises ModelFileError for anything else."""
-    from splatcli.formats.registry import file_kind
-
-    return file_kind(path)
+    return format_of(path) is CHECKPOINT and is_own(path)
 
 
 def _piped_path() -> Path | None:

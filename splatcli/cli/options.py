@@ -11,7 +11,7 @@ import typer
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import ImportOptions as Taken
+    from splatcli.checkpoint.foreign.imported import ImportOptions as Taken
 
 Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout instead of plain lines.")]
 
@@ -311,7 +311,7 @@ DropNonfinite = Annotated[
 def import_options(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
     """These three options as the readers of models take them."""
     from splatcli.checkpoint.activation_check import Space as Known
-    from splatcli.checkpoint.foreign.stored import ImportOptions
+    from splatcli.checkpoint.foreign.imported import ImportOptions
 
     return ImportOptions(None if space is None else Known(space.value), lenient, drop_nonfinite)
 

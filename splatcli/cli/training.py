@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from splatcli.cli.console import Output, make_reporter
 from splatcli.cli.model import (
     OUTPUT,
-    file_kind,
     find_model,
     is_own_checkpoint,
     load_model,
@@ -29,7 +28,7 @@ from splatcli.cli.time_budget import TimeBudget
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import ImportOptions
+    from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
@@ -158,10 +157,10 @@ def resume_training(
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
-        from splatcli.formats.registry import CHECKPOINT, title_of
+        from splatcli.formats.registry import CHECKPOINT, format_of
 
-        kind = file_kind(path)
-        what = "not a checkpoint of splat" if kind == CHECKPOINT else f"{title_of(kind)} (no optimizer state)"
+        known = format_of(path)
+        what = "not a checkpoint of splat" if known is CHECKPOINT else f"{known.title} (no optimizer state)"
         raise ModelFileError(
             f"this is {what}: it may hold Gaussians, but no training run that could be gone on with",
             where=path,

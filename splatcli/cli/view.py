@@ -18,7 +18,7 @@ from splatcli.cli.console import Output
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.stored import ImportOptions
+    from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.cli.console import Output
     from splatcli.viewer.live import LiveRun
     from splatcli.viewer.server import PageServer, Request, Responder, Response
@@ -145,9 +145,9 @@ class _Shown:
         """Read the model, and show it from now on. Raises ModelFileError, UsageError, DivergedError."""
         from splatcli.cli.model import load_model
         from splatcli.formats.compressed_ply import encode_compressed_ply
+        from splatcli.formats.format import ExportMetadata
         from splatcli.formats.html import viewer_page
         from splatcli.formats.ply import encode_ply
-        from splatcli.formats.quantisation import ExportMetadata
         from splatcli.formats.selection import select
         from splatcli.viewer.server import Response
 

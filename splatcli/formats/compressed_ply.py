@@ -14,23 +14,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign.imported import (
+    Columns,
+    Floats,
+    ImportedModel,
+)
 from splatcli.errors import ModelFileError
+from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.formats.ply import PlyElement, PlyHeader, read_ply_header
 from splatcli.formats.quantisation import (
-    Columns,
     Doubles,
-    Encoded,
-    ExportMetadata,
-    Floats,
     colours_of,
-    columns_of,
     largest_and_rest,
     logits_of,
     opacities_of,
     quantised,
     sh0_of,
-    stored_of,
     unit_quats,
     with_largest,
 )
@@ -51,12 +50,12 @@ _COLOURS = [f"{end}_{channel}" for end in ("min", "max") for channel in "rgb"]
 _PACKED = ["packed_position", "packed_rotation", "packed_scale", "packed_color"]
 
 
-def encode_compressed_ply(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The Gaussians in Morton order. Raises DivergedError when a value is not finite."""
-    columns = columns_of(gaussians)
+    columns = Columns.of(gaussians)
     order = morton_order(columns.means)
     columns = Columns(*(column[order] for column in columns))
-    log_scales = np.clip(columns.log_scales, *_LOG_SCALES)
+    log_scales = np.clip(columns.scales, *_LOG_SCALES)
     means, mean_range = _to_unit(columns.means)
     scales, scale_range = _to_unit(log_scales)
     colours, colour_range = _to_unit(colours_of(columns.sh0).astype(np.float32))
@@ -64,9 +63,7 @@ def encode_compressed_ply(gaussians: Gaussians, told: ExportMetadata) -> Encoded
     vertices[:, 0] = _pack(means)
     vertices[:, 1] = _pack_rotations(unit_quats(columns.quats))
     vertices[:, 2] = _pack(scales)
-    rgba = np.column_stack(
-        [quantised(colours * 255.0, 255), quantised(opacities_of(columns.logit_opacities) * 255, 255)]
-    )
+    rgba = np.column_stack([quantised(colours * 255.0, 255), quantised(opacities_of(columns.opacities) * 255, 255)])
     vertices[:, 3] = rgba @ (1 << np.array([24, 16, 8, 0]))
     chunks = np.concatenate([mean_range, scale_range, colour_range], axis=1).astype("<f4")
     rest = 3 * columns.shN.shape[1]
@@ -78,11 +75,11 @@ def encode_compressed_ply(gaussians: Gaussians, told: ExportMetadata) -> Encoded
         if beyond
         else []
     )
-    head = _head(len(chunks), len(gaussians), rest, told)
+    head = _head(len(chunks), len(gaussians), rest, metadata)
     return Encoded(head.encode() + chunks.tobytes() + vertices.tobytes() + bytes_.tobytes(), notes)
 
 
-def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a compressed PLY holds. Raises ModelFileError: damaged, or not laid out as its kind is."""
     header = read_ply_header(path, lenient=lenient)
     chunk, vertex, sh = _elements(header, path)
@@ -102,14 +99,17 @@ def read_stored_compressed_ply(path: Path, *, lenient: bool = False) -> Imported
         bytes_ = rows.view(np.uint8).reshape(count, 3, len(sh.properties) // 3)
         harmonics = _sh_values()[bytes_].transpose(0, 2, 1)
     notes = [f"ignored {header.trailing} bytes behind the data"] if header.trailing else []
-    return stored_of(
+    return ImportedModel(
         "compressed PLY",
-        means=_from_unit(_unpack(words["packed_position"]), _columns(ranges, _MEANS)),
-        quats=_unpack_rotations(words["packed_rotation"]),
-        log_scales=_from_unit(_unpack(words["packed_scale"]), _columns(ranges, _SCALES)),
-        logit_opacities=logits_of(rgba[:, 3], 1 / 255),
-        sh0=sh0_of(_from_unit(rgba[:, :3], colours)),
-        shN=harmonics,
+        Columns.tensors(
+            means=_from_unit(_unpack(words["packed_position"]), _columns(ranges, _MEANS)),
+            quats=_unpack_rotations(words["packed_rotation"]),
+            scales=_from_unit(_unpack(words["packed_scale"]), _columns(ranges, _SCALES)),
+            opacities=logits_of(rgba[:, 3], 1 / 255),
+            sh0=sh0_of(_from_unit(rgba[:, :3], colours)),
+            shN=harmonics,
+        ),
+        declared=True,
         notes=notes,
     )
 
@@ -121,10 +121,10 @@ def _sh_values() -> Floats:
     return ((units - 0.5) * _SH_RANGE).astype(np.float32)
 
 
-def _head(chunks: int, count: int, rest: int, told: ExportMetadata) -> str:
+def _head(chunks: int, count: int, rest: int, metadata: ExportMetadata) -> str:
     lines = ["ply", "format binary_little_endian 1.0"]
-    lines += [f"comment {comment}" for comment in told.comments]
-    lines += ["comment SplatRenderMode: mip"] if told.antialiased else []
+    lines += [f"comment {comment}" for comment in metadata.comments]
+    lines += ["comment SplatRenderMode: mip"] if metadata.antialiased else []
     lines += [f"element chunk {chunks}", *(f"property float {name}" for name in [*_MEANS, *_SCALES, *_COLOURS])]
     lines += [f"element vertex {count}", *(f"property uint {name}" for name in _PACKED)]
     if rest:
@@ -215,3 +215,19 @@ def _pack_rotations(quats: Doubles) -> NDArray[np.int64]:
 def _unpack_rotations(words: NDArray[np.uint32]) -> Doubles:
     parts = np.stack([words >> shift & 1023 for shift in (20, 10, 0)], axis=1)
     return with_largest(words >> 30, (parts / 1023.0 - 0.5) / _ROTATION_SCALE)
+
+
+def is_compressed_ply(head: bytes) -> bool:
+    """Return whether a file is a PLY with packed properties."""
+    return head.startswith(b"ply") and b"packed_position" in head
+
+
+FORMAT = Format(
+    "compressed.ply",
+    ".compressed.ply",
+    "a compressed PLY",
+    3,
+    encode_compressed_ply,
+    import_compressed_ply,
+    is_compressed_ply,
+)

@@ -18,22 +18,21 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from scipy.spatial.transform import Rotation
 
 from splatcli import __version__
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.errors import ModelFileError, UsageError
-from splatcli.formats.quantisation import (
+from splatcli.checkpoint.foreign.imported import (
     Columns,
+    Floats,
+    ImportedModel,
+)
+from splatcli.errors import ModelFileError, UsageError
+from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
+from splatcli.formats.quantisation import (
     Doubles,
-    Encoded,
-    ExportMetadata,
     colours_of,
-    columns_of,
-    file_size,
     log_scales_of,
     logits_of,
     opacities_of,
     quantised,
     scales_of,
-    stored_of,
     unit_quats,
 )
 from splatcli.formats.transform import half_turn, placed
@@ -112,22 +111,22 @@ _ARRAY_BUFFER = 34962
 _MAX_BYTES = (1 << 32) - 1
 
 
-def encode_gltf(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_gltf(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The Gaussians as a GLB. Raises DivergedError for values that are not finite, UsageError beyond 4 GiB."""
-    columns = half_turn(columns_of(gaussians))
-    opacities = opacities_of(columns.logit_opacities)
+    columns = half_turn(Columns.of(gaussians))
+    opacities = opacities_of(columns.opacities)
     attributes: dict[str, NDArray[Any]] = {
         "POSITION": columns.means,
         "COLOR_0": _fallback(colours_of(columns.sh0), opacities),
         f"{EXTENSION}:ROTATION": unit_quats(columns.quats)[:, [1, 2, 3, 0]].astype("<f4"),
-        f"{EXTENSION}:SCALE": scales_of(columns.log_scales).astype("<f4"),
+        f"{EXTENSION}:SCALE": scales_of(columns.scales).astype("<f4"),
         f"{EXTENSION}:OPACITY": opacities.astype("<f4"),
         f"{EXTENSION}:SH_DEGREE_0_COEF_0": columns.sh0,
     }
     for place in range(columns.shN.shape[1]):
         degree, coefficient = band_of(place + 1)
         attributes[f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{coefficient}"] = columns.shN[:, place]
-    document, binary = _document(attributes, told)
+    document, binary = _document(attributes, metadata)
     text = json.dumps(document, allow_nan=False).encode()
     text += b" " * (-len(text) % 4)
     total = HEADER.size + 2 * CHUNK.size + len(text) + len(binary)
@@ -135,7 +134,7 @@ def encode_gltf(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
         raise UsageError(f"{total:,} bytes; a GLB ends at 4 GiB", remedy="--sh-degree 0, --crop, or another format")
     parts = [HEADER.pack(MAGIC, 2, total), CHUNK.pack(len(text), JSON), text, CHUNK.pack(len(binary), BINARY), binary]
     note = "trained antialiased; glTF has no word for it, and viewers show it too thick"
-    return Encoded(b"".join(parts), [note] if told.antialiased else [])
+    return Encoded(b"".join(parts), [note] if metadata.antialiased else [])
 
 
 def band_of(place: int) -> tuple[int, int]:
@@ -151,7 +150,7 @@ def _fallback(colours: NDArray[np.floating], opacities: NDArray[np.floating]) ->
     return quantised(np.column_stack([linear, opacities]) * 255.0, 255).astype(np.uint8)
 
 
-def _document(attributes: dict[str, NDArray[Any]], told: ExportMetadata) -> tuple[dict[str, Any], bytes]:
+def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> tuple[dict[str, Any], bytes]:
     """(the JSON part, the binary part): a view and an accessor for each attribute, one after the other."""
     views: list[dict[str, Any]] = []
     accessors: list[dict[str, Any]] = []
@@ -185,8 +184,8 @@ def _document(attributes: dict[str, NDArray[Any]], told: ExportMetadata) -> tupl
         },
     }
     asset: dict[str, Any] = {"version": "2.0", "generator": f"splatcli {__version__}"}
-    if told.comments:
-        asset["extras"] = {"comments": list(told.comments)}
+    if metadata.comments:
+        asset["extras"] = {"comments": list(metadata.comments)}
     document = {
         "asset": asset,
         "extensionsUsed": [EXTENSION],
@@ -256,7 +255,7 @@ class _Document(_Named):
     nodes: list[Node] = []
 
 
-def read_stored_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What the first Gaussians of a GLB are, in the frame of a PLY. Raises ModelFileError."""
     size = file_size(path)
     document, binary = _chunks(path, size)
@@ -275,13 +274,13 @@ def read_stored_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     ((mesh, primitive),) = found
     if primitive.mode != POINTS:
         raise ModelFileError(f"the Gaussians have mode {primitive.mode}; points ({POINTS}) are expected", where=path)
-    told = primitive.extensions[EXTENSION]
-    kernel = told.get("kernel") if isinstance(told, dict) else None
+    extension = primitive.extensions[EXTENSION]
+    kernel = extension.get("kernel") if isinstance(extension, dict) else None
     if kernel != "ellipse":
         raise ModelFileError(f"kernel is {kernel!r}; 'ellipse' is known", where=path)
     notes = []
-    if told.get("colorSpace") != COLOUR_SPACE:
-        notes.append(f"its colour space is {str(told.get('colorSpace'))[:40]!r}; it is taken for {COLOUR_SPACE}")
+    if extension.get("colorSpace") != COLOUR_SPACE:
+        notes.append(f"its colour space is {str(extension.get('colorSpace'))[:40]!r}; it is taken for {COLOUR_SPACE}")
     degree = max((d for d in (1, 2, 3) if f"{EXTENSION}:SH_DEGREE_{d}_COEF_0" in primitive.attributes), default=0)
     count = -1
 
@@ -317,7 +316,14 @@ def read_stored_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
             shN,
         )
         columns = half_turn(_placed(columns, document, mesh, path))
-    return stored_of("glTF", **columns._asdict(), notes=notes)
+    return ImportedModel(
+        "glTF",
+        Columns.tensors(
+            **columns._asdict(),
+        ),
+        declared=True,
+        notes=notes,
+    )
 
 
 def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
@@ -353,7 +359,7 @@ def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
     return document, parts.get(BINARY, memoryview(b""))
 
 
-def _placed(columns: Columns, document: _Document, mesh: int, path: Path) -> Columns:
+def _placed(columns: Columns[Floats], document: _Document, mesh: int, path: Path) -> Columns[Floats]:
     """The Gaussians where the nodes show them."""
     try:
         matrix = placement(document.nodes, mesh)
@@ -392,3 +398,11 @@ def _values(document: _Document, place: int, name: str, width: int, binary: memo
     with np.errstate(invalid="ignore"):  # a signalling NaN; NaN are refused later, with their place
         wide = rows.astype(np.float64)
     return np.maximum(wide / divisor, -1.0) if divisor else wide
+
+
+def is_gltf(head: bytes) -> bool:
+    """Return whether a file begins as binary glTF does."""
+    return head.startswith(MAGIC)
+
+
+FORMAT = Format("glb", ".glb", "a binary glTF", 3, encode_gltf, import_gltf, is_gltf)

@@ -18,9 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign.imported import (
+    ImportedModel,
+)
 from splatcli.errors import ModelFileError
-from splatcli.formats.quantisation import Encoded, ExportMetadata, file_size
+from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
 from splatcli.formats.sog import encode_sog, read_bundle
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
@@ -49,24 +51,24 @@ _UP = np.array([0.0, -1.0, 0.0])
 Doubles = NDArray[np.float64]
 
 
-def encode_html(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_html(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The page with the scene in it. Raises as encode_sog() does."""
-    scene = encode_sog(gaussians, told)
+    scene = encode_sog(gaussians, metadata)
     content = _DATA + base64.b64encode(scene.payload).decode()
-    return Encoded(viewer_page(content, "scene.sog", gaussians, told), scene.notes)
+    return Encoded(viewer_page(content, "scene.sog", gaussians, metadata), scene.notes)
 
 
-def viewer_page(content: str, name: str, gaussians: Gaussians, told: ExportMetadata) -> bytes:
+def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportMetadata) -> bytes:
     """The page that shows the scene found at the URL ``content``.
 
     name: a file's name, whose end tells the viewer the scene's format. gaussians: the scene, for where to look from.
     """
-    turn = to_viewer(_UP if told.up is None else told.up)
+    turn = to_viewer(_UP if metadata.up is None else metadata.up)
     rotation = ", ".join(map(repr, Rotation.from_matrix(turn).as_quat().tolist()))  # x, y, z, w
     settings = {
         "contentUrl": content,
         "contentFilename": name,
-        "settings": _settings(_first_view(gaussians, told.camera, turn)),
+        "settings": _settings(_first_view(gaussians, metadata.camera, turn)),
     }
     text = json.dumps(settings, allow_nan=False).replace("<", "\\u003c")
     page = _asset("index.html")
@@ -74,7 +76,7 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, told: ExportMetad
         (_TITLE, "<title>Gaussian splats</title>"),
         (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
         (_SETTINGS, f"{_OPEN}{text}{_CLOSE}"),
-        (_ANTIALIASED, f"aa: {json.dumps(told.antialiased)},"),
+        (_ANTIALIASED, f"aa: {json.dumps(metadata.antialiased)},"),
         (_SCRIPT, _asset("index.js").replace(_SOURCE_MAP, "")),
         (_TURN, f"entity.setLocalRotation({rotation});"),
     ):
@@ -104,8 +106,8 @@ def to_viewer(up: Doubles) -> Doubles:
     )
 
 
-def read_stored_html(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a page of encode_html() holds, as read_stored_sog(). Raises ModelFileError for any other page too."""
+def import_html(path: Path, *, lenient: bool = False) -> ImportedModel:
+    """What a page of encode_html() holds, as import_sog(). Raises ModelFileError for any other page too."""
     file_size(path)
     content = path.read_bytes()
     start = content.find(_OPEN.encode()) + len(_OPEN)
@@ -178,3 +180,11 @@ def _first_view(gaussians: Gaussians, camera: Camera | None, turn: Doubles) -> d
 
 def _pose(position: Doubles, target: Doubles, field: float) -> dict[str, Any]:
     return {"position": position.tolist(), "target": target.tolist(), "fov": field}
+
+
+def is_html(head: bytes) -> bool:
+    """Return whether a file begins as a page does."""
+    return head.lower().startswith(b"<!doctype html")
+
+
+FORMAT = Format("html", ".html", "a page with a viewer", 3, encode_html, import_html, is_html)

@@ -16,9 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign.imported import (
+    Columns,
+    ImportedModel,
+)
 from splatcli.errors import ModelFileError, VersionError
-from splatcli.formats.quantisation import Doubles, file_size, log_scales_of, logits_of, sh0_of, stored_of
+from splatcli.formats.format import Format, file_size
+from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, sh0_of
 from splatcli.gaussians import SH_REST
 
 _HEADER_SIZE, _SECTION_SIZE = 4096, 1024
@@ -54,7 +58,7 @@ class _Section:
     rows: int
 
 
-def read_stored_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a ``.ksplat`` file holds. Raises ModelFileError; VersionError for versions that are not 0.1 or later 0."""
     file_size(path)
     content = path.read_bytes()
@@ -88,14 +92,17 @@ def read_stored_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
     with np.errstate(all="ignore"):  # NaN of a damaged file; they are refused later, with their place
         parts = [_read(content, section, level, (low, high), SH_REST[degree], path) for section in sections]
         means, scales, quats, rgba, shN = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return stored_of(
+    return ImportedModel(
         f"ksplat, compression level {level}",
-        means=means,
-        quats=quats,
-        log_scales=log_scales_of(scales),
-        logit_opacities=logits_of(rgba[:, 3], 1 / 255),
-        sh0=sh0_of(rgba[:, :3]),
-        shN=shN,
+        Columns.tensors(
+            means=means,
+            quats=quats,
+            scales=log_scales_of(scales),
+            opacities=logits_of(rgba[:, 3], 1 / 255),
+            sh0=sh0_of(rgba[:, :3]),
+            shN=shN,
+        ),
+        declared=True,
         notes=[f"ignored {surplus} bytes behind the data"] if surplus else [],
     )
 
@@ -214,3 +221,6 @@ def _centres(content: bytes, section: _Section, path: Path) -> Doubles:
     centres = np.frombuffer(content, "<f4", 3 * section.buckets, section.start + 4 * section.partial).reshape(-1, 3)
     chosen: Doubles = centres[np.searchsorted(ends, np.arange(section.count), side="right")].astype(np.float64)
     return chosen
+
+
+FORMAT = Format("ksplat", ".ksplat", "a .ksplat file", 2, read=import_ksplat, names=("*.ksplat",))

@@ -14,9 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
+from splatcli.checkpoint.foreign.imported import (
+    Columns,
+    ImportedModel,
+    ImportOptions,
+    check_finite,
+    to_gaussians,
+)
 from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_os_error
-from splatcli.formats.quantisation import Encoded, ExportMetadata, check_finite
+from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.gaussians import SH_REST, Gaussians
 
 # --- The header of a PLY file, read with suspicion: its claims are compared with the file's size before any allocation
@@ -191,14 +197,14 @@ _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 Rows = NDArray[np.float32]
 
 
-def encode_ply(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The Gaussians as a binary PLY in INRIA's layout; see write_ply()."""
     buffer = io.BytesIO()
     # The comment as Brush spells it, which viewers read.
-    mode = ["SplatRenderMode: mip"] if told.antialiased else []
-    write_ply(gaussians, buffer, [*told.comments, *mode])
+    mode = ["SplatRenderMode: mip"] if metadata.antialiased else []
+    write_ply(gaussians, buffer, [*metadata.comments, *mode])
     note = "trained antialiased; viewers that cannot compensate opacity show it too thick"
-    return Encoded(buffer.getvalue(), [note] if told.antialiased else [])
+    return Encoded(buffer.getvalue(), [note] if metadata.antialiased else [])
 
 
 def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
@@ -273,10 +279,10 @@ def read_ply(path: Path, reading: ImportOptions | None = None) -> Gaussians:
     Raises ModelFileError: damaged, not a splat file, NaN or infinite values, or parameters that are not raw.
     """
     reading = reading or ImportOptions()
-    return to_gaussians(read_stored_ply(path, lenient=reading.lenient), reading, Path(path))[0]
+    return to_gaussians(import_ply(path, lenient=reading.lenient), reading, Path(path))[0]
 
 
-def read_stored_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What an INRIA PLY holds, its space not judged yet.
 
     lenient: more data than the header promises are ignored, with a note.
@@ -311,7 +317,7 @@ def read_stored_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
 
     return ImportedModel(
         "PLY",
-        RawTables(**{group: torch.from_numpy(np.ascontiguousarray(block)) for group, block in blocks.items()}),
+        Columns.tensors(**blocks),
         place=place,
         declared=RAW_COMMENT in header.comments,
         notes=notes,
@@ -418,3 +424,11 @@ def _columns(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Rows:
 
 def _rest_names(count: int) -> list[str]:
     return [f"f_rest_{i}" for i in range(count)]
+
+
+def is_ply(head: bytes) -> bool:
+    """Return whether a file is a PLY other than PlayCanvas' compressed one."""
+    return head.startswith(b"ply") and b"packed_position" not in head
+
+
+FORMAT = Format("ply", ".ply", "a PLY", 4, encode_ply, import_ply, is_ply)

@@ -1,126 +1,75 @@
-"""The formats of Gaussians: their names, what tells one from the others, what reads and what writes each."""
+"""The registry of file formats: one line each; formats of other packages are found through entry points."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error
-from splatcli.formats.compressed_ply import encode_compressed_ply, read_stored_compressed_ply
-from splatcli.formats.gltf import MAGIC as GLTF
-from splatcli.formats.gltf import encode_gltf, read_stored_gltf
-from splatcli.formats.html import encode_html, read_stored_html
-from splatcli.formats.ksplat import read_stored_ksplat
-from splatcli.formats.ply import encode_ply, read_stored_ply
-from splatcli.formats.quantisation import Encoded, ExportMetadata
-from splatcli.formats.sog import encode_sog, read_stored_sog
-from splatcli.formats.splat import encode_splat, read_stored_splat
-from splatcli.formats.spz import GZIP, encode_spz, encode_spz4, read_stored_spz
-from splatcli.formats.spz import MAGIC as SPZ
-from splatcli.formats.usd import encode_usdz, read_stored_usd
+from splatcli.checkpoint.foreign.imported import ImportedModel
+from splatcli.checkpoint.foreign.read import read_foreign
+from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error, os_errors
+from splatcli.formats import compressed_ply, gltf, html, ksplat, ply, sog, splat, spz, usd
+from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.gaussians import Gaussians
+from splatcli.plugins import FORMATS as GROUP
+from splatcli.plugins import Plugin, plugins
 
-#: What a zip of torch and a bare pickle are called: anyone's checkpoints, which no format here reads.
-CHECKPOINT = "checkpoint"
+FORMATS = (
+    ply.FORMAT,
+    compressed_ply.FORMAT,
+    splat.FORMAT,
+    ksplat.FORMAT,
+    spz.FORMAT,
+    spz.FORMAT_4,
+    sog.FORMAT,
+    gltf.FORMAT,
+    html.FORMAT,
+    usd.FORMAT,
+    usd.FORMAT_STAGE,
+)
 
-_HTML = b"<!doctype html"
-#: What the first member of a zip is called, by format; one of torch holds none of these.
-_MEMBERS = {"sog": (".webp", "meta.json"), "usdz": (".usdc", ".usda", ".usd")}
-#: USD as text, and in binary.
-_USD = (b"#usda ", b"PXR-USDC")
-_ZIP = b"PK\x03\x04"
-#: Where the first member of a zip has its name.
-_ZIP_NAME_LENGTH, _ZIP_NAME = 26, 30
-#: The header of a compressed PLY names its packed properties within so many bytes.
+
+def _read_torch(path: Path, *, lenient: bool = False) -> ImportedModel:
+    return read_foreign(path)
+
+
+#: A zip of torch or a bare pickle: a checkpoint of splat, or of another program, which is what its reader reads.
+CHECKPOINT = Format("checkpoint", "", "a checkpoint", 4, read=_read_torch)
+
+#: Formats recognise themselves within so many bytes: the header of a compressed PLY has its packed properties there.
 _HEAD = 4096
 
 
-class Read(Protocol):
-    """Reads a file without judging it. Raises ModelFileError."""
-
-    def __call__(self, path: Path, *, lenient: bool = False) -> ImportedModel: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """A format of files.
-
-    name: as ``--format`` takes it. suffix: of its files; "" for a variant that is only chosen by name.
-    title: what a file of it is, for messages. sh_degree: the highest that it holds.
-    write: the file's content; None where it is only read. read: None for a variant, which the
-    reader of the other one takes.
-    """
-
-    name: str
-    suffix: str
-    title: str
-    sh_degree: int
-    write: Callable[[Gaussians, ExportMetadata], Encoded] | None = None
-    read: Read | None = None
-
-
-FORMATS = (
-    Format("ply", ".ply", "a PLY", 4, encode_ply, read_stored_ply),
-    Format(
-        "compressed.ply",
-        ".compressed.ply",
-        "a compressed PLY",
-        3,
-        encode_compressed_ply,
-        read_stored_compressed_ply,
-    ),
-    Format("splat", ".splat", "a .splat file", 0, encode_splat, read_stored_splat),
-    Format("ksplat", ".ksplat", "a .ksplat file", 2, read=read_stored_ksplat),
-    Format("spz", ".spz", "an SPZ file", 3, encode_spz, read_stored_spz),
-    Format("spz4", "", "an SPZ file", 3, encode_spz4),
-    Format("sog", ".sog", "a SOG", 3, encode_sog, read_stored_sog),
-    Format("glb", ".glb", "a binary glTF", 3, encode_gltf, read_stored_gltf),
-    Format("html", ".html", "a page with a viewer", 3, encode_html, read_stored_html),
-    Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz, read_stored_usd),
-    Format("usd", ".usd", "a USD stage", 3, read=read_stored_usd),
-)
-_BY_NAME = {known.name: known for known in FORMATS}
-
-
-def format_for(output: Path, name: str | None) -> Format:
-    """The format to write: ``name`` where it is given, else by the end of the file's name. Raises UsageError."""
-    writable = [known for known in FORMATS if known.write is not None]
+def format_to_write(output: Path, name: str | None) -> Format:
+    """Return the format called ``name`` where it is given, else that of the longest suffix. Raises UsageError."""
+    writable = {known.name: known for known in FORMATS if known.write is not None}
+    found = plugins(GROUP)
     if name is not None:
-        found = [known for known in writable if known.name == name.lower().removeprefix(".")]
-        if not found:
-            names = ", ".join([*(known.name for known in writable), "json"])
-            raise UsageError(f"there is no format {name!r} to write", where="--format", remedy=f"one of {names}")
-        return found[0]
-    ends = [known for known in writable if known.suffix and output.name.lower().endswith(known.suffix)]
+        wanted = name.lower().removeprefix(".")
+        if wanted in writable:
+            return writable[wanted]
+        if wanted in found:
+            return _loaded(found[wanted], writable=True)
+        names = ", ".join([*writable, *found, "json"])
+        raise UsageError(f"there is no format {name!r} to write", where="--format", remedy=f"one of {names}")
+    suffixes = {known.suffix: known.name for known in writable.values() if known.suffix}
+    suffixes = {f".{name}": name for name in found} | suffixes
+    ends = [suffix for suffix in suffixes if output.name.lower().endswith(suffix)]
     if not ends:
-        suffixes = ", ".join([*(known.suffix for known in writable if known.suffix), ".json"])
         raise UsageError(
             f"cannot tell a format from {output.name!r}",
             where="-o",
-            remedy=f"let the name end in one of {suffixes}; or name the format: --format ply",
+            remedy=f"let the name end in one of {', '.join([*suffixes, '.json'])}; or name the format: --format ply",
         )
-    return max(ends, key=lambda known: len(known.suffix))
+    chosen = suffixes[max(ends, key=len)]
+    return writable[chosen] if chosen in writable else _loaded(found[chosen], writable=True)
 
 
-def read_stored(path: Path, kind: str, *, lenient: bool = False) -> ImportedModel:
-    """What a file of the format ``kind`` holds, its space not judged yet. Raises ModelFileError."""
-    reader = _BY_NAME[kind].read
-    assert reader is not None, "file_kind() gives formats that are read"
-    return reader(path, lenient=lenient)
+def format_of(path: Path) -> Format:
+    """Return the format of a file, or CHECKPOINT, by its first bytes; by its name where a format has no mark.
 
-
-def title_of(kind: str) -> str:
-    """What a file of this kind is, for messages."""
-    return "a checkpoint" if kind == CHECKPOINT else _BY_NAME[kind].title
-
-
-def file_kind(path: Path) -> str:
-    """CHECKPOINT (anyone's) or the name of a format, from the first bytes; from the name where a format has no mark.
-
-    Raises ModelFileError for anything else.
+    Raises ModelFileError for a file of no known format.
     """
     try:
         with path.open("rb") as file:
@@ -129,45 +78,66 @@ def file_kind(path: Path) -> str:
         raise from_os_error(error, UnreadableError, path) from None
     if not head:
         raise ModelFileError("the file is empty (0 bytes)", where=path)
-    kind = _marked(head) or _named(path) or (CHECKPOINT if head.startswith((b"PK", b"\x80")) else None)
-    if kind is None:
-        raise ModelFileError(
-            f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}",
-            where=path,
-            remedy=f"name a checkpoint, a run folder, or a file of splats ({_suffixes()})",
-        )
-    return kind
-
-
-def _suffixes() -> str:
-    return ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
-
-
-def _marked(head: bytes) -> str | None:
-    """The format that starts like this; None without a mark, or for a checkpoint."""
-    if head.startswith(b"ply"):
-        return "compressed.ply" if b"packed_position" in head else "ply"
-    if head.startswith((SPZ, GZIP)):
-        return "spz"
-    if head.startswith(GLTF):
-        return "glb"
-    if head.startswith(_USD):
-        return "usd"
-    if head.startswith(_ZIP):
-        first = _first_member(head)
-        return next((kind for kind, ends in _MEMBERS.items() if first.endswith(ends)), None)
-    return "html" if head.lower().startswith(_HTML) else None
-
-
-def _first_member(head: bytes) -> str:
-    """The name of the first member of a zip."""
-    length = int.from_bytes(head[_ZIP_NAME_LENGTH : _ZIP_NAME_LENGTH + 2], "little")
-    return head[_ZIP_NAME : _ZIP_NAME + length].decode("ascii", "replace")
-
-
-def _named(path: Path) -> str | None:
-    """The format without a mark that the name tells."""
+    for known in FORMATS:
+        if known.recognises is not None and known.recognises(head):
+            return known
     name = path.name.lower()
-    if name == "meta.json":
-        return "sog"
-    return next((kind for kind in ("splat", "ksplat", "sog") if name.endswith(f".{kind}")), None)
+    for known in FORMATS:
+        if any(fnmatchcase(name, pattern) for pattern in known.names):
+            return known
+    for plugin in plugins(GROUP).values():
+        if name.endswith(f".{plugin.name}"):
+            return _loaded(plugin, writable=False)
+    if head.startswith((b"PK", b"\x80")):
+        return CHECKPOINT
+    suffixes = ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
+    raise ModelFileError(
+        f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}",
+        where=path,
+        remedy=f"name a checkpoint, a run folder, or a file of splats ({suffixes})",
+    )
+
+
+def import_model(path: Path, *, lenient: bool = False) -> ImportedModel:
+    """Return the model in a file of a format or in a checkpoint of another program, its space not checked yet.
+
+    Raises ModelFileError.
+    """
+    with os_errors(UnreadableError, path):
+        known = format_of(path)
+        assert known.read is not None, "format_of() returns formats that are read"
+        return known.read(path, lenient=lenient)
+
+
+def _loaded(plugin: Plugin, *, writable: bool) -> Format:
+    """Return a plug-in's format under the entry point's name. Its errors name the plug-in."""
+    found = plugin.load()
+    if not isinstance(found, Format):
+        raise plugin.fault(f"{found!r} is not a splatcli.formats.format.Format")
+    own_write, own_read = found.write, found.read
+    if (own_write if writable else own_read) is None:
+        raise UsageError(f"files of the format {plugin.name!r} are not {'written' if writable else 'read'}")
+
+    def write(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
+        assert own_write is not None
+        with plugin.running():
+            encoded = own_write(gaussians, metadata)
+        if not isinstance(encoded, Encoded):
+            raise plugin.fault(f"write() returned {type(encoded).__name__}, not Encoded")
+        return encoded
+
+    def read(path: Path, *, lenient: bool = False) -> ImportedModel:
+        assert own_read is not None
+        with plugin.running():
+            model = own_read(path, lenient=lenient)
+        if not isinstance(model, ImportedModel):
+            raise plugin.fault(f"read() returned {type(model).__name__}, not ImportedModel")
+        return model
+
+    return replace(
+        found,
+        name=plugin.name,
+        suffix=f".{plugin.name}",
+        write=None if own_write is None else write,
+        read=None if own_read is None else read,
+    )

@@ -24,22 +24,19 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from splatcli import __version__
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.errors import ModelFileError, UsageError, VersionError
-from splatcli.formats.quantisation import (
+from splatcli.checkpoint.foreign.imported import (
     Columns,
-    Doubles,
-    Encoded,
-    ExportMetadata,
     Floats,
-    check_expansion,
-    columns_of,
-    file_size,
+    ImportedModel,
+)
+from splatcli.errors import ModelFileError, UsageError, VersionError
+from splatcli.formats.format import Encoded, ExportMetadata, Format, check_expansion, file_size, first_member
+from splatcli.formats.quantisation import (
+    Doubles,
     largest_and_rest,
     logits_of,
     opacities_of,
     quantised,
-    stored_of,
     unit_quats,
     with_largest,
 )
@@ -159,12 +156,12 @@ _MAX_SIDE = 16383
 Texels = NDArray[np.uint8]
 
 
-def encode_sog(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The Gaussians as a bundled SOG. Raises DivergedError for values that are not finite.
 
     The palette of harmonics is found where the Gaussians are: on a GPU in seconds.
     """
-    columns = columns_of(gaussians)
+    columns = Columns.of(gaussians)
     order = morton_order(columns.means)
     columns = Columns(*(column[order] for column in columns))
     count = len(gaussians)
@@ -175,7 +172,7 @@ def encode_sog(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
             f"{count:,} Gaussians do not fit into images of {_MAX_SIDE} pixels", remedy="use another format"
         )
     meta: dict[str, Any] = {"version": VERSION, "asset": {"generator": f"splatcli {__version__}"}, "count": count}
-    if told.antialiased:
+    if metadata.antialiased:
         meta["model"] = "antialiased"
     images: dict[str, Texels] = {}
 
@@ -195,10 +192,10 @@ def encode_sog(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
     place, rest = largest_and_rest(unit_quats(columns.quats))
     bytes_ = quantised((rest * math.sqrt(2.0) * 0.5 + 0.5) * 255.0, 255)
     meta["quats"] = {"files": [put("quats", np.column_stack([bytes_, place + LARGEST]).astype(np.uint8))]}
-    scales = codebook(columns.log_scales.astype(np.float64), CODES)
-    meta["scales"] = {"codebook": scales.tolist(), "files": [put("scales", nearest(columns.log_scales, scales))]}
+    scales = codebook(columns.scales.astype(np.float64), CODES)
+    meta["scales"] = {"codebook": scales.tolist(), "files": [put("scales", nearest(columns.scales, scales))]}
     colours = codebook(columns.sh0.astype(np.float64), CODES)
-    alpha = quantised(opacities_of(columns.logit_opacities) * 255.0, 255)
+    alpha = quantised(opacities_of(columns.opacities) * 255.0, 255)
     texels = np.column_stack([nearest(columns.sh0, colours), alpha]).astype(np.uint8)
     meta["sh0"] = {"codebook": colours.tolist(), "files": [put("sh0", texels)]}
     if gaussians.sh_degree:
@@ -290,7 +287,7 @@ class _Version(BaseModel):
 _Open = Callable[[str], bytes]
 
 
-def read_stored_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a ``.sog`` file, or the meta.json of an unbundled one, holds.
 
     Raises ModelFileError: damaged, impossible sizes, or not SOG; VersionError for version 1 and those to come.
@@ -302,7 +299,7 @@ def read_stored_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
 
 
 def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
-    """What a zip of ``size`` bytes holds, which ``path`` names in messages. Raises as read_stored_sog()."""
+    """What a zip of ``size`` bytes holds, which ``path`` names in messages. Raises as import_sog()."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -377,14 +374,19 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
         notes.append("it was trained antialiased, as the file says; it is taken as if it was not")
     with np.errstate(over="ignore"):
         means = np.sign(stretched) * np.expm1(np.abs(stretched))
-    return stored_of(
+    return ImportedModel(
         "SOG version 2",
-        means=means,
-        quats=with_largest(largest, (rotations[:, :3] / 255.0 - 0.5) * math.sqrt(2.0)),
-        log_scales=np.array(meta.scales.codebook)[texels(meta.scales.files[0])[:, :3]],
-        logit_opacities=logits_of(colours[:, 3] / 255.0, 1 / 255),
-        sh0=np.array(meta.sh0.codebook)[colours[:, :3]],
-        shN=np.zeros((count, 0, 3)) if meta.shN is None else _read_harmonics(meta.shN, texels, open_file, size, path),
+        Columns.tensors(
+            means=means,
+            quats=with_largest(largest, (rotations[:, :3] / 255.0 - 0.5) * math.sqrt(2.0)),
+            scales=np.array(meta.scales.codebook)[texels(meta.scales.files[0])[:, :3]],
+            opacities=logits_of(colours[:, 3] / 255.0, 1 / 255),
+            sh0=np.array(meta.sh0.codebook)[colours[:, :3]],
+            shN=np.zeros((count, 0, 3))
+            if meta.shN is None
+            else _read_harmonics(meta.shN, texels, open_file, size, path),
+        ),
+        declared=True,
         notes=notes,
     )
 
@@ -431,3 +433,11 @@ def _pixels(content: bytes, name: str, needed: int, size: int, path: Path) -> Te
     except Exception as error:  # Pillow's plugins raise what they like
         reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise ModelFileError(f"{name} is no WebP image that can be read ({reason})", where=path) from None
+
+
+def is_sog(head: bytes) -> bool:
+    """Return whether a file begins as the zip of a SOG does."""
+    return first_member(head).endswith((".webp", "meta.json"))
+
+
+FORMAT = Format("sog", ".sog", "a SOG", 3, encode_sog, import_sog, is_sog, ("*.sog", "meta.json"))

@@ -9,21 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign.imported import (
+    Columns,
+    ImportedModel,
+)
 from splatcli.errors import ModelFileError
+from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size
 from splatcli.formats.quantisation import (
-    Encoded,
-    ExportMetadata,
     colours_of,
-    columns_of,
-    file_size,
     log_scales_of,
     logits_of,
     opacities_of,
     quantised,
     scales_of,
     sh0_of,
-    stored_of,
     unit_quats,
 )
 from splatcli.gaussians import Gaussians
@@ -31,26 +30,26 @@ from splatcli.gaussians import Gaussians
 _ROW = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), ("quats", "u1", 4)])
 
 
-def encode_splat(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The Gaussians as rows, those that matter most first, for viewers draw while they load.
 
     Raises DivergedError when a value is not finite.
     """
-    columns = columns_of(gaussians)
-    opacities = opacities_of(columns.logit_opacities)
+    columns = Columns.of(gaussians)
+    opacities = opacities_of(columns.opacities)
     rows = np.zeros(len(gaussians), _ROW)
     rows["means"] = columns.means
-    rows["scales"] = scales_of(columns.log_scales)
+    rows["scales"] = scales_of(columns.scales)
     rows["rgba"][:, :3] = quantised(colours_of(columns.sh0) * 255.0, 255)
     rows["rgba"][:, 3] = quantised(opacities * 255.0, 255)
     quats = unit_quats(columns.quats)
     # q and -q are one rotation; 1 cannot be stored and -1 can.
     rows["quats"] = quantised(np.where(quats[:, :1] > 0, -quats, quats) * 128.0 + 128.0, 255)
-    weight = columns.log_scales.astype(np.float64).sum(axis=1) + np.log(np.maximum(opacities, 1e-30))
+    weight = columns.scales.astype(np.float64).sum(axis=1) + np.log(np.maximum(opacities, 1e-30))
     return Encoded(rows[np.argsort(-weight, kind="stable")].tobytes())
 
 
-def read_stored_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What a ``.splat`` file holds. Raises ModelFileError: its size is no multiple of 32."""
     size = file_size(path)
     surplus = size % _ROW.itemsize
@@ -69,13 +68,19 @@ def read_stored_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
             where=f"{path}, byte {row * _ROW.itemsize + 12}",
         )
     rgba = rows["rgba"] / 255.0
-    return stored_of(
+    return ImportedModel(
         "splat",
-        means=rows["means"],
-        quats=(rows["quats"].astype(np.float64) - 128.0) / 128.0,
-        log_scales=log_scales_of(rows["scales"]),
-        logit_opacities=logits_of(rgba[:, 3], 1 / 255),
-        sh0=sh0_of(rgba[:, :3]),
-        shN=np.zeros((len(rows), 0, 3)),
+        Columns.tensors(
+            means=rows["means"],
+            quats=(rows["quats"].astype(np.float64) - 128.0) / 128.0,
+            scales=log_scales_of(rows["scales"]),
+            opacities=logits_of(rgba[:, 3], 1 / 255),
+            sh0=sh0_of(rgba[:, :3]),
+            shN=np.zeros((len(rows), 0, 3)),
+        ),
+        declared=True,
         notes=[f"ignored {surplus} bytes behind the data"] if surplus else [],
     )
+
+
+FORMAT = Format("splat", ".splat", "a .splat file", 0, encode_splat, import_splat, names=("*.splat",))

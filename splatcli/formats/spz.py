@@ -20,22 +20,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.errors import ModelFileError, ResourceError, UsageError, VersionError
-from splatcli.formats.quantisation import (
+from splatcli.checkpoint.foreign.imported import (
     Columns,
-    Doubles,
-    Encoded,
-    ExportMetadata,
     Floats,
-    check_expansion,
-    columns_of,
-    file_size,
+    ImportedModel,
+)
+from splatcli.errors import ModelFileError, ResourceError, UsageError, VersionError
+from splatcli.formats.format import Encoded, ExportMetadata, Format, check_expansion, file_size
+from splatcli.formats.quantisation import (
+    Doubles,
     largest_and_rest,
     logits_of,
     opacities_of,
     quantised,
-    stored_of,
     unit_quats,
     with_largest,
 )
@@ -248,20 +245,20 @@ _ROTATION_STEPS = 511.0 * math.sqrt(2.0)
 _STEP_FIRST, _STEP_OTHERS = 8, 16
 
 
-def encode_spz(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_spz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """Version 3, which all readers know. Raises DivergedError for values that are not finite, and UsageError for
     positions beyond what fits.
     """
-    return _encode(gaussians, told, 3)
+    return _encode(gaussians, metadata, 3)
 
 
-def encode_spz4(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_spz4(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """Version 4, a tenth smaller and not read everywhere yet; needs the package zstandard."""
-    return _encode(gaussians, told, 4)
+    return _encode(gaussians, metadata, 4)
 
 
-def _encode(gaussians: Gaussians, told: ExportMetadata, version: int) -> Encoded:
-    columns = columns_of(gaussians)
+def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int) -> Encoded:
+    columns = Columns.of(gaussians)
     notes = _losses(columns)
     bits = _fractional_bits(columns.means)
     if bits < _FRACTIONAL_BITS:
@@ -272,17 +269,17 @@ def _encode(gaussians: Gaussians, told: ExportMetadata, version: int) -> Encoded
     packed = place << 30 | parts[:, 0] << 20 | parts[:, 1] << 10 | parts[:, 2]
     streams = [
         _fixed_point(columns.means, bits),
-        _bytes(opacities_of(columns.logit_opacities) * 255.0),
+        _bytes(opacities_of(columns.opacities) * 255.0),
         _bytes(columns.sh0.astype(np.float64) * (_COLOUR_SCALE * 255.0) + 127.5),
-        _bytes((columns.log_scales.astype(np.float64) + _SCALE_SHIFT) * _SCALE_STEPS),
+        _bytes((columns.scales.astype(np.float64) + _SCALE_SHIFT) * _SCALE_STEPS),
         packed.astype("<u4").tobytes(),
         _harmonics(columns.shN),
     ]
-    flags = ANTIALIASED if told.antialiased else 0
+    flags = ANTIALIASED if metadata.antialiased else 0
     return Encoded(pack(Header(version, len(gaussians), gaussians.sh_degree, bits, flags), streams), notes)
 
 
-def read_stored_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What an SPZ file of version 1 to 4 holds.
 
     Raises ModelFileError: damaged, not SPZ, or impossible counts; VersionError; ResourceError as pack() does.
@@ -293,26 +290,29 @@ def read_stored_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
     harmonics = np.frombuffer(streams[5], np.uint8).reshape(count, SH_REST[header.sh_degree], 3)
     if header.flags & ANTIALIASED:
         notes.append("it was trained antialiased, as the file says; it is taken as if it was not")
-    return stored_of(
+    return ImportedModel(
         f"SPZ version {header.version}",
-        means=_positions(streams[0], header),
-        quats=_rotations(streams[4], header),
-        log_scales=scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
-        logit_opacities=logits_of(alphas / 255.0, 1 / 255),
-        sh0=(colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
-        shN=(harmonics.astype(np.float32) - 128) / 128,
+        Columns.tensors(
+            means=_positions(streams[0], header),
+            quats=_rotations(streams[4], header),
+            scales=scales.reshape(count, 3) / _SCALE_STEPS - _SCALE_SHIFT,
+            opacities=logits_of(alphas / 255.0, 1 / 255),
+            sh0=(colours.reshape(count, 3) / 255.0 - 0.5) / _COLOUR_SCALE,
+            shN=(harmonics.astype(np.float32) - 128) / 128,
+        ),
+        declared=True,
         notes=notes,
     )
 
 
-def _losses(columns: Columns) -> list[str]:
+def _losses(columns: Columns[Floats]) -> list[str]:
     """What lies beyond the ranges that the format has, in words."""
     notes = []
     low, high = -_SCALE_SHIFT, 255 / _SCALE_STEPS - _SCALE_SHIFT
     for what, outside in (
         (
             f"log-scales outside {low:g} to {high:.4g}",
-            (columns.log_scales < low - 0.5) | (columns.log_scales > high + 0.5),
+            (columns.scales < low - 0.5) | (columns.scales > high + 0.5),
         ),
         ("SH coefficients beyond 1", np.abs(columns.shN) > 1.0 + 1 / 128),
         ("colours beyond what a byte holds", np.abs(columns.sh0) > 0.5 / _COLOUR_SCALE),
@@ -369,3 +369,12 @@ def _harmonics(shN: Floats) -> bytes:
 def _bytes(values: NDArray[np.floating]) -> bytes:
     payload: bytes = np.clip(np.floor(values + 0.5), 0, 255).astype(np.uint8).tobytes()
     return payload
+
+
+def is_spz(head: bytes) -> bool:
+    """Return whether a file begins as SPZ does; no other format here is a gzip."""
+    return head.startswith((MAGIC, GZIP))
+
+
+FORMAT = Format("spz", ".spz", "an SPZ file", 3, encode_spz, import_spz, is_spz)
+FORMAT_4 = Format("spz4", "", "an SPZ file", 3, encode_spz4)

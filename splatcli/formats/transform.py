@@ -15,8 +15,12 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial.transform import Rotation
 
+from splatcli.checkpoint.foreign.imported import (
+    Columns,
+    Floats,
+)
 from splatcli.errors import ModelFileError
-from splatcli.formats.quantisation import Columns, Doubles, Floats
+from splatcli.formats.quantisation import Doubles
 from splatcli.gaussians import SH_REST
 from splatcli.rasterizer.reference import sh_basis
 
@@ -26,7 +30,7 @@ _EVEN = 1e-5
 _DIRECTIONS = 200
 
 
-def half_turn(columns: Columns) -> Columns:
+def half_turn(columns: Columns[Floats]) -> Columns[Floats]:
     """The same Gaussians with x and y reversed, and everything that depends on direction turned along."""
     w, x, y, z = columns.quats.T
     return columns._replace(
@@ -43,7 +47,7 @@ def sh_signs(coefficients: int) -> Floats:
     return np.array([-1.0 if m % 2 else 1.0 for m in orders], np.float32)
 
 
-def transformed(columns: Columns, matrix: NDArray[np.float64]) -> Columns:
+def transformed(columns: Columns[Floats], matrix: NDArray[np.float64]) -> Columns[Floats]:
     """The Gaussians moved by a 4x4 ``matrix`` for column vectors: a rotation, one scale for all axes, and a shift.
 
     Raises ValueError, whose text goes on after "the transform", for any other.
@@ -66,12 +70,12 @@ def transformed(columns: Columns, matrix: NDArray[np.float64]) -> Columns:
     return columns._replace(
         means=(columns.means.astype(np.float64) @ linear.T + shift).astype(np.float32),
         quats=np.stack(quats, axis=1).astype(np.float32),
-        log_scales=(columns.log_scales + math.log(scale)).astype(np.float32),
+        scales=(columns.scales + math.log(scale)).astype(np.float32),
         shN=mixed.astype(np.float32),
     )
 
 
-def placed(columns: Columns, matrix: NDArray[np.float64], path: Path) -> Columns:
+def placed(columns: Columns[Floats], matrix: NDArray[np.float64], path: Path) -> Columns[Floats]:
     """``transformed`` for what a file says of its Gaussians. Raises ModelFileError."""
     if np.array_equal(matrix, np.eye(4)):
         return columns

@@ -16,22 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from splatcli.checkpoint.foreign.stored import ImportedModel
-from splatcli.errors import ModelFileError, OutputError, ResourceError
-from splatcli.formats.quantisation import (
+from splatcli.checkpoint.foreign.imported import (
     Columns,
-    Doubles,
-    Encoded,
-    ExportMetadata,
-    columns_of,
-    file_size,
-    log_scales_of,
-    logits_of,
-    opacities_of,
-    scales_of,
-    stored_of,
-    unit_quats,
+    Floats,
+    ImportedModel,
 )
+from splatcli.errors import ModelFileError, OutputError, ResourceError
+from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size, first_member
+from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, opacities_of, scales_of, unit_quats
 from splatcli.formats.transform import half_turn, placed
 from splatcli.formats.usd_stage import library
 from splatcli.gaussians import SH_REST, Gaussians
@@ -41,20 +33,20 @@ _DRAWN = 3.0
 _PRIM = "/gaussians"
 
 
-def encode_usdz(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
+def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """The Gaussians as a packed stage, one unit of the scene a metre.
 
     Raises DivergedError for values that are not finite, ResourceError without usd-core, OutputError when it fails.
     """
     usd = _library()
-    columns = half_turn(columns_of(gaussians))
+    columns = half_turn(Columns.of(gaussians))
     with tempfile.TemporaryDirectory(prefix="splat-usd-") as name:
         folder = Path(name)
         stage = usd.Usd.Stage.CreateNew(str(folder / "scene.usdc"))
         usd.UsdGeom.SetStageUpAxis(stage, usd.UsdGeom.Tokens.y)
         usd.UsdGeom.SetStageMetersPerUnit(stage, 1.0)
-        if told.comments:
-            stage.SetMetadata("comment", "\n".join(told.comments))
+        if metadata.comments:
+            stage.SetMetadata("comment", "\n".join(metadata.comments))
         field = usd.UsdVol.ParticleField3DGaussianSplat.Define(stage, _PRIM)
         _fill(field, columns, gaussians.sh_degree, usd.Vt)
         stage.SetDefaultPrim(field.GetPrim())
@@ -65,12 +57,12 @@ def encode_usdz(gaussians: Gaussians, told: ExportMetadata) -> Encoded:
             raise OutputError("usd-core could not pack the stage", where=folder)
         payload = packed.read_bytes()
     note = "trained antialiased; USD has no word for it, and viewers show it too thick"
-    return Encoded(payload, [note] if told.antialiased else [])
+    return Encoded(payload, [note] if metadata.antialiased else [])
 
 
-def _fill(field: Any, columns: Columns, degree: int, vt: Any) -> None:
+def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
     """The attributes of the schema; all floats, for readers prefer them to halves."""
-    scales = scales_of(columns.log_scales)
+    scales = scales_of(columns.scales)
     quats = unit_quats(columns.quats)
     harmonics = np.concatenate([columns.sh0[:, None], columns.shN], axis=1).reshape(-1, 3)
     field.CreatePositionsAttr(vt.Vec3fArray.FromNumpy(columns.means))
@@ -78,7 +70,7 @@ def _fill(field: Any, columns: Columns, degree: int, vt: Any) -> None:
     # In memory the real part of a quaternion of USD comes last.
     xyzw = np.ascontiguousarray(quats[:, [1, 2, 3, 0]].astype(np.float32))
     field.CreateOrientationsAttr(vt.QuatfArray.FromNumpy(xyzw))
-    field.CreateOpacitiesAttr(vt.FloatArray.FromNumpy(opacities_of(columns.logit_opacities).astype(np.float32)))
+    field.CreateOpacitiesAttr(vt.FloatArray.FromNumpy(opacities_of(columns.opacities).astype(np.float32)))
     field.CreateRadianceSphericalHarmonicsDegreeAttr(degree)
     field.CreateRadianceSphericalHarmonicsCoefficientsAttr(vt.Vec3fArray.FromNumpy(np.ascontiguousarray(harmonics)))
     field.CreateExtentAttr(vt.Vec3fArray.FromNumpy(_extent(columns.means.astype(np.float64), scales)))
@@ -113,7 +105,7 @@ _TO_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
 _ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
-def read_stored_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
+def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     """What the only Gaussians of a stage are, in the frame of a PLY.
 
     Raises ModelFileError; ResourceError without usd-core.
@@ -155,10 +147,16 @@ def read_stored_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     )
     with np.errstate(all="ignore"):  # NaN are refused later, with their place
         turned = half_turn(_placed(columns, facts, path))
-    return stored_of("USD", **turned._asdict())
+    return ImportedModel(
+        "USD",
+        Columns.tensors(
+            **turned._asdict(),
+        ),
+        declared=True,
+    )
 
 
-def _placed(columns: Columns, facts: dict[str, Any], path: Path) -> Columns:
+def _placed(columns: Columns[Floats], facts: dict[str, Any], path: Path) -> Columns[Floats]:
     """The Gaussians where the stage shows them, with y up."""
     matrix = np.array(facts["matrix"])
     if facts["up"] not in ("Y", "Z"):
@@ -180,16 +178,30 @@ def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
         check=False,
     )
     try:
-        told: dict[str, Any] = json.loads(worker.stdout)
+        reply: dict[str, Any] = json.loads(worker.stdout)
     except ValueError:
         code = worker.returncode
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         raise ModelFileError(f"usd-core ended {how} while it read this", where=path) from None
-    if "missing" in told:
+    if "missing" in reply:
         raise ResourceError(
-            told["missing"], where=path, remedy="pip install 'splatcli[usd]'; or export it as a PLY or .glb elsewhere"
+            reply["missing"], where=path, remedy="pip install 'splatcli[usd]'; or export it as a PLY or .glb elsewhere"
         )
-    if "refused" in told:
-        raise ModelFileError(told["refused"].replace(str(place), path.name), where=path)
-    facts: dict[str, Any] = told["facts"]
+    if "refused" in reply:
+        raise ModelFileError(reply["refused"].replace(str(place), path.name), where=path)
+    facts: dict[str, Any] = reply["facts"]
     return facts
+
+
+def is_usdz(head: bytes) -> bool:
+    """Return whether a file begins as a packed stage does."""
+    return first_member(head).endswith((".usdc", ".usda", ".usd"))
+
+
+def is_stage(head: bytes) -> bool:
+    """Return whether a file begins as a stage does, in text or in binary."""
+    return head.startswith((b"#usda ", b"PXR-USDC"))
+
+
+FORMAT = Format("usdz", ".usdz", "a packed USD stage", 3, encode_usdz, import_usd, is_usdz)
+FORMAT_STAGE = Format("usd", ".usd", "a USD stage", 3, read=import_usd, recognises=is_stage)

@@ -95,24 +95,24 @@ def main() -> None:
     # What libraries print must not come into the line: it gets stderr.
     line = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    told: dict[str, Any] = {}
+    reply: dict[str, Any] = {}
     try:
         usd = library()
     except ImportError as error:
-        told = {"missing": str(error)}
+        reply = {"missing": str(error)}
     else:
         _limit(size)
         try:
             facts, arrays = read_stage(usd, path)
             np.savez(out, **arrays)  # type: ignore[arg-type]
-            told = {"facts": facts}
+            reply = {"facts": facts}
         except Refused as error:
-            told = {"refused": str(error)}
+            reply = {"refused": str(error)}
         except MemoryError:
-            told = {"refused": "it takes more memory than a scene of its size can need"}
+            reply = {"refused": "it takes more memory than a scene of its size can need"}
         except Exception as error:  # what the library calls an error
-            told = {"refused": f"usd-core cannot read it ({_words(error)})"}
-    line.write(json.dumps(told))
+            reply = {"refused": f"usd-core cannot read it ({_words(error)})"}
+    line.write(json.dumps(reply))
     line.flush()
     os._exit(0)  # without the library's own end, which may not survive a damaged file
 
@@ -120,10 +120,10 @@ def main() -> None:
 def _words(error: Exception) -> str:
     """The first thing that usd-core tells, without its places in C++."""
     try:
-        told = str(error)
+        text = str(error)
     except UnicodeDecodeError:  # it quotes the file
         return "it holds text that is not UTF-8"
-    first = next((line for line in told.splitlines() if line.strip()), type(error).__name__)
+    first = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
     return first.rpartition(" : ")[2].strip(" '")[:200]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.activation_check import cost_sentence, predicted_pairs
+from splatcli.checkpoint.activation_check import activation_cost, predicted_isects
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.context import RasterContext, view_of
@@ -44,7 +44,7 @@ def counted(gaussians: Gaussians, camera: Camera) -> int:
 @pytest.mark.parametrize("distance", [0.5, 2.0, 12.0])
 def test_the_prediction_is_never_below_and_not_far_above(size: float, distance: float) -> None:
     gaussians, camera = scene(3_000, size, seed=1), camera_at(distance)
-    pairs, visible = predicted_pairs(gaussians.means.numpy(), gaussians.log_scales.numpy(), camera)
+    pairs, visible = predicted_isects(gaussians.means.numpy(), gaussians.log_scales.numpy(), camera)
     actual = counted(gaussians, camera)
     assert actual <= pairs <= 1.75 * actual
     assert visible <= pairs
@@ -52,20 +52,20 @@ def test_the_prediction_is_never_below_and_not_far_above(size: float, distance: 
 
 def test_nothing_behind_the_camera_counts() -> None:
     gaussians = scene(100, 0.1, seed=2)
-    assert predicted_pairs(gaussians.means.numpy(), gaussians.log_scales.numpy(), camera_at(-30.0)) == (0, 0)
+    assert predicted_isects(gaussians.means.numpy(), gaussians.log_scales.numpy(), camera_at(-30.0)) == (0, 0)
 
 
 def test_scales_beyond_any_float_cover_every_tile() -> None:
     means = np.zeros((10, 3), np.float32)
     scales = np.full((10, 3), 3e38, np.float32)
-    assert predicted_pairs(means, scales, camera_at(5.0)) == (10 * 20 * 13, 10)
+    assert predicted_isects(means, scales, camera_at(5.0)) == (10 * 20 * 13, 10)
 
 
 def test_many_gaussians_are_counted_by_a_sample() -> None:
     gaussians = scene(500_000, 0.02, seed=3)
     means, scales = gaussians.means.numpy(), gaussians.log_scales.numpy()
-    pairs, visible = predicted_pairs(means, scales, camera_at(6.0))
-    quarters = [predicted_pairs(means[i::4], scales[i::4], camera_at(6.0)) for i in range(4)]
+    pairs, visible = predicted_isects(means, scales, camera_at(6.0))
+    quarters = [predicted_isects(means[i::4], scales[i::4], camera_at(6.0)) for i in range(4)]
     assert pairs == pytest.approx(sum(quarter[0] for quarter in quarters), rel=0.01)
     assert visible == pytest.approx(sum(quarter[1] for quarter in quarters), rel=0.01)
 
@@ -74,11 +74,11 @@ def test_of_many_cameras_the_worst_counts() -> None:
     gaussians = scene(500, 0.1, seed=4)
     cameras = [camera_at(float(distance)) for distance in (40, 30, 20, 3)]
     cameras[3] = replace(cameras[3], name="close.jpg")
-    assert "of close.jpg, 320x200 pixels" in cost_sentence(
+    assert "of close.jpg, 320x200 pixels" in activation_cost(
         gaussians.means.numpy(), gaussians.log_scales.numpy(), cameras
     )
 
 
 @pytest.mark.parametrize("means", [np.zeros((0, 3), np.float32), np.zeros((1, 3), np.float32)])
 def test_nothing_and_a_single_point_have_a_sentence_too(means: np.ndarray) -> None:
-    assert cost_sentence(means, means + 1)
+    assert activation_cost(means, means + 1)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 
-from splatcli.checkpoint.activation_check import Space, judge, judge_opacities, judge_scales, space_problem
+from splatcli.checkpoint.activation_check import Space, check_opacities, check_scales, check_space, space_problem
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import with_settings
@@ -49,8 +49,8 @@ def test_no_activated_scene_is_taken_for_raw_and_no_raw_one_for_activated() -> N
     raw, activated = Counter[Space](), Counter[Space]()
     for case in CASES:
         means, logs = shells(*case)
-        raw[judge_scales(means, logs).space] += 1
-        activated[judge_scales(means, exp(logs)).space] += 1
+        raw[check_scales(means, logs).space] += 1
+        activated[check_scales(means, exp(logs)).space] += 1
     assert raw[Space.ACTIVATED] == 0
     assert activated[Space.RAW] == 0
     assert activated[Space.ACTIVATED] > 0.9 * len(CASES)
@@ -59,7 +59,7 @@ def test_no_activated_scene_is_taken_for_raw_and_no_raw_one_for_activated() -> N
 def test_doubt_about_raw_scenes_needs_units_in_which_everything_is_large() -> None:
     for unit, flatness, bias in CASES:
         means, logs = shells(unit, flatness, bias)
-        assert judge_scales(means, logs).space is Space.RAW or float(logs.min()) >= 0
+        assert check_scales(means, logs).space is Space.RAW or float(logs.min()) >= 0
 
 
 def test_twice_activated_scales_are_refused() -> None:
@@ -71,27 +71,27 @@ def test_twice_activated_scales_are_refused() -> None:
 def test_where_positions_tell_nothing_one_negative_scale_decides() -> None:
     scales = np.full((500, 3), 3.0, np.float32)
     scales[77, 1] = -1e-6
-    assert judge_scales(np.zeros((500, 3), np.float32), scales).space is Space.RAW
+    assert check_scales(np.zeros((500, 3), np.float32), scales).space is Space.RAW
 
 
 def test_clones_on_one_spot_do_not_hide_the_distances() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
     means, scales = np.repeat(means, 3, axis=0), np.repeat(exp(logs), 3, axis=0)
-    assert judge_scales(means, scales).space is Space.ACTIVATED
+    assert check_scales(means, scales).space is Space.ACTIVATED
 
 
 @pytest.mark.parametrize("count", [1, 2, 99])
 def test_few_gaussians_leave_doubt(count: int) -> None:
     means = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
     scales = np.full((count, 3), 0.01, np.float32)
-    assert judge_scales(means, scales).space is Space.UNSURE
+    assert check_scales(means, scales).space is Space.UNSURE
     assert space_problem(means, scales, np.zeros(count, np.float32), declared=False) is not None
     assert space_problem(means, scales, np.zeros(count, np.float32), declared=True) is None
 
 
 @pytest.mark.parametrize("means", [np.zeros((300, 3), np.float32), np.zeros((0, 3), np.float32)])
 def test_degenerate_positions_do_not_crash(means: Array) -> None:
-    verdict = judge_scales(means, np.full((len(means), 3), 0.5, np.float32))
+    verdict = check_scales(means, np.full((len(means), 3), 0.5, np.float32))
     assert verdict.space is (Space.UNSURE if len(means) else Space.RAW)
 
 
@@ -107,13 +107,13 @@ def test_opacities_between_0_and_1_are_activated_unless_constant() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(-2, 3, size=500).astype(np.float32)
     sigmoids = (1 / (1 + np.exp(-logits))).astype(np.float32)
-    assert judge_opacities(logits) is Space.RAW
-    assert judge_opacities(sigmoids) is Space.ACTIVATED
-    assert judge_opacities(np.append(sigmoids, [0, 1]).astype(np.float32)) is Space.ACTIVATED
-    assert judge_opacities(sigmoids[:7]) is Space.UNSURE
-    assert judge_opacities(np.full(500, 0.1, np.float32)) is Space.UNSURE
-    assert judge_opacities(np.full(500, -2.197, np.float32)) is Space.RAW  # INRIA's initial opacity
-    assert judge_opacities(np.zeros(500, np.float32)) is Space.RAW  # that of MCMC
+    assert check_opacities(logits) is Space.RAW
+    assert check_opacities(sigmoids) is Space.ACTIVATED
+    assert check_opacities(np.append(sigmoids, [0, 1]).astype(np.float32)) is Space.ACTIVATED
+    assert check_opacities(sigmoids[:7]) is Space.UNSURE
+    assert check_opacities(np.full(500, 0.1, np.float32)) is Space.UNSURE
+    assert check_opacities(np.full(500, -2.197, np.float32)) is Space.RAW  # INRIA's initial opacity
+    assert check_opacities(np.zeros(500, np.float32)) is Space.RAW  # that of MCMC
 
 
 def test_doubtful_opacities_are_refused_unless_the_file_vouches_for_them() -> None:
@@ -127,7 +127,7 @@ def test_doubtful_opacities_are_refused_unless_the_file_vouches_for_them() -> No
 
 def test_the_grounds_are_told_also_for_what_is_accepted() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
-    found = judge(means, logs, np.linspace(-5, 8, 800, dtype=np.float32), declared=False)
+    found = check_space(means, logs, np.linspace(-5, 8, 800, dtype=np.float32), declared=False)
     assert (found.problem, found.space) == (None, Space.RAW)
     assert found.evidence == (
         "scales are logarithms (2,400 of 2,400 values are below 0)",
@@ -177,4 +177,4 @@ def test_a_run_in_millimetres_can_be_saved_and_loaded(checkpoint_of: Callable[..
 def test_equal_scales_on_a_regular_grid_are_not_taken_for_logarithms(value: float) -> None:
     """Each is one multiple of the distance to the neighbours, and so is its logarithm."""
     means = np.stack(np.meshgrid(*[np.arange(8.0)] * 3), axis=-1).reshape(-1, 3).astype(np.float32)
-    assert judge_scales(means, np.full((512, 3), value, np.float32)).space is not Space.RAW
+    assert check_scales(means, np.full((512, 3), value, np.float32)).space is not Space.RAW

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.foreign.stored import RawTables
+from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.checkpoint.run_dir import find_latest
 from splatcli.formats.ply import read_ply
 from splatcli.train.state import flushed
@@ -28,12 +28,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="session")
-def trained(finished_run: Path) -> RawTables:
+def trained(finished_run: Path) -> Columns:
     """The Gaussians of the finished run, whose scales are partly below zero."""
     latest = find_latest(finished_run)
     assert latest is not None
     gaussians = flushed(load_checkpoint(latest))
-    tables = RawTables(
+    tables = Columns(
         means=gaussians.means,
         quats=gaussians.quats,
         scales=gaussians.log_scales,
@@ -57,7 +57,7 @@ def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.mark.parametrize("kind", WRITERS)
 class TestEveryFormat:
     def test_is_shown_as_the_run_that_it_came_from(
-        self, kind: str, splat: Splat, finished_run: Path, trained: RawTables, cameras: Path, tmp_path: Path
+        self, kind: str, splat: Splat, finished_run: Path, trained: Columns, cameras: Path, tmp_path: Path
     ) -> None:
         path = write(kind, trained, tmp_path)
         done = splat("render", path, "--views", cameras, "-o", tmp_path / "a")
@@ -67,7 +67,7 @@ class TestEveryFormat:
             assert np.array_equal(imageio.imread(left), imageio.imread(right))
 
     def test_is_measured_on_the_scene_that_is_named(
-        self, kind: str, splat: Splat, finished_run: Path, tiny_scene: Path, trained: RawTables, tmp_path: Path
+        self, kind: str, splat: Splat, finished_run: Path, tiny_scene: Path, trained: Columns, tmp_path: Path
     ) -> None:
         path = write(kind, trained, tmp_path)
         (facts,) = splat("eval", path, "--data", tiny_scene, "--json").objects
@@ -79,13 +79,13 @@ class TestEveryFormat:
         assert "--data DIR" in refused.err
 
     def test_is_rendered_from_the_scene_that_is_named(
-        self, kind: str, splat: Splat, tiny_scene: Path, trained: RawTables, tmp_path: Path
+        self, kind: str, splat: Splat, tiny_scene: Path, trained: Columns, tmp_path: Path
     ) -> None:
         done = splat("render", write(kind, trained, tmp_path), "--data", tiny_scene, "--views", "-o", tmp_path / "a")
         assert (done.code, len(done.lines)) == (0, 2)
         assert "mean of 2 views: PSNR" in done.err
 
-    def test_is_exported_with_its_bits(self, kind: str, splat: Splat, trained: RawTables, tmp_path: Path) -> None:
+    def test_is_exported_with_its_bits(self, kind: str, splat: Splat, trained: Columns, tmp_path: Path) -> None:
         done = splat("export", write(kind, trained, tmp_path), "-o", tmp_path / "out.ply")
         assert done.code == 0
         found = read_ply(tmp_path / "out.ply")
@@ -96,7 +96,7 @@ class TestEveryFormat:
         assert "carries no cameras" in refused.err
 
     def test_can_be_the_start_of_a_run(
-        self, kind: str, splat: Splat, tiny_scene: Path, trained: RawTables, tmp_path: Path
+        self, kind: str, splat: Splat, tiny_scene: Path, trained: Columns, tmp_path: Path
     ) -> None:
         words = ["--init", write(kind, trained, tmp_path), "--sh-degree", 0, "--stop-at", 1, "-n", 1000]
         done = splat("train", tiny_scene, "-o", tmp_path / "run", *words)
@@ -105,7 +105,7 @@ class TestEveryFormat:
         assert "SH degree 1 -> 0: the difference is dropped" in done.err
 
     def test_cannot_be_resumed_and_the_way_round_works(
-        self, kind: str, splat: Splat, trained: RawTables, tmp_path: Path
+        self, kind: str, splat: Splat, trained: Columns, tmp_path: Path
     ) -> None:
         path = write(kind, trained, tmp_path)
         done = splat("resume", path)
@@ -113,7 +113,7 @@ class TestEveryFormat:
         assert ("this is a PLY (no optimizer state)" if kind == "ply" else "not a checkpoint of splat") in done.err
         assert f"splat train SCENE --init {path}" in done.err
 
-    def test_is_told_by_info(self, kind: str, splat: Splat, trained: RawTables, tmp_path: Path) -> None:
+    def test_is_told_by_info(self, kind: str, splat: Splat, trained: Columns, tmp_path: Path) -> None:
         (facts,) = splat("info", write(kind, trained, tmp_path), "--json").objects
         assert facts["kind"] == ("ply" if kind == "ply" else "foreign checkpoint")
         assert (facts["num_gaussians"], facts["sh_degree"]) == (len(trained.means), 1)
@@ -159,7 +159,7 @@ class TestEveryFormat:
 
 
 def test_the_run_folders_of_other_programs_stand_for_their_newest_model(
-    splat: Splat, trained: RawTables, tmp_path: Path
+    splat: Splat, trained: Columns, tmp_path: Path
 ) -> None:
     inria, gsplat, nerfstudio = (tmp_path / name for name in ("inria", "gsplat", "nerfstudio"))
     for folder in (inria / "point_cloud" / "iteration_7000", gsplat / "ckpts", nerfstudio / "nerfstudio_models"):
@@ -170,7 +170,7 @@ def test_the_run_folders_of_other_programs_stand_for_their_newest_model(
     write("nerfstudio", trained, nerfstudio / "nerfstudio_models")
     (nerfstudio / "nerfstudio_models" / "step-000002000.ckpt").write_bytes(b"older")
     for rank in range(2):
-        part = RawTables(*(table[rank::2] for table in trained))
+        part = Columns(*(table[rank::2] for table in trained))
         write_gsplat(part, gsplat / "ckpts" / f"ckpt_6999_rank{rank}.pt")
     (gsplat / "ckpts" / "ckpt_99_rank0.pt").write_bytes(b"older")
     found = {folder.name: splat("info", folder, "--json").objects[0] for folder in (inria, gsplat, nerfstudio)}

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.model import file_kind, find_model
+from splatcli.cli.model import find_model
 from splatcli.errors import ModelFileError, UsageError
+from splatcli.formats.registry import format_of
 
 
 @pytest.fixture
@@ -86,13 +87,13 @@ def test_content_tells_the_kind(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"\x80\x02", "checkpoint"), (b"ply\nformat", "ply")):
         path.write_bytes(content)
-        assert file_kind(path) == kind
+        assert format_of(path).name == kind
     for content, said in (
         (b"", "empty"),
         (b"junk", "neither a checkpoint nor a file of splats: it starts with b'junk'"),
     ):
         path.write_bytes(content)
         with pytest.raises(ModelFileError, match=said):
-            file_kind(path)
+            format_of(path)
     with pytest.raises(ModelFileError):
-        file_kind(tmp_path / "absent")
+        format_of(tmp_path / "absent")

@@ -18,8 +18,8 @@ import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli import view as module
+from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply, read_ply
-from splatcli.formats.quantisation import ExportMetadata
 from splatcli.train.state import flushed
 from splatcli.viewer.server import listen
 from tests.cli.tiny import QUICK

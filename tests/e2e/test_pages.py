@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply
-from splatcli.formats.quantisation import ExportMetadata
 from splatcli.gaussians import Gaussians
 from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from scipy.spatial.transform import Rotation
 
+from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.errors import ModelFileError
-from splatcli.formats.gltf import encode_gltf, read_stored_gltf
-from splatcli.formats.quantisation import Columns, ExportMetadata
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.gltf import encode_gltf, import_gltf
 from splatcli.formats.transform import half_turn, transformed
 from tests.formats.made import scene
 
@@ -73,8 +74,8 @@ def test_pygltflib_reads_it(good: bytes, tmp_path: Path) -> None:
     accessor = found.accessors[found.meshes[0].primitives[0].attributes.POSITION]
     assert accessor.count == 20
     found.save(str(tmp_path / "b.glb"))
-    a, b = (read_stored_gltf(tmp_path / name) for name in ("a.glb", "b.glb"))
-    for x, y in zip(a.tables, b.tables, strict=True):
+    a, b = (import_gltf(tmp_path / name) for name in ("a.glb", "b.glb"))
+    for x, y in zip(a.columns, b.columns, strict=True):
         assert x.numpy().tobytes() == y.numpy().tobytes()
 
 
@@ -116,7 +117,7 @@ def test_what_does_not_fit_is_refused(
     edit(document)
     (tmp_path / "a.glb").write_bytes(glb(document, binary))
     with pytest.raises(ModelFileError, match=said):
-        read_stored_gltf(tmp_path / "a.glb")
+        import_gltf(tmp_path / "a.glb")
 
 
 @pytest.mark.parametrize("as_matrix", [False, True])
@@ -137,14 +138,14 @@ def test_gaussians_are_where_the_nodes_show_them(good: bytes, as_matrix: bool, t
         nodes[1]["matrix"] = matrices[0].T.reshape(-1).tolist()
     document["nodes"] = nodes
     (tmp_path / "a.glb").write_bytes(glb(document, binary))
-    found, still = read_stored_gltf(tmp_path / "a.glb").tables, scene(20, 2)
+    found, still = import_gltf(tmp_path / "a.glb").columns, scene(20, 2)
     columns = Columns(
         *(getattr(still, name).numpy() for name in ("means", "quats", "log_scales", "logit_opacities", "sh0", "shN"))
     )
     expected = half_turn(transformed(half_turn(columns), matrices[0] @ matrices[1]))
     np.testing.assert_allclose(found.means, expected.means, atol=1e-5)
     np.testing.assert_allclose(found.shN, expected.shN, atol=1e-5)
-    np.testing.assert_allclose(found.scales, expected.log_scales, atol=1e-5)
+    np.testing.assert_allclose(found.scales, expected.scales, atol=1e-5)
 
 
 def test_normalised_integers_are_read(tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_normalised_integers_are_read(tmp_path: Path) -> None:
     document, binary = parts_of(encode_gltf(scene(20, 0), ExportMetadata()).payload)
     plain = tmp_path / "plain.glb"
     plain.write_bytes(glb(document, binary))
-    expected = read_stored_gltf(plain).tables
+    expected = import_gltf(plain).columns
     primitive = document["meshes"][0]["primitives"][0]["attributes"]
     view = document["bufferViews"][primitive[f"{PREFIX}ROTATION"]]
     rotation = np.frombuffer(binary[view["byteOffset"] : view["byteOffset"] + view["byteLength"]], "<f4").reshape(20, 4)
@@ -170,6 +171,6 @@ def test_normalised_integers_are_read(tmp_path: Path) -> None:
     primitive[f"{PREFIX}ROTATION"] = len(document["accessors"]) - 2
     primitive[f"{PREFIX}OPACITY"] = len(document["accessors"]) - 1
     (tmp_path / "a.glb").write_bytes(glb(document, binary + rows.tobytes()))
-    found = read_stored_gltf(tmp_path / "a.glb").tables
+    found = import_gltf(tmp_path / "a.glb").columns
     assert (found.quats / found.quats.norm(dim=1, keepdim=True) - expected.quats).abs().max() < 1e-4
     assert (found.opacities.sigmoid() - expected.opacities.sigmoid()).abs().max() <= 0.5 / 255 + 1e-6

@@ -21,9 +21,9 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.errors import ModelFileError
 from splatcli.formats import html
+from splatcli.formats.format import ExportMetadata
 from splatcli.formats.html import encode_html, to_viewer
-from splatcli.formats.quantisation import ExportMetadata
-from splatcli.formats.registry import file_kind, read_stored
+from splatcli.formats.registry import format_of, import_model
 from splatcli.formats.sog import encode_sog
 from splatcli.scene.camera import Camera
 from tests.browser import look_at
@@ -70,9 +70,9 @@ def test_the_page_holds_the_scene_the_style_and_the_script(page: str) -> None:
 def test_the_scene_is_read_back_as_that_of_a_sog(tmp_path: Path) -> None:
     for name, write in (("x.sog", encode_sog), ("x.html", encode_html)):
         (tmp_path / name).write_bytes(write(scene(200, 1), ExportMetadata()).payload)
-    assert file_kind(tmp_path / "x.html") == "html"
-    wanted, found = (read_stored(tmp_path / f"x.{kind}", kind) for kind in ("sog", "html"))
-    for (name, a), (_, b) in zip(wanted.tables.named(), found.tables.named(), strict=True):
+    assert format_of(tmp_path / "x.html").name == "html"
+    wanted, found = (import_model(tmp_path / f"x.{kind}") for kind in ("sog", "html"))
+    for (name, a), (_, b) in zip(wanted.columns._asdict().items(), found.columns._asdict().items(), strict=True):
         assert torch.equal(a, b), name
 
 
@@ -92,7 +92,7 @@ def test_a_page_that_holds_no_scene_is_refused(page: str, old: str, new: str, sa
     path = tmp_path / "x.html"
     path.write_text(page.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(ModelFileError) as caught:
-        read_stored(path, file_kind(path))
+        import_model(path)
     assert said in caught.value.what
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.errors import SplatError, VersionError
-from splatcli.formats.registry import file_kind, read_stored
+from splatcli.formats.registry import format_of, import_model
 from splatcli.gaussians import SH_REST, Gaussians
 from tests.formats.made import errors, scene
 from tests.formats.made_ksplat import QUANTA, SH_RANGE, SIDE, ksplat
@@ -20,9 +20,8 @@ from tests.formats.test_refusals import at, refusal
 
 
 def load(path: Path) -> Gaussians:
-    kind = file_kind(path)
-    assert kind == "ksplat"
-    return to_gaussians(read_stored(path, kind), ImportOptions(), path)[0]
+    assert format_of(path).name == "ksplat"
+    return to_gaussians(import_model(path), ImportOptions(), path)[0]
 
 
 def displayable(gaussians: Gaussians) -> Gaussians:
@@ -155,7 +154,7 @@ def test_other_versions_are_told(tmp_path: Path) -> None:
 def test_bytes_behind_the_data_are_ignored_when_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "x.ksplat"
     path.write_bytes(spoiled(1) + b"abc")
-    stored = read_stored(path, "ksplat", lenient=True)
+    stored = import_model(path, lenient=True)
     assert len(stored) == 67
     assert stored.notes == ["ignored 3 bytes behind the data"]
 
@@ -163,4 +162,4 @@ def test_bytes_behind_the_data_are_ignored_when_asked_for(tmp_path: Path) -> Non
 def test_what_is_no_number_is_left_to_the_one_who_asks(tmp_path: Path) -> None:
     path = tmp_path / "x.ksplat"
     path.write_bytes(spoiled(0, at(DATA, "<I", 0x7FA00000)))  # a signalling NaN
-    assert read_stored(path, "ksplat").broken() == ["1 NaN or infinite values in means, the first at [0, 0]"]
+    assert import_model(path).nonfinite() == ["1 NaN or infinite values in means, the first at [0, 0]"]

@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import ModelFileError, SplatError, UsageError, VersionError
-from splatcli.formats.quantisation import ExportMetadata
-from splatcli.formats.registry import FORMATS, file_kind, read_stored
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.registry import FORMATS, import_model
 from splatcli.gaussians import Gaussians
 from tests.formats.made import scene
 
@@ -35,7 +35,7 @@ def refusal(content: bytes, path: Path, *, lenient: bool = False) -> SplatError:
     path.write_bytes(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises((ModelFileError, VersionError)) as caught:
-        read_stored(path, file_kind(path), lenient=lenient)
+        import_model(path, lenient=lenient)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # kilobytes
     assert str(path) in str(caught.value)
     error: SplatError = caught.value
@@ -172,7 +172,7 @@ def test_a_compressed_ply_with_impossible_claims_is_refused(tmp_path: Path) -> N
 def test_a_splat_file_of_another_length_is_refused_or_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = tmp_path / "x.splat"
     assert "no multiple of the 32" in refusal(written("splat") + b"abc", path).what
-    stored = read_stored(path, "splat", lenient=True)
+    stored = import_model(path, lenient=True)
     assert len(stored) == 30
     assert stored.notes == ["ignored 3 bytes behind the data"]
     negative = bytearray(written("splat"))
@@ -181,7 +181,7 @@ def test_a_splat_file_of_another_length_is_refused_or_read_as_far_as_it_goes(tmp
     infinite = bytearray(written("splat"))
     struct.pack_into("<f", infinite, 0, float("inf"))
     path.write_bytes(infinite)
-    assert read_stored(path, "splat").broken() == ["1 NaN or infinite values in means, the first at [0, 0]"]
+    assert import_model(path).nonfinite() == ["1 NaN or infinite values in means, the first at [0, 0]"]
 
 
 def test_what_does_not_fit_a_format_is_told() -> None:
@@ -212,5 +212,5 @@ def test_a_checksum_is_kept(tmp_path: Path) -> None:
         flipped[place] ^= 1
         (tmp_path / "x.spz").write_bytes(flipped)
         with pytest.raises((ModelFileError, VersionError)):
-            read_stored(tmp_path / "x.spz", "spz")
+            import_model(tmp_path / "x.spz")
     assert zlib.crc32(gzip.decompress(whole)) == struct.unpack_from("<I", whole, len(whole) - 8)[0]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.formats.quantisation import ExportMetadata
-from splatcli.formats.registry import FORMATS, file_kind, read_stored
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import Gaussians
 from tests.formats.made import by_position, errors, scene
@@ -92,8 +92,7 @@ def round_trip(gaussians: Gaussians, name: str, path: Path) -> Gaussians:
         pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
     encoded = known.write(gaussians, ExportMetadata())
     path.write_bytes(encoded.payload)
-    kind = file_kind(path)
-    return to_gaussians(read_stored(path, kind), ImportOptions(), path)[0]
+    return to_gaussians(import_model(path), ImportOptions(), path)[0]
 
 
 def displayable(gaussians: Gaussians) -> Gaussians:

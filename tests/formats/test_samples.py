@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.formats.registry import file_kind, read_stored
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.formats.registry import import_model
 from splatcli.gaussians import SH_C0, Gaussians
 from tests.formats.made import rotation_errors
 
@@ -21,7 +21,7 @@ def load(name: str) -> Gaussians:
     path = SAMPLES / name
     if "v4" in name or name.startswith("biker/biker.spz"):
         pytest.importorskip("zstandard", reason="SPZ version 4 needs splatcli[spz]")
-    return to_gaussians(read_stored(path, file_kind(path)), ImportOptions(), path)[0]
+    return to_gaussians(import_model(path), ImportOptions(), path)[0]
 
 
 #: The largest error in colour: SPZ stores sh0 in bytes of 1/(255 * 0.15), the others the colour itself.

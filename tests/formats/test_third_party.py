@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import read_ply
-from splatcli.formats.quantisation import ExportMetadata
-from splatcli.formats.registry import FORMATS, file_kind, read_stored
+from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import Gaussians
 from tests.browser import MODULES, node
@@ -74,7 +74,7 @@ def test_what_splat_transform_writes_is_read_here_as_it_reads_it_itself(name: st
     if name == "spz":
         pytest.importorskip("zstandard", reason="splat-transform writes SPZ version 4")
     path = transformed(written("ply", tmp_path / "a.ply", model()), tmp_path / f"b.{name}")
-    ours = to_gaussians(read_stored(path, file_kind(path)), ImportOptions(), path)[0]
+    ours = to_gaussians(import_model(path), ImportOptions(), path)[0]
     found = errors(read_ply(transformed(path, tmp_path / "c.ply")), ours)
     for attribute, error in found.items():
         assert error <= (2e-3 if attribute == "quats" else 2e-5), (attribute, found)
@@ -84,14 +84,14 @@ def test_gsply_reads_spz_and_its_spz_is_read_here(tmp_path: Path) -> None:
     gsply = pytest.importorskip("gsply", reason="gsply is not installed")
     before = model()
     theirs = gsply.read_spz(str(written("spz", tmp_path / "a.spz", before)))
-    ours = to_gaussians(read_stored(tmp_path / "a.spz", "spz"), ImportOptions(), tmp_path / "a.spz")[0]
+    ours = to_gaussians(import_model(tmp_path / "a.spz"), ImportOptions(), tmp_path / "a.spz")[0]
     assert np.abs(theirs.means - ours.means.numpy()).max() < 1e-6
     assert np.abs(theirs.scales - ours.log_scales.numpy()).max() < 1e-5
     assert np.abs(theirs.sh0 - ours.sh0.numpy()).max() < 1e-5
     assert np.abs(theirs.shN.reshape(ours.shN.shape) - ours.shN.numpy()).max() < 1e-5
     assert rotation_errors(torch.from_numpy(np.array(theirs.quats)), ours.quats).max() < 0.01
     gsply.write_spz(str(tmp_path / "b.spz"), theirs)
-    again = to_gaussians(read_stored(tmp_path / "b.spz", "spz"), ImportOptions(), tmp_path / "b.spz")[0]
+    again = to_gaussians(import_model(tmp_path / "b.spz"), ImportOptions(), tmp_path / "b.spz")[0]
     found = errors(ours, again)
     for attribute, error in found.items():
         assert error <= getattr(BOUNDS["spz"], attribute), (attribute, found)

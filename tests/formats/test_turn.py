@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.spatial.transform import Rotation
 
-from splatcli.formats.quantisation import Columns, columns_of
+from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.formats.transform import half_turn, sh_rotation, sh_signs, transformed
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.rasterizer import render
@@ -35,12 +35,11 @@ def seen(gaussians: Gaussians, camera: Camera) -> torch.Tensor:
 
 
 def turned(gaussians: Gaussians) -> Gaussians:
-    return gaussians_of(half_turn(columns_of(gaussians)))
+    return gaussians_of(half_turn(Columns.of(gaussians)))
 
 
 def gaussians_of(made: Columns) -> Gaussians:
-    columns: dict[str, Any] = made._asdict()
-    return Gaussians(**{name: torch.from_numpy(np.ascontiguousarray(column)) for name, column in columns.items()})
+    return Gaussians(*Columns.tensors(**made._asdict()))
 
 
 @pytest.mark.parametrize("degree", range(5))
@@ -79,7 +78,7 @@ def test_the_picture_is_the_same_for_a_camera_that_moves_along(degree: int) -> N
     viewmat = camera.viewmat @ np.linalg.inv(matrix)
     viewmat[:3] *= scale
     picture = seen(gaussians, camera)
-    after = gaussians_of(transformed(columns_of(gaussians), matrix))
+    after = gaussians_of(transformed(Columns.of(gaussians), matrix))
     assert (seen(after, dataclasses.replace(camera, viewmat=viewmat)) - picture).abs().max() < 1e-4
 
 
@@ -104,4 +103,4 @@ def test_what_no_gaussians_can_follow_is_told(edit: Any, said: str) -> None:
     matrix = moving(1.0)
     edit(matrix)
     with pytest.raises(ValueError, match=said):
-        transformed(columns_of(scene(3)), matrix)
+        transformed(Columns.of(scene(3)), matrix)

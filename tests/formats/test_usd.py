@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
+from splatcli.checkpoint.foreign.imported import Columns, ImportOptions, to_gaussians
 from splatcli.errors import ModelFileError, ResourceError
-from splatcli.formats.quantisation import ExportMetadata, columns_of
-from splatcli.formats.registry import file_kind, read_stored
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.registry import format_of, import_model
 from splatcli.formats.transform import half_turn
 from splatcli.formats.usd import encode_usdz
 from splatcli.gaussians import Gaussians
@@ -35,10 +35,10 @@ def test_the_stage_holds_the_gaussians(degree: int, tmp_path: Path) -> None:
     assert UsdGeom.GetStageUpAxis(stage) == "Y"
     assert stage.GetMetadata("comment") == "add 1 2 3"
     field = UsdVol.ParticleField3DGaussianSplat(stage.GetDefaultPrim())
-    expected = half_turn(columns_of(gaussians))
+    expected = half_turn(Columns.of(gaussians))
     np.testing.assert_array_equal(np.array(field.GetPositionsAttr().Get()), expected.means)
-    np.testing.assert_allclose(np.array(field.GetScalesAttr().Get()), np.exp(expected.log_scales), rtol=1e-5)
-    opacities = 1 / (1 + np.exp(-expected.logit_opacities.astype(float)))
+    np.testing.assert_allclose(np.array(field.GetScalesAttr().Get()), np.exp(expected.scales), rtol=1e-5)
+    opacities = 1 / (1 + np.exp(-expected.opacities.astype(float)))
     np.testing.assert_allclose(np.array(field.GetOpacitiesAttr().Get()), opacities, atol=1e-6)
     assert field.GetRadianceSphericalHarmonicsDegreeAttr().Get() == degree
     harmonics = np.array(field.GetRadianceSphericalHarmonicsCoefficientsAttr().Get()).reshape(40, (degree + 1) ** 2, 3)
@@ -80,7 +80,7 @@ def stage_of(gaussians: Gaussians, path: Path, edit: Callable[[Any, Any], object
 
 
 def load(path: Path) -> Gaussians:
-    return to_gaussians(read_stored(path, file_kind(path)), ImportOptions(), path)[0]
+    return to_gaussians(import_model(path), ImportOptions(), path)[0]
 
 
 def check_same(before: Gaussians, after: Gaussians, **more: float) -> None:
@@ -102,7 +102,7 @@ def test_what_is_written_comes_back(degree: int, name: str, tmp_path: Path) -> N
         stage_of(before, tmp_path / "x.usdc").rename(path)
     else:
         stage_of(before, path)
-    assert file_kind(path) == ("usdz" if name.endswith("z") else "usd")
+    assert format_of(path).name == ("usdz" if name.endswith("z") else "usd")
     after = load(path)
     assert after.sh_degree == degree
     check_same(before, after)
@@ -159,7 +159,7 @@ def test_a_stage_that_holds_no_gaussians_is_refused(edit: Any, said: str, tmp_pa
     pytest.importorskip("pxr", reason=NEEDS_USD)
     path = stage_of(scene(5, 1), tmp_path / "a.usda", edit)
     with pytest.raises(ModelFileError) as caught:
-        read_stored(path, file_kind(path))
+        import_model(path)
     assert said in caught.value.what
     assert caught.value.where == str(path)
 
@@ -175,7 +175,7 @@ def test_a_damaged_stage_is_refused(tmp_path: Path) -> None:
         path = tmp_path / name
         path.write_bytes(content)
         with pytest.raises(ModelFileError, match="usd-core cannot read it"):
-            read_stored(path, file_kind(path))
+            import_model(path)
 
 
 def test_reading_without_the_library_tells_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_reading_without_the_library_tells_the_remedy(tmp_path: Path, monkeypatc
     path = tmp_path / "a.usda"
     path.write_text("#usda 1.0\n")
     with pytest.raises(ResourceError, match="not installed") as caught:
-        read_stored(path, file_kind(path))
+        import_model(path)
     assert "splatcli[usd]" in str(caught.value.remedy)
 
 
@@ -194,7 +194,7 @@ def test_a_reader_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     path = tmp_path / "a.usdc"
     path.write_bytes(b"PXR-USDC" + bytes(80))
     with pytest.raises(ModelFileError, match="ended by SIGABRT"):
-        read_stored(path, file_kind(path))
+        import_model(path)
 
 
 @pytest.mark.parametrize(
@@ -209,4 +209,4 @@ def test_a_reader_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_stages_and_pages_are_told_by_their_content(content: bytes, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(content)
-    assert file_kind(path) == kind
+    assert format_of(path).name == kind

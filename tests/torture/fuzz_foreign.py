@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.activation_check import Space
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.cli.model import open_stored
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.formats.registry import import_model
 from tests.checkpoint.foreign.made import WRITERS, tables_of
 from tests.torture.fuzz_checkpoint import ODD, spoil_members, with_odd_number
 from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
@@ -66,7 +66,7 @@ def case_of(seed: int, folder: Path) -> Case:
 
 def _read(path: Path, reading: ImportOptions) -> None:
     """Everything that a command does with such a file before it draws or trains."""
-    model, notes = to_gaussians(open_stored(path), reading, path)
+    model, notes = to_gaussians(import_model(path), reading, path)
     assert all(note.strip() for note in notes)
     for name, tensor in model.items():
         assert len(tensor) == len(model), name

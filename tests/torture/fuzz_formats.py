@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.activation_check import Space
-from splatcli.checkpoint.foreign.stored import ImportOptions, to_gaussians
-from splatcli.formats.quantisation import ExportMetadata
-from splatcli.formats.registry import CHECKPOINT, FORMATS, file_kind, read_stored
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.formats.format import ExportMetadata
+from splatcli.formats.registry import CHECKPOINT, FORMATS, format_of, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import SH_REST, Gaussians
 from tests.formats.made_ksplat import ksplat
@@ -111,10 +111,9 @@ def _as_text(stage: bytes) -> bytes:
 
 
 def _read(path: Path, lenient: bool) -> None:
-    kind = file_kind(path)
-    if kind == CHECKPOINT:  # the mark of the format was hit; its readers have harnesses of their own
+    if format_of(path) is CHECKPOINT:  # the mark of the format was hit; its readers have harnesses of their own
         return
-    stored = read_stored(path, kind, lenient=lenient)
+    stored = import_model(path, lenient=lenient)
     # Raw: whether the numbers look activated is not the question here.
     model, _ = to_gaussians(stored, ImportOptions(Space.RAW), path)
     count = len(model)

@@ -25,10 +25,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
-from splatcli.cli.model import open_stored
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, ImportOptions, to_gaussians
 from splatcli.config import Config, DataConfig
 from splatcli.errors import ModelFileError
+from splatcli.formats.registry import import_model
 from splatcli.scene.read import read_scene
 from splatcli.train.init import gaussians_from_points
 from tests.checkpoint.foreign.made import WRITERS, activated, write
@@ -82,7 +82,7 @@ def accepted(stored: ImportedModel) -> bool:
     return True
 
 
-def synthetic(quick: bool) -> Iterator[tuple[float, RawTables]]:
+def synthetic(quick: bool) -> Iterator[tuple[float, Columns]]:
     """(unit, raw model) over units, flatness, bias of the sizes, and kinds of opacities."""
     shapes = [(1.0, 0.0)] if quick else list(itertools.product((0.0, 1.0, 3.0), (-1.0, 0.0, 1.0)))
     units = UNITS[::2] if quick else UNITS
@@ -98,7 +98,7 @@ def synthetic(quick: bool) -> Iterator[tuple[float, RawTables]]:
         )[number % 3]
         yield (
             unit,
-            RawTables(
+            Columns(
                 means=torch.from_numpy(means),
                 quats=torch.randn(count, 4, generator=rng),
                 scales=torch.from_numpy(logs),
@@ -118,16 +118,16 @@ def through_files(quick: bool) -> dict[str, Count]:
                 scales, quats, opacities = (times * chosen for chosen in subset)
                 changed = activated(tables, scales=scales, quats=quats, opacities=opacities)
                 for kind in WRITERS:
-                    stored = open_stored(write(kind, changed, Path(folder)))
+                    stored = import_model(write(kind, changed, Path(folder)))
                     counts[kind].add(subset, accepted(stored), unit)
     return dict(counts)
 
 
-def real_models() -> Iterator[tuple[str, list[float], RawTables]]:
+def real_models() -> Iterator[tuple[str, list[float], Columns]]:
     """(name, units to try, raw model) of what lies beside the project; nothing without it."""
     trained = DATA / "import_samples/inria_ply/point_cloud_iter7000_9080.ply"
     if trained.is_file():
-        yield "trained by the original program", UNITS, open_stored(trained).tables
+        yield "trained by the original program", UNITS, import_model(trained).columns
     edited = DATA / "import_samples/biker/biker.compressed.ply"
     if edited.is_file():
         yield "edited scan, from a compressed PLY", [1e-2, 1.0, 1e2], compressed_tables(edited)
@@ -140,11 +140,11 @@ def real_models() -> Iterator[tuple[str, list[float], RawTables]]:
             yield (
                 f"initial, from the points of {name}",
                 UNITS,
-                RawTables(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN),
+                Columns(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN),
             )
 
 
-def compressed_tables(path: Path) -> RawTables:
+def compressed_tables(path: Path) -> Columns:
     """The raw parameters of PlayCanvas' compressed PLY without harmonics; enough of the format for this purpose."""
     data = plyfile.PlyData.read(str(path))
     chunks, rows = data["chunk"].data, data["vertex"].data
@@ -160,7 +160,7 @@ def compressed_tables(path: Path) -> RawTables:
 
     alpha = np.clip((rows["packed_color"] & 255) / 255, 1 / 512, 1 - 1 / 512)
     count = len(rows)
-    return RawTables(
+    return Columns(
         means=torch.from_numpy(unpack(rows["packed_position"], "min_", "max_", "xyz")),
         quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(count, 1),  # not judged
         scales=torch.from_numpy(unpack(rows["packed_scale"], "min_scale_", "max_scale_", "xyz")),
@@ -170,7 +170,7 @@ def compressed_tables(path: Path) -> RawTables:
     )
 
 
-def scaled(tables: RawTables, unit: float) -> RawTables:
+def scaled(tables: Columns, unit: float) -> Columns:
     """The same scene measured in another unit of length."""
     scales: Tensor = tables.scales + math.log(unit)
     return tables._replace(means=tables.means * unit, scales=scales)

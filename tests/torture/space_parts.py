@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables
-from splatcli.cli.model import open_stored
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel
+from splatcli.formats.registry import import_model
 from tests.checkpoint.foreign.made import activated
 from tests.torture.harness import Figure, Tally, enough, main
 from tests.torture.space_matrix import DATA, accepted, real_models, scaled
@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[Path, tuple[str, ...]]] = {
 CLEAR = {"rows": 0.1, "scales": 0.1, "opacities": 0.5}
 
 
-def trained(folder: Path, name: str) -> Iterator[tuple[str, RawTables]]:
+def trained(folder: Path, name: str) -> Iterator[tuple[str, Columns]]:
     """A run's model before its first step and after its last."""
     scene, words = RUNS[name]
     run = folder / name.replace(", ", "-")
@@ -51,23 +51,23 @@ def trained(folder: Path, name: str) -> Iterator[tuple[str, RawTables]]:
         colours = (found.sh0, found.shN)
         yield (
             f"{name} {path.stem}",
-            RawTables(found.means, found.quats, found.log_scales, found.logit_opacities, *colours),
+            Columns(found.means, found.quats, found.log_scales, found.logit_opacities, *colours),
         )
 
 
-def models(folder: Path) -> Iterator[tuple[str, RawTables]]:
+def models(folder: Path) -> Iterator[tuple[str, Columns]]:
     """All that is at hand, raw."""
     for name, _, tables in real_models():
         yield name, tables
     bundle = DATA / "import_samples" / "playbot_sog" / "6_0" / "meta.json"
     if bundle.is_file():
-        yield "playbot", open_stored(bundle).tables
+        yield "playbot", import_model(bundle).columns
     for name, (scene, _) in RUNS.items():
         if scene.is_dir():
             yield from trained(folder, name)
 
 
-def mixed(raw: RawTables, rows: torch.Tensor, what: str) -> RawTables:
+def mixed(raw: Columns, rows: torch.Tensor, what: str) -> Columns:
     """The model with ``rows`` activated, bool [N]; what: "rows", "scales" or "opacities"."""
     whole = activated(raw, scales=1, opacities=1)
     scales = torch.where(rows[:, None], whole.scales.clamp_max(3e38), raw.scales)
@@ -77,16 +77,16 @@ def mixed(raw: RawTables, rows: torch.Tensor, what: str) -> RawTables:
     )
 
 
-def one_axis(raw: RawTables, axis: int) -> RawTables:
+def one_axis(raw: Columns, axis: int) -> Columns:
     scales = raw.scales.clone()
     scales[:, axis] = scales[:, axis].double().exp().float().clamp_max(3e38)
     return raw._replace(scales=scales)
 
 
-def try_model(name: str, tables: RawTables, units: list[float], tally: Tally) -> None:
+def try_model(name: str, tables: Columns, units: list[float], tally: Tally) -> None:
     """A raw model, and what may be wrong with it, in several units."""
 
-    def count(word: str, unit: float, model: RawTables, *, raw: bool = False, clear: bool = True) -> None:
+    def count(word: str, unit: float, model: Columns, *, raw: bool = False, clear: bool = True) -> None:
         passed = accepted(ImportedModel("model", model))
         if passed is not raw and clear:
             tally.failures.append((len(tally.failures), f"{name}, unit {unit:g}: {word}"))

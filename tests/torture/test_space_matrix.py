@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from splatcli.checkpoint.activation_check import Space
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
-from splatcli.cli.model import open_stored
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, ImportOptions, to_gaussians
 from splatcli.config import Config, DataConfig
 from splatcli.errors import ModelFileError
+from splatcli.formats.registry import import_model
 from splatcli.scene.read import read_scene
 from splatcli.train.init import gaussians_from_points
 from tests.checkpoint.foreign.made import activated
@@ -52,7 +52,7 @@ def test_an_accepted_activated_model_would_be_counted() -> None:
 @pytest.mark.parametrize("name", ["inria_ply/point_cloud_iter7000_9080.ply", "biker/biker.compressed.ply"])
 def test_real_models_pass_raw_and_fail_activated(name: str) -> None:
     path: Path = DATA / "import_samples" / name
-    tables = compressed_tables(path) if "compressed" in name else open_stored(path).tables
+    tables = compressed_tables(path) if "compressed" in name else import_model(path).columns
     for unit in [1.0] if len(tables.means) > 100_000 else UNITS[::4]:
         raw = scaled(tables, unit)
         assert accepted(ImportedModel("PLY", raw)), unit
@@ -61,24 +61,24 @@ def test_real_models_pass_raw_and_fail_activated(name: str) -> None:
         assert not accepted(ImportedModel("PLY", activated(raw, opacities=1))), unit
 
 
-def initial_courtyard() -> RawTables:
+def initial_courtyard() -> Columns:
     points = read_scene(SCENE, DataConfig()).points
     assert points is not None
     start = gaussians_from_points(points.xyz, points.rgb, Config())
-    return RawTables(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN)
+    return Columns(start.means, start.quats, start.log_scales, start.logit_opacities, start.sh0, start.shN)
 
 
-def trained_alike() -> RawTables:
+def trained_alike() -> Columns:
     """Flat Gaussians with logits about those of a trained model."""
     means, logs = shells(1.0, 1.0, 0.0, count=4000)
     rng = torch.Generator().manual_seed(0)
     quats, sh0 = torch.randn(4000, 4, generator=rng), torch.randn(4000, 3, generator=rng)
     opacities = 3.0 * torch.randn(4000, generator=rng) - 1.0
-    return RawTables(torch.from_numpy(means), quats, torch.from_numpy(logs), opacities, sh0, torch.zeros(4000, 0, 3))
+    return Columns(torch.from_numpy(means), quats, torch.from_numpy(logs), opacities, sh0, torch.zeros(4000, 0, 3))
 
 
 @pytest.mark.parametrize("make", [initial_courtyard, trained_alike])
-def test_partly_activated_models_are_refused_and_raw_ones_pass_in_any_unit(make: Callable[[], RawTables]) -> None:
+def test_partly_activated_models_are_refused_and_raw_ones_pass_in_any_unit(make: Callable[[], Columns]) -> None:
     tally, units = Tally(), [1e-6, 1e-2, 1.0, 3.0, 30.0, 1e3, 1e7]
     try_model(make.__name__, make(), units, tally)
     assert tally.failures == []

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import ImportedModel, RawTables, take_tables
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, Load, Program, columns_of_tensors
 from splatcli.checkpoint.schema import listed
 from splatcli.errors import ModelFileError
 
@@ -23,14 +23,14 @@ FRAME_NOTE = (
 
 
 def is_gsplat(stored: object) -> bool:
-    """Whether it is a dictionary with splats, as gsplat's examples save it."""
+    """Return whether a file holds a dictionary with splats, as gsplat's examples save it."""
     return isinstance(stored, dict) and isinstance(stored.get("splats"), dict)
 
 
-def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> ImportedModel:
-    """The Gaussians of all processes, in the order of their ranks.
+def read_gsplat(stored: object, path: Path, load: Load) -> ImportedModel:
+    """Return the Gaussians of all processes, in the order of their ranks.
 
-    stored: what is in ``path``. load: opens the other shards.
+    stored: the content of ``path``. load: opens the other shards.
     Raises ModelFileError when shards are missing, are of different steps or do not fit together.
     """
     shards = shards_of(path)
@@ -43,8 +43,8 @@ def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> I
             where=path.parent,
             remedy="put the shards of one step into one folder, and name any of them",
         )
-    tables = [_tables(content, shard) for content, shard in zip(contents, shards, strict=True)]
-    degrees = {table.shN.shape[1] for table in tables}
+    parts = [_columns(content, shard) for content, shard in zip(contents, shards, strict=True)]
+    degrees = {part.shN.shape[1] for part in parts}
     if len(degrees) > 1:
         raise ModelFileError(f"the shards have {sorted(degrees)} SH coefficients, not one number", where=path.parent)
     notes = [FRAME_NOTE]
@@ -52,18 +52,18 @@ def read_gsplat(stored: object, path: Path, load: Callable[[Path], object]) -> I
         notes.insert(0, f"read {len(shards)} shards as one model: {shards[0].name} to {shards[-1].name}")
     return ImportedModel(
         f"gsplat checkpoint, step {steps[0]}",
-        RawTables(*(torch.cat(blocks) for blocks in zip(*tables, strict=True))),
-        parts=[len(table.means) for table in tables],
+        Columns(*(torch.cat(some) for some in zip(*parts, strict=True))),
+        parts=[len(part.means) for part in parts],
         names=_NAMES,
         notes=notes,
     )
 
 
 def shards_of(path: Path) -> list[Path]:
-    """All shards of the step that ``path`` is one of, by rank; ``path`` alone when its name names no rank.
+    """Return all shards of the step of ``path``, by rank; ``path`` alone when its name names no rank.
 
-    How many there should be is nowhere stored. Ranks have no gaps; other steps have as many; and each rank leaves a
-    file of statistics. Raises ModelFileError, naming what is missing, when one of these says that there are more.
+    No file stores their number. But ranks have no gaps, other steps have as many, and each rank leaves a file of
+    statistics. Raises ModelFileError with the missing shards when one of these says that there are more.
     """
     named = _SHARD.fullmatch(path.name)
     if named is None:
@@ -95,7 +95,7 @@ def _step(content: object, shard: Path) -> int:
     return step if isinstance(step, int) else -1
 
 
-def _tables(content: object, shard: Path) -> RawTables:
+def _columns(content: object, shard: Path) -> Columns[Tensor]:
     assert isinstance(content, dict)
     splats = content["splats"]
     if "features" in splats and "sh0" not in splats:
@@ -104,4 +104,14 @@ def _tables(content: object, shard: Path) -> RawTables:
             where=shard,
             remedy="train without app_opt, or let gsplat write a PLY, which has the colours in it",
         )
-    return take_tables({group: splats.get(group) for group in _NAMES}, _NAMES, shard)
+    return columns_of_tensors({name: splats.get(name) for name in _NAMES}, _NAMES, shard)
+
+
+PROGRAM = Program(
+    is_gsplat,
+    read_gsplat,
+    (
+        ("ckpts/ckpt_*_rank*.pt", r"ckpts/ckpt_(\d+)_rank\d+\.pt"),
+        ("ckpt_*_rank*.pt", r"ckpt_(\d+)_rank\d+\.pt"),
+    ),
+)

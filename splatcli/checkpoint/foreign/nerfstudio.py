@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.foreign.stored import ImportedModel, take_tables
+from splatcli.checkpoint.foreign.imported import ImportedModel, Load, Program, columns_of_tensors
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import SH_C0
 
@@ -31,12 +31,12 @@ FRAME_NOTE = (
 
 
 def is_nerfstudio(stored: object) -> bool:
-    """Whether it is a dictionary with a pipeline's state, as nerfstudio's trainer saves it."""
+    """Return whether a file holds a dictionary with a pipeline's state, as nerfstudio's trainer saves it."""
     return isinstance(stored, dict) and isinstance(stored.get("pipeline"), dict)
 
 
-def read_nerfstudio(stored: object, where: Path) -> ImportedModel:
-    """The Gaussians of such a state. Raises ModelFileError when it holds no splatfacto model."""
+def read_nerfstudio(stored: object, where: Path, load: Load) -> ImportedModel:
+    """Return the Gaussians of a state. Raises ModelFileError when it holds no splatfacto model."""
     assert isinstance(stored, dict)
     state: dict[object, object] = stored["pipeline"]
     state = {key.removeprefix("module.") if isinstance(key, str) else key: value for key, value in state.items()}
@@ -47,24 +47,34 @@ def read_nerfstudio(stored: object, where: Path) -> ImportedModel:
             where=where,
             remedy="models of splatfacto can be read, those of other methods hold no splats",
         )
-    found = {group: state.get(prefix + name) for group, name in _NAMES.items()}
+    found = {column: state.get(prefix + name) for column, name in _NAMES.items()}
     colours = state.get(prefix + _ALL_COLOURS)
     if isinstance(colours, Tensor) and colours.dim() == 3:
         found |= {"sh0": colours[:, :1], "shN": colours[:, 1:]}
-    names = {group: prefix + name for group, name in _NAMES.items()}
-    tables = take_tables(found, names, where)
+    names = {column: prefix + name for column, name in _NAMES.items()}
+    columns = columns_of_tensors(found, names, where)
     step = stored.get("step")
     model = ImportedModel(
         "nerfstudio checkpoint" + (f", step {step}" if isinstance(step, int) else ""),
-        tables,
+        columns,
         names=names,
         notes=[FRAME_NOTE],
     )
     if model.sh_degree == 0 and colours is None:
         # Without harmonics splatfacto trains colours through a sigmoid instead: its own definition, not a guess.
-        sh0 = (torch.sigmoid(tables.sh0) - 0.5) / SH_C0
-        model.tables = tables._replace(sh0=sh0)
+        sh0 = (torch.sigmoid(columns.sh0) - 0.5) / SH_C0
+        model.columns = columns._replace(sh0=sh0)
         model.notes.append(
             "SH degree 0: splatfacto keeps such colours as logits, which were turned into SH coefficients"
         )
     return model
+
+
+PROGRAM = Program(
+    is_nerfstudio,
+    read_nerfstudio,
+    (
+        ("nerfstudio_models/step-*.ckpt", r"nerfstudio_models/step-(\d+)\.ckpt"),
+        ("step-*.ckpt", r"step-(\d+)\.ckpt"),
+    ),
+)

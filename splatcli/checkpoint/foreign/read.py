@@ -1,4 +1,9 @@
-"""Which program a torch file comes from, and its Gaussians as stored."""
+"""Reads torch files of other programs without trusting them: the zip, every checksum, every word of the pickle.
+
+weights_only=True alone is not enough: it builds bytearrays of any size, and finds a second pickle under another
+spelling of the first one's name. So the pickle is read as a list of instructions first. Only those that rebuild tensors
+and plain containers may be there; numbers of numpy, in schedulers and learning rates, are replaced by nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +16,56 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.container import DAMAGED, check_crc, examine, pickle_of
-from splatcli.checkpoint.foreign.gsplat import is_gsplat, read_gsplat
-from splatcli.checkpoint.foreign.inria import is_inria, read_inria
-from splatcli.checkpoint.foreign.nerfstudio import is_nerfstudio, read_nerfstudio
-from splatcli.checkpoint.foreign.stored import ImportedModel
+from splatcli.checkpoint.foreign import gsplat, inria, nerfstudio
+from splatcli.checkpoint.foreign.imported import ImportedModel
 from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
 
-# --- The newest model in the folder of a run of another program
+#: The programs whose checkpoints are read; of models of one step the first program's wins.
+PROGRAMS = (inria.PROGRAM, gsplat.PROGRAM, nerfstudio.PROGRAM)
 
-#: Where the programs put what they train: a pattern below the run's folder, and the step in the match.
-_PLACES = (
-    ("point_cloud/iteration_*/point_cloud.ply", re.compile(r"point_cloud/iteration_(\d+)/")),
-    ("chkpnt*.pth", re.compile(r"chkpnt(\d+)\.pth")),
-    ("ckpts/ckpt_*_rank*.pt", re.compile(r"ckpts/ckpt_(\d+)_rank\d+\.pt")),
-    ("ckpt_*_rank*.pt", re.compile(r"ckpt_(\d+)_rank\d+\.pt")),
-    ("nerfstudio_models/step-*.ckpt", re.compile(r"nerfstudio_models/step-(\d+)\.ckpt")),
-    ("step-*.ckpt", re.compile(r"step-(\d+)\.ckpt")),
-)
+
+def read_foreign(path: Path) -> ImportedModel:
+    """Return the model in a torch file of one of PROGRAMS, its space not checked yet.
+
+    Raises ModelFileError for a damaged or hostile file, and for one that holds no known model.
+    """
+    stored = load_foreign(path)
+    for program in PROGRAMS:
+        if program.recognises(stored):
+            return program.read(stored, path, load_foreign)
+    raise ModelFileError(
+        f"no model that is known here: {_outline(stored)}",
+        where=path,
+        remedy="known are checkpoints of splat, of the original program (chkpnt*.pth), of gsplat and of nerfstudio, "
+        "and PLY files",
+    )
 
 
 def newest_foreign(folder: Path) -> Path | None:
-    """The PLY or checkpoint of the highest step below ``folder``, None without any.
+    """Return the PLY or checkpoint of the highest step in the run folder of another program; None without any.
 
-    The PLY where both are of that step; of a model in several shards the first.
+    The PLY wins where both are of that step, and the first of several shards.
     """
     found = []
-    for order, (pattern, name) in enumerate(_PLACES):
+    for order, (pattern, name) in enumerate(place for program in PROGRAMS for place in program.places):
         for path in sorted(folder.glob(pattern)):
-            if match := name.match(path.relative_to(folder).as_posix()):
+            if match := re.match(name, path.relative_to(folder).as_posix()):
                 found.append((int(match[1]), -order, path))
-    # Of equals the first wins, which is rank 0.
+    # max() returns the first of equals, which is rank 0.
     return max(found, key=lambda entry: entry[:2])[2] if found else None
 
 
-# --- A torch file of another program, opened without trusting it: the zip, every checksum, every word of the pickle
-#
-# weights_only=True alone is not enough: it builds bytearrays of any size, and finds a second pickle under another
-# spelling of the first one's name. So the pickle is read as a list of instructions first. Only those that rebuild
-# tensors and plain containers may be there; what numpy leaves in schedulers and learning rates is read as nothing at
-# all.
+def _outline(stored: object) -> str:
+    """Return a few words on the content of a file."""
+    if isinstance(stored, dict):
+        keys = [str(key)[:40] for key in stored]
+        return f"a dictionary of {', '.join(keys[:8])}{', ...' if len(keys) > 8 else ''}" if keys else "nothing"
+    if isinstance(stored, tuple | list):
+        return f"a {type(stored).__name__} of {len(stored)} values"
+    return f"a {type(stored).__name__}"
+
+
+# --- the pickle
 
 #: The pickle holds names and shapes only; a few kilobytes are usual. An instruction of one byte can make an object of
 #: sixty, which this keeps below what any machine has.
@@ -57,24 +73,14 @@ _MAX_PICKLE = 1 << 20
 #: No name is longer, and some text codecs take time that grows with the square of it.
 _MAX_TEXT = 4096
 
-#: What torch.save has ever written for tensors, numbers, strings and plain containers, in pickle protocol 2.
+#: The instructions that torch.save writes for tensors, numbers, strings and plain containers, in pickle protocol 2.
 _OPCODES = frozenset(
-    [
+    (
         *("PROTO", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-        *(
-            "BINUNICODE",
-            "SHORT_BINSTRING",
-            "EMPTY_TUPLE",
-            "TUPLE",
-            "TUPLE1",
-            "TUPLE2",
-            "TUPLE3",
-            "EMPTY_LIST",
-            "APPEND",
-        ),
-        *("APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"),
-        *("BINPERSID", "GLOBAL", "REDUCE", "BUILD"),
-    ]
+        *("BINUNICODE", "SHORT_BINSTRING", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+        *("EMPTY_LIST", "APPEND", "APPENDS", "EMPTY_DICT", "SETITEM", "SETITEMS"),
+        *("BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET", "BINPERSID", "GLOBAL", "REDUCE", "BUILD"),
+    )
 )
 
 _STORED_KINDS = ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Char", "Byte", "Bool")
@@ -90,7 +96,7 @@ _TORCH_GLOBALS = frozenset(
 )
 
 _NUMPY_MODULES = ("numpy.core.multiarray", "numpy._core.multiarray")  # before numpy 2, and since
-#: Names of numpy that learning rates and scene sizes bring along. They are read as ``_Nothing``.
+#: Names of numpy that learning rates and scene sizes bring along; ``_Nothing`` replaces them.
 _NUMPY_GLOBALS = frozenset(
     [
         *("numpy dtype", "numpy ndarray"),
@@ -100,17 +106,17 @@ _NUMPY_GLOBALS = frozenset(
 
 
 class _Nothing:
-    """Stands where a number of numpy stood: it is not needed, and numpy's own functions would have to be trusted."""
+    """Replaces a number of numpy, which no model needs, so that numpy's functions need not be trusted."""
 
     def __init__(self, *args: object) -> None:
-        """Whatever was to be built, it is not."""
+        """Build nothing."""
 
     def __setstate__(self, state: object) -> None:
-        """Whatever was to be filled in, it is not."""
+        """Fill in nothing."""
 
 
 def load_foreign(path: Path) -> object:
-    """What ``torch.save`` stored in ``path``, tensors on the CPU, once the file has been examined.
+    """Return the content of a file of ``torch.save``, tensors on the CPU, once the file has been examined.
 
     Runs no code. Allocates no more than the file is large; tensors may still be views that pretend to be huge.
     Raises ModelFileError for everything that is not an undamaged file of tensors and plain containers.
@@ -131,7 +137,7 @@ def load_foreign(path: Path) -> object:
 
 
 def _check_members(archive: zipfile.ZipFile, path: Path) -> None:
-    """Every checksum, tensors included, since no digest of ours guards them; then the pickle."""
+    """Check every checksum, those of tensors too, since no digest guards them; then the pickle."""
     for member in archive.infolist():
         check_crc(archive, member)
     pickle = pickle_of(archive)
@@ -155,7 +161,7 @@ def _check_pickle(content: bytes, path: Path) -> None:
 
 
 def _fault(opcode: str, argument: object) -> str | None:
-    """Why an instruction of a pickle is refused; None when it is harmless."""
+    """Return why an instruction of a pickle is refused; None when it is harmless."""
     if opcode not in _OPCODES:
         return f"uses {opcode}, which no model needs"
     if opcode == "PROTO" and argument != 2:
@@ -165,33 +171,3 @@ def _fault(opcode: str, argument: object) -> str | None:
     if isinstance(argument, str) and len(argument) > _MAX_TEXT:
         return f"holds a text of {len(argument):,} characters"
     return None
-
-
-def read_foreign(path: Path) -> ImportedModel:
-    """The model in a torch file of INRIA's program, gsplat or nerfstudio, its space not judged yet.
-
-    Raises ModelFileError for a damaged or hostile file, and for one that holds no model that is known here.
-    """
-    stored = load_foreign(path)
-    if is_inria(stored):
-        return read_inria(stored, path)
-    if is_gsplat(stored):
-        return read_gsplat(stored, path, load_foreign)
-    if is_nerfstudio(stored):
-        return read_nerfstudio(stored, path)
-    raise ModelFileError(
-        f"no model that is known here: {_outline(stored)}",
-        where=path,
-        remedy="known are checkpoints of splat, of the original program (chkpnt*.pth), of gsplat and of nerfstudio, "
-        "and PLY files",
-    )
-
-
-def _outline(stored: object) -> str:
-    """What is there instead, in a few words."""
-    if isinstance(stored, dict):
-        keys = [str(key)[:40] for key in stored]
-        return f"a dictionary of {', '.join(keys[:8])}{', ...' if len(keys) > 8 else ''}" if keys else "nothing"
-    if isinstance(stored, tuple | list):
-        return f"a {type(stored).__name__} of {len(stored)} values"
-    return f"a {type(stored).__name__}"

@@ -12,18 +12,18 @@ import plyfile
 import torch
 from torch import Tensor, nn
 
-from splatcli.checkpoint.foreign.stored import RawTables
+from splatcli.checkpoint.foreign.imported import Columns
 from splatcli.gaussians import SH_REST
 
 
-def tables_of(count: int = 200, degree: int = 1, seed: int = 0) -> RawTables:
+def tables_of(count: int = 200, degree: int = 1, seed: int = 0) -> Columns:
     """Raw parameters of Gaussians in a ball of radius 0.3, about as large as the distances between them."""
     rng = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng)
 
-    return RawTables(
+    return Columns(
         means=0.1 * normal(count, 3),
         quats=normal(count, 4) + torch.tensor([1.0, 0, 0, 0]),
         scales=0.4 * normal(count, 3) - 4,
@@ -33,7 +33,7 @@ def tables_of(count: int = 200, degree: int = 1, seed: int = 0) -> RawTables:
     )
 
 
-def activated(tables: RawTables, *, scales: int = 0, quats: int = 0, opacities: int = 0) -> RawTables:
+def activated(tables: Columns, *, scales: int = 0, quats: int = 0, opacities: int = 0) -> Columns:
     """The same with each activation applied that many times."""
     changed = tables._asdict()
     for _ in range(scales):
@@ -42,10 +42,10 @@ def activated(tables: RawTables, *, scales: int = 0, quats: int = 0, opacities: 
         changed["quats"] = nn.functional.normalize(changed["quats"], dim=1)
     for _ in range(opacities):
         changed["opacities"] = changed["opacities"].double().sigmoid().float()
-    return RawTables(**changed)
+    return Columns(**changed)
 
 
-def write_inria(tables: RawTables, path: Path, edit: Callable[[list[Any]], object] = lambda values: None) -> Path:
+def write_inria(tables: Columns, path: Path, edit: Callable[[list[Any]], object] = lambda values: None) -> Path:
     """chkpntN.pth with optimizer state, trained for a step; its sizes and rates come from numpy, as in real files."""
     groups = {
         "xyz": tables.means,
@@ -70,7 +70,7 @@ def write_inria(tables: RawTables, path: Path, edit: Callable[[list[Any]], objec
 
 
 def write_gsplat(
-    tables: RawTables, path: Path, edit: Callable[[dict[str, Any]], object] = lambda stored: None, step: int = 6999
+    tables: Columns, path: Path, edit: Callable[[dict[str, Any]], object] = lambda stored: None, step: int = 6999
 ) -> Path:
     """ckpt_S_rankR.pt of gsplat's example trainer."""
     named = tables._asdict() | {"sh0": tables.sh0[:, None]}
@@ -82,7 +82,7 @@ def write_gsplat(
 
 
 def write_nerfstudio(
-    tables: RawTables,
+    tables: Columns,
     path: Path,
     edit: Callable[[dict[str, Any]], object] = lambda stored: None,
     prefix: str = "_model.gauss_params.",
@@ -105,7 +105,7 @@ def write_nerfstudio(
     return path
 
 
-def write_ply(tables: RawTables, path: Path, edit: Callable[[dict[str, Any]], object] = lambda columns: None) -> Path:
+def write_ply(tables: Columns, path: Path, edit: Callable[[dict[str, Any]], object] = lambda columns: None) -> Path:
     """point_cloud.ply as the original program writes it: no comment tells the space."""
     count = len(tables.means)
     columns: dict[str, Any] = dict(zip("xyz", tables.means.T.numpy(), strict=True))
@@ -133,6 +133,6 @@ WRITERS: dict[str, tuple[Callable[..., Path], str]] = {
 }
 
 
-def write(kind: str, tables: RawTables, folder: Path) -> Path:
+def write(kind: str, tables: Columns, folder: Path) -> Path:
     writer, name = WRITERS[kind]
     return writer(tables, folder / name)

@@ -217,7 +217,7 @@ def test_a_flipped_bit_is_refused_or_changes_nothing(good: Path) -> None:
         except ModelFileError:
             continue
         assert place // 8 not in inside, f"bit {place} of a member"
-        for ours, theirs in zip(found.tables, original.tables, strict=True):
+        for ours, theirs in zip(found.columns, original.columns, strict=True):
             assert torch.equal(ours, theirs), f"bit {place}"
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli.checkpoint.foreign.imported import Columns, ImportedModel, ImportOptions, to_gaussians
 from splatcli.checkpoint.foreign.read import read_foreign
-from splatcli.checkpoint.foreign.stored import ImportedModel, ImportOptions, RawTables, to_gaussians
-from splatcli.cli.model import open_stored
 from splatcli.errors import ModelFileError
+from splatcli.formats.registry import import_model
 from tests.checkpoint.foreign.made import (
     WRITERS,
     activated,
@@ -24,15 +24,15 @@ from tests.checkpoint.foreign.made import (
 )
 
 
-def assert_same(stored: ImportedModel, expected: RawTables) -> None:
-    for (name, found), table in zip(stored.tables.named(), expected, strict=True):
+def assert_same(stored: ImportedModel, expected: Columns) -> None:
+    for (name, found), table in zip(stored.columns._asdict().items(), expected, strict=True):
         assert (found.dtype, found.shape, found.is_contiguous()) == (torch.float32, table.shape, True), name
         assert found.numpy().tobytes() == table.contiguous().numpy().tobytes(), name
 
 
 def refusal(path: Path, reading: ImportOptions | None = None) -> str:
     with pytest.raises(ModelFileError) as caught:
-        to_gaussians(open_stored(path), reading or ImportOptions(), path)
+        to_gaussians(import_model(path), reading or ImportOptions(), path)
     assert str(path.parent) in str(caught.value)
     return caught.value.what
 
@@ -42,20 +42,20 @@ def refusal(path: Path, reading: ImportOptions | None = None) -> str:
 def test_every_format_keeps_its_bits(kind: str, count: int, degree: int, tmp_path: Path) -> None:
     tables = tables_of(count, degree)
     path = write(kind, tables, tmp_path)
-    stored = open_stored(path)
+    stored = import_model(path)
     if (kind, degree) == ("nerfstudio", 0):  # colours without harmonics have a definition of their own, tested below
-        tables = tables._replace(sh0=stored.tables.sh0)
+        tables = tables._replace(sh0=stored.columns.sh0)
     assert_same(stored, tables)
     assert (len(stored), stored.sh_degree, stored.declared) == (count, degree, False)
-    again = open_stored(path)
-    assert_same(again, stored.tables)
+    again = import_model(path)
+    assert_same(again, stored.columns)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
 def test_the_gaussians_are_the_stored_numbers(kind: str, tmp_path: Path) -> None:
     tables = tables_of()
     path = write(kind, tables, tmp_path)
-    gaussians, notes = to_gaussians(open_stored(path), ImportOptions(), path)
+    gaussians, notes = to_gaussians(import_model(path), ImportOptions(), path)
     assert torch.equal(gaussians.log_scales, tables.scales)
     assert torch.equal(gaussians.logit_opacities, tables.opacities)
     assert torch.equal(gaussians.quats, tables.quats)
@@ -63,7 +63,7 @@ def test_the_gaussians_are_the_stored_numbers(kind: str, tmp_path: Path) -> None
 
 
 def test_the_origin_is_told(tmp_path: Path) -> None:
-    said = {kind: open_stored(write(kind, tables_of(), tmp_path)).origin for kind in WRITERS}
+    said = {kind: import_model(write(kind, tables_of(), tmp_path)).origin for kind in WRITERS}
     assert said == {
         "ply": "PLY",
         "inria": "checkpoint of the original program (INRIA), iteration 7000",
@@ -92,14 +92,14 @@ def test_the_oldest_nerfstudio_keeps_all_coefficients_in_one_tensor(tmp_path: Pa
 def test_splatfacto_without_harmonics_has_colours_behind_a_sigmoid(tmp_path: Path) -> None:
     tables = tables_of(degree=0)
     stored = read_foreign(write_nerfstudio(tables, tmp_path / "a.ckpt"))
-    shown = 0.5 + 0.28209479177387814 * stored.tables.sh0
+    shown = 0.5 + 0.28209479177387814 * stored.columns.sh0
     torch.testing.assert_close(shown, tables.sh0.sigmoid(), rtol=0, atol=1e-6)
     assert any("were turned into SH coefficients" in note for note in stored.notes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_precisions_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
-    tables = RawTables(*(table.to(dtype).float() for table in tables_of()))
+    tables = Columns(*(table.to(dtype).float() for table in tables_of()))
 
     def cast(stored: dict[str, Any]) -> None:
         stored["splats"] = {name: table.to(dtype) for name, table in stored["splats"].items()}
@@ -159,7 +159,7 @@ def test_other_methods_of_nerfstudio_hold_no_splats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize("group", RawTables._fields)
+@pytest.mark.parametrize("group", Columns._fields)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_one_bad_value_anywhere_is_named_counted_and_placed(
     kind: str, group: str, value: float, tmp_path: Path
@@ -170,7 +170,7 @@ def test_one_bad_value_anywhere_is_named_counted_and_placed(
     said = refusal(path)
     assert "1 NaN or infinite values in " in said
     assert ("vertex 17" if kind == "ply" else "the first at [17") in said
-    gaussians, notes = to_gaussians(open_stored(path), ImportOptions(drop_nonfinite=True), path)
+    gaussians, notes = to_gaussians(import_model(path), ImportOptions(drop_nonfinite=True), path)
     assert len(gaussians) == 29
     assert torch.equal(gaussians.means, torch.cat([tables.means[:17], tables.means[18:]]))
     assert "dropped 1 of 30 Gaussians with NaN or infinite values" in notes
@@ -186,14 +186,14 @@ def test_the_column_of_a_bad_value_in_a_ply_is_the_files_own(tmp_path: Path) -> 
 
 
 class TestShards:
-    def write(self, folder: Path, ranks: list[int], world: int = 3, step: int = 6999) -> RawTables:
+    def write(self, folder: Path, ranks: list[int], world: int = 3, step: int = 6999) -> Columns:
         """Shards as ``world`` processes leave them, of which those of ``ranks`` are there."""
         whole = tables_of(100)
         (folder / "ckpts").mkdir(exist_ok=True)
         for rank in ranks:
-            part = RawTables(*(table[rank::world] for table in whole))
+            part = Columns(*(table[rank::world] for table in whole))
             write_gsplat(part, folder / "ckpts" / f"ckpt_{step}_rank{rank}.pt", step=step)
-        return RawTables(*(torch.cat([table[rank::world] for rank in range(world)]) for table in whole))
+        return Columns(*(torch.cat([table[rank::world] for rank in range(world)]) for table in whole))
 
     @pytest.mark.parametrize("rank", [0, 2])
     def test_naming_one_reads_all(self, rank: int, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from splatcli.checkpoint.activation_check import Space
-from splatcli.checkpoint.foreign.stored import ImportOptions, RawTables, to_gaussians
-from splatcli.cli.model import open_stored
+from splatcli.checkpoint.foreign.imported import Columns, ImportOptions, to_gaussians
 from splatcli.errors import ModelFileError
+from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write
@@ -21,7 +21,7 @@ SUBSETS = [subset for subset in itertools.product((0, 1), repeat=3) if any(subse
 
 
 def read(path: Path, reading: ImportOptions | None = None) -> tuple[Gaussians, list[str]]:
-    return to_gaussians(open_stored(path), reading or ImportOptions(), path)
+    return to_gaussians(import_model(path), reading or ImportOptions(), path)
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -108,7 +108,7 @@ def test_the_refusal_tells_what_a_known_camera_would_cost(tmp_path: Path) -> Non
     camera = Camera("front.jpg", 1600, 1063, 1400.0, 1400.0, 800.0, 531.5, viewmat)
     path = write("inria", activated(tables_of(5_000, 0), scales=1), tmp_path)
     with pytest.raises(ModelFileError) as caught:
-        to_gaussians(open_stored(path), ImportOptions(), path, lambda: [camera])
+        to_gaussians(import_model(path), ImportOptions(), path, lambda: [camera])
     assert "of front.jpg, 1600x1063 pixels" in caught.value.what
     tiles, gibibytes = predicted(caught.value.what)
     # All of them are larger than the scene: each covers each of the 100 x 67 tiles.
@@ -129,13 +129,13 @@ def test_a_broken_scene_does_not_hide_why_the_model_is_refused(tmp_path: Path) -
 
     path = write("ply", activated(tables_of(), scales=1), tmp_path)
     with pytest.raises(ModelFileError, match="look already activated"):
-        to_gaussians(open_stored(path), ImportOptions(), path, fail)
+        to_gaussians(import_model(path), ImportOptions(), path, fail)
 
 
 def test_odd_looks_are_remarked_upon_and_accepted(tmp_path: Path) -> None:
     tables = tables_of()
     swapped = tables._replace(quats=torch.tensor([0.0, 0.0, 0.0, 1.0]).repeat(200, 1))
     assert any("x y z w" in note for note in read(write("ply", swapped, tmp_path))[1])
-    colours = RawTables(*tables)._replace(sh0=torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
+    colours = Columns(*tables)._replace(sh0=torch.rand(200, 3, generator=torch.Generator().manual_seed(0)))
     assert any("plain RGB" in note for note in read(write("ply", colours, tmp_path))[1])
     assert read(write("ply", tables, tmp_path))[1] == []

@@ -1,0 +1,116 @@
+"""Format: the description of a file format that each module of a format ends with, and the types that it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.checkpoint.foreign.imported import ImportedModel
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.errors import ModelFileError, UnreadableError, from_os_error
+from splatcli.gaussians import Gaussians
+from splatcli.scene.camera import Camera, common_up
+
+#: A compressed file may become this many times larger, or this many bytes where that is more. Real scenes shrink to a
+#: twentieth at best; deflate and WebP can pretend a thousandfold.
+_MAX_EXPANSION = 100
+_ALWAYS_ALLOWED = 16 << 20
+#: Offsets in the header of a zip's first member: the length of its name, and the name.
+_ZIP_NAME_LENGTH, _ZIP_NAME = 26, 30
+
+
+@dataclass(frozen=True, slots=True)
+class ExportMetadata:
+    """What a file may say beside the Gaussians, where its format has a place for it.
+
+    comments: lines for a header. antialiased: trained with opacity compensation. camera: where a viewer starts.
+    up: [3] unit, up in the scene; None where it is unknown.
+    """
+
+    comments: Sequence[str] = ()
+    antialiased: bool = False
+    camera: Camera | None = None
+    up: NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint | None, comments: Sequence[str] = ()) -> ExportMetadata:
+        """Return the metadata of a checkpoint; only the comments where the model came from another file."""
+        if checkpoint is None:
+            return cls(comments)
+        cameras = checkpoint.refined_cameras()
+        first = cameras[0] if cameras else None
+        return cls(comments, checkpoint.config.train.antialiased, first, common_up(cameras))
+
+
+@dataclass(slots=True)
+class Encoded:
+    """A file's content, and notes for the user on what the format could not hold."""
+
+    payload: bytes
+    notes: list[str] = field(default_factory=list)
+
+
+class Read(Protocol):
+    """Reads a file; does not check its parameter space.
+
+    lenient: bytes behind the data are ignored, with a note. Raises ModelFileError.
+    """
+
+    def __call__(self, path: Path, *, lenient: bool = False) -> ImportedModel: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A file format of Gaussians.
+
+    name: as ``--format`` takes it. suffix: of its files; "" for a variant that only its name chooses.
+    title: a file of it, for messages. sh_degree: the highest that it holds.
+    write: returns the file's content; None where the format is only read.
+    read: None for a variant that the reader of the other one takes.
+    recognises: whether a file with these first 4,096 bytes is of the format. names: patterns of file names, in small
+    letters, that suffice where no format recognises the bytes.
+    """
+
+    name: str
+    suffix: str
+    title: str
+    sh_degree: int
+    write: Callable[[Gaussians, ExportMetadata], Encoded] | None = None
+    read: Read | None = None
+    recognises: Callable[[bytes], bool] | None = None
+    names: tuple[str, ...] = ()
+
+
+def first_member(head: bytes) -> str:
+    """Return the name of the first member of a zip that begins with ``head``; "" for any other file."""
+    if not head.startswith(b"PK\x03\x04"):
+        return ""
+    length = int.from_bytes(head[_ZIP_NAME_LENGTH : _ZIP_NAME_LENGTH + 2], "little")
+    return head[_ZIP_NAME : _ZIP_NAME + length].decode("ascii", "replace")
+
+
+def file_size(path: Path) -> int:
+    """Return the bytes of a file that has some. Raises ModelFileError."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise from_os_error(error, UnreadableError, path) from None
+    if not size:
+        raise ModelFileError("the file is empty (0 bytes)", where=path)
+    return size
+
+
+def check_expansion(claimed: int, size: int, path: Path, what: str) -> None:
+    """Raise ModelFileError when ``size`` bytes claim to unpack to ``claimed``, of ``what``: beyond any scene."""
+    if claimed > max(_ALWAYS_ALLOWED, _MAX_EXPANSION * size):
+        raise ModelFileError(
+            f"it claims {what}, {claimed:,} bytes in {size:,}: beyond {_MAX_EXPANSION} to 1, which no scene reaches",
+            where=path,
+        )
