@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test torture test-sanitize test-threads lint shape wheel clean
+.PHONY: setup demo test torture test-sanitize test-threads lint docs-reference shape wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -18,6 +18,7 @@ help:
 	@echo "make test-sanitize, make test-threads   the kernels and the CPU library under gcc's sanitizers"
 	@echo "make lint    ruff and mypy"
 	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
+	@echo "make docs-reference   the commands and settings in docs/cli.md and docs/settings.md, from their declarations"
 	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
 
 setup: $(STAMP)
@@ -62,6 +63,9 @@ lint: setup
 
 shape: setup
 	$(BIN)/python scripts/shape.py
+
+docs-reference: setup
+	PYTHONPATH=. $(BIN)/python scripts/docs_reference.py
 
 # The library is built from these sources, travels in the wheel, and is not left in the checkout.
 wheel: setup

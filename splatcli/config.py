@@ -7,12 +7,15 @@ what comes out is stored with the run, in absolute steps, so that a resumed run 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import math
+import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import (
     BaseModel,
@@ -24,6 +27,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from splatcli.errors import UsageError
 from splatcli.sizes import parse_size
@@ -43,107 +47,240 @@ PRESETS: dict[str, dict[str, Any]] = {
     "quality": {"strategy.cap_max": "auto", "train.antialiased": True},
 }
 
+#: Blocks that a scene may be cut into.
+MAX_BLOCKS = 1_000
+
 #: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
 _UNREADABLE = (ValueError, RecursionError)
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+class Flag:
+    """A flag of the command line that sets the field of Config that it is attached to.
+
+    names: with their dashes. metavar: stands for the value in the help; a flag without one is a switch.
+    help: None takes the field's description. default: what happens without the flag; None takes the field's default.
+    value: what a switch sets. type: how the command line reads the value; None takes the field's type.
+    panel: the heading of the help that the flag is listed under; None takes the section's.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        metavar: str | None = None,
+        help: str | None = None,
+        default: str | None = None,
+        value: object = True,
+        type: type | None = None,
+        panel: str | None = None,
+    ) -> None:
+        self.names = names
+        self.metavar = metavar
+        self.help = help
+        self.default = default
+        self.value = value
+        self.type = type
+        self.panel = panel
+
+
+class Section(BaseModel):
+    """Settings of one subject; ``panel`` is the heading that their flags have in the help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
+
+    panel: ClassVar[str] = "Training"
 
     @field_validator("*")
     @classmethod
     def _fits(cls, value: object) -> object:
-        """Whole numbers beyond 64 bits are refused: Python would store thousands of digits and not read them again."""
+        """Refuse whole numbers beyond 64 bits: Python would store thousands of digits and not read them again."""
         numbers = value if isinstance(value, tuple) else (value,)
         if any(isinstance(number, int) and number.bit_length() > 64 for number in numbers):
             raise ValueError("takes whole numbers of up to 64 bits")
         return value
 
 
-class DataConfig(_Section):
-    """Where the photos are and how they are read."""
+def _block_grid(value: object) -> object:
+    """Return ``AxB`` in its plain form. Raises ValueError for more blocks than MAX_BLOCKS."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().lower()
+    if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
+        raise ValueError("takes strips x columns, e.g. --blocks 2x3")
+    strips, columns = map(int, text.split("x"))
+    if strips * columns > MAX_BLOCKS:
+        raise ValueError(f"makes {strips * columns} blocks; {MAX_BLOCKS} is the maximum")
+    return text
 
-    scene: str = ""
-    #: The layout to read: "colmap", "nerfstudio", "blender" or that of a plug-in (scene/read.py); None finds out.
-    format: Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=100)] | None = None
-    #: Folder of a COLMAP model, relative to the scene; None takes the largest.
-    model: str | None = None
-    #: Folder of images, relative to the scene; None takes the layout's own.
-    images: str | None = None
-    #: 1, 2, 4 or 8 divide; a larger number is a width in pixels; None keeps images up to 1600 px wide.
-    resolution: float | None = Field(None, gt=0)
-    #: Every n-th view in name order is held out; 0 holds none out.
-    test_every: int = Field(8, ge=0)
-    #: Folder of masks inside the scene, "none", or "alpha" (transparency hides); None takes the layout's own.
-    masks: str | None = None
-    #: What masks hide takes no part in anything ("ignore"), or is empty: the background shows there ("transparent").
-    mask_mode: Literal["ignore", "transparent"] = "ignore"
-    #: What is known of depths: "auto" takes the scene's own (maps that it names, else the points that each photo sees);
-    #: else a folder of depth maps inside the scene; None reads none.
-    depths: str | None = None
-    #: Scene units that 1 in a depth map is; None takes what the scene says, else 0.001 for whole numbers, 1 for others.
-    depth_scale: float | None = Field(None, gt=0)
-    #: The scene cut into strips x columns, as "2x3" (scene/partition.py), and the one of them that is trained.
-    blocks: str | None = Field(None, pattern=r"^[1-9]\d{0,3}x[1-9]\d{0,3}$")
-    block: int | None = Field(None, ge=0)
-    #: Blocks are refused where one of them would hold a larger part of the scene's points: they would save nothing.
-    block_share: float = Field(0.8, gt=0, le=1)
-    #: Bytes, or text as "8GiB", of decoded uint8 images that may stay in memory; None takes a quarter of it.
-    cache_bytes: Annotated[int | None, BeforeValidator(parse_size)] = Field(None, gt=0)
-    #: Photos with more pixels are refused; None takes what can be decoded in a quarter of the memory.
-    max_pixels: int | None = Field(None, gt=0)
-    #: Go on without the photos that a camera names and the disk lacks.
-    skip_missing: bool = False
-    #: Read photos and points that a scene file places outside the scene's folder.
-    allow_outside: bool = False
-    #: Leave out points that are NaN or infinite instead of refusing the scene.
-    drop_bad_points: bool = False
-    #: At most so many points are read, spread evenly over the file; a Gaussian in training takes about 1 kB.
-    max_points: int = Field(5_000_000, gt=0)
-    #: The scene's size in world units; None takes it from the cameras.
-    scene_extent: float | None = Field(None, gt=0)
-    #: Go on without the photos that cannot be decoded; all are, before the first step.
-    skip_bad_images: bool = False
-    #: Decode every photo in full before the first step.
-    strict: bool = False
+
+class DataConfig(Section):
+    """Images, cameras and points, and how they are read."""
+
+    panel = "Scene"
+
+    scene: str = Field("", description="Folder of the scene.")
+    # A name of a layout is looked up where a scene is read (scene/read.py).
+    format: Annotated[
+        Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=100)] | None,
+        Flag("--format", metavar="LAYOUT", default="what the folder holds"),
+    ] = Field(
+        None, description="Layout of the scene: colmap, nerfstudio (also instant-ngp), blender or that of a plug-in."
+    )
+    model: Annotated[str | None, Flag("--model", metavar="DIR", default="the largest")] = Field(
+        None, description="Folder of a COLMAP model inside the scene."
+    )
+    images: Annotated[str | None, Flag("--images", metavar="DIR", default="the layout's own")] = Field(
+        None, description="Folder of images inside the scene."
+    )
+    resolution: Annotated[float | None, Flag("-r", "--resolution", metavar="F", default="at most 1600 wide")] = Field(
+        None, gt=0, description="Divide image sides by 1, 2, 4 or 8; a larger number is a width in pixels."
+    )
+    test_every: Annotated[int, Flag("--test-every", metavar="N")] = Field(
+        8, ge=0, description="Hold out every N-th view in name order for evaluation; 0 holds out none."
+    )
+    masks: Annotated[str | None, Flag("--masks", metavar="DIR", default="the layout's own, or masks/")] = Field(
+        None, description="Folder of masks inside the scene, or none; alpha uses the transparency of the images."
+    )
+    mask_mode: Annotated[Literal["ignore", "transparent"], Flag("--mask-mode", metavar="MODE")] = Field(
+        "ignore",
+        description="ignore leaves masked pixels out of loss and scores; transparent treats them as empty, so that the "
+        "background shows.",
+    )
+    depths: Annotated[
+        str | None,
+        Flag(
+            "--depth-loss",
+            value="auto",
+            help="Supervise depth with the depth maps that transforms.json names, or with SfM points.",
+        ),
+        Flag(
+            "--depths",
+            metavar="DIR",
+            help="Supervise depth with the depth maps in this folder inside the scene, one per image (PNG, TIFF, .npy "
+            "or .npz): z along the optical axis, 0 where unknown.",
+        ),
+    ] = Field(
+        None,
+        description="Supervise depth: auto uses the depth maps that the scene names, or the SfM points of each image "
+        "(a COLMAP model with tracks); a path names a folder of depth maps inside the scene.",
+    )
+    depth_scale: Annotated[
+        float | None,
+        Flag(
+            "--depth-scale",
+            metavar="X",
+            default="depth_unit_scale_factor of transforms.json, else 0.001 for maps of integers and 1 for others",
+        ),
+    ] = Field(None, gt=0, description="Scene units of the value 1 in a depth map.")
+    blocks: Annotated[str | None, BeforeValidator(_block_grid), Flag("--blocks", metavar="AxB", type=str)] = Field(
+        None, description="Cut the scene into A strips of B blocks, train one after the other, and merge them."
+    )
+    block: Annotated[int | None, Flag("--block", metavar="K")] = Field(
+        None, ge=0, description="Train only block K of --blocks, 0 to AxB - 1; splat merge joins them."
+    )
+    block_share: float = Field(
+        0.8, gt=0, le=1, description="Refuse blocks of which one holds a larger share of the scene's points."
+    )
+    cache_bytes: Annotated[
+        int | None,
+        BeforeValidator(parse_size),
+        Flag("--cache-budget", metavar="SIZE", default="a quarter of the memory", type=str, panel="Memory"),
+    ] = Field(
+        None,
+        gt=0,
+        description="Memory for decoded images, masks and depth maps, as 8GiB or 800M; what does not fit is decoded "
+        "each time.",
+    )
+    max_pixels: Annotated[
+        int | None, Flag("--max-pixels", metavar="N", default="what a quarter of the memory decodes")
+    ] = Field(None, gt=0, description="Refuse images with more pixels.")
+    skip_missing: Annotated[bool, Flag("--skip-missing")] = Field(
+        False, description="Skip cameras whose image is missing."
+    )
+    allow_outside: Annotated[bool, Flag("--allow-outside")] = Field(
+        False, description="Read images and points that the scene's files place outside its folder."
+    )
+    drop_bad_points: Annotated[bool, Flag("--drop-bad-points")] = Field(
+        False, description="Leave out points that are NaN or infinite instead of refusing the scene."
+    )
+    max_points: int = Field(
+        5_000_000,
+        gt=0,
+        description="Maximum number of points to read, spread evenly over the file; a Gaussian in training takes about "
+        "1 kB.",
+    )
+    scene_extent: Annotated[float | None, Flag("--scene-extent", metavar="SIZE", default="from the cameras")] = Field(
+        None, gt=0, description="Size of the scene in its own units; it scales learning rates and thresholds."
+    )
+    skip_bad_images: Annotated[bool, Flag("--skip-bad-images")] = Field(
+        False, description="Decode every image before the first step, and skip damaged ones."
+    )
+    strict: Annotated[bool, Flag("--strict")] = Field(
+        False, description="Decode every image before the first step, and refuse damaged ones."
+    )
 
     def without_depths(self) -> DataConfig:
-        """The same for who looks at photos only: depth maps are neither looked for nor missed."""
+        """Return the settings for readers that need the images only: depth maps are neither read nor required."""
         return self.model_copy(update={"depths": None})
 
 
-class ModelConfig(_Section):
+class ModelConfig(Section):
     """The Gaussians before the first step."""
 
-    sh_degree: int = Field(3, ge=0, le=4)
-    #: "sfm", "hull", "random" (NAMED_STARTS, train/init.py), or the path of a PLY or checkpoint.
-    init: str = "sfm"
-    init_opacity: float = Field(0.1, gt=0, lt=1)
-    #: Times the RMS distance to the three nearest neighbours.
-    init_scale: float = Field(1.0, gt=0)
-    #: Of "hull" and "random". None takes 100,000, or a tenth of the cap, so that most of it is left for where there is
-    #: something.
-    random_points: int | None = Field(None, gt=0)
+    sh_degree: Annotated[int, Flag("--sh-degree", metavar="D")] = Field(
+        3, ge=0, le=4, description="Degree of the spherical harmonics, 0 to 4."
+    )
+    init: Annotated[str, Flag("--init", metavar="HOW", default="sfm; without SfM points, hull or random")] = Field(
+        "sfm",
+        description="Start from SfM points (sfm), points on the visual hull of transparent images (hull), random "
+        "points (random), or the model at this path.",
+    )
+    init_opacity: float = Field(0.1, gt=0, lt=1, description="Opacity of a new Gaussian.")
+    init_scale: float = Field(
+        1.0, gt=0, description="Size of a new Gaussian, times the RMS distance to its three nearest neighbours."
+    )
+    # A tenth of the cap leaves most of it for where there is something.
+    random_points: int | None = Field(
+        None,
+        gt=0,
+        description="Number of points that hull and random start from; none: 100,000, or a tenth of the cap where that "
+        "is less, but at least 1,000.",
+    )
 
 
-class OptimConfig(_Section):
-    """Adam, one learning rate a group; that of the means decays log-linearly."""
+class OptimConfig(Section):
+    """Adam, one learning rate per group of parameters."""
 
-    #: Times the scene extent.
-    means_lr: float = Field(1.6e-4, gt=0)
-    means_lr_final: float = Field(1.6e-6, gt=0)
-    log_scales_lr: float = Field(5e-3, gt=0)
-    quats_lr: float = Field(1e-3, gt=0)
-    #: INRIA's value since October 2024; gsplat's is 0.05.
-    logit_opacities_lr: float = Field(2.5e-2, gt=0)
-    sh0_lr: float = Field(2.5e-3, gt=0)
-    shN_lr: float = Field(1.25e-4, gt=0)
-    #: What quats_lr, log_scales_lr, logit_opacities_lr and sh0_lr are multiplied with in the end; log-linear over
-    #: ``schedule.lr_steps``, as that of the means. shN_lr stays: coefficients out of view catch up with one rate.
-    final_factor: float = Field(1.0, gt=0)
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.999, ge=0, lt=1)
-    eps: float = Field(1e-15, gt=0)
+    means_lr: float = Field(
+        1.6e-4, gt=0, description="Learning rate of the means, times the scene extent; it falls log-linearly."
+    )
+    means_lr_final: float = Field(
+        1.6e-6, gt=0, description="Learning rate of the means after `schedule.lr_steps` steps, where it stays."
+    )
+    log_scales_lr: float = Field(
+        5e-3,
+        gt=0,
+        description="Learning rate of the log-scales; up to twice as high in short runs that make their own points.",
+    )
+    quats_lr: float = Field(1e-3, gt=0, description="Learning rate of the quaternions.")
+    logit_opacities_lr: float = Field(
+        2.5e-2,
+        gt=0,
+        description="Learning rate of the opacity logits: INRIA's value since October 2024; gsplat uses 0.05.",
+    )
+    sh0_lr: float = Field(2.5e-3, gt=0, description="Learning rate of the constant SH coefficient.")
+    # It does not fall: coefficients out of view catch up with one rate.
+    shN_lr: float = Field(
+        1.25e-4, gt=0, description="Learning rate of the other SH coefficients, constant during a run."
+    )
+    final_factor: float = Field(
+        1.0,
+        gt=0,
+        description="Factor that the rates of quaternions, log-scales, opacity logits and the constant SH coefficient "
+        "reach log-linearly after `schedule.lr_steps` steps.",
+    )
+    beta1: float = Field(0.9, ge=0, lt=1, description="Decay of Adam's first moment.")
+    beta2: float = Field(0.999, ge=0, lt=1, description="Decay of Adam's second moment.")
+    eps: float = Field(1e-15, gt=0, description="Term that keeps Adam from dividing by zero.")
 
     @classmethod
     def scaled(cls, iterations: int, batch_size: int = 1, *, made_points: bool = False) -> OptimConfig:
@@ -178,21 +315,26 @@ class OptimConfig(_Section):
         )
 
 
-class Schedule(_Section):
+class Schedule(Section):
     """When things happen, in steps counted from 1."""
 
-    refine_start: int = Field(500, ge=0)
-    refine_stop: int = Field(15_000, ge=0)
-    refine_every: int = Field(100, gt=0)
-    reset_every: int = Field(3_000, gt=0)
-    #: From this step on, refinements remove huge Gaussians too.
-    prune_huge_start: int = Field(3_000, ge=0)
-    sh_degree_interval: int = Field(1_000, gt=0)
-    #: Images begin with their sides halved so many times, and double every ``resolution_schedule`` steps.
-    num_downscales: int = Field(0, ge=0, le=5)
-    resolution_schedule: int = Field(3_000, gt=0)
-    #: Steps over which the means' learning rate falls to its final value; it stays there.
-    lr_steps: int = Field(REFERENCE_ITERATIONS, gt=0)
+    refine_start: int = Field(500, ge=0, description="Gaussians are added and pruned after this step.")
+    refine_stop: int = Field(15_000, ge=0, description="Gaussians are added and pruned until this step.")
+    refine_every: int = Field(100, gt=0, description="Steps from one refinement to the next.")
+    reset_every: int = Field(3_000, gt=0, description="Steps from one opacity reset to the next.")
+    prune_huge_start: int = Field(
+        3_000,
+        ge=0,
+        description="Refinements prune huge Gaussians too from this step on; at least 300 in a short run.",
+    )
+    sh_degree_interval: int = Field(1_000, gt=0, description="Steps from one SH degree to the next.")
+    num_downscales: int = Field(0, ge=0, le=5, description="How many times image sides are halved at the beginning.")
+    resolution_schedule: int = Field(3_000, gt=0, description="Steps after which image sides double.")
+    lr_steps: int = Field(
+        REFERENCE_ITERATIONS,
+        gt=0,
+        description="Steps over which learning rates fall to their final values; the length of the run.",
+    )
 
     @classmethod
     def scaled(cls, iterations: int) -> Schedule:
@@ -220,13 +362,16 @@ class Schedule(_Section):
 
 
 def _cap(value: object) -> int | Literal["auto"] | None:
-    """A bound on the number of Gaussians; one kind of error for all of its forms."""
+    """Return a maximum number of Gaussians from any of its forms, with one kind of error for all."""
     if value is None or value == "none":
         return None
     if value == "auto":
         return "auto"
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
         raise ValueError('takes a number above 0, "auto" or "none"')
     return value
@@ -236,38 +381,78 @@ def _strategy_name(value: object) -> object:
     return "adc" if value == "default" else value
 
 
-class StrategyConfig(_Section):
+class StrategyConfig(Section):
     """Density control: where Gaussians are added and removed."""
 
-    #: "adc": clone, split, prune and reset (gsplat's "default", a name that is taken too). "absgrad": the same by
-    #: magnitudes of the gradient (AbsGS), the default by measurement (docs/quality.md). "mcmc": relocate, and grow by
-    #: a factor. Packages bring others (train/densify/__init__.py), so only a run that uses the name looks for it.
-    name: Annotated[str, BeforeValidator(_strategy_name), Field(pattern=r"^\w[\w.-]*$", max_length=100)] = "absgrad"
-    #: No more Gaussians than this; None, or "none", sets no bound. "auto" becomes a number when a run is made
-    #: (train/init.py).
-    cap_max: Annotated[int | Literal["auto"] | None, PlainValidator(_cap)] = None
-    #: Mean NDC-scaled gradient norm of the projected mean above which a Gaussian grows; None takes 2e-4 for adc, and
-    #: for absgrad, whose sums of magnitudes are larger, 3e-4 (docs/quality.md).
-    grow_grad2d: float | None = Field(None, gt=0)
-    #: Times the scene extent: smaller Gaussians are cloned, larger are split.
-    grow_scale3d: float = Field(0.01, gt=0)
-    #: Fainter Gaussians are removed, or relocated.
-    prune_opacity: float = Field(0.005, ge=0, lt=1)
-    #: Times the scene extent; applied from ``schedule.prune_huge_start`` on. INRIA's value is 0.1, which takes away
-    #: what surrounds a scene and brings nothing back (docs/quality.md); what stands before a camera is larger still.
-    prune_scale3d: float = Field(0.5, gt=0)
-    #: adc, absgrad: two Gaussians from one are together as opaque as it was; INRIA and gsplat leave each as opaque.
-    revised_opacity: bool = True
-    #: adc, absgrad: what grows is split into two halves along its longest axis, small or large; else small ones are
-    #: cloned. absgrad sets it where settings are built (strategy_recipe, docs/quality.md).
-    long_axis_split: bool = False
-    #: Weight of the mean opacity, and of the mean standard deviation in world units, beside the loss.
-    opacity_reg: float = Field(0.0, ge=0)
-    scale_reg: float = Field(0.0, ge=0)
-    #: mcmc: how many times as many Gaussians there are after a refinement.
-    grow_factor: float = Field(1.05, ge=1)
-    #: mcmc: times the learning rate of the means is how far noise pushes them.
-    noise_lr: float = Field(5e5, ge=0)
+    # absgrad is the default by measurement (docs/quality.md). Packages bring other strategies
+    # (train/densify/__init__.py), so only a run that uses a name looks for it.
+    name: Annotated[
+        str,
+        BeforeValidator(_strategy_name),
+        Field(pattern=r"^\w[\w.-]*$", max_length=100),
+        Flag("--strategy", metavar="NAME", help="Density control: adc, absgrad, mcmc, or the name of a plug-in."),
+    ] = Field(
+        "absgrad",
+        description="adc (gsplat's default, a name that is accepted too) clones, splits, prunes and resets; absgrad "
+        "(AbsGS) does so by the absolute gradients of the pixels; mcmc relocates, and grows by a factor; another name "
+        "is that of a plug-in.",
+    )
+    cap_max: Annotated[
+        int | Literal["auto"] | None,
+        PlainValidator(_cap),
+        Flag(
+            "--cap-max",
+            "--max-gaussians",
+            metavar="N|auto|none",
+            help="Maximum number of Gaussians; auto estimates it from the images.",
+            default="auto",
+            type=str,
+        ),
+    ] = Field(
+        None,
+        description="Maximum number of Gaussians; auto estimates it from the images: half the number of pixels of an "
+        "image, times the root of the number of views over 40. none sets no maximum.",
+    )
+    # The sums of absolute gradients are larger, hence the other threshold of absgrad (docs/quality.md).
+    grow_grad2d: float | None = Field(
+        None,
+        gt=0,
+        description="Mean gradient norm of the projected mean, in NDC, above which a Gaussian grows; none: 0.0002 for "
+        "adc, 0.0003 for absgrad.",
+    )
+    grow_scale3d: float = Field(
+        0.01,
+        gt=0,
+        description="Smaller Gaussians are cloned, larger ones are split; times the scene extent. It has no effect "
+        "with `strategy.long_axis_split`.",
+    )
+    prune_opacity: float = Field(
+        0.005, ge=0, lt=1, description="Gaussians of less opacity are removed, or relocated by mcmc."
+    )
+    # INRIA's value takes away what surrounds a scene and brings nothing back (docs/quality.md); what stands before a
+    # camera is larger still.
+    prune_scale3d: float = Field(
+        0.5,
+        gt=0,
+        description="Larger Gaussians are removed from `schedule.prune_huge_start` on; times the scene extent. INRIA "
+        "uses 0.1.",
+    )
+    revised_opacity: bool = Field(
+        True,
+        description="adc, absgrad: clone and split preserve total opacity; INRIA and gsplat leave each half as opaque "
+        "as the original.",
+    )
+    # strategy_recipe() sets it for absgrad (docs/quality.md).
+    long_axis_split: bool = Field(
+        False,
+        description="adc, absgrad: Gaussians of any size are split into two halves along their longest axis. Together "
+        "they spread as far as the original, and with `strategy.revised_opacity` they are as opaque as their length "
+        "requires. Otherwise small ones are cloned, and large ones are split at random.",
+    )
+    opacity_reg: float = Field(0.0, ge=0, description="Weight of the mean opacity in the loss.")
+    scale_reg: float = Field(0.0, ge=0, description="Weight of the mean standard deviation in the loss, world units.")
+    grow_factor: float = Field(1.05, ge=1, description="mcmc: factor of the number of Gaussians per refinement.")
+    noise_lr: float = Field(5e5, ge=0, description="mcmc: strength of the noise, times the learning rate of the means.")
 
     @property
     def grow_threshold(self) -> float:
@@ -275,100 +460,161 @@ class StrategyConfig(_Section):
         return self.grow_grad2d or (3e-4 if self.name == "absgrad" else 2e-4)
 
 
-class TrainConfig(_Section):
-    """The loop."""
+class TrainConfig(Section):
+    """The training loop."""
 
-    iterations: int = Field(REFERENCE_ITERATIONS, gt=0)
-    #: Views of a step: their gradients are averaged, and density control sees all of them.
-    batch_size: int = Field(1, ge=1, le=4096)
-    seed: int = 42
-    ssim_lambda: float = Field(0.2, ge=0, le=1)
-    background: Literal["black", "white", "random"] = "black"
-    antialiased: bool = False
-    #: Gaussians no finer than the training views could show (Mip-Splatting's 3D filter); ``antialiased`` is its 2D one.
-    filter_3d: bool = False
-    #: Weight of the depth term, which ``data.depths`` turns on; in median depths of each photo, docs/math.md 7.4.
-    depth_lambda: float = Field(0.1, ge=0)
-    #: Steps between evaluations on the held-out views beside the last one; 0 evaluates at the end only.
-    eval_every: int = Field(0, ge=0)
+    iterations: Annotated[int, Flag("--iterations", "--max-steps", "-n", metavar="N")] = Field(
+        REFERENCE_ITERATIONS,
+        gt=0,
+        description="Number of steps. The default is divided by `train.batch_size`.",
+    )
+    batch_size: Annotated[int, Flag("--batch-size", metavar="N", default="1, or one for each rank")] = Field(
+        1, ge=1, le=4096, description="Views per step; their gradients are averaged."
+    )
+    seed: Annotated[int, Flag("--seed", metavar="N")] = Field(
+        42, description="Seed of all random numbers; the same seed gives the same bits."
+    )
+    ssim_lambda: float = Field(
+        0.2, ge=0, le=1, description="The loss is (1 - `ssim_lambda`) L1 + `ssim_lambda` (1 - SSIM)."
+    )
+    background: Annotated[
+        Literal["black", "white", "random"],
+        Flag("--white-background", value="white", help="Train and render over white."),
+        Flag("--random-background", value="random", help="Train over a new colour in each step."),
+    ] = Field("black", description="Background: black, white, or random, which is a new colour in each step.")
+    antialiased: Annotated[bool, Flag("--antialiased")] = Field(
+        False, description="Preserve the brightness of Gaussians smaller than a pixel (Mip-Splatting's 2D filter)."
+    )
+    filter_3d: Annotated[bool, Flag("--filter-3d")] = Field(
+        False, description="Apply Mip-Splatting's 3D smoothing filter, for close-ups and zooms."
+    )
+    depth_lambda: float = Field(
+        0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."
+    )
+    eval_every: int = Field(
+        0, ge=0, description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only."
+    )
 
 
-class ViewsConfig(_Section):
-    """What of the training views is trained along; Adam of each view's own, see train/corrections.py."""
+class ViewsConfig(Section):
+    """Parameters of the training views, trained along with the Gaussians."""
 
-    #: A small motion of each training camera.
-    pose_opt: bool = False
-    #: Radians, and parts of the scene extent; falls log-linearly over ``schedule.lr_steps``.
-    pose_lr: float = Field(5e-4, gt=0)
-    pose_lr_final: float = Field(5e-5, gt=0)
-    #: Weight of half the squared motion beside the loss.
-    pose_reg: float = Field(1e-6, ge=0)
-    #: An affine map of the colours of each training view.
-    exposure: bool = False
-    exposure_lr: float = Field(1e-2, gt=0)
-    exposure_lr_final: float = Field(1e-3, gt=0)
-    #: A grid of affine maps for each training view, by place and brightness (rasterizer/bilateral_grid.py); not with
-    #: exposure.
-    bilateral_grid: bool = False
-    bilateral_grid_lr: float = Field(2e-3, gt=0)
-    bilateral_grid_lr_final: float = Field(2e-5, gt=0)
-    #: Weight of a grid's total variation beside the loss.
-    bilateral_grid_tv: float = Field(10.0, ge=0)
+    pose_opt: Annotated[bool, Flag("--pose-opt")] = Field(
+        False, description="Optimise the poses of the training cameras."
+    )
+    pose_lr: float = Field(
+        5e-4,
+        gt=0,
+        description="Learning rate of rotations (radians) and translations (scene extents); it falls log-linearly.",
+    )
+    pose_lr_final: float = Field(
+        5e-5, gt=0, description="Learning rate of poses after `schedule.lr_steps` steps, where it stays."
+    )
+    pose_reg: float = Field(1e-6, ge=0, description="Weight of half the squared pose change in the loss.")
+    exposure: Annotated[bool, Flag("--exposure")] = Field(
+        False, description="Optimise the exposure and white balance of each training image: an affine colour map."
+    )
+    exposure_lr: float = Field(1e-2, gt=0, description="Learning rate of the colour maps; it falls log-linearly.")
+    exposure_lr_final: float = Field(
+        1e-3, gt=0, description="Learning rate of the colour maps after `schedule.lr_steps` steps, where it stays."
+    )
+    bilateral_grid: Annotated[bool, Flag("--bilateral-grid")] = Field(
+        False,
+        description="Optimise a grid of 16x16x8 affine colour maps for each training image, by place and brightness: "
+        "vignettes, local tone mapping.",
+    )
+    bilateral_grid_lr: float = Field(2e-3, gt=0, description="Learning rate of the grids; it falls log-linearly.")
+    bilateral_grid_lr_final: float = Field(
+        2e-5, gt=0, description="Learning rate of the grids after `schedule.lr_steps` steps, where it stays."
+    )
+    bilateral_grid_tv: float = Field(10.0, ge=0, description="Weight of the total variation of a grid in the loss.")
 
     @model_validator(mode="after")
-    def _one_map_of_colours(self) -> ViewsConfig:
+    def _one_colour_map(self) -> ViewsConfig:
         if self.exposure and self.bilateral_grid:
             raise ValueError("exposure and bilateral_grid exclude each other: a grid is an exposure for each place")
         return self
 
     @property
     def trained(self) -> bool:
-        """Whether anything of a view is."""
+        """Whether any parameter of the views is trained."""
         return self.pose_opt or self.exposure or self.bilateral_grid
 
 
-class SaveConfig(_Section):
+class SaveConfig(Section):
     """Checkpoints."""
 
-    every_minutes: float = Field(2.0, gt=0)
-    #: Also at these steps; these are never deleted.
-    steps: tuple[int, ...] = (7_000, 30_000)
-    keep_last: int = Field(2, ge=1)
-    #: How long a run that is done waits for room when its last state cannot be written.
-    patience_minutes: float = Field(10.0, ge=0)
+    every_minutes: float = Field(2.0, gt=0, description="Minutes from one checkpoint to the next.")
+    steps: tuple[int, ...] = Field(
+        (7_000, 30_000), description="Checkpoints are saved after these steps too, and never deleted."
+    )
+    keep_last: int = Field(2, ge=1, description="Number of other checkpoints to keep.")
+    patience_minutes: float = Field(
+        10.0,
+        ge=0,
+        description="Minutes that a finished run waits for disk space when its last checkpoint cannot be written.",
+    )
 
 
-class GuardConfig(_Section):
-    """What watches a run; docs/long-runs.md says where the values come from."""
+class GuardConfig(Section):
+    """Checks of a run in progress."""
 
-    #: Steps between two looks at all parameters and moments for NaN and infinity; 0 looks only when saving.
-    finite_every: int = Field(100, ge=0)
-    #: Times that a run goes back to its last checkpoint, after diverging and after running out of memory each.
-    max_rollbacks: int = Field(3, ge=0)
-    #: Steps between two measurements of the probe views, training views that stay the same; 0 makes none.
-    probe_every: int = Field(500, ge=0)
-    probe_views: int = Field(3, gt=0)
-    #: dB below the best measurement that raise an alarm when they last.
-    psnr_drop: float = Field(3.0, gt=0)
-    #: Steps after an opacity reset whose measurements do not count.
-    reset_window: int = Field(1_000, ge=0)
-    #: Part of the Gaussians that density control may remove at once without an alarm.
-    prune_jump: float = Field(0.5, gt=0, le=1)
-
-
-class MemoryConfig(_Section):
-    """What a run may take; docs/memory.md says what goes into it."""
-
-    #: Bytes, or text as "8GiB": of the GPU, or of the whole process on the CPU; None takes what is free.
-    budget: Annotated[int | None, BeforeValidator(parse_size)] = Field(None, gt=0)
-    #: No more Gaussians than this. A run with a budget finds it when it is made, and keeps it when it is resumed.
-    cap: int | None = Field(None, gt=0)
-    #: SH coefficients beside the constant one, and their moments, lie outside the device: on the host for a GPU, in a
-    #: file in the run folder on the CPU. It changes no bit.
-    offload: bool = False
+    finite_every: int = Field(
+        100,
+        ge=0,
+        description="Steps from one check of all parameters and moments for NaN and infinity to the next; 0 checks at "
+        "saves only.",
+    )
+    max_rollbacks: int = Field(
+        3,
+        ge=0,
+        description="Number of times that a run returns to its last checkpoint after diverging, and as often after "
+        "running out of memory.",
+    )
+    probe_every: int = Field(
+        500, ge=0, description="Steps from one measurement of the probe views to the next; 0 measures none."
+    )
+    probe_views: int = Field(3, gt=0, description="Number of training views to measure, evenly spaced.")
+    psnr_drop: float = Field(3.0, gt=0, description="Lasting loss of PSNR on the probe views that raises an alarm, dB.")
+    reset_window: int = Field(1_000, ge=0, description="Steps after an opacity reset whose measurements are ignored.")
+    prune_jump: float = Field(
+        0.5, gt=0, le=1, description="Share of the Gaussians that one refinement may remove without an alarm."
+    )
 
 
-class Config(_Section):
+class MemoryConfig(Section):
+    """Memory limits."""
+
+    panel = "Memory"
+
+    budget: Annotated[
+        int | None,
+        BeforeValidator(parse_size),
+        Flag(
+            "--vram-budget",
+            metavar="SIZE",
+            default="what is free",
+            type=str,
+            help="Maximum memory, as 8GiB or 800M: of the GPU, or of the process with --device cpu. The number of "
+            "Gaussians is limited accordingly.",
+        ),
+    ] = Field(
+        None, gt=0, description="Maximum memory in bytes, or as 8GiB: of the GPU, or of the process with --device cpu."
+    )
+    cap: int | None = Field(
+        None,
+        gt=0,
+        description="Maximum number of Gaussians; a run with a budget sets it at its first step and keeps it when it "
+        "is resumed.",
+    )
+    offload: Annotated[bool, Flag("--offload")] = Field(
+        False,
+        description="Keep the higher SH coefficients and their moments, three quarters of a Gaussian, in host memory, "
+        "or in a file in the run folder with --device cpu. Slower; the results are bit-identical.",
+    )
+
+
+class Config(Section):
     """All settings of a run."""
 
     data: DataConfig = Field(default_factory=DataConfig)
@@ -393,12 +639,28 @@ class Config(_Section):
 
     @property
     def depth_lambda(self) -> float:
-        """Weight of the depth term; 0 where no depths are asked for."""
+        """Weight of the depth term; 0 without depth supervision."""
         return 0.0 if self.data.depths is None else self.train.depth_lambda
 
     def most_gaussians(self) -> int | None:
-        """The least of the caps that there are in numbers."""
+        """Return the lower of the caps that are numbers; None without one."""
         return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if isinstance(cap, int)), default=None)
+
+
+def sections() -> dict[str, type[Section]]:
+    """Return the class of each section of Config by its name."""
+    return {name: cast(type[Section], info.annotation) for name, info in Config.model_fields.items()}
+
+
+def setting_fields() -> dict[str, FieldInfo]:
+    """Return the field of each setting by its dotted key, in order."""
+    return {f"{name}.{key}": info for name, section in sections().items() for key, info in section.model_fields.items()}
+
+
+def setting_flags() -> dict[str, list[Flag]]:
+    """Return the flags of each setting that has any, by its dotted key, in order."""
+    found = {key: [one for one in info.metadata if isinstance(one, Flag)] for key, info in setting_fields().items()}
+    return {key: flags for key, flags in found.items() if flags}
 
 
 def preset_recipe(name: str | None) -> dict[str, Any]:
@@ -474,7 +736,7 @@ def build_config(
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:
-        raise _out_of_range(error, file) from None
+        raise _out_of_range(error, file, [key for key, value in (flags or {}).items() if value is not None]) from None
     return config
 
 
@@ -513,7 +775,7 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
     try:
         return Config.model_validate(_nest({**flat_settings(config), **values}))
     except ValidationError as error:
-        raise _out_of_range(error, None) from None
+        raise _out_of_range(error, None, values) from None
 
 
 def resolve(config: Config, *, auto_cap: int | None = None, memory_cap: int | None = None) -> Config:
@@ -578,11 +840,18 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _out_of_range(error: ValidationError, file: Path | None) -> UsageError:
-    """What pydantic found, for people."""
-    problems = [f"{'.'.join(map(str, e['loc']))} = {_brief(e['input'])}: {e['msg']}" for e in error.errors()]
+def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[str]) -> UsageError:
+    """Return pydantic's errors as a message; it names the flags among them, whose keys are ``flagged``, or the file."""
+    problems = {
+        ".".join(map(str, one["loc"])): f"{_brief(one['input'])}: {one['msg'].removeprefix('Value error, ')}"
+        for one in error.errors()
+    }
+    names = [flags[0].names[0] for key, flags in setting_flags().items() if key in problems and key in flagged]
+    listed = "; ".join(f"{key} = {text}" for key, text in problems.items())
     return UsageError(
-        "settings out of range: " + "; ".join(problems), where=file, remedy="docs/settings.md has what each one takes"
+        f"settings out of range: {listed}",
+        where=", ".join(names) or file,
+        remedy="docs/settings.md lists what each setting accepts",
     )
 
 

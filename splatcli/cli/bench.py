@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,36 +12,48 @@ from splatcli.cli import options
 from splatcli.errors import OutputError, UsageError
 
 
-def bench(
+@dataclass(frozen=True)
+class BenchArguments:
+    """The arguments and options of ``splat bench``."""
+
     scenes: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[SCENE]...", help="Scenes; or none, with --plan.", show_default=False),
-    ] = None,
+        typer.Argument(metavar="[SCENE]...", help="Scenes; none with --plan.", show_default=False),
+    ] = None
     setting: Annotated[
         list[str] | None,
-        typer.Option("--setting", metavar="NAME=FLAGS", help="Flags of splat train under a name; may be repeated."),
-    ] = None,
+        typer.Option("--setting", metavar="NAME=FLAGS", help="Name for some flags of splat train; may be repeated."),
+    ] = None
     plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="TOML", help="Scenes, settings and seeds in a file.")
-    ] = None,
+        Path | None, typer.Option("--plan", metavar="TOML", help="File with scenes, settings and seeds.")
+    ] = None
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="DIR", help="Where the plan's scenes lie.  [default: beside it]")
-    ] = None,
+        Path | None,
+        typer.Option("--data", metavar="DIR", help="Folder of the scenes of the plan.  [default: beside it]"),
+    ] = None
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="A,B,...", help="Seeds of the runs.  [default: 42,43,44]")
-    ] = None,
+    ] = None
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="Folder for figures, logs and sheets.")
-    ] = Path("output/bench"),
-    sheet: Annotated[bool, typer.Option("--sheet", help="Also a contact sheet of each run.")] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the runs, not only their figures.")] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Train scenes with several settings and seeds, and compare.
+    ] = Path("output/bench")
+    sheet: Annotated[bool, typer.Option("--sheet", help="Also write a contact sheet for each run.")] = False
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the runs, not only their figures.")] = False
+    json: options.Json = False
+    quiet: options.Quiet = False
+
+    def __post_init__(self) -> None:
+        if (self.plan is None) == (not self.scenes):
+            raise UsageError("name scenes, or a plan", remedy="splat bench SCENE... or splat bench --plan FILE")
+        if self.plan is not None and self.setting:
+            raise UsageError("a plan has its own settings", where="--setting", remedy="write them into the plan")
+
+
+def bench(args: BenchArguments) -> int:
+    """Train scenes with several settings and seeds, and compare them.
 
     Prints a Markdown table of quality, size, time and memory: mean and standard deviation over the seeds. Every run is
-    a process of its own, one after the other. Figures stay in DIR: asked again, only what is missing is run.
+    a process of its own, one after the other. Figures stay in DIR, so the same command runs only what is missing.
 
     \b
     Examples:
@@ -52,26 +65,22 @@ def bench(
     from splatcli.cli.console import open_output
     from splatcli.render.images import write_bytes
 
-    if (plan is None) == (not scenes):
-        raise UsageError("name scenes, or a plan", remedy="splat bench SCENE... or splat bench --plan FILE")
-    if plan is not None and setting:
-        raise UsageError("a plan has its own settings", where="--setting", remedy="write them into the plan")
-    numbers = _numbers(seeds)
+    numbers = _numbers(args.seeds)
     cells = (
-        plan_of(scenes or [], setting or [], numbers or [42, 43, 44])
-        if plan is None
-        else read_plan(plan, data=data, seeds=numbers)
+        plan_of(args.scenes or [], args.setting or [], numbers or [42, 43, 44])
+        if args.plan is None
+        else read_plan(args.plan, data=args.data, seeds=numbers)
     )
-    with open_output(json=json, quiet=quiet) as out:
+    with open_output(json=args.json, quiet=args.quiet) as out:
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            args.output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OutputError(
-                f"cannot make the folder: {error.strerror}", where=output, remedy="choose another -o"
+                f"cannot make the folder: {error.strerror}", where=args.output, remedy="choose another -o"
             ) from None
         records: list[Record] = []
         for number, cell in enumerate(cells, 1):
-            record, known = measure(cell, output, keep=keep, sheet=sheet)
+            record, known = measure(cell, args.output, keep=args.keep, sheet=args.sheet)
             records.append(record)
             facts = {name: getattr(record, name) for name in Record.__slots__}
             out.event("run", facts)
@@ -83,10 +92,10 @@ def bench(
             **describe_machine(),
             "runs": [{name: getattr(r, name) for name in Record.__slots__} for r in records],
         }
-        path = output / "bench.json"
+        path = args.output / "bench.json"
         write_bytes(path, (text.dumps(report, indent=1) + "\n").encode())
         lines = markdown(records)
-        write_bytes(output / "table.md", ("\n".join(lines) + "\n").encode())
+        write_bytes(args.output / "table.md", ("\n".join(lines) + "\n").encode())
         out.result({"path": path, "runs": len(records), "table": lines}, lines)
     return 0
 

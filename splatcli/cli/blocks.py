@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -329,27 +330,33 @@ def _loaded(path: Path) -> Checkpoint:
     return checkpoint
 
 
-def merge(
+@dataclass(frozen=True)
+class MergeArguments:
+    """The arguments and options of ``splat merge``."""
+
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="What `splat train --blocks` was given as -o.", show_default=False)
-    ],
+        Path,
+        typer.Argument(metavar="RUN", help="Folder given to splat train --blocks as -o.", show_default=False),
+    ]
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             metavar="FILE.ply",
-            help="Write a PLY instead, with one block in memory at a time.  [default: a checkpoint in RUN]",
+            help="Write a PLY instead, holding one block in memory at a time.  [default: a checkpoint in RUN]",
             show_default=False,
         ),
-    ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
+    ] = None
+    json: options.Json = False
+    quiet: options.Quiet = False
+
+
+def merge(args: MergeArguments) -> int:
     """Merge blocks that were trained one by one.
 
-    `splat train --blocks` does so itself when it has trained all; this is for blocks that were jobs of their own.
-    Prints the path of the checkpoint, which resume, render, eval and export take like that of any run.
+    `splat train --blocks` merges the blocks that it has trained; this command is for blocks that were separate jobs.
+    Prints the path of the checkpoint, which resume, render, eval and export accept like any other.
 
     \b
     Examples:
@@ -357,8 +364,9 @@ def merge(
       splat merge output/city -o city.ply
       splat merge output/city | splat render --views
     """
+    from splatcli.cli.blocks import merge_run
     from splatcli.cli.console import open_output
 
-    with open_output(json=json, quiet=quiet) as out:
-        merge_run(run, output, out)
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        merge_run(args.run, args.output, out)
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,29 +33,34 @@ _STATES = {
 }
 
 
-def check(
+@dataclass(frozen=True)
+class CheckArguments:
+    """The arguments and options of ``splat check``."""
+
     path: Annotated[
         Path | None,
         typer.Argument(
             metavar="[PATH]",
             help="Run folder, checkpoint or file of splats (.ply, .spz, .sog, ...), also of other programs. Without "
-            "it: the path that comes through a pipe, else the newest run under output/.",
+            "it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
-    ] = None,
-    lenient: options.Lenient = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Verify a run or a file, and tell what was verified and what is wrong.
+    ] = None
+    lenient: options.Lenient = False
+    json: options.Json = False
+    quiet: options.Quiet = False
 
-    Of a checkpoint: the archive, the manifest, the schema, the digest of every tensor, finite values, the space of the
-    parameters, settings and cameras. Of a run folder: every checkpoint, also those put aside, the pointer to the
-    newest, the settings and the lines of metrics.jsonl; with --blocks those of every block. Of a file of splats or a
-    checkpoint of another program: that it can be read whole, finite values, and that its parameters are raw.
-    Prints a line for each file. Nothing is changed, and a run that is being trained can be checked.
-    Ends with 0 when all is sound, 11 when the newest checkpoint is damaged and an older one is sound, 5 for anything
-    else that is damaged or cannot be read, 6 for a file of another version. A scene is checked by `splat info`.
+
+def check(args: CheckArguments) -> int:
+    """Verify a run or a file, and report what was verified and what is wrong.
+
+    For a checkpoint: the archive, the manifest, the schema, the digest of every tensor, finite values, raw parameters,
+    settings and cameras. For a run folder: every checkpoint, also those that were moved aside, the pointer to the
+    newest, the settings and the lines of metrics.jsonl; for blocks those of every block. For a file of splats or a
+    checkpoint of another program: that it can be read completely, finite values, and raw parameters.
+    Prints one line per file. Nothing is changed, and a run in progress can be checked.
+    Ends with 0 when everything is sound, 11 when the newest checkpoint is damaged and an older one is sound, 5 for any
+    other damaged or unreadable file, 6 for a file of another version. `splat info` checks a scene.
 
     \b
     Examples:
@@ -67,8 +72,8 @@ def check(
     """
     from splatcli.cli.console import open_output
 
-    with open_output(json=json, quiet=quiet) as out:
-        checked, findings = _check(path, lenient)
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        checked, findings = _check(args.path, args.lenient)
         for finding in findings:
             out.event("checked", asdict(finding))
         problem = _problem(checked, findings)

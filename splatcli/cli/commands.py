@@ -14,6 +14,7 @@ from splatcli.cli import bench, blocks, check, doctor, export, info, render, res
 from splatcli.cli import eval as eval_command
 from splatcli.cli.console import Output, take_stdout_error
 from splatcli.cli.error_report import report_error
+from splatcli.cli.options import add_command
 from splatcli.cli.process import require_address_space
 from splatcli.errors import UsageError
 
@@ -58,18 +59,18 @@ def splat(
     """Photos to 3D Gaussian Splats."""
 
 
-app.command("train")(train.train)
-app.command("sfm")(sfm.sfm)
-app.command("resume")(resume.resume)
-app.command("merge")(blocks.merge)
-app.command("render", cls=render.RenderCommand)(render.render)
-app.command("export")(export.export)
-app.command("view")(view.view)
-app.command("eval")(eval_command.evaluate)
-app.command("info")(info.info)
-app.command("check")(check.check)
-app.command("bench")(bench.bench)
-app.command("doctor")(doctor.doctor)
+add_command(app, "train", train.train)
+add_command(app, "sfm", sfm.sfm)
+add_command(app, "resume", resume.resume)
+add_command(app, "merge", blocks.merge)
+add_command(app, "render", render.render, render.RenderCommand)
+add_command(app, "export", export.export)
+add_command(app, "view", view.view)
+add_command(app, "eval", eval_command.evaluate)
+add_command(app, "info", info.info)
+add_command(app, "check", check.check)
+add_command(app, "bench", bench.bench)
+add_command(app, "doctor", doctor.doctor)
 
 
 def run(argv: Sequence[str]) -> int:

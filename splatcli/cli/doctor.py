@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from splatcli.cli import options
 
 
-def doctor(json: options.Json = False, quiet: options.Quiet = False) -> int:
-    """Look at driver, GPU, torch and compilers, and render a test image on each device.
+@dataclass(frozen=True)
+class DoctorArguments:
+    """The options of ``splat doctor``."""
 
-    Builds what is not built yet, so that the next command starts at once. Ends with 0 when the CPU works, with 4
-    when not even that does.
+    json: options.Json = False
+    quiet: options.Quiet = False
+
+
+def doctor(args: DoctorArguments) -> int:
+    """Check driver, GPU, torch and compilers, and render a test image on each device.
+
+    Builds the native library where it is missing, so that the next command starts at once. Ends with 0 when the CPU
+    works, and with 4 when it does not.
 
     \b
     Examples:
@@ -20,7 +29,7 @@ def doctor(json: options.Json = False, quiet: options.Quiet = False) -> int:
     """
     from splatcli.cli.console import open_output
 
-    with open_output(json=json, quiet=quiet) as out:
+    with open_output(json=args.json, quiet=args.quiet) as out:
         from splatcli.doctor import examine
 
         facts = examine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,51 +19,64 @@ if TYPE_CHECKING:
     from splatcli.scene.scene import Scene
 
 
-def evaluate(
-    model: options.Model = None,
-    views: Annotated[str, typer.Option("--views", metavar="VIEWS", help="test, train or all.")] = "test",
+@dataclass(frozen=True)
+class EvalArguments:
+    """The arguments and options of ``splat eval``."""
+
+    model: options.Model = None
+    views: Annotated[str, typer.Option("--views", metavar="VIEWS", help="test, train or all.")] = "test"
     sheet: Annotated[
         Path | None,
         typer.Option(
-            "--sheet", metavar="PNG", help="Also write a contact sheet: photo, render and error map, worst views first."
+            "--sheet", metavar="PNG", help="Also write a contact sheet: image, render and error map, worst views first."
         ),
-    ] = None,
+    ] = None
     sheet_views: Annotated[
         int | None,
         typer.Option(
             "--sheet-views",
             metavar="N",
             min=1,
-            help="Views on the sheet; of more than that, half the worst and half the best.  [default: 12]",
+            help="Number of views on the sheet, half of them the worst and half the best.  [default: 12]",
         ),
-    ] = None,
+    ] = None
     color_corrected: Annotated[
         bool,
         typer.Option(
             "--color-corrected",
-            help="Also cc_psnr and cc_ssim: after an affine change of colour that fits each render to its photo.",
+            help="Also report cc_psnr and cc_ssim, after the affine colour map that fits each render to its image.",
         ),
-    ] = False,
+    ] = False
     lpips: Annotated[
         str | None,
         typer.Option(
-            "--lpips", metavar="NET", help="Also LPIPS by vgg or alex; needs pip install 'splatcli[lpips]' and weights."
+            "--lpips",
+            metavar="NET",
+            help="Also report LPIPS by vgg or alex; needs pip install 'splatcli[lpips]' and weights.",
         ),
-    ] = None,
-    data: options.Data = None,
-    allow_older: options.AllowOlder = False,
-    param_space: options.ParamSpace = None,
-    lenient: options.Lenient = False,
-    drop_nonfinite: options.DropNonfinite = False,
-    device: options.Device = "auto",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Measure a model against photos that training never saw.
+    ] = None
+    data: options.Data = None
+    allow_older: options.AllowOlder = False
+    device: options.Device = "auto"
+    json: options.Json = False
+    quiet: options.Quiet = False
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
-    Prints the mean PSNR and SSIM over the views, what else is asked for, the number of Gaussians and the path of the
-    sheet, if one is made. With --json: one object with every view and the protocol, without which figures do not
-    compare (docs/metrics.md). A model of another program is measured with the cameras of the scene that --data names.
+    def __post_init__(self) -> None:
+        if self.views not in ("test", "train", "all"):
+            raise UsageError(f"{self.views!r} names no views with images", where="--views", remedy="test, train or all")
+        if self.sheet_views is not None and self.sheet is None:
+            raise UsageError("there is no sheet to put views on", where="--sheet-views", remedy="add --sheet sheet.png")
+        if self.lpips not in (None, "vgg", "alex"):
+            raise UsageError(f"{self.lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
+
+
+def evaluate(args: EvalArguments) -> int:
+    """Evaluate a model on held-out images.
+
+    Prints the means of PSNR, SSIM and the other metrics over the views, the number of Gaussians and the path of the
+    sheet. With --json: one object with every view and the protocol that makes figures comparable (docs/metrics.md). A
+    model of another program is evaluated with the cameras of the scene that --data names.
 
     \b
     Examples:
@@ -72,14 +86,6 @@ def evaluate(
       splat eval output/scene --json > figures.json
       splat eval point_cloud.ply --data scene/
     """
-    if views not in ("test", "train", "all"):
-        raise UsageError(f"{views!r} names no views with photos", where="--views", remedy="test, train or all")
-
-    if sheet_views is not None and sheet is None:
-        raise UsageError("there is no sheet to put views on", where="--sheet-views", remedy="add --sheet sheet.png")
-    if lpips not in (None, "vgg", "alex"):
-        raise UsageError(f"{lpips!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
-
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model
     from splatcli.cli.training import image_background
@@ -89,15 +95,16 @@ def evaluate(
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
 
-    with open_output(json=json, quiet=quiet) as out:
-        wanted = resolve_device(device)
+    data = args.data
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        wanted = resolve_device(args.device)
         # First of all, so that what is not installed is told before minutes are spent.
-        network = None if lpips is None else Lpips(lpips, wanted)
-        path = find_model(model, out=out, allow_older=allow_older)
+        network = None if args.lpips is None else Lpips(args.lpips, wanted)
+        path = find_model(args.model, out=out, allow_older=args.allow_older)
         loaded = load_model(
             path,
             wanted,
-            import_options=options.import_options(param_space, lenient, drop_nonfinite),
+            import_options=args.foreign.import_options(),
             cameras=None if data is None else lambda: read_scene(data, Config().data).cameras,
             echo=out.note,
         )
@@ -112,13 +119,15 @@ def evaluate(
         root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
         assert root is not None
         scene = read_scene(root, config.data.without_depths(), background=image_background(config))
-        ground_truth = GroundTruth(scene, color_corrected=color_corrected, lpips=network)
-        extremes = None if sheet is None else Extremes(MOST_VIEWS if sheet_views is None else sheet_views)
-        facts, lines = _measure(loaded, config, scene, ground_truth, views, extremes)
-        if sheet is not None and extremes is not None:
-            _write_sheet(sheet, extremes, facts)
-            facts["sheet"] = sheet
-            lines.append(f"sheet {sheet}")
+        ground_truth = GroundTruth(scene, color_corrected=args.color_corrected, lpips=network)
+        extremes = (
+            None if args.sheet is None else Extremes(MOST_VIEWS if args.sheet_views is None else args.sheet_views)
+        )
+        facts, lines = _measure(loaded, config, scene, ground_truth, args.views, extremes)
+        if args.sheet is not None and extremes is not None:
+            _write_sheet(args.sheet, extremes, facts)
+            facts["sheet"] = args.sheet
+            lines.append(f"sheet {args.sheet}")
         out.result({"model": path, **facts}, lines)
     return 0
 

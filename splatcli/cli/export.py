@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,30 +26,33 @@ class Frame(Enum):
     NORMALISED = "normalised"
 
 
-def export(
-    model: options.Model = None,
+@dataclass(frozen=True)
+class ExportArguments:
+    """The arguments and options of ``splat export``."""
+
+    model: options.Model = None
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             metavar="FILE",
-            help="The file to write; the end of its name chooses the format: .ply, .compressed.ply, .splat, .spz, "
+            help="File to write; the end of its name selects the format: .ply, .compressed.ply, .splat, .spz, "
             ".sog, .glb, .usdz or .html (a page with a viewer), or .json for the cameras. - writes to stdout, a PLY "
             "unless --format says otherwise.  [required]",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     format: Annotated[
         str | None,
         typer.Option(
             "--format",
             metavar="NAME",
-            help="The format, whatever the file is called: ply, compressed.ply, splat, spz, spz4 (version 4, smaller, "
+            help="Format, whatever the name of the file: ply, compressed.ply, splat, spz, spz4 (version 4, smaller, "
             "read by fewer), sog, glb, usdz, html or json.",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     sh_degree: Annotated[
         int | None,
         typer.Option(
@@ -56,46 +60,50 @@ def export(
             metavar="D",
             min=0,
             max=4,
-            help="Leave out harmonics above D.  [default: what the format holds]",
+            help="Leave out SH coefficients above degree D.  [default: what the format holds]",
         ),
-    ] = None,
+    ] = None
     min_opacity: Annotated[
         float | None,
-        typer.Option("--min-opacity", metavar="A", min=0.0, max=1.0, help="Leave out Gaussians of less opacity."),
-    ] = None,
+        typer.Option("--min-opacity", metavar="A", min=0.0, max=1.0, help="Leave out Gaussians of lower opacity."),
+    ] = None
     crop: Annotated[
         str | None,
         typer.Option(
             "--crop",
             metavar="REGION",
-            help="Only Gaussians whose centre lies in box:X0,Y0,Z0,X1,Y1,Z1 or sphere:X,Y,Z,RADIUS, in the coordinates "
-            "of a PLY.",
+            help="Keep only Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1 or sphere:X,Y,Z,RADIUS, in the "
+            "coordinates of a PLY.",
         ),
-    ] = None,
+    ] = None
     frame: Annotated[
         Frame,
         typer.Option(
             "--frame",
             metavar="FRAME",
-            help="Of a scene far from its origin (UTM): normalised leaves it where it was trained, input puts it back, "
-            "as far as float32 can tell such positions.  [default: normalised]",
+            help="For a scene far from its origin (UTM): normalised keeps the coordinates of training, input restores "
+            "those of the scene, as far as float32 can represent them.  [default: normalised]",
             show_default=False,
         ),
-    ] = Frame.NORMALISED,
-    allow_older: options.AllowOlder = False,
-    param_space: options.ParamSpace = None,
-    lenient: options.Lenient = False,
-    drop_nonfinite: options.DropNonfinite = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
+    ] = Frame.NORMALISED
+    allow_older: options.AllowOlder = False
+    json: options.Json = False
+    quiet: options.Quiet = False
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
+
+    def __post_init__(self) -> None:
+        if self.output is None:
+            raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
+
+
+def export(args: ExportArguments) -> int:
     """Write a model as a file that other viewers and editors read, or its cameras as JSON.
 
-    Prints the path of the file. The format follows the name: a PLY is exact and read everywhere, a .sog or .spz is a
-    fraction of it for the web, an .html opens in any browser, a .glb or .usdz goes into 3D tools (docs/formats.md
-    compares them). Coordinates are the
-    input's own, but for a scene far from its origin (UTM), where a note says what to add to them, and for formats
-    whose standard has y up. What a format cannot hold is told.
+    Prints the path of the file. The end of its name selects the format: a PLY is exact and read everywhere, a .sog or
+    .spz is a fraction of its size for the web, an .html opens in any browser, a .glb or .usdz opens in 3D tools
+    (docs/formats.md compares them). Coordinates are those of the input, except for a scene far from its origin (UTM),
+    where a note gives the offset to add, and for formats whose standard has y up. A note reports what a format cannot
+    hold.
 
     \b
     Examples:
@@ -109,30 +117,28 @@ def export(
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
-    if output is None:
-        raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
-
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.formats.registry import format_to_write
     from splatcli.formats.selection import Crop
     from splatcli.render.images import write_bytes
 
-    output = stdout_or(output)
+    assert args.output is not None, "checked above"
+    output = stdout_or(args.output)
     to_stdout = str(output) == "-"
-    name = "ply" if to_stdout and format is None else format
+    name = "ply" if to_stdout and args.format is None else args.format
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json"
     chosen = None if cameras_only else format_to_write(output, name)
-    region = None if crop is None else Crop.parse(crop)
-    with open_output(json=json, quiet=quiet) as out:
-        import_options = options.import_options(param_space, lenient, drop_nonfinite)
+    region = None if args.crop is None else Crop.parse(args.crop)
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        import_options = args.foreign.import_options()
         loaded = load_model(
-            find_model(model, out=out, allow_older=allow_older), import_options=import_options, echo=out.note
+            find_model(args.model, out=out, allow_older=args.allow_older), import_options=import_options, echo=out.note
         )
         if chosen is None:
             payload, count = _cameras(loaded, out), len(loaded.gaussians)
         else:
-            payload, count = _splats(loaded, chosen, sh_degree, min_opacity, region, frame, out)
+            payload, count = _splats(loaded, chosen, args.sh_degree, args.min_opacity, region, args.frame, out)
         if to_stdout:
             out.data(payload)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,50 +19,38 @@ if TYPE_CHECKING:
 _STATES = {"found": "found", "none": "-", "warning": "WARNING"}
 
 
-def info(
+@dataclass(frozen=True)
+class InfoArguments:
+    """The arguments and options of ``splat info``; ``settings``: dotted key -> given value."""
+
     path: Annotated[
         Path | None,
         typer.Argument(
             metavar="[PATH]",
             help="Checkpoint, file of splats (.ply, .spz, .sog, ...), run folder or scene, also of other programs. "
-            "Without it: the path that comes through a pipe, else the newest run under output/.",
+            "Without it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
-    ] = None,
-    images: options.Images = None,
-    masks: options.Masks = None,
-    mask_mode: options.MaskMode = None,
-    depth_loss: options.DepthLoss = False,
-    depths: options.Depths = None,
-    depth_scale: options.DepthScale = None,
-    max_pixels: options.MaxPixels = None,
-    strict: options.Strict = False,
-    skip_bad_images: options.SkipBadImages = False,
-    format: options.Format = None,
-    colmap_model: options.ColmapModel = None,
-    skip_missing: options.SkipMissing = False,
-    allow_outside: options.AllowOutside = False,
-    drop_bad_points: options.DropBadPoints = False,
-    scene_extent: options.SceneExtent = None,
-    param_space: options.ParamSpace = None,
-    lenient: options.Lenient = False,
-    drop_nonfinite: options.DropNonfinite = False,
+    ] = None
     plot: Annotated[
         Path | None,
         typer.Option(
-            "--plot", metavar="PNG", help="Of a scene: also draw its cameras and points, from above and from the side."
+            "--plot", metavar="PNG", help="For a scene, also draw its cameras and points from above and from the side."
         ),
-    ] = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Tell what a file or folder is and what is in it.
+    ] = None
+    json: options.Json = False
+    quiet: options.Quiet = False
+    settings: Annotated[dict[str, Any], options.SettingFlags(options.SCENE_SETTINGS)] = field(default_factory=dict)
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
-    A scene is checked as `splat train` checks it before it starts: the same flags, the same problems, the same notes.
-    Then it is told what was looked for and found, what not, and what looks wrong, with what helps.
-    Photos without cameras are counted, and what finds the cameras is told.
-    Of a file of splats or a checkpoint of another program it also tells whether the parameters are raw or activated
-    already, on what grounds, and whether the other commands take the file.
+
+def info(args: InfoArguments) -> int:
+    """Describe a file or folder and its content.
+
+    A scene is checked as `splat train` checks it before it starts, with the same flags, problems and notes. The report
+    lists what was found, what was not, and what looks wrong, with a remedy. Images without cameras are counted. For a
+    file of splats or a checkpoint of another program the report also says whether its parameters are raw or activated,
+    why, and whether the other commands accept it.
 
     \b
     Examples:
@@ -75,45 +64,32 @@ def info(
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, is_own_checkpoint, load_model
 
-    with open_output(json=json, quiet=quiet) as out:
-        if path is not None and not path.exists():
-            raise UsageError("there is nothing here", where=path, remedy="name a checkpoint, PLY, run folder or scene")
-        if path is not None and path.is_dir() and not _is_run(path):
-            flags = options.data_flags(
-                format=format,
-                model=colmap_model,
-                images=images,
-                masks=masks,
-                mask_mode=mask_mode,
-                depths=depths,
-                depth_loss=depth_loss,
-                depth_scale=depth_scale,
-                max_pixels=max_pixels,
-                strict=strict,
-                skip_bad_images=skip_bad_images,
-                skip_missing=skip_missing,
-                allow_outside=allow_outside,
-                drop_bad_points=drop_bad_points,
-                scene_extent=scene_extent,
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        if args.path is not None and not args.path.exists():
+            raise UsageError(
+                "there is nothing here", where=args.path, remedy="name a checkpoint, PLY, run folder or scene"
             )
-            bare = _has_no_cameras(path, flags)
-            if plot is not None and bare:
+        if args.path is not None and args.path.is_dir() and not _is_run(args.path):
+            bare = _has_no_cameras(args.path, args.settings)
+            if args.plot is not None and bare:
                 raise UsageError(
-                    "these photos have no cameras to draw", where="--plot", remedy=f"find them first: splat sfm {path}"
+                    "these photos have no cameras to draw",
+                    where="--plot",
+                    remedy=f"find them first: splat sfm {args.path}",
                 )
-            facts = _photo_facts(path) if bare else _scene_facts(path, flags, plot)
+            facts = _photo_facts(args.path) if bare else _scene_facts(args.path, args.settings, args.plot)
         else:
-            if plot is not None:
+            if args.plot is not None:
                 raise UsageError(
                     "only the cameras of a scene are drawn", where="--plot", remedy="name a scene's folder"
                 )
-            found = find_model(path, out=out, allow_older=True)
-            import_options = options.import_options(param_space, lenient, drop_nonfinite)
+            found = find_model(args.path, out=out, allow_older=True)
+            import_options = args.foreign.import_options()
             if is_own_checkpoint(found):
                 facts = _checkpoint_facts(load_model(found, import_options=import_options))
             else:
                 facts = _foreign_facts(found, import_options)
-            if path is not None and path.is_dir():
+            if args.path is not None and args.path.is_dir():
                 facts["kind"] = "run"
         out.result(facts, _lines(facts))
     return 0
@@ -126,10 +102,10 @@ def _is_run(folder: Path) -> bool:
     return (folder / "ckpts").is_dir() or newest_foreign(folder) is not None
 
 
-def _has_no_cameras(path: Path, flags: dict[str, Any]) -> bool:
+def _has_no_cameras(path: Path, settings: dict[str, Any]) -> bool:
     from splatcli.scene.read import has_photos_only
 
-    return not any(flags[f"data.{name}"] for name in ("format", "model", "images")) and has_photos_only(path)
+    return not any(settings.get(f"data.{name}") for name in ("format", "model", "images")) and has_photos_only(path)
 
 
 def _photo_facts(path: Path) -> dict[str, Any]:
@@ -237,12 +213,12 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
     }
 
 
-def _scene_facts(path: Path, flags: dict[str, Any], plot: Path | None) -> dict[str, Any]:
+def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dict[str, Any]:
     from splatcli.config import build_config
     from splatcli.scene.inspect import coverage_notes, examine, hidden_share
     from splatcli.scene.read import read_scene
 
-    scene = read_scene(path, build_config(flags).data)
+    scene = read_scene(path, build_config(settings).data)
     if plot is not None:
         from splatcli.render.camera_map import draw_camera_map
         from splatcli.render.images import png_bytes, write_bytes

@@ -1,28 +1,205 @@
-"""Options that several commands share, so that they are spelt and explained the same everywhere."""
+"""Options: each flag declared once, and the commands that are made of such declarations.
+
+The options of a command are a frozen dataclass, its one parameter. A field with a ``typer.Option`` is a flag; a field
+that is a dataclass itself is a group of flags that commands share; a field with ``SettingFlags`` takes the flags that
+splatcli/config.py declares beside the settings. What does not go together is refused in ``__post_init__``.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
+from typer.core import TyperCommand
 
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.imported import ImportOptions as Taken
+    from splatcli.checkpoint.foreign.imported import ImportOptions
+    from splatcli.config import Flag
 
-Json = Annotated[bool, typer.Option("--json", help="One JSON object per line on stdout instead of plain lines.")]
+# --- commands of declarations -----------------------------------------------------------------------------------------
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Nothing on stderr but errors.")]
+
+class Command(TyperCommand):
+    """A command that makes its flags when they are first needed: ``splat --help`` does without them.
+
+    Its help lists flags under the headings that they name (``rich_help_panel``).
+    """
+
+    function: ClassVar[Callable[[Any], int]]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        if not self.params:
+            self.params, self.callback = _parse_with(type(self).function)
+        return super().get_params(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                panels.setdefault(panel_of(parameter), []).append(record)
+        for name, records in panels.items():
+            with formatter.section(name):
+                formatter.write_dl(records)
+
+
+def panel_of(parameter: Any) -> str:
+    """Return the heading of the help that a parameter is listed under."""
+    usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+    return getattr(parameter, "rich_help_panel", None) or usual
+
+
+def add_command(app: typer.Typer, name: str, function: Callable[[Any], int], kind: type[Command] = Command) -> None:
+    """Make ``function`` the command ``name``: its parameter is a dataclass of options, its docstring the help."""
+
+    def stub() -> None:
+        """Stand for the command until its flags are made."""
+
+    stub.__doc__ = function.__doc__
+    app.command(name, cls=type(kind.__name__, (kind,), {"function": staticmethod(function)}))(stub)
+
+
+def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[..., Any] | None]:
+    """Return Typer's parameters of a command, and the call of ``function`` with what is given for them."""
+    (options_class,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
+
+    def call(**given: Any) -> int:
+        return function(_build(options_class, given))
+
+    call.__signature__ = inspect.Signature(list(_parameters(options_class)))  # type: ignore[attr-defined]
+    call.__annotations__ = {}
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
+    single.command()(call)
+    made = typer.main.get_command(single)
+    return list(made.params), made.callback
+
+
+def _fields(options_class: Any) -> Iterator[tuple[dataclasses.Field[Any], Any, SettingFlags | None]]:
+    """Yield the fields of a class of options, each with its type and, where it takes settings, their flags."""
+    hints = get_type_hints(options_class, include_extras=True)
+    for one in dataclasses.fields(options_class):
+        hint = hints[one.name]
+        flags = [extra for extra in getattr(hint, "__metadata__", ()) if isinstance(extra, SettingFlags)]
+        yield one, hint, flags[0] if flags else None
+
+
+def _parameters(options_class: Any) -> Iterator[inspect.Parameter]:
+    for one, hint, flags in _fields(options_class):
+        if flags is not None:
+            yield from flags.parameters()
+        elif dataclasses.is_dataclass(hint):
+            yield from _parameters(hint)
+        else:
+            default = inspect.Parameter.empty if one.default is dataclasses.MISSING else one.default
+            yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+
+
+def _build(options_class: Any, given: Mapping[str, Any]) -> Any:
+    values: dict[str, Any] = {}
+    for one, hint, flags in _fields(options_class):
+        if flags is not None:
+            values[one.name] = flags.given(given)
+        elif dataclasses.is_dataclass(hint):
+            values[one.name] = _build(hint, given)
+        else:
+            values[one.name] = given[one.name]
+    return options_class(**values)
+
+
+@dataclass(frozen=True)
+class SettingFlags:
+    """The flags of settings, for a field that holds what they are given: dotted key -> value.
+
+    keys: None takes all settings that have flags. help: for keys whose flags mean something else in this command.
+    negatable: whether switches can turn a setting off, too.
+    """
+
+    keys: tuple[str, ...] | None = None
+    help: Mapping[str, str] = field(default_factory=dict)
+    negatable: bool = False
+
+    def parameters(self) -> Iterator[inspect.Parameter]:
+        """Yield a parameter for each flag."""
+        from splatcli.config import sections, setting_fields
+
+        for name, key, flag in self._flags():
+            info = setting_fields()[key]
+            kind: Any = (flag.type or _plain_type(info.annotation)) if flag.metavar else bool
+            names = flag.names if flag.metavar else self._switch(flag)
+            text, default = flag.help or info.description or "", flag.default
+            if key in self.help:
+                text = self.help[key]
+            elif default is None and flag.metavar and info.default is not None:
+                default = str(info.default)
+            option = typer.Option(
+                *names,
+                metavar=flag.metavar,
+                help=text.replace("`", "") + (f"  [default: {default}]" if default and key not in self.help else ""),
+                rich_help_panel=flag.panel or sections()[key.partition(".")[0]].panel,
+                show_default=False,
+            )
+            annotation: Any = Annotated[kind | None, option]
+            yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+    def given(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings that flags were given for. Raises UsageError for two flags of one setting."""
+        found: dict[str, Any] = {}
+        source: dict[str, str] = {}
+        for name, key, flag in self._flags():
+            value = values[name]
+            if value is None:
+                continue
+            if key in found:
+                raise exclusion(source[key], flag.names[0])
+            found[key] = flag.value if value is True and not flag.metavar else value
+            source[key] = flag.names[0]
+        return found
+
+    def _flags(self) -> Iterator[tuple[str, str, Flag]]:
+        """Yield (parameter, key, flag) of each flag."""
+        from splatcli.config import setting_flags
+
+        flags = setting_flags()
+        for key in flags if self.keys is None else self.keys:
+            for number, flag in enumerate(flags[key]):
+                yield f"{key.replace('.', '_')}_{number}", key, flag
+
+    def _switch(self, flag: Flag) -> tuple[str, ...]:
+        return tuple(f"{name}/--no-{name[2:]}" for name in flag.names) if self.negatable else flag.names
+
+
+def _plain_type(annotation: Any) -> type:
+    """Return the type as which the command line reads the values of a setting."""
+    kinds = get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    return next((kind for kind in (bool, int, float) if kind in kinds), str)
+
+
+def exclusion(*flags: str, remedy: str = "give one") -> UsageError:
+    """Return the error of flags that exclude each other."""
+    return UsageError(f"{' and '.join(flags)} exclude each other", where=flags[0], remedy=remedy)
+
+
+# --- options that commands share --------------------------------------------------------------------------------------
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of plain lines on stdout.")]
+
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print nothing but errors on stderr.")]
 
 Model = Annotated[
     Path | None,
     typer.Argument(
         metavar="[MODEL]",
         help="Checkpoint, file of splats (.ply, .spz, .sog, ...) or run folder, also of other programs. Without it: "
-        "the path that comes through a pipe, else the newest run under output/.",
+        "the path from a pipe, else the newest run under output/.",
         show_default=False,
     ),
 ]
@@ -30,347 +207,174 @@ Model = Annotated[
 StopAt = Annotated[
     int | None,
     typer.Option(
-        "--stop-at",
-        metavar="K",
-        min=1,
-        help="End after step K of the same schedule; `splat resume` goes on from there.",
+        "--stop-at", metavar="K", min=1, help="Stop after step K of the schedule; splat resume continues from there."
     ),
 ]
 
 Device = Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda or cuda:1.")]
 
-#: Names of one option; under the second one the processors are no answer.
-RANKS = ("--ranks", "--gpus")
-
-Ranks = Annotated[
-    int | None,
-    typer.Option(
-        *RANKS,
-        metavar="N",
-        min=1,
-        help="Share the work among N processes of this machine: a GPU each, or with --device cpu its processors.",
-    ),
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags override it.")
 ]
 
-Distributed = Annotated[
-    str | None,
-    typer.Option(
-        "--distributed",
-        metavar="MODE",
-        help="Share the views of a batch among processes: those of --ranks, or those that torchrun has started. "
-        "replicated: each holds all Gaussians; sharded: each holds a part of them.  [default with --ranks: replicated]",
-    ),
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting of docs/settings.md; may be repeated."),
 ]
 
 Data = Annotated[
     Path | None,
-    typer.Option("--data", metavar="DIR", help="Where the scene is now, if it is not where it was trained."),
-]
-
-VramBudget = Annotated[
-    str | None,
-    typer.Option(
-        "--vram-budget",
-        metavar="SIZE",
-        help="Take no more memory than this, as 8GiB or 800M: of the GPU, or of the machine with --device cpu; growth "
-        "stops where it is used up.  [default: what is free]",
-    ),
-]
-
-Offload = Annotated[
-    bool,
-    typer.Option(
-        "--offload",
-        help="For scenes that do not fit the memory: SH coefficients and their moments, three quarters of a Gaussian, "
-        "lie on the host while a GPU trains, and in a file in the run folder with --device cpu. Slower; the same bits.",
-    ),
-]
-
-Port = Annotated[
-    int | None,
-    typer.Option(
-        "--port",
-        metavar="N",
-        min=0,
-        max=65535,
-        help="Port of the page; 0: any that is free.  [default: the first free one from 8080 on]",
-    ),
-]
-
-Host = Annotated[
-    str,
-    typer.Option("--host", metavar="ADDRESS", help="Where the page is served; 0.0.0.0: to all who reach this machine."),
-]
-
-Viewer = Annotated[
-    bool, typer.Option("--viewer", help="Show the run in a browser while it trains, at the address that is told.")
-]
-
-ViewerPort = Annotated[
-    int | None,
-    typer.Option(
-        "--viewer-port",
-        metavar="N",
-        min=0,
-        max=65535,
-        help="The same at this port; 0: any that is free.  [default: the first free one from 8080 on]",
-    ),
-]
-
-ViewerHost = Annotated[
-    str | None,
-    typer.Option(
-        "--viewer-host",
-        metavar="ADDRESS",
-        help="The same for others too; 0.0.0.0: all who reach this machine.  [default: 127.0.0.1]",
-    ),
-]
-
-# How a scene is read: the same flags wherever one is read for the first time.
-
-Format = Annotated[
-    str | None,
-    typer.Option(
-        "--format",
-        metavar="LAYOUT",
-        help="colmap, nerfstudio, blender or that of a plug-in.  [default: what the folder holds]",
-    ),
-]
-
-ColmapModel = Annotated[
-    str | None, typer.Option("--model", metavar="DIR", help="COLMAP model inside the scene.  [default: the largest]")
-]
-
-Images = Annotated[str | None, typer.Option("--images", metavar="DIR", help="Image folder inside the scene.")]
-
-Masks = Annotated[
-    str | None,
-    typer.Option(
-        "--masks",
-        metavar="DIR",
-        help="Folder of masks inside the scene, none, or alpha.  [default: the layout's own, or masks/]",
-    ),
-]
-
-MaskMode = Annotated[
-    str | None,
-    typer.Option(
-        "--mask-mode",
-        metavar="MODE",
-        help="What masks hide: ignore takes no part in anything; transparent is empty, and shows the background.  "
-        "[default: ignore]",
-    ),
-]
-
-Depths = Annotated[
-    str | None,
-    typer.Option(
-        "--depths",
-        metavar="DIR",
-        help="Hold depths to the maps in this folder inside the scene, one a photo (PNG, TIFF, .npy or .npz): z along "
-        "the optical axis, 0 where unknown.",
-    ),
-]
-
-DepthLoss = Annotated[
-    bool,
-    typer.Option(
-        "--depth-loss",
-        help="Hold depths to what the scene says: maps that transforms.json names, else the points that each photo is "
-        "known to see.",
-    ),
-]
-
-DepthScale = Annotated[
-    float | None,
-    typer.Option(
-        "--depth-scale",
-        metavar="X",
-        help="Scene units that 1 in a depth map is.  [default: depth_unit_scale_factor of transforms.json, else 0.001 "
-        "for whole numbers and 1 for others]",
-    ),
-]
-
-CacheBudget = Annotated[
-    str | None,
-    typer.Option(
-        "--cache-budget",
-        metavar="SIZE",
-        help="Keep decoded photos in so much memory, as 8GiB or 800M, and decode the others each time.  [default: a "
-        "quarter of it]",
-    ),
-]
-
-MaxPixels = Annotated[
-    int | None,
-    typer.Option(
-        "--max-pixels", metavar="N", help="Refuse larger photos.  [default: what a quarter of the memory decodes]"
-    ),
-]
-
-Strict = Annotated[
-    bool, typer.Option("--strict", help="Decode every photo before the first step, and refuse damaged ones.")
-]
-
-SkipBadImages = Annotated[
-    bool, typer.Option("--skip-bad-images", help="Decode every photo first, and leave damaged ones out.")
-]
-
-SkipMissing = Annotated[bool, typer.Option("--skip-missing", help="Go on without photos that are not there.")]
-
-AllowOutside = Annotated[
-    bool, typer.Option("--allow-outside", help="Read photos that the scene's files place outside its folder.")
-]
-
-DropBadPoints = Annotated[bool, typer.Option("--drop-bad-points", help="Leave out points that are NaN or infinite.")]
-
-SceneExtent = Annotated[
-    float | None,
-    typer.Option(
-        "--scene-extent", metavar="SIZE", help="The scene's size in its own units.  [default: from the cameras]"
-    ),
-]
-
-
-def data_flags(
-    *,
-    format: str | None,
-    model: str | None,
-    images: str | None,
-    masks: str | None,
-    mask_mode: str | None,
-    depths: str | None,
-    depth_loss: bool,
-    depth_scale: float | None,
-    max_pixels: int | None,
-    strict: bool,
-    skip_bad_images: bool,
-    skip_missing: bool,
-    allow_outside: bool,
-    drop_bad_points: bool,
-    scene_extent: float | None,
-) -> dict[str, Any]:
-    """The settings that the flags above stand for; None where a flag was not given."""
-    if depth_loss and depths is not None:
-        raise UsageError(
-            "--depths and --depth-loss exclude each other",
-            remedy="give one: --depths DIR holds to the maps in it, --depth-loss to what the scene itself says",
-        )
-    return {
-        "data.format": format,
-        "data.model": model,
-        "data.images": images,
-        "data.masks": masks,
-        "data.mask_mode": mask_mode,
-        "data.depths": "auto" if depth_loss else depths,
-        "data.depth_scale": depth_scale,
-        "data.max_pixels": max_pixels,
-        "data.strict": strict or None,
-        "data.skip_bad_images": skip_bad_images or None,
-        "data.skip_missing": skip_missing or None,
-        "data.allow_outside": allow_outside or None,
-        "data.drop_bad_points": drop_bad_points or None,
-        "data.scene_extent": scene_extent,
-    }
-
-
-class Space(Enum):
-    """What ``--param-space`` may say."""
-
-    RAW = "raw"
-    ACTIVATED = "activated"
-
-
-ParamSpace = Annotated[
-    Space | None,
-    typer.Option(
-        "--param-space",
-        metavar="SPACE",
-        help="Of a model of another program: raw takes its scales for logarithms and its opacities for logits whatever "
-        "they look like, activated takes logarithms and logits of them.  [default: told from the values, refused in "
-        "doubt]",
-        show_default=False,
-    ),
+    typer.Option("--data", metavar="DIR", help="Folder of the scene, where it has moved since training."),
 ]
 
 AllowOlder = Annotated[
     bool,
     typer.Option(
         "--allow-older",
-        help="Of a run whose newest checkpoint is damaged, take the newest that is sound instead of ending with 11.",
+        help="Where the newest checkpoint of a run is damaged, use the newest sound one instead of ending with 11.",
     ),
 ]
-Lenient = Annotated[bool, typer.Option("--lenient", help="Ignore what follows the data of a file of splats.")]
 
-DropNonfinite = Annotated[
+Lenient = Annotated[
     bool,
-    typer.Option("--drop-nonfinite", help="Leave out Gaussians with NaN or infinite values instead of refusing them."),
+    typer.Option(
+        "--lenient",
+        help="Ignore bytes after the data of a file of splats.",
+        rich_help_panel="Models of other programs",
+    ),
 ]
 
-
-def import_options(space: Space | None, lenient: bool, drop_nonfinite: bool) -> Taken:
-    """These three options as the readers of models take them."""
-    from splatcli.checkpoint.activation_check import Space as Known
-    from splatcli.checkpoint.foreign.imported import ImportOptions
-
-    return ImportOptions(None if space is None else Known(space.value), lenient, drop_nonfinite)
+#: Aliases of one flag; under the second one processes on the CPU are refused.
+RANKS = ("--ranks", "--gpus")
 
 
-def check_import_options(space: Space | None, lenient: bool, drop_nonfinite: bool, *, given: bool) -> None:
-    """Raises UsageError when one of them is there, but no model of another program that it could concern."""
-    named = {"--param-space": space, "--lenient": lenient, "--drop-nonfinite": drop_nonfinite}
-    for flag, value in named.items():
-        if value and not given:
-            raise UsageError("no model is named that this could concern", where=flag, remedy="--init MODEL")
+@dataclass(frozen=True)
+class RankOptions:
+    """The processes that share a run."""
+
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            *RANKS,
+            metavar="N",
+            min=1,
+            help="Share the work among N processes of this machine, each with a GPU of its own, or on the CPU with "
+            "--device cpu.",
+            rich_help_panel="Processes",
+        ),
+    ] = None
+    distributed: Annotated[
+        str | None,
+        typer.Option(
+            "--distributed",
+            metavar="MODE",
+            help="Share the views of a batch among the processes of --ranks or torchrun. replicated: each holds all "
+            "Gaussians; sharded: each holds a part of them.  [default with --ranks: replicated]",
+            rich_help_panel="Processes",
+        ),
+    ] = None
 
 
-def blocks(text: str) -> str:
-    """What ``--blocks`` says. Raises UsageError."""
-    from splatcli.scene.partition import parse_blocks
+@dataclass(frozen=True)
+class ViewerOptions:
+    """The page that shows a run while it trains."""
 
-    try:
-        strips, columns = parse_blocks(text)
-    except ValueError as error:
-        raise UsageError(str(error), where="--blocks", remedy="e.g. --blocks 2x3") from None
-    return f"{strips}x{columns}"
-
-
-def check_blocks(output: Path | None, *, overwrite: bool, max_time: str | None, block: int | None) -> None:
-    """Raises UsageError where blocks are asked for with what they cannot be trained with."""
-    if block is not None and output is None:
-        raise UsageError("jobs of one scene need one folder", where="--block", remedy="name it with -o DIR")
-    if overwrite:
-        raise UsageError(
-            "blocks that are done stay, and the others go on", where="--overwrite", remedy="leave it out, or another -o"
-        )
-    if max_time is not None:
-        raise UsageError("each block takes its time", where="--max-time", remedy="give --iterations")
-
-
-def cap(text: str | None) -> int | str | None:
-    """What ``--cap-max`` says: a number, "auto" or "none". Raises UsageError."""
-    if text in (None, "auto", "none"):
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise UsageError(
-            f"{text!r} is no number of Gaussians", where="--cap-max", remedy="e.g. 500000, auto or none"
-        ) from None
+    viewer: Annotated[
+        bool,
+        typer.Option(
+            "--viewer", help="Show the run in a browser, at the address that is printed.", rich_help_panel="Viewer"
+        ),
+    ] = False
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--viewer-port",
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Show the run at this port; 0 uses any free port.  [default: the first free one from 8080 on]",
+            rich_help_panel="Viewer",
+        ),
+    ] = None
+    host: Annotated[
+        str | None,
+        typer.Option(
+            "--viewer-host",
+            metavar="ADDRESS",
+            help="Show the run at this address; with 0.0.0.0 all machines that reach this one see it.  "
+            "[default: 127.0.0.1]",
+            rich_help_panel="Viewer",
+        ),
+    ] = None
 
 
-def time_limit(text: str) -> float:
-    """Seconds of ``--max-time``. Raises UsageError."""
-    from splatcli.train.step_time import seconds_of
+class Space(Enum):
+    """The values of ``--param-space``."""
 
-    try:
-        return seconds_of(text)
-    except ValueError:
-        raise UsageError(f"{text!r} is no length of time", where="--max-time", remedy="e.g. 60s, 5m or 1.5h") from None
+    RAW = "raw"
+    ACTIVATED = "activated"
+
+
+@dataclass(frozen=True)
+class ForeignModelOptions:
+    """How models of other programs are read."""
+
+    param_space: Annotated[
+        Space | None,
+        typer.Option(
+            "--param-space",
+            metavar="SPACE",
+            help="raw: scales are logarithms and opacities are logits, whatever their values; activated: their "
+            "logarithms and logits are taken.  [default: decided by the values, refused in doubt]",
+            show_default=False,
+            rich_help_panel="Models of other programs",
+        ),
+    ] = None
+    lenient: Lenient = False
+    drop_nonfinite: Annotated[
+        bool,
+        typer.Option(
+            "--drop-nonfinite",
+            help="Leave out Gaussians with NaN or infinite values instead of refusing the model.",
+            rich_help_panel="Models of other programs",
+        ),
+    ] = False
+
+    def import_options(self) -> ImportOptions:
+        """Return these options as the readers of models take them."""
+        from splatcli.checkpoint import activation_check
+        from splatcli.checkpoint.foreign.imported import ImportOptions
+
+        known = None if self.param_space is None else activation_check.Space(self.param_space.value)
+        return ImportOptions(known, self.lenient, self.drop_nonfinite)
+
+    def request(self) -> dict[str, Any]:
+        """Return these options as a run's request records them."""
+        space = None if self.param_space is None else self.param_space.value
+        return {"--param-space": space, "--lenient": self.lenient, "--drop-nonfinite": self.drop_nonfinite}
+
+    def check_model_is_given(self, given: bool) -> None:
+        """Raise UsageError when one of these options is given, but no model that it could apply to."""
+        for flag, value in self.request().items():
+            if value and not given:
+                raise UsageError("no model is given that this applies to", where=flag, remedy="--init MODEL")
+
+
+#: The settings of which ``splat info`` has flags, too: how a scene is read.
+SCENE_SETTINGS = tuple(
+    f"data.{name}"
+    for name in (
+        *("format", "model", "images", "masks", "mask_mode", "depths", "depth_scale", "max_pixels", "skip_missing"),
+        *("allow_outside", "drop_bad_points", "scene_extent", "skip_bad_images", "strict"),
+    )
+)
+
+
+# --- command lines for ranks ------------------------------------------------------------------------------------------
 
 
 def without_ranks(arguments: list[str]) -> list[str]:
-    """A command line that asks for ranks, without that and without how they share the work."""
+    """Return a command line without --ranks and --distributed."""
     kept = []
     pending = iter(arguments)
     for word in pending:
@@ -382,5 +386,5 @@ def without_ranks(arguments: list[str]) -> list[str]:
 
 
 def name_of_ranks(arguments: list[str]) -> str:
-    """The one of its names under which a command line asks for ranks."""
+    """Return the alias of --ranks that a command line uses."""
     return next((name for name in RANKS for word in arguments if word.split("=")[0] == name), RANKS[0])

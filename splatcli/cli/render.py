@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from splatcli.cli import options
 from splatcli.errors import UsageError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NAMES = ("test", "train", "all", "orbit", "ellipse", "spiral", "interpolate")
 
 
-class RenderCommand(TyperCommand):
+class RenderCommand(options.Command):
     """Lets ``--views`` stand alone for ``--views test``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -42,8 +42,11 @@ def _complete_views(args: list[str]) -> list[str]:
     return full
 
 
-def render(
-    model: options.Model = None,
+@dataclass(frozen=True)
+class RenderArguments:
+    """The arguments and options of ``splat render``."""
+
+    model: options.Model = None
     views: Annotated[
         str,
         typer.Option(
@@ -53,17 +56,17 @@ def render(
             ".json with cameras.",
             show_default=False,
         ),
-    ] = "test",
+    ] = "test"
     output: Annotated[
         Path | None,
         typer.Option(
             "-o",
             "--output",
             metavar="PLACE",
-            help="Folder for the pictures; x.mp4 for a video; x.png or x.exr for a single view; - for stdout.  "
+            help="Folder for the images; x.mp4 for a video; x.png or x.exr for a single view; - for stdout.  "
             "[default: renders/ in the run folder]",
         ),
-    ] = None,
+    ] = None
     format: Annotated[
         str | None,
         typer.Option(
@@ -72,46 +75,46 @@ def render(
             help="png, exr, mp4, or raw: RGB frames, 8 bits, for a pipe.  [default: as -o ends, else png; raw for "
             "several views on stdout]",
         ),
-    ] = None,
+    ] = None
     what: Annotated[
         str | None,
         typer.Option(
             "--what",
             metavar="KINDS",
-            help="rgb, depth, alpha, normals, photo, error: one or several with commas, each in a folder of its own, "
-            "in one EXR file, or side by side.  [default: rgb; rgb,alpha,depth as EXR]",
+            help="rgb, depth, alpha, normals, photo (the image of the scene), error: one or several with commas, each "
+            "in its own folder, in one EXR file, or side by side.  [default: rgb; rgb,alpha,depth as EXR]",
         ),
-    ] = None,
+    ] = None
     side_by_side: Annotated[
         bool,
         typer.Option(
             "--side-by-side",
-            help="One picture a view with all of --what from left to right, as videos have them.  [default: several "
-            "pictures; photo,rgb,error when --what is not given]",
+            help="Write one image per view with all of --what from left to right, as in videos.  [default: several "
+            "images; photo,rgb,error without --what]",
         ),
-    ] = False,
+    ] = False
     size: Annotated[
         str | None,
         typer.Option(
             "--size",
             metavar="WxH",
-            help="Size of the pictures; the vertical field of view stays.  [default: that of the cameras]",
+            help="Size of the images; the vertical field of view stays.  [default: that of the cameras]",
         ),
-    ] = None,
+    ] = None
     background: Annotated[
         str | None,
         typer.Option(
             "--background", metavar="COLOUR", help="black, white, #rrggbb or r,g,b.  [default: as trained, else black]"
         ),
-    ] = None,
+    ] = None
     depth_range: Annotated[
         str | None,
         typer.Option(
             "--depth-range",
             metavar="NEAR,FAR",
-            help="Depths that are red and violet, scene units.  [default: the 2nd and 98th percentile over the views]",
+            help="Depths shown in red and violet, scene units.  [default: the 2nd and 98th percentile over the views]",
         ),
-    ] = None,
+    ] = None
     frames: Annotated[
         int | None,
         typer.Option(
@@ -119,9 +122,9 @@ def render(
             metavar="N",
             min=1,
             max=108_000,
-            help="Length of a path.  [default: 120; interpolate: 10 from camera to camera, 120 at least]",
+            help="Number of frames of a path.  [default: 120; interpolate: 10 from camera to camera, at least 120]",
         ),
-    ] = None,
+    ] = None
     fps: Annotated[
         float | None,
         typer.Option(
@@ -129,60 +132,59 @@ def render(
             metavar="F",
             min=0.01,
             max=1000.0,
-            help="Frames a second of a video.  [default: as the camera file says, else 30]",
+            help="Frames per second of a video.  [default: as in the camera file, else 30]",
         ),
-    ] = None,
-    loop: Annotated[bool, typer.Option("--loop", help="interpolate ends where it began; the other paths do.")] = False,
+    ] = None
+    loop: Annotated[bool, typer.Option("--loop", help="Close the path of interpolate, as other paths are.")] = False
     order: Annotated[
         str | None,
         typer.Option(
             "--order",
             metavar="ORDER",
-            help="interpolate goes from camera to camera by name, or to the nearest that is left.  [default: name]",
+            help="Order of the cameras on the path of interpolate: name, or nearest, which visits the nearest camera "
+            "left.  [default: name]",
         ),
-    ] = None,
+    ] = None
     focus: Annotated[
         str | None,
         typer.Option(
             "--focus",
             metavar="X,Y,Z",
-            help="What orbit, ellipse and spiral look at.  [default: the point nearest to all optical axes]",
+            help="Point that orbit, ellipse and spiral face.  [default: the point nearest to all optical axes]",
         ),
-    ] = None,
+    ] = None
     cameras: Annotated[
         Path | None,
-        typer.Option(
-            "--cameras", metavar="JSON", help="Cameras that paths are made from, for a model that carries none."
-        ),
-    ] = None,
+        typer.Option("--cameras", metavar="JSON", help="Cameras to make paths from, for a model without cameras."),
+    ] = None
     save_cameras: Annotated[
         Path | None,
         typer.Option(
             "--save-cameras",
             metavar="JSON",
-            help="Also write the cameras of the frames, for --views; as nerfstudio's camera path where the name ends "
-            "in camera_path.json.",
+            help="Also write the cameras of the frames, for --views; as a camera path of nerfstudio where the name "
+            "ends in camera_path.json.",
         ),
-    ] = None,
-    data: options.Data = None,
-    allow_older: options.AllowOlder = False,
-    param_space: options.ParamSpace = None,
-    lenient: options.Lenient = False,
-    drop_nonfinite: options.DropNonfinite = False,
-    device: options.Device = "auto",
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Render views of a model as pictures, or a flight through it as a video.
+    ] = None
+    data: options.Data = None
+    allow_older: options.AllowOlder = False
+    device: options.Device = "auto"
+    json: options.Json = False
+    quiet: options.Quiet = False
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
-    Prints the paths of what it wrote, one a line. A checkpoint carries its cameras; a PLY or a model of another program
-    needs a file of them, or the scene with --data. Where the photos are at hand, PSNR and SSIM are told on stderr.
-    docs/cameras.md has the paths and camera files, and what each kind of picture shows.
+
+def render(args: RenderArguments) -> int:
+    """Render views of a model as images, or a camera path as a video.
+
+    Prints the paths of its output, one per line. A checkpoint has its cameras; a PLY or a model of another program
+    needs a camera file, or the scene with --data. Where the images of the views exist, PSNR and SSIM are reported on
+    stderr. docs/cameras.md describes camera paths, camera files and the kinds of images.
 
     \b
     Examples:
       splat render --views
-      splat render output/scene --views all -o pictures --what rgb,depth,normals
+      splat render output/scene --views all -o images --what rgb,depth,normals
       splat render output/scene --views test -o compare --side-by-side
       splat render output/scene --views orbit -o orbit.mp4 --size 1280x720
       splat render output/scene --views interpolate --loop --what rgb,depth -o tour.mp4
@@ -202,63 +204,63 @@ def render(
     from splatcli.render.images import parse_background
     from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
 
-    output = None if output is None else stdout_or(output)
-    with open_output(json=json, quiet=quiet) as out:
-        opts = RenderOptions(
-            output=output,
-            format=format,
-            kinds=parse_kinds(what) if what is not None else None,
-            side_by_side=side_by_side,
-            size=parse_size(size) if size is not None else None,
-            background=parse_background(background) if background is not None else None,
-            depth_range=parse_range(depth_range) if depth_range is not None else None,
-            fps=fps,
-            save_cameras=save_cameras,
-            data=data,
-        )
-        path_options = _path_options(views, frames, loop, order, focus)
-        if cameras is not None and views not in _NAMES[3:]:
-            raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {cameras}")
-        if json and str(output) == "-":
+    output = None if args.output is None else stdout_or(args.output)
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        if args.json and str(output) == "-":
             raise UsageError("--json and -o - both want stdout", where="-o", remedy="leave one out")
-        wanted = resolve_device(device)
-        path = find_model(model, out=out, allow_older=allow_older)
-        import_options = options.import_options(param_space, lenient, drop_nonfinite)
+        request = RenderOptions(
+            output=output,
+            format=args.format,
+            kinds=parse_kinds(args.what) if args.what is not None else None,
+            side_by_side=args.side_by_side,
+            size=parse_size(args.size) if args.size is not None else None,
+            background=parse_background(args.background) if args.background is not None else None,
+            depth_range=parse_range(args.depth_range) if args.depth_range is not None else None,
+            fps=args.fps,
+            save_cameras=args.save_cameras,
+            data=args.data,
+        )
+        path_options = _path_options(args)
+        wanted = resolve_device(args.device)
+        path = find_model(args.model, out=out, allow_older=args.allow_older)
+        import_options = args.foreign.import_options()
         loaded = load_model(
             path,
             wanted,
             import_options=import_options,
-            cameras=lambda: _views_of(None, views, data, cameras, path_options)[0].cameras,
+            cameras=lambda: _views_of(None, args.views, args.data, args.cameras, path_options)[0].cameras,
             echo=out.note,
         )
-        chosen, scene = _views_of(loaded, views, data, cameras, path_options)
-        render_views(loaded, chosen, scene, opts, out)
+        chosen, scene = _views_of(loaded, args.views, args.data, args.cameras, path_options)
+        render_views(loaded, chosen, scene, request, out)
     return 0
 
 
-def _path_options(views: str, frames: int | None, loop: bool, order: str | None, focus: str | None) -> PathOptions:
-    """How a path is flown. Raises UsageError for what does not concern these views."""
+def _path_options(args: RenderArguments) -> PathOptions:
+    """Return how the camera moves along a path. Raises UsageError for options that do not apply to these views."""
     from splatcli.render.selection import PATHS, PathOptions
     from splatcli.render.view_renderer import parse_numbers
 
     around = tuple(name for name in PATHS if name != "interpolate")
     for flag, given, concerns in (
-        ("--frames", frames, PATHS),
-        ("--loop", loop, PATHS),
-        ("--order", order, ("interpolate",)),
-        ("--focus", focus, around),
+        ("--frames", args.frames, PATHS),
+        ("--loop", args.loop, PATHS),
+        ("--order", args.order, ("interpolate",)),
+        ("--focus", args.focus, around),
     ):
-        if given and views not in concerns:
+        if given and args.views not in concerns:
             raise UsageError(
-                f"it does not concern --views {views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
+                f"it does not apply to --views {args.views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
             )
-    if order not in (None, "name", "nearest"):
-        raise UsageError(f"{order!r} is no order", where="--order", remedy="name or nearest")
+    if args.order not in (None, "name", "nearest"):
+        raise UsageError(f"{args.order!r} is no order", where="--order", remedy="name or nearest")
+    if args.cameras is not None and args.views not in PATHS:
+        raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {args.cameras}")
     point = None
-    if focus is not None:
-        x, y, z = parse_numbers(focus, 3, "--focus", "a point in scene units, as 0.5,-1,3")
+    if args.focus is not None:
+        x, y, z = parse_numbers(args.focus, 3, "--focus", "a point in scene units, as 0.5,-1,3")
         point = (x, y, z)
-    return PathOptions(frames, loop, order == "nearest", point)
+    return PathOptions(args.frames, args.loop, args.order == "nearest", point)
 
 
 def _views_of(

@@ -1,79 +1,77 @@
-"""``splat resume``: an interrupted run goes on as if nothing had happened."""
+"""``splat resume``: an interrupted run continues as if nothing had happened."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from splatcli.cli import options
 
 
-def resume(
+@dataclass(frozen=True)
+class ResumeArguments:
+    """The arguments and options of ``splat resume``; ``settings``: dotted key -> given value."""
+
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
             metavar="[CKPT]",
-            help="Checkpoint or run folder. Without it: the path that comes through a pipe, else the newest run under "
-            "output/.",
+            help="Checkpoint or run folder. Without it: the path from a pipe, else the newest run under output/.",
             show_default=False,
         ),
-    ] = None,
-    iterations: Annotated[
-        int | None,
-        typer.Option(
-            "--iterations",
-            "--max-steps",
-            "-n",
-            metavar="N",
-            min=1,
-            help="Go on to N steps in all; the schedule stays as it was.",
-        ),
-    ] = None,
-    ranks: options.Ranks = None,
-    distributed: options.Distributed = None,
-    stop_at: options.StopAt = None,
-    vram_budget: options.VramBudget = None,
-    offload: Annotated[
-        bool | None,
-        typer.Option(
-            "--offload/--no-offload",
-            help="Keep SH coefficients and their moments outside the device from now on; --no-offload: inside.  "
-            "[default: as the run did]",
-        ),
-    ] = None,
-    cache_budget: options.CacheBudget = None,
-    data: options.Data = None,
+    ] = None
+    stop_at: options.StopAt = None
+    data: options.Data = None
     assignments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Go on with another setting; may be repeated."),
-    ] = None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Change a setting; may be repeated."),
+    ] = None
     config: Annotated[
         Path | None,
         typer.Option("--config", metavar="FILE", help="TOML file that the settings are compared with."),
-    ] = None,
+    ] = None
     allowed: Annotated[
         list[str] | None,
         typer.Option(
             "--allow-config-change",
             metavar="KEY",
-            help="Go on although this differs: a key of FILE, `photos` or `cameras`; may be repeated.",
+            help="Continue although this differs: a key of FILE, photos or cameras; may be repeated.",
         ),
-    ] = None,
-    device: options.Device = "auto",
-    viewer: options.Viewer = False,
-    viewer_port: options.ViewerPort = None,
-    viewer_host: options.ViewerHost = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Go on with a run that was stopped, or extend one that is finished.
+    ] = None
+    device: options.Device = "auto"
+    json: options.Json = False
+    quiet: options.Quiet = False
+    settings: Annotated[
+        dict[str, Any],
+        options.SettingFlags(
+            ("train.iterations", "memory.budget", "memory.offload", "data.cache_bytes"),
+            help={
+                "train.iterations": "Continue to N steps in all; the schedule stays as it was.",
+                "memory.offload": "Keep the higher SH coefficients and their moments outside the device from now on, "
+                "or inside with --no-offload.  [default: as before]",
+            },
+            negatable=True,
+        ),
+    ] = field(default_factory=dict)
+    processes: options.RankOptions = field(default_factory=options.RankOptions)
+    page: options.ViewerOptions = field(default_factory=options.ViewerOptions)
 
-    Settings, cameras and the place of the scene are in the checkpoint; the result has the same bits as an
-    uninterrupted run, unless a setting is changed. Prints the path of the last checkpoint. Of a run whose newest
-    checkpoint is damaged the newest sound one is taken, which a warning tells, whatever -q says.
+    def all_assignments(self) -> list[str]:
+        """Return what --set and the flags of settings change, as key=value; flags come last."""
+        flags = {key: str(value).lower() if isinstance(value, bool) else value for key, value in self.settings.items()}
+        return [*(self.assignments or []), *(f"{key}={value}" for key, value in flags.items())]
+
+
+def resume(args: ResumeArguments) -> int:
+    """Continue a run that was stopped, or extend a finished one.
+
+    Settings, cameras and the path of the scene are in the checkpoint. The result is bit-identical to an uninterrupted
+    run, unless a setting is changed. Prints the path of the last checkpoint. Where the newest checkpoint of a run is
+    damaged, the newest sound one is used, with a warning that -q does not hide.
 
     \b
     Examples:
@@ -88,29 +86,31 @@ def resume(
     from splatcli.cli.training import ResumeOverrides, resume_training
     from splatcli.cli.view import live_page
 
-    settings = [*(assignments or []), *([f"train.iterations={iterations}"] if iterations is not None else [])]
-    settings += [] if vram_budget is None else [f"memory.budget={vram_budget}"]
-    settings += [] if offload is None else [f"memory.offload={str(offload).lower()}"]
-    settings += [] if cache_budget is None else [f"data.cache_bytes={cache_budget}"]
-    with open_output(json=json, quiet=quiet) as out:
-        path = find_model(checkpoint, out=out, allow_older=True)
-        if ranks is not None:
-            asked = options.name_of_ranks(sys.argv[1:])
-            arguments = options.without_ranks(sys.argv[1:])
-            # What came through a pipe, or was looked for, is named, so that all ranks take the same.
-            named = arguments if checkpoint is not None else [arguments[0], str(path), *arguments[1:]]
-            return start_ranks(ranks, named, device=device, mode=distributed, asked=asked)
+    processes = args.processes
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        path = find_model(args.checkpoint, out=out, allow_older=True)
+        if processes.ranks is not None:
+            words = options.without_ranks(sys.argv[1:])
+            # All ranks continue the run that was piped or found here.
+            named = words if args.checkpoint is not None else [words[0], str(path), *words[1:]]
+            return start_ranks(
+                processes.ranks,
+                named,
+                device=args.device,
+                mode=processes.distributed,
+                asked=options.name_of_ranks(sys.argv[1:]),
+            )
         with (
-            joined_group(distributed, device, out) as (group, own_device),
-            live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live,
+            joined_group(processes.distributed, args.device, out) as (group, own_device),
+            live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live,
         ):
             return resume_training(
                 path,
-                ResumeOverrides(data, config, settings, allowed or []),
-                stop_at=stop_at,
+                ResumeOverrides(args.data, args.config, args.all_assignments(), args.allowed or []),
+                stop_at=args.stop_at,
                 device=own_device,
                 live=live,
                 out=out,
                 group=group,
-                sharded=distributed == SHARDED,
+                sharded=processes.distributed == SHARDED,
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Self
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
     from splatcli.sfm.run import SfmResult
 
 
-def sfm(
-    photos: Annotated[
-        Path, typer.Argument(metavar="PHOTOS", help="Folder of photos, with its sub-folders; or a video.")
-    ],
+@dataclass(frozen=True)
+class SfmArguments:
+    """The arguments and options of ``splat sfm``."""
+
+    images: Annotated[
+        Path, typer.Argument(metavar="IMAGES", help="Folder of images, with its sub-folders; or a video.")
+    ]
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Folder of the scene.  [default: output/NAME-sfm]"),
-    ] = None,
+    ] = None
     camera_model: Annotated[
         str | None,
         typer.Option(
@@ -40,88 +44,101 @@ def sfm(
             help="Lens: SIMPLE_RADIAL, OPENCV, RADIAL, PINHOLE, SIMPLE_PINHOLE or OPENCV_FISHEYE.  "
             "[default: SIMPLE_RADIAL]",
         ),
-    ] = None,
+    ] = None
     camera_per: Annotated[
         str | None,
         typer.Option(
             "--camera-per",
             metavar="WHAT",
-            help="Photos that share a lens: of a folder, image (each has its own) or all; of one size and one zoom "
-            "always.  [default: folder]",
+            help="Images that share a camera: those of a folder, all, or none (image), always of one size and "
+            "one focal length.  [default: folder]",
         ),
-    ] = None,
+    ] = None
     matching: Annotated[
         str | None,
         typer.Option(
             "--matching",
             metavar="HOW",
-            help="exhaustive: all pairs; retrieval: photos that look alike; sequential: neighbours in name order as "
-            "well.  [default: auto, exhaustive for up to 200 photos, else sequential]",
+            help="exhaustive: all pairs of images; retrieval: images that look alike; sequential: these and neighbours "
+            "in name order.  [default: auto, exhaustive for up to 200 images, else sequential]",
         ),
-    ] = None,
+    ] = None
     frames: Annotated[
         int | None,
         typer.Option(
             "--frames",
             metavar="N",
-            help="Take only N, the sharpest of as many equal stretches.  [default: all photos, 120 frames of a video]",
+            help="Use N images only, the sharpest of N equal stretches.  [default: all images, 120 frames of a video]",
         ),
-    ] = None,
+    ] = None
     max_image_size: Annotated[
         int | None,
         typer.Option(
-            "--max-image-size", metavar="N", help="Look for features in photos reduced to N pixels.  [default: 1600]"
+            "--max-image-size", metavar="N", help="Extract features from images reduced to N pixels.  [default: 1600]"
         ),
-    ] = None,
+    ] = None
     max_features: Annotated[
-        int | None, typer.Option("--max-features", metavar="N", help="Features kept of a photo.  [default: 8192]")
-    ] = None,
+        int | None,
+        typer.Option("--max-features", metavar="N", help="Maximum features per image.  [default: 8192]"),
+    ] = None
     masks: Annotated[
         str | None,
         typer.Option(
             "--masks",
             metavar="DIR",
-            help="Folder of masks as seen from PHOTOS, or none; what they hide gives no features.  [default: masks/ in "
-            "PHOTOS or beside it]",
+            help="Folder of masks, relative to IMAGES, or none; masked pixels have no features.  [default: masks/ in "
+            "IMAGES or beside it]",
         ),
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Of all random choices.  [default: 42]")] = None,
-    device: options.Device = "auto",
+    ] = None
+    seed: Annotated[
+        int | None, typer.Option("--seed", metavar="N", help="Seed of all random numbers.  [default: 42]")
+    ] = None
+    device: options.Device = "auto"
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace cameras that are already in DIR, and never reuse any.")
-    ] = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Find the cameras of photos by structure from motion.
+        bool, typer.Option("--overwrite", help="Replace cameras that are already in DIR, and reuse none.")
+    ] = False
+    json: options.Json = False
+    quiet: options.Quiet = False
 
-    Prints the folder of the scene: images/ and masks/ (the photos and their masks, linked), sparse/0/ (a COLMAP model)
-    and sfm.json (the report). An existing folder with anything else in it is refused.
-    The same photos and options are solved once. `splat train PHOTOS` does this by itself.
+
+def sfm(args: SfmArguments) -> int:
+    """Estimate the cameras of images by structure from motion.
+
+    Prints the folder of the scene: images/ and masks/ (links to the images and their masks), sparse/0/ (a COLMAP model)
+    and sfm.json (the report). An existing folder with other files is refused. The result for the same images and
+    options is reused. `splat train IMAGES` runs this by itself.
 
     \b
     Examples:
-      splat sfm photos/
-      splat sfm photos/ -o scene/ --camera-model OPENCV
+      splat sfm images/
+      splat sfm images/ -o scene/ --camera-model OPENCV
       splat sfm walk.mp4 --frames 200
-      splat sfm photos/ --json | tail -1
+      splat sfm images/ --json | tail -1
     """
     from splatcli.cli.console import open_output
 
     given: dict[str, Any] = {
-        "camera_model": camera_model,
-        "camera_per": camera_per,
-        "matching": matching,
-        "frames": frames,
-        "max_image_size": max_image_size,
-        "max_features": max_features,
-        "seed": seed,
+        "camera_model": args.camera_model,
+        "camera_per": args.camera_per,
+        "matching": args.matching,
+        "frames": args.frames,
+        "max_image_size": args.max_image_size,
+        "max_features": args.max_features,
+        "seed": args.seed,
     }
-    with open_output(json=json, quiet=quiet) as out:
+    with open_output(json=args.json, quiet=args.quiet) as out:
         from splatcli.sfm.options import SfmOptions
 
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
-        solved = cameras_of(photos, chosen, place=output, overwrite=overwrite, device=device, masks=masks, out=out)
+        solved = cameras_of(
+            args.images,
+            chosen,
+            place=args.output,
+            overwrite=args.overwrite,
+            device=args.device,
+            masks=args.masks,
+            out=out,
+        )
         facts = {name: value for name, value in solved.facts.items() if name != "key"}
         out.result({"path": solved.folder, "reused": solved.reused, **facts}, [solved.folder])
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,166 +17,89 @@ if TYPE_CHECKING:
     from splatcli.config import Config
 
 
-def train(
+@dataclass(frozen=True)
+class TrainArguments:
+    """The arguments and options of ``splat train``; ``settings``: dotted key -> given value."""
+
     scene: Annotated[
         Path,
         typer.Argument(
             metavar="SCENE",
-            help="Folder with a COLMAP, nerfstudio or Blender scene; or photos without cameras, or a video, whose "
-            "cameras are found first.",
+            help="Folder of a COLMAP, nerfstudio or Blender scene; or images without cameras, or a video, whose "
+            "cameras splat sfm estimates first.",
         ),
-    ],
+    ]
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="DIR", help="Run folder.  [default: output/NAME, numbered]"),
-    ] = None,
-    iterations: Annotated[
-        int | None,
-        typer.Option("--iterations", "--max-steps", "-n", metavar="N", help="Steps of the schedule.  [default: 30000]"),
-    ] = None,
+    ] = None
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
+    ] = False
+    preset: Annotated[
+        str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")
+    ] = "default"
+    config: options.ConfigFile = None
+    assignments: options.Assignments = None
     max_time: Annotated[
         str | None,
         typer.Option(
-            "--max-time", metavar="T", help="As many steps as 60s, 5m or 2h have room for, start and end included."
+            "--max-time",
+            metavar="T",
+            help="Choose the number of steps so that the command ends within 60s, 5m or 2h.",
         ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            "--batch-size",
-            metavar="N",
-            help="Views a step; with the default number of iterations there are fewer steps, on as many views.  "
-            "[default: 1, or a view for each rank]",
-        ),
-    ] = None,
-    ranks: options.Ranks = None,
-    distributed: options.Distributed = None,
-    stop_at: options.StopAt = None,
-    blocks: Annotated[
-        str | None,
-        typer.Option(
-            "--blocks",
-            metavar="AxB",
-            help="Cut the scene into A strips of B blocks, train one after the other, and merge them.",
-        ),
-    ] = None,
-    block: Annotated[
-        int | None,
-        typer.Option("--block", metavar="K", min=0, help="Only block K of --blocks, 0 to AxB - 1; see splat merge."),
-    ] = None,
-    resolution: Annotated[
-        float | None,
-        typer.Option(
-            "-r",
-            "--resolution",
-            metavar="F",
-            help="Divide image sides by 1, 2, 4 or 8; more is a width in pixels.  [default: at most 1600 wide]",
-        ),
-    ] = None,
-    images: options.Images = None,
-    masks: options.Masks = None,
-    mask_mode: options.MaskMode = None,
-    depth_loss: options.DepthLoss = False,
-    depths: options.Depths = None,
-    depth_scale: options.DepthScale = None,
-    cache_budget: options.CacheBudget = None,
-    max_pixels: options.MaxPixels = None,
-    strict: options.Strict = False,
-    skip_bad_images: options.SkipBadImages = False,
-    format: options.Format = None,
-    colmap_model: options.ColmapModel = None,
-    skip_missing: options.SkipMissing = False,
-    allow_outside: options.AllowOutside = False,
-    drop_bad_points: options.DropBadPoints = False,
-    scene_extent: options.SceneExtent = None,
-    strategy: Annotated[
-        str | None,
-        typer.Option(
-            "--strategy",
-            metavar="NAME",
-            help="How Gaussians are added: adc, absgrad, mcmc, or the name of a plug-in.  [default: absgrad]",
-        ),
-    ] = None,
-    cap_max: Annotated[
-        str | None,
-        typer.Option(
-            "--cap-max",
-            "--max-gaussians",
-            metavar="N|auto|none",
-            help="Never more Gaussians than this; auto: as many as the photos can tell apart.  [default: auto]",
-        ),
-    ] = None,
-    preset: Annotated[
-        str, typer.Option("--preset", metavar="NAME", help="fast, default or quality: settings that go together.")
-    ] = "default",
-    vram_budget: options.VramBudget = None,
-    offload: options.Offload = False,
-    sh_degree: Annotated[
-        int | None, typer.Option("--sh-degree", metavar="D", help="Degree of the colour, 0 to 4.  [default: 3]")
-    ] = None,
-    test_every: Annotated[
-        int | None, typer.Option("--test-every", metavar="N", help="Hold out every N-th view; 0: none.  [default: 8]")
-    ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same bits.  [default: 42]")] = None,
-    init: Annotated[
-        str | None,
-        typer.Option(
-            "--init",
-            metavar="HOW",
-            help="Start from the scene's points (sfm), from points on the visual hull of transparent photos (hull), "
-            "from random ones, or from a model's path.  [default: sfm; where there are no points, hull or random]",
-        ),
-    ] = None,
-    param_space: options.ParamSpace = None,
-    lenient: options.Lenient = False,
-    drop_nonfinite: options.DropNonfinite = False,
-    device: options.Device = "auto",
-    config: Annotated[
-        Path | None, typer.Option("--config", metavar="FILE", help="TOML file with settings; flags win over it.")
-    ] = None,
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any setting of docs/settings.md; may be repeated."),
-    ] = None,
-    white_background: Annotated[bool, typer.Option("--white-background", help="White where nothing is.")] = False,
-    random_background: Annotated[bool, typer.Option("--random-background", help="A new colour each step.")] = False,
-    antialiased: Annotated[
-        bool, typer.Option("--antialiased", help="Keep the brightness of Gaussians smaller than a pixel.")
-    ] = False,
-    filter_3d: Annotated[
-        bool, typer.Option("--filter-3d", help="Gaussians no finer than the photos show, for close-ups and zooms.")
-    ] = False,
-    pose_opt: Annotated[
-        bool, typer.Option("--pose-opt", help="Refine the poses of the training cameras along the way.")
-    ] = False,
-    exposure: Annotated[
-        bool, typer.Option("--exposure", help="Learn each training photo's exposure and white balance.")
-    ] = False,
-    bilateral_grid: Annotated[
-        bool,
-        typer.Option(
-            "--bilateral-grid", help="The same for each place and brightness of a photo: vignettes, local tone mapping."
-        ),
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Move a run that is already in DIR aside instead of refusing.")
-    ] = False,
-    viewer: options.Viewer = False,
-    viewer_port: options.ViewerPort = None,
-    viewer_host: options.ViewerHost = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Train Gaussians on the photos of a scene.
+    ] = None
+    stop_at: options.StopAt = None
+    device: options.Device = "auto"
+    json: options.Json = False
+    quiet: options.Quiet = False
+    settings: Annotated[dict[str, Any], options.SettingFlags()] = field(default_factory=dict)
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
+    processes: options.RankOptions = field(default_factory=options.RankOptions)
+    page: options.ViewerOptions = field(default_factory=options.ViewerOptions)
 
-    Prints the path of the last checkpoint. Ctrl-C, SIGTERM and SIGHUP end at the next step, after a complete save;
-    SIGUSR1 saves, and training goes on. The same command with the same -o goes on with a run that was stopped. Photos
-    without cameras are given to `splat sfm` first; what it finds is kept beside the run as NAME-sfm, and used again.
+    def __post_init__(self) -> None:
+        settings, processes = self.settings, self.processes
+        if settings.get("views.exposure") and settings.get("views.bilateral_grid"):
+            remedy = "give one; a grid is an exposure for each place of an image"
+            raise options.exclusion("--exposure", "--bilateral-grid", remedy=remedy)
+        several = processes.ranks or processes.distributed or settings.get("train.batch_size", 1) > 1
+        if self.max_time is not None and several:
+            raise UsageError(
+                "--max-time plans for one process and one view per step",
+                where="--max-time",
+                remedy="give --iterations, or leave out --ranks, --distributed and --batch-size",
+            )
+        if settings.get("memory.offload") and (several or self.max_time is not None):
+            raise UsageError(
+                "--offload is for one process, one view per step, and a number of steps",
+                where="--offload",
+                remedy="leave out --ranks, --distributed, --batch-size and --max-time",
+            )
+        if self.max_time is not None and "train.iterations" in settings:
+            raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
+        if self.max_time is not None:
+            _seconds(self.max_time)
+
+    def build(self, values: Mapping[str, Any]) -> Config:
+        """Return the settings of the run, with ``values`` under dotted keys in place of those that are given."""
+        from splatcli.config import build_config
+
+        flags = {"data.scene": str(self.scene.absolute()), **self.settings, **values}
+        return build_config(flags, file=self.config, assignments=self.assignments, preset=self.preset)
+
+
+def train(args: TrainArguments) -> int:
+    """Train Gaussians on the images of a scene.
+
+    Prints the path of the last checkpoint. Ctrl-C, SIGTERM and SIGHUP stop at the next step, after a complete save;
+    SIGUSR1 saves, and training continues. The same command with the same -o continues a run that was stopped. For
+    images without cameras `splat sfm` runs first; its result is kept beside the run as NAME-sfm and used again.
 
     \b
     Examples:
       splat train scene/
-      splat train photos/
+      splat train images/
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ --max-time 60s
       splat train scene/ --blocks 2x3 -o output/city
@@ -190,124 +115,57 @@ def train(
     from splatcli.cli.training import build_request, check_batch, default_folder, start_training
     from splatcli.cli.view import live_page
 
-    if white_background and random_background:
-        raise UsageError("--white-background and --random-background exclude each other", remedy="give one")
-    if exposure and bilateral_grid:
-        raise UsageError(
-            "--exposure and --bilateral-grid exclude each other",
-            remedy="give one; a grid is an exposure for each place of a photo",
-        )
-    background = "white" if white_background else "random" if random_background else None
-    flags: dict[str, Any] = {
-        "data.scene": str(scene.absolute()),
-        **options.data_flags(
-            format=format,
-            model=colmap_model,
-            images=images,
-            masks=masks,
-            mask_mode=mask_mode,
-            depths=depths,
-            depth_loss=depth_loss,
-            depth_scale=depth_scale,
-            max_pixels=max_pixels,
-            strict=strict,
-            skip_bad_images=skip_bad_images,
-            skip_missing=skip_missing,
-            allow_outside=allow_outside,
-            drop_bad_points=drop_bad_points,
-            scene_extent=scene_extent,
-        ),
-        "data.blocks": None if blocks is None else options.blocks(blocks),
-        "data.resolution": resolution,
-        "data.test_every": test_every,
-        "model.sh_degree": sh_degree,
-        "model.init": init,
-        "strategy.name": strategy,
-        "strategy.cap_max": options.cap(cap_max),
-        "memory.budget": vram_budget,
-        "memory.offload": offload or None,
-        "train.iterations": iterations,
-        "train.batch_size": batch_size,
-        "train.seed": seed,
-        "train.background": background,
-        "train.antialiased": antialiased or None,
-        "train.filter_3d": filter_3d or None,
-        "data.cache_bytes": cache_budget,
-        "views.pose_opt": pose_opt or None,
-        "views.exposure": exposure or None,
-        "views.bilateral_grid": bilateral_grid or None,
-    }
-    shared = ranks or distributed
-    if max_time is not None and (shared or (batch_size or 1) > 1):
-        raise UsageError(
-            "--max-time plans for one process and one view a step",
-            where="--max-time",
-            remedy="give --iterations, or leave out --ranks, --distributed and --batch-size",
-        )
-    if offload and (shared or (batch_size or 1) > 1 or max_time is not None):
-        raise UsageError(
-            "--offload is for one process, one view a step, and a number of steps",
-            where="--offload",
-            remedy="leave out --ranks, --distributed, --batch-size and --max-time",
-        )
-    with open_output(json=json, quiet=quiet) as out:
-        if ranks is not None:
-            arguments = sys.argv[1:]
-            asked = options.name_of_ranks(arguments)
-            return start_ranks(ranks, options.without_ranks(arguments), device=device, mode=distributed, asked=asked)
-        with joined_group(distributed, device, out) as (group, own_device):
-            from splatcli.config import NAMED_STARTS, build_config
+    processes = args.processes
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        if processes.ranks is not None:
+            words = sys.argv[1:]
+            return start_ranks(
+                processes.ranks,
+                options.without_ranks(words),
+                device=args.device,
+                mode=processes.distributed,
+                asked=options.name_of_ranks(words),
+            )
+        with joined_group(processes.distributed, args.device, out) as (group, own_device):
+            from splatcli.config import NAMED_STARTS
             from splatcli.train.densify import check_strategy
 
-            # Without the batch that ranks have by default, so that another number of them knows the run again.
-            unshared = build_config(flags, file=config, assignments=assignments, preset=preset)
-            request = build_request(
-                unshared,
-                **{
-                    "--max-time": max_time,
-                    "--param-space": None if param_space is None else param_space.value,
-                    "--lenient": lenient,
-                    "--drop-nonfinite": drop_nonfinite,
-                },
-            )
-            if group is not None and batch_size is None:
-                flags["train.batch_size"] = group.size
-            settings = build_config(flags, file=config, assignments=assignments, preset=preset)
-            check_batch(settings, group)
-            check_strategy(settings)
-            sharded = distributed == SHARDED
-            if sharded:
-                check_sharded(settings, viewer=viewer)
-            limit = None if max_time is None else options.time_limit(max_time)
-            if limit is not None and iterations is not None:
-                raise UsageError(
-                    "--max-time chooses the steps itself", where="--iterations", remedy="give one of the two"
-                )
-            named = settings.model.init not in NAMED_STARTS
-            options.check_import_options(param_space, lenient, drop_nonfinite, given=named)
+            # The request has no default batch of ranks, so that another number of ranks recognises the run.
+            request = build_request(args.build({}), **{"--max-time": args.max_time, **args.foreign.request()})
+            share: dict[str, Any] = {}
+            if group is not None and "train.batch_size" not in args.settings:
+                share["train.batch_size"] = group.size
 
             def rebuild_config(values: dict[str, Any]) -> Config:
-                return build_config({**flags, **values}, file=config, assignments=assignments, preset=preset)
+                return args.build({**share, **values})
 
-            blocks_asked = settings.data.blocks is not None
-            if blocks_asked:
-                options.check_blocks(output, overwrite=overwrite, max_time=max_time, block=block)
+            config = rebuild_config({})
+            check_batch(config, group)
+            check_strategy(config)
+            sharded = processes.distributed == SHARDED
+            if sharded:
+                check_sharded(config, viewer=args.page.viewer)
+            args.foreign.check_model_is_given(config.model.init not in NAMED_STARTS)
+            block = args.settings.get("data.block")
+            if config.data.blocks is not None:
+                _check_blocks(args, block)
                 if group is not None:
                     raise UsageError(
                         "a block is trained by one process", where="--blocks", remedy="start one for each --block K"
                     )
             elif block is not None:
                 raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
-            with live_page(viewer, host=viewer_host, port=viewer_port, out=out) as live:
-                if blocks_asked:
+            import_options = args.foreign.import_options()
+            with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
+                if config.data.blocks is not None:
                     from splatcli.cli.blocks import train_blocks
 
                     return train_blocks(
-                        settings,
+                        config,
                         block,
-                        place=output or default_folder(scene),
-                        import_options=options.import_options(param_space, lenient, drop_nonfinite),
-                        stop_at=stop_at,
+                        place=args.output or default_folder(args.scene),
+                        import_options=import_options,
+                        stop_at=args.stop_at,
                         device=own_device,
                         rebuild_config=rebuild_config,
                         live=live,
@@ -315,13 +173,13 @@ def train(
                         request=request,
                     )
                 return start_training(
-                    settings,
-                    import_options=options.import_options(param_space, lenient, drop_nonfinite),
-                    output=output,
-                    overwrite=overwrite,
-                    stop_at=stop_at,
+                    config,
+                    import_options=import_options,
+                    output=args.output,
+                    overwrite=args.overwrite,
+                    stop_at=args.stop_at,
                     device=own_device,
-                    limit=limit,
+                    limit=None if args.max_time is None else _seconds(args.max_time),
                     rebuild_config=rebuild_config,
                     live=live,
                     out=out,
@@ -329,3 +187,27 @@ def train(
                     group=group,
                     sharded=sharded,
                 )
+
+
+def _check_blocks(args: TrainArguments, block: int | None) -> None:
+    """Raise UsageError for options that do not apply to blocks."""
+    if block is not None and args.output is None:
+        raise UsageError("jobs of one scene need one folder", where="--block", remedy="name it with -o DIR")
+    if args.overwrite:
+        raise UsageError(
+            "finished blocks stay, and the others continue", where="--overwrite", remedy="leave it out, or another -o"
+        )
+    if args.max_time is not None:
+        raise UsageError("each block takes its own time", where="--max-time", remedy="give --iterations")
+
+
+def _seconds(text: str) -> float:
+    """Return the seconds of ``--max-time``. Raises UsageError."""
+    from splatcli.train.step_time import seconds_of
+
+    try:
+        return seconds_of(text)
+    except ValueError:
+        raise UsageError(
+            f"{text!r} is not a length of time", where="--max-time", remedy="e.g. 60s, 5m or 1.5h"
+        ) from None

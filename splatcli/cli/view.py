@@ -8,6 +8,7 @@ import threading
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,29 +77,48 @@ _MOST_EXACT = 4_000_000
 _SH_DEGREE = 3
 
 
-def view(
-    model: options.Model = None,
-    port: options.Port = None,
-    host: options.Host = "127.0.0.1",
+@dataclass(frozen=True)
+class ViewArguments:
+    """The arguments and options of ``splat view``."""
+
+    model: options.Model = None
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="N",
+            min=0,
+            max=65535,
+            help="Port of the page; 0 uses any free port.  [default: the first free one from 8080 on]",
+        ),
+    ] = None
+    host: Annotated[
+        str,
+        typer.Option(
+            "--host",
+            metavar="ADDRESS",
+            help="Address of the page; with 0.0.0.0 all machines that reach this one see it.",
+        ),
+    ] = "127.0.0.1"
     open_browser: Annotated[
         bool | None,
         typer.Option(
             "--open/--no-open",
-            help="Show the page in the browser of this machine.  [default: where there is a display]",
+            help="Open the page in the browser of this machine.  [default: where there is a display]",
             show_default=False,
         ),
-    ] = None,
-    param_space: options.ParamSpace = None,
-    lenient: options.Lenient = False,
-    drop_nonfinite: options.DropNonfinite = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
-) -> int:
-    """Look at a model in a browser: fly and orbit through it, with its full colours.
+    ] = None
+    json: options.Json = False
+    quiet: options.Quiet = False
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
 
-    Prints the address of the page and serves it until Ctrl-C, which is how this command ends well. Only this machine
-    reaches it, and the page loads nothing from the internet. Of a run folder the newest checkpoint is shown, and
-    reloading the page shows a newer one. `splat export -o x.html` makes a page that needs no server.
+
+def view(args: ViewArguments) -> int:
+    """Show a model in a browser, to fly and orbit through it with its full colours.
+
+    Prints the address of the page and serves it until Ctrl-C, which ends the command with 0. Only this machine reaches
+    the page, which loads nothing from the internet. For a run folder the page shows the newest checkpoint, also after a
+    reload. `splat export -o x.html` makes a page that needs no server.
 
     \b
     Examples:
@@ -109,14 +129,14 @@ def view(
     """
     from splatcli.cli.console import open_output
 
-    with open_output(json=json, quiet=quiet) as out:
-        shown = _Shown(model, options.import_options(param_space, lenient, drop_nonfinite), out)
-        with serving(shown, host=host, port=port, risk="look at this model, and copy it", out=out) as server:
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        shown = _Shown(args.model, args.foreign.import_options(), out)
+        with serving(shown, host=args.host, port=args.port, risk="look at this model, and copy it", out=out) as server:
             shown.load()
             with suppress(KeyboardInterrupt):
                 out.result({"url": server.url, "path": shown.path}, [server.url])
                 out.note("Ctrl-C ends it")
-                if _has_display() if open_browser is None else open_browser:
+                if _has_display() if args.open_browser is None else args.open_browser:
                     open_page(server.url)
                 wait()
     return 0

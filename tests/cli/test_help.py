@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from splatcli import __version__
+from splatcli.cli import options
 from splatcli.cli.commands import app
+from splatcli.config import setting_flags
 
 COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "info")
 
@@ -94,3 +97,48 @@ def test_without_model_and_runs_the_message_says_so(splat: Callable[..., Any], t
     done = splat("render", "--views")
     assert done.code == 2
     assert "no run under output/" in done.err
+
+
+def test_the_list_of_commands_needs_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "_parse_with", lambda function: pytest.fail("flags are made"))
+    assert CliRunner().invoke(app, ["--help"]).exit_code == 0
+
+
+def test_flags_are_listed_under_headings() -> None:
+    text = CliRunner().invoke(app, ["train", "--help"]).output
+    places = [text.index(f"\n{heading}:") for heading in ("Arguments", "Options", "Scene", "Memory", "Training")]
+    assert places == sorted(places)
+    assert text.index("\nMemory:") < text.index("--cache-budget") < text.index("\nTraining:")
+
+
+def test_every_flag_of_a_setting_is_one_of_train() -> None:
+    command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
+    names = {name for parameter in command.get_params(typer.Context(command)) for name in parameter.opts}
+    for key, flags in setting_flags().items():
+        assert names.issuperset(name for flag in flags for name in flag.names), key
+
+
+@pytest.mark.parametrize(
+    ("words", "where"),
+    [
+        (["--iterations", "-5"], "--iterations"),
+        (["--cap-max", "many"], "--cap-max"),
+        (["--block", "-1", "--blocks", "2x2"], "--block"),
+        (["--blocks", "999x999"], "--blocks"),
+        (["--depth-loss", "--depths", "maps"], "--depth-loss"),
+        (["--exposure", "--bilateral-grid"], "--exposure"),
+        (["--max-time", "soon"], "--max-time"),
+        (["--offload", "--batch-size", "2"], "--offload"),
+    ],
+)
+def test_an_error_names_the_flag(splat: Callable[..., Any], words: list[str], where: str) -> None:
+    done = splat("train", "x", *words, "--json")
+    assert done.code == 2
+    assert done.objects[-1]["where"] == where
+
+
+def test_flags_of_resume_turn_settings_off() -> None:
+    flags = options.SettingFlags(("memory.offload", "train.iterations"), negatable=True)
+    names = [parameter.name for parameter in flags.parameters()]
+    assert flags.given(dict.fromkeys(names)) == {}
+    assert flags.given(dict(zip(names, (False, 7), strict=True))) == {"memory.offload": False, "train.iterations": 7}

@@ -56,7 +56,7 @@ def test_a_time_that_is_over_already_is_refused(
 
 @pytest.mark.parametrize(
     ("flags", "words"),
-    [(("--max-time", "soon"), "no length of time"), (("--max-time", "9s", "-n", "50"), "chooses the steps itself")],
+    [(("--max-time", "soon"), "not a length of time"), (("--max-time", "9s", "-n", "50"), "chooses the steps itself")],
 )
 def test_times_that_make_no_sense_are_refused(
     splat: Splat, tiny_scene: Path, tmp_path: Path, flags: tuple[str, ...], words: str

@@ -101,10 +101,11 @@ def _furnish(folder: Path) -> None:
 def _options() -> dict[str, list[str]]:
     """Command -> the names of its options."""
     group = typer.main.get_command(app)
-    return {
-        name: [option for parameter in command.params for option in parameter.opts if option.startswith("-")]
-        for name, command in group.commands.items()  # type: ignore[attr-defined]
-    }
+    found: dict[str, list[str]] = {}
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        names = [name for parameter in command.get_params(typer.Context(command)) for name in parameter.opts]
+        found[name] = [option for option in names if option.startswith("-")]
+    return found
 
 
 def command_line(rng: random.Random, options: dict[str, list[str]]) -> list[str]:
