@@ -1,4 +1,4 @@
-"""Console: results go to stdout and nothing else does; messages and progress go to stderr."""
+"""The console: results on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -21,50 +21,50 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
 from splatcli.errors import OutputError, SplatError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
 
     from splatcli.train.events import Event
 
 
-#: The first failure of stdout that was no reader's going away, if there was one.
+#: Failures of stdout other than a closed pipe.
 _stdout_failures: list[OSError] = []
 
 
 class Output:
-    """Where a command's words go.
+    """The output of a command.
 
     json: results and events are JSON objects, one a line.
-    quiet: stderr stays silent but for errors and alarms.
+    quiet: stderr gets errors and alarms only.
 
-    When the reader of stdout goes away the rest of the output is dropped and the work goes on:
-    ``splat train ... | head -1`` must not cost a training run. So it does when stdout cannot be written (a full disk),
-    and the command ends with an error then, see ``stdout_problem``.
+    When the reader of stdout closes the pipe, the rest of the output is dropped and the command continues:
+    ``splat train ... | head -1`` must not end a training run. When stdout cannot be written (a full disk), the command
+    also continues, and ends with the error of ``take_stdout_error``.
     """
 
     def __init__(self, *, json: bool = False, quiet: bool = False) -> None:
         self.json = json
         self.quiet = quiet
-        #: Whether another process speaks for this one: then nothing is said, results and errors included.
+        #: Whether another process reports for this one: nothing is printed then, results and errors included.
         self.muted = False
 
     def mute(self) -> None:
-        """From here on another process speaks for this one."""
+        """Print nothing from now on: another process reports for this one."""
         self.muted = True
 
     def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
-        """The outcome: ``facts`` as the final JSON object, or else ``lines``, one value a line."""
+        """Print the result: ``facts`` as the last JSON object with --json, else ``lines``."""
         if self.json:
             self.event("result", facts)
         elif not self.muted:
             self._to_stdout("".join(f"{line}\n" for line in lines))
 
     def event(self, name: str, facts: dict[str, Any]) -> None:
-        """One JSON object on stdout, with --json only."""
+        """Print a JSON object on stdout, with --json only."""
         if self.json and not self.muted:
             self._to_stdout(json.dumps(_to_json({"event": name, **facts}), allow_nan=False) + "\n")
 
     def data(self, payload: bytes | memoryview) -> bool:
-        """Bytes on stdout, for ``-o -``; whether anyone is still there to read them. Raises OutputError."""
+        """Write bytes to stdout, for ``-o -``. Return False when the reader has closed the pipe. Raise OutputError."""
         stream: BinaryIO | None = getattr(sys.stdout, "buffer", None)
         if stream is None:
             return False
@@ -79,30 +79,30 @@ class Output:
         return True
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Print a message."""
         if not self.quiet and not self.muted:
             self._to_stderr(text)
 
     def warn(self, text: str) -> None:
-        """Something that may be wrong."""
+        """Print a warning."""
         if not self.quiet and not self.muted:
             self._to_stderr(f"warning: {text}")
 
     def alarm(self, text: str, name: str, facts: dict[str, Any]) -> None:
-        """A warning that nobody may miss: -q does not silence it, and with --json it is an event as well."""
+        """Print a warning also with -q, and as an event with --json."""
         if not self.muted:
             self.event(name, facts)
             self._to_stderr(f"warning: {text}")
 
     def error(self, problem: SplatError) -> None:
-        """The reason of a failure: ``error[E003]: what``, with where and help on lines of their own."""
+        """Print an error: ``error[E003]: what``, then the lines of where and help."""
         if self.muted:
             return
         self.event("error", problem.as_dict())
         self._to_stderr("\n".join(problem.lines()))
 
     def close(self) -> None:
-        """Flush, so that the interpreter finds nothing left to complain about at exit."""
+        """Flush both streams, so that the interpreter reports no failure at exit."""
         self._to_stdout("")
         self._to_stderr("", end="")
 
@@ -123,18 +123,18 @@ class Output:
         try:
             sys.stderr.write(text + end)
             sys.stderr.flush()
-        except OSError:  # nobody is left to be told of it
+        except OSError:  # there is no stream left to report it on
             _detach(sys.stderr)
 
 
 @contextmanager
 def open_output(*, json: bool, quiet: bool) -> Iterator[Output]:
-    """An Output for one command; while open, the library's warnings and log records go through it as well."""
+    """Open the Output of a command; until it closes, warnings and log records of the library go through it."""
     out = Output(json=json, quiet=quiet)
     logger, handler = logging.getLogger("splatcli"), _LogHandler(out)
     logger.addHandler(handler)
     with warnings.catch_warnings():
-        # Pillow warns of metadata without naming the file; what matters of it becomes an error or a note of ours.
+        # Pillow warns about metadata without naming the file; relevant problems are errors or notes of this package.
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.showwarning = lambda message, *_args, **_kwargs: out.warn(str(message))
         try:
@@ -144,14 +144,14 @@ def open_output(*, json: bool, quiet: bool) -> Iterator[Output]:
 
 
 def take_stdout_error() -> OutputError | None:
-    """The error to end with when stdout has refused something since this was asked last; else None."""
+    """Return the error of the first failed write to stdout since the last call; None without one."""
     problem = _stdout_error(_stdout_failures[0]) if _stdout_failures else None
     _stdout_failures.clear()
     return problem
 
 
 def _discard_stdout(error: OSError) -> None:
-    """From here on what is written to stdout is dropped."""
+    """Drop everything that is written to stdout from now on."""
     if not isinstance(error, BrokenPipeError):
         _stdout_failures.append(error)
     _detach(sys.stdout)
@@ -161,12 +161,12 @@ def _stdout_error(error: OSError) -> OutputError:
     return OutputError(
         f"cannot write to stdout: {error.strerror}",
         where="stdout",
-        remedy="free some space, or send it elsewhere: what was to be printed is lost, files that were written are not",
+        remedy="free disk space or redirect stdout elsewhere; the printed results are lost, written files are complete",
     )
 
 
 def stdout_or(output: Path) -> Path:
-    """``output``, with ``-`` in place of /dev/stdout and other names of stdout: one way leads there."""
+    """Return ``output``, or ``-`` for /dev/stdout and other names of stdout."""
     from splatcli.checkpoint.atomic import names_stdout
 
     return Path("-") if names_stdout(output) else output
@@ -188,14 +188,14 @@ class _LogHandler(logging.Handler):
 
 
 def _detach(stream: TextIO) -> None:
-    """Point a stream that cannot be written any more at nothing."""
+    """Redirect a stream that cannot be written to the null device."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
 
 
 def _to_json(value: Any) -> Any:
-    """``value`` in JSON's types; what is not finite becomes null, for JSON has no word for it."""
+    """Return ``value`` in JSON's types; numbers that are not finite become null."""
     if isinstance(value, dict):
         return {str(key): _to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -207,27 +207,34 @@ def _to_json(value: Any) -> Any:
     return value
 
 
-#: Seconds between two plain lines.
-_BAR_PLAIN_EVERY = 10.0
+#: Seconds between two lines of progress in a log.
+_LOG_INTERVAL = 10.0
+
+#: Updates that a rate is measured over.
+_RATE_UPDATES = 100
+
+#: Step events that a whole run sends with --json.
+_JSON_STEPS = 100
 
 
 class ProgressBar:
-    """Tells on stderr how many of ``total`` are done, while it is open.
+    """Progress on stderr while open: a bar for each task on a terminal, a line every ten seconds in a log.
 
-    noun: what is counted, in the plural. With --json or -q nothing is told.
+    unit: what a rate counts; without it no rate is shown. With --json and -q nothing is shown.
     """
 
-    def __init__(self, out: Output, total: int, noun: str) -> None:
+    def __init__(self, out: Output, unit: str = "") -> None:
         self._out = out
-        self._total = total
-        self._noun = noun
-        self._done = 0
+        self._unit = unit
+        self._silent = out.json or out.quiet or out.muted
+        self._tasks: dict[str, TaskID] = {}
+        self._updates: deque[tuple[float, int]] = deque(maxlen=_RATE_UPDATES + 1)
         self._last_line = time.monotonic()
-        self._bar = _bar() if not (out.json or out.quiet) and sys.stderr is not None and sys.stderr.isatty() else None
+        is_terminal = sys.stderr is not None and sys.stderr.isatty()
+        self._bar = _rich_bar() if is_terminal and not self._silent else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
-            self._task = self._bar.add_task(self._noun, total=self._total)
             self._bar.start()
         return self
 
@@ -237,46 +244,55 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def note(self, text: str) -> None:
-        """Something worth knowing, above the bar."""
+    def print(self, text: str) -> None:
+        """Print a message above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             self._out.note(text)
         self._last_line = time.monotonic()
 
-    def advance(self) -> None:
-        """One more is done."""
-        self._done += 1
+    def update(self, task: str, done: int, total: int, facts: str = "") -> None:
+        """Report that ``done`` of ``total`` of a task are done. facts: further figures for the same line."""
+        if self._silent:
+            return
+        now = time.monotonic()
+        self._updates.append((now, done))
+        rate = self._rate()
+        shown = f"{facts}  {rate:.1f} {self._unit}/s".lstrip() if self._unit else facts
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done)
-        elif not self._out.json and time.monotonic() - self._last_line > _BAR_PLAIN_EVERY:
-            self._out.note(f"{self._noun}: {self._done}/{self._total}")
-            self._last_line = time.monotonic()
+            if task not in self._tasks:
+                self._tasks[task] = self._bar.add_task(task, facts="")
+            self._bar.update(self._tasks[task], completed=done, total=total, facts=shown)
+        elif now - self._last_line > _LOG_INTERVAL:
+            left = f"  {_format_time((total - done) / rate)} left" if rate else ""
+            self._out.note(f"{task}: {done}/{total}  {shown}".rstrip() + left)
+            self._last_line = now
+
+    def _rate(self) -> float:
+        (begin, first), (end, last) = self._updates[0], self._updates[-1]
+        return (last - first) / (end - begin) if end > begin and last > first else 0.0
 
 
-def _bar() -> Progress:
+def _rich_bar() -> Progress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
 
+    # The bar takes what the figures leave of the line.
     return Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        expand=True,
     )
 
 
-#: Seconds between two plain lines about mere steps.
-_PLAIN_EVERY = 10.0
-
-#: Events about mere steps that a whole run may send as JSON.
-_JSON_STEPS = 100
-
-
 class Reporter(Protocol):
-    """Tells about events while it is open."""
+    """Shows the events of a run while it is open."""
 
     def __enter__(self) -> Self: ...
 
@@ -285,21 +301,21 @@ class Reporter(Protocol):
     ) -> None: ...
 
     def report(self, event: Event) -> None:
-        """One more event."""
+        """Show one event."""
 
 
 def make_reporter(out: Output) -> Reporter:
-    """The reporter that suits the output: JSON, nothing, a terminal or a log."""
-    if out.json:
-        return JsonReporter(out)
-    if out.quiet or out.muted:
-        return SilentReporter()
-    if sys.stderr is not None and sys.stderr.isatty():
-        return TerminalReporter()
-    return PlainReporter(out)
+    """Return the reporter that suits the output: JSON objects, or a progress bar and messages."""
+    return JsonReporter(out) if out.json else ProgressReporter(out)
 
 
-class _ReporterBase:
+class JsonReporter:
+    """Writes an object for each event; of the steps about a hundred a run, evenly spaced and the same in every run."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._every = 1
+
     def __enter__(self) -> Self:
         return self
 
@@ -307,21 +323,6 @@ class _ReporterBase:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         return None
-
-
-class SilentReporter(_ReporterBase):
-    """Says nothing."""
-
-    def report(self, event: Event) -> None:
-        return None
-
-
-class JsonReporter(_ReporterBase):
-    """One object an event; of the steps about a hundred a run, evenly spaced and the same in every run."""
-
-    def __init__(self, out: Output) -> None:
-        self._out = out
-        self._every = 1
 
     def report(self, event: Event) -> None:
         from splatcli.train.events import Started, Stepped
@@ -334,84 +335,33 @@ class JsonReporter(_ReporterBase):
         self._out.event(name, asdict(event))
 
 
-class PlainReporter(_ReporterBase):
-    """A line now and then, for logs."""
+class ProgressReporter(ProgressBar):
+    """Shows loss, PSNR, number of Gaussians, rate and time left in a progress bar, and other events as messages."""
 
     def __init__(self, out: Output) -> None:
-        self._out = out
-        self._rate = _StepRate()
-        self._last_line = time.monotonic()
+        super().__init__(out, unit="it")
         self._iterations = 0
-
-    def report(self, event: Event) -> None:
-        from splatcli.train.events import Stepped
-
-        if isinstance(event, Stepped):
-            self._rate.step()
-            if time.monotonic() - self._last_line < _PLAIN_EVERY:
-                return
-            rate = self._rate.rate
-            left = (self._iterations - event.step) / rate if rate else 0.0
-            self._out.note(
-                f"step {event.step}/{self._iterations}  loss {event.loss:.4f}  {event.num_gaussians:,} Gaussians  "
-                f"{rate:.1f} it/s  {_format_time(left)} left"
-            )
-        else:
-            self._iterations = getattr(event, "iterations", self._iterations)
-            text = describe_event(event)
-            if text is None:
-                return
-            self._out.note(text)
-        self._last_line = time.monotonic()
-
-
-class TerminalReporter(_ReporterBase):
-    """A bar with rate, loss, Gaussians, PSNR and time left; what is worth keeping scrolls above it."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self._bar: Progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-        )
-        self._task = self._bar.add_task("training", total=None, facts="")
-        self._rate = _StepRate()
         self._psnr = ""
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
     def report(self, event: Event) -> None:
-        from splatcli.train.events import Evaluated, Probed, Rescheduled, Started, Stepped
+        from splatcli.train.events import Evaluated, Probed, Stepped
 
         if isinstance(event, Stepped):
-            self._rate.step()
-            facts = f"{self._rate.rate:5.1f} it/s  loss {event.loss:.4f}  {event.num_gaussians:,} Gaussians{self._psnr}"
-            self._bar.update(self._task, completed=event.step, facts=facts)
+            count = event.num_gaussians
+            shown = f"{count / 1e6:.2f}M" if count >= 1_000_000 else f"{count:,}"
+            facts = f"loss {event.loss:.4f}  {self._psnr}{shown} GS"
+            self.update("train", event.step, self._iterations, facts)
             return
-        if isinstance(event, Started | Rescheduled):
-            self._bar.update(self._task, completed=event.step, total=event.iterations)
+        self._iterations = getattr(event, "iterations", self._iterations)
         if isinstance(event, Evaluated | Probed):
-            self._psnr = f"  PSNR {event.psnr:.2f}"
+            self._psnr = f"PSNR {event.psnr:.2f}  "
         text = describe_event(event)
         if text is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self.print(text)
 
 
 def describe_event(event: Event) -> str | None:
-    """What a person wants to know of an event, in a line or a few; None for what happens all the time."""
+    """Return the message for an event; None for frequent events."""
     from splatcli.train.events import Alarmed, Capped, Evaluated, RolledBack, Saved, SaveFailed, Started, Stopped
 
     match event:
@@ -425,37 +375,20 @@ def describe_event(event: Event) -> str | None:
                 f"step {event.step}: {figures} on {len(event.views)} held-out views, {event.num_gaussians:,} Gaussians"
             )
         case Capped():
-            reason = f"{event.num_gaussians:,} Gaussians, for as many as the memory suffices: growth stops here"
-            return f"step {event.step}: {reason}; a larger --vram-budget or smaller images (-r) have room for more"
+            reason = f"the memory budget allows no more than {event.num_gaussians:,} Gaussians; densification stops"
+            return f"step {event.step}: {reason}; raise --vram-budget or use smaller images (-r)"
         case Alarmed():
             return f"warning: step {event.step}: {event.text}"
         case RolledBack():
-            return f"warning: back at step {event.step}, after step {event.from_step}: {event.text}"
+            return f"warning: rolled back from step {event.from_step} to step {event.step}: {event.text}"
         case SaveFailed():
-            return f"warning: step {event.step}: {event.text}; the next attempt is in {event.retry_seconds:.0f} s"
+            return f"warning: step {event.step}: {event.text}; next attempt in {event.retry_seconds:.0f} s"
         case Saved():
             return f"step {event.step}: saved {event.path}"
         case Stopped() if event.reason != "finished":
-            return f"stopped at step {event.step} ({event.reason}); splat resume {event.path} goes on"
+            return f"stopped at step {event.step} ({event.reason}); continue with: splat resume {event.path}"
         case _:
             return None
-
-
-class _StepRate:
-    """Steps a second over the last hundred steps."""
-
-    def __init__(self) -> None:
-        self._times: deque[float] = deque(maxlen=101)
-
-    def step(self) -> None:
-        self._times.append(time.monotonic())
-
-    @property
-    def rate(self) -> float:
-        if len(self._times) < 2:
-            return 0.0
-        span = self._times[-1] - self._times[0]
-        return (len(self._times) - 1) / span if span > 0 else 0.0
 
 
 def _format_time(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The work of ``splat render``: each view shot, and put where it was asked for."""
+"""The work of ``splat render``: renders each view and writes images, EXR files, a video or a stream."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from splatcli.scene.scene import Scene
     from splatcli.train.events import ViewScore
 
-#: Frames a second where nobody says otherwise.
+#: Frames a second of a video by default.
 _FPS = 30.0
 
 
 @dataclass(frozen=True)
 class RenderOptions:
-    """What the command line says of pictures; None where it says nothing."""
+    """The output options of the command line; None where one is not given."""
 
     output: Path | None
     format: str | None
@@ -45,7 +45,7 @@ class RenderOptions:
 
 
 def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, out: Output) -> None:
-    """Render ``chosen`` and tell what was written. scene: where they are from, if not from the model's run."""
+    """Render the views ``chosen``. scene: the scene of these views, if it is not that of the model's run."""
     from splatcli.render.images import ModelRenderer
     from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
@@ -63,7 +63,8 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     near_far = (0.0, 0.0)
     if "depth" in kinds and target.format != "exr":
         near_far = opts.depth_range or model_renderer.depth_range(chosen.cameras)
-        out.note(f"depth: red up to {near_far[0]:.4g}, violet from {near_far[1]:.4g} (scene units, Turbo over 1/depth)")
+        near, far = near_far
+        out.note(f"depth colours: red at {near:.4g} and nearer, violet at {far:.4g} and farther (Turbo over 1/depth)")
     session = _RenderSession(ViewRenderer(model_renderer, kinds, ground_truth, near_far), chosen.cameras, out)
     facts: dict[str, Any] = {"depth_range": near_far} if near_far[1] else {}
     if target.is_video:
@@ -75,7 +76,7 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
 
 
 def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
-    """In our own layout, or nerfstudio's where the name asks for it."""
+    """Write cameras in the layout of splat, or of nerfstudio when the file is named so."""
     from splatcli.render.camera_files import SUFFIX, camera_path_json, cameras_json
     from splatcli.render.images import write_bytes
 
@@ -86,11 +87,11 @@ def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> 
     write_bytes(path, text.encode())
     for note in notes:
         out.note(f"note: {note}")
-    out.note(f"cameras: {path}")
+    out.note(f"cameras written: {path}")
 
 
 class _RenderSession:
-    """The shots of all views, one after the other, with their figures collected."""
+    """Renders the views one after the other and collects their scores."""
 
     def __init__(self, renderer: ViewRenderer, cameras: list[Camera], out: Output) -> None:
         self._renderer = renderer
@@ -101,26 +102,26 @@ class _RenderSession:
     def rendered_views(self) -> Iterator[RenderedView]:
         from splatcli.cli.console import ProgressBar
 
-        with ProgressBar(self._out, len(self.cameras), "views") as progress:
-            for camera in self.cameras:
+        with ProgressBar(self._out) as progress:
+            for done, camera in enumerate(self.cameras, 1):
                 rendered = self._renderer.render_views(camera)
                 self._collect(rendered, progress)
                 yield rendered
-                progress.advance()
+                progress.update("views", done, len(self.cameras))
 
     def _collect(self, rendered: RenderedView, progress: ProgressBar) -> None:
         if rendered.score is not None:
             self._scores.append(rendered.score)
-            progress.note(f"{rendered.camera.name}: PSNR {rendered.score.psnr:.2f} dB  SSIM {rendered.score.ssim:.4f}")
+            progress.print(f"{rendered.camera.name}: PSNR {rendered.score.psnr:.2f} dB  SSIM {rendered.score.ssim:.4f}")
 
     def figures(self) -> dict[str, float | None]:
-        """Mean PSNR and SSIM of what was compared, told as well."""
+        """Return mean PSNR and SSIM of the views that have images, and print them."""
         from splatcli.train.evaluate import mean_scores
 
         if not self._scores:
             return {"psnr": None, "ssim": None}
         psnr, ssim = mean_scores(self._scores)
-        self._out.note(f"mean of {len(self._scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
+        self._out.note(f"mean over {len(self._scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
         return {"psnr": psnr, "ssim": ssim}
 
 
@@ -132,7 +133,7 @@ def _write_images(
     facts: dict[str, Any],
     out: Output,
 ) -> None:
-    """A file a view; or a view and kind, then each kind in a folder of its own."""
+    """Write a file for each view; several kinds of image go to a folder each."""
     from splatcli.render.images import image_paths, png_bytes, write_bytes
     from splatcli.render.output import channels, write_exr
 
@@ -172,7 +173,7 @@ def _write_video(
     facts: dict[str, Any],
     out: Output,
 ) -> None:
-    """All frames in one file or stream."""
+    """Write all frames to one video file or stream."""
     from splatcli.render.output import write_video
 
     (width, height), fps = chosen.sizes[0], opts.fps or chosen.fps or _FPS
@@ -185,14 +186,14 @@ def _write_video(
         out.result({"paths": [target.file], **session.figures(), **facts}, [target.file])
         return
     out.note(
-        f"raw frames: {len(session.cameras)} of {width}x{height}, R G B in 8 bits, rows from the top; for ffmpeg "
+        f"raw frames: {len(session.cameras)} of {width}x{height}, 8-bit RGB, top row first; ffmpeg options: "
         f"-f rawvideo -pix_fmt rgb24 -s {width}x{height} -r {fps:g} -i -"
     )
     _write_stdout(session, out, raw=True)
 
 
 def _write_stdout(session: _RenderSession, out: Output, *, raw: bool = False) -> None:
-    """The pictures one after the other, until nobody reads them any more."""
+    """Write the images to stdout until the reader closes the pipe."""
     from splatcli.render.images import png_bytes
 
     for rendered in session.rendered_views():
@@ -209,7 +210,7 @@ def _side_by_side(rendered: RenderedView) -> NDArray[np.uint8]:
 
 
 def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...]:
-    """What is made of each view. Raises UsageError for wishes that do not go together."""
+    """Return the kinds of image to write for each view. Raise UsageError for options that exclude each other."""
     from splatcli.render import output
     from splatcli.render.images import COMPARED
 
@@ -219,21 +220,27 @@ def _kinds(opts: RenderOptions, target: Target, chosen: Views) -> tuple[str, ...
         output.check_installed()
         for flag, given in (("--side-by-side", opts.side_by_side), ("--background", opts.background)):
             if given:
-                raise UsageError("an EXR file has channels and no background", where=flag, remedy=f"leave {flag} out")
+                raise UsageError(
+                    "EXR files have an alpha channel and no background or joined images",
+                    where=flag,
+                    remedy=f"leave {flag} out",
+                )
         if set(kinds) & set(COMPARED):
-            raise UsageError("photo and error are pictures", where="--what", remedy="--format png")
+            raise UsageError("photo and error are not EXR channels", where="--what", remedy="--format png")
     if opts.depth_range is not None and ("depth" not in kinds or exr_only):
-        raise UsageError("there are no colours of depth", where="--depth-range", remedy="--what depth, not as EXR")
+        raise UsageError("no depth image is written", where="--depth-range", remedy="--what depth, not as EXR")
     if opts.fps is not None and not target.is_video:
-        raise UsageError("pictures have no frames a second", where="--fps", remedy="name a video: -o x.mp4")
+        raise UsageError("images have no frame rate", where="--fps", remedy="write a video: -o x.mp4")
     if target.format == "png" and target.folder is None and len(kinds) > 1 and not opts.side_by_side:
         raise UsageError(
-            f"{', '.join(kinds)} are {len(kinds)} pictures", where="-o", remedy="--side-by-side, or a folder"
+            f"one file cannot hold {len(kinds)} images ({', '.join(kinds)})",
+            where="-o",
+            remedy="--side-by-side or a folder",
         )
     if target.is_video and len(chosen.sizes) > 1:
         sizes = " and ".join(f"{w}x{h}" for w, h in chosen.sizes[:3])
         raise UsageError(
-            f"the views have {len(chosen.sizes)} sizes, {sizes}, and a video has one",
+            f"the views have {len(chosen.sizes)} sizes ({sizes}); a video needs one",
             where="--views",
             remedy="--size {}x{}".format(*chosen.sizes[0]),
         )
@@ -244,13 +251,13 @@ def _render_settings(model: Model, opts: RenderOptions, target: Target) -> Rende
     from splatcli.render.images import RenderSettings
 
     settings = RenderSettings.trained(model.checkpoint) if model.checkpoint else RenderSettings()
-    if target.format == "exr":  # which carries alpha instead
+    if target.format == "exr":  # has alpha instead of a background
         return replace(settings, background=(0.0, 0.0, 0.0))
     return settings if opts.background is None else replace(settings, background=opts.background)
 
 
 def default_folder(model: Model, label: str) -> Path:
-    """renders/<step>_<views> in the folder of the run, or beside the model where there is no run."""
+    """Return renders/<step>_<views> in the run folder, or beside a model that has no run."""
     from splatcli.cli.model import run_folder
 
     checkpoint = model.checkpoint
@@ -261,9 +268,9 @@ def default_folder(model: Model, label: str) -> Path:
 def _ground_truth(
     model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, *, needed: bool, out: Output
 ) -> GroundTruth | None:
-    """The photos to compare with; None, and a note that says why, when the scene is not there.
+    """Return the images to compare with; None, with a note, when the scene is missing.
 
-    Raises UsageError or SceneError when they are needed.
+    needed: raise UsageError or SceneError instead.
     """
     from splatcli.cli.training import image_background
     from splatcli.render.scoring import GroundTruth
@@ -273,7 +280,7 @@ def _ground_truth(
     if not chosen.from_run or (scene is None and checkpoint is None):
         if needed:
             raise UsageError(
-                "these views have no photos of their size", where="--what", remedy="--views test, without --size"
+                "these views have no images of their size", where="--what", remedy="--views test, without --size"
             )
         return None
     if scene is not None:
@@ -286,5 +293,5 @@ def _ground_truth(
     except SceneError as error:
         if opts.data is not None or needed:
             raise
-        out.note(f"note: no comparison with the photos: {error.what} ({error.where})")
+        out.note(f"note: renders are not compared with images: {error.what} ({error.where})")
         return None

@@ -222,7 +222,7 @@ class TestRender:
         done = splat("render", tmp_path / "run")
         assert done.code == 0
         assert len(done.lines) == 2
-        assert "no comparison with the photos" in done.err
+        assert "renders are not compared with images" in done.err
 
     def test_a_ply_needs_cameras_and_gives_the_same_picture(
         self, splat: Splat, finished_run: Path, tmp_path: Path

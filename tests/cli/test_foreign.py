@@ -83,7 +83,7 @@ class TestEveryFormat:
     ) -> None:
         done = splat("render", write(kind, trained, tmp_path), "--data", tiny_scene, "--views", "-o", tmp_path / "a")
         assert (done.code, len(done.lines)) == (0, 2)
-        assert "mean of 2 views: PSNR" in done.err
+        assert "mean over 2 views: PSNR" in done.err
 
     def test_is_exported_with_its_bits(self, kind: str, splat: Splat, trained: Columns, tmp_path: Path) -> None:
         done = splat("export", write(kind, trained, tmp_path), "-o", tmp_path / "out.ply")

@@ -1,12 +1,16 @@
-"""Events as JSON, as lines, and on a terminal."""
+"""Events as JSON, as log lines and as a progress bar."""
 
 from __future__ import annotations
 
+import io
+import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from splatcli.cli.console import JsonReporter, Output, PlainReporter, TerminalReporter, describe_event, make_reporter
+from splatcli.cli.console import JsonReporter, Output, ProgressBar, ProgressReporter, describe_event, make_reporter
 from splatcli.train.events import Evaluated, OpacityReset, Refined, Saved, Started, Stepped, Stopped, ViewScore
 
 RUN = [
@@ -20,6 +24,11 @@ RUN = [
 ]
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def report(reporter) -> None:
     with reporter:
         for event in RUN:
@@ -27,8 +36,6 @@ def report(reporter) -> None:
 
 
 def test_json_sends_each_event_and_a_hundred_steps(capfd: pytest.CaptureFixture[str]) -> None:
-    import json
-
     report(JsonReporter(Output(json=True)))
     sent = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     names = [one["event"] for one in sent]
@@ -40,7 +47,7 @@ def test_json_sends_each_event_and_a_hundred_steps(capfd: pytest.CaptureFixture[
 
 
 def test_a_log_gets_what_matters(capfd: pytest.CaptureFixture[str]) -> None:
-    report(PlainReporter(Output()))
+    report(ProgressReporter(Output()))
     captured = capfd.readouterr()
     assert captured.out == ""
     assert "7 views, 1 held out" in captured.err
@@ -50,20 +57,52 @@ def test_a_log_gets_what_matters(capfd: pytest.CaptureFixture[str]) -> None:
     assert len(captured.err.splitlines()) < 10
 
 
-def test_a_terminal_gets_a_bar_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
-    report(TerminalReporter())
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    assert "1000/1000" in captured.err
-    assert "PSNR 21.50" in captured.err
+def test_a_terminal_gets_a_bar_of_80_columns_on_stderr(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    with ProgressReporter(Output()) as reporter:
+        for event in RUN[:-3]:
+            reporter.report(event)
+        reporter.report(Evaluated(1000, 21.5, 0.75, 500, []))
+        reporter.report(Stepped(1000, 0.5, 1_234_567, 0))
+    assert capfd.readouterr().out == ""
+    bar = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).rstrip().splitlines()[-1].split("\r")[-1]
+    assert "1000/1000" in bar
+    assert "loss 0.5000  PSNR 21.50  1.23M GS" in bar
+    assert "it/s" in bar
+    assert len(bar) <= 80
 
 
-def test_a_stop_tells_how_to_go_on() -> None:
+def test_a_log_gets_a_line_every_ten_seconds(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter(range(0, 1000, 2))
+    monkeypatch.setattr("splatcli.cli.console.time.monotonic", lambda: next(seconds))
+    with ProgressBar(Output(), unit="it") as progress:
+        for step in range(1, 13):
+            progress.update("train", step, 100, "loss 0.5")
+    assert capfd.readouterr().err.splitlines() == [
+        "train: 6/100  loss 0.5  0.5 it/s  3:08 left",
+        "train: 12/100  loss 0.5  0.5 it/s  2:56 left",
+    ]
+
+
+def test_quiet_and_json_show_no_progress(capfd: pytest.CaptureFixture[str]) -> None:
+    report(ProgressReporter(Output(quiet=True)))
+    with ProgressBar(Output(json=True)) as progress:
+        progress.update("views", 1, 10)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_stop_names_the_command_that_continues() -> None:
     text = describe_event(Stopped(5, "SIGINT", Path("run/ckpts/ckpt_000005.pt")))
     assert text is not None
     assert "splat resume run/ckpts/ckpt_000005.pt" in text
 
 
-def test_the_output_decides_on_the_reporter() -> None:
+def test_json_output_has_its_own_reporter() -> None:
     assert isinstance(make_reporter(Output(json=True)), JsonReporter)
-    assert type(make_reporter(Output(quiet=True))).__name__ == "SilentReporter"
+    assert isinstance(make_reporter(Output()), ProgressReporter)
