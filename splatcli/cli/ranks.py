@@ -43,7 +43,7 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
             raise UsageError(
                 f"{ranks} ranks want as many GPUs, and there are {count} that can be used",
                 where=asked,
-                remedy="--device cpu shares out the processors instead; splat doctor says what a GPU here lacks"
+                remedy="--device cpu shares the processors instead; splat doctor says what a GPU here lacks"
                 if not count
                 else f"{asked} {count}, or --device cpu",
             )

@@ -168,8 +168,8 @@ def resume_training(
         )
     with Requests(ECHO if group else 0.0) as requests:
         with _slow_section(group, "reading the checkpoint"):
-            # A state that does not fit the memory must not be read into it; of one that is shared out, each process
-            # reads its part of the file.
+            # A state that does not fit the memory must not be read into it; sharded, each process reads its rows of the
+            # file.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed

@@ -14,8 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 from torch.distributed import Store
 
@@ -23,17 +22,20 @@ from splatcli.errors import DistributedError
 
 #: Seconds between two heartbeats; and without any, after which a process counts as gone. A busy machine may stop a
 #: thread for seconds.
-BEAT = 1.0
-SILENCE = 10.0
+INTERVAL = 1.0
+SILENCE_LIMIT = 10.0
 
 #: Seconds for the store's answer to a failure.
-ANSWER = 3.0
+STORE_TIMEOUT = 3.0
 
 #: Seconds in which the last messages of a process that has left in good order may still arrive.
-GONE = 3.0
+LEFT_TIMEOUT = 3.0
 
 #: Seconds from a failure on after which a process is ended that cannot react to it, since it waits for a GPU.
-GRACE = 8.0
+EXIT_GRACE = 8.0
+
+#: The failure's key in the store.
+_KEY = "failure"
 
 #: What a person can do about most failures.
 REMEDY = "splat resume goes on from the last checkpoint, with any number of ranks"
@@ -54,6 +56,32 @@ class Heartbeat:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The first failure of a run.
+
+    ranks: to blame. reported: the failed rank prints it itself.
+    """
+
+    ranks: list[int]
+    what: str
+    reported: bool = False
+
+    def reporter(self, size: int) -> int:
+        """Return which of ``size`` ranks prints it: the failed one if it does so itself, else the first other."""
+        others = [rank for rank in range(size) if rank not in self.ranks]
+        return (self.ranks if self.reported else others or [0])[0]
+
+    def publish(self, store: Store) -> Failure:
+        """Write this failure into the store, unless there is an earlier one; return the one that is there."""
+        return Failure(**json.loads(store.compare_set(_KEY, "", json.dumps(asdict(self)))))
+
+    @classmethod
+    def read(cls, store: Store) -> Failure | None:
+        """Return the failure in the store; None without one."""
+        return cls(**json.loads(store.get(_KEY))) if store.check([_KEY]) else None
+
+
 class HeartbeatMonitor:
     """A thread of rank ``rank`` of ``size``, which ends with the process, or with close().
 
@@ -70,7 +98,7 @@ class HeartbeatMonitor:
         now = self._answered = self._awake = time.monotonic()
         self._beats = {other: Heartbeat("", 0, "the start", False, now) for other in range(size) if other != rank}
         self._left: set[int] = set()
-        self._failure: dict[str, Any] | None = None
+        self._failure: Failure | None = None
         self._failed_at = 0.0
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="splat-heartbeat", daemon=True)
@@ -95,7 +123,7 @@ class HeartbeatMonitor:
         with self._lock:
             now = time.monotonic()
             stopped, self._awake = now - self._awake, now
-            if stopped > SILENCE / 2:
+            if stopped > SILENCE_LIMIT / 2:
                 self._answered += stopped
                 for beat in self._beats.values():
                     beat.at += stopped
@@ -115,28 +143,28 @@ class HeartbeatMonitor:
     def error(self) -> DistributedError:
         """Return the failure as an error."""
         assert self._failure is not None
-        return DistributedError(self._failure["what"], where=f"rank {self.rank} of {self.size}", remedy=REMEDY)
+        return DistributedError(self._failure.what, where=f"rank {self.rank} of {self.size}", remedy=REMEDY)
 
     @property
     def reports(self) -> bool:
-        """Whether this rank prints the failure, see reporter_of()."""
-        return self._failure is None or self.rank == reporter_of(self._failure, self.size)
+        """Whether this rank prints the failure, see Failure.reporter()."""
+        return self._failure is None or self.rank == self._failure.reporter(self.size)
 
     def declare(self, ranks: list[int], what: str, *, reported: bool = False) -> None:
         """Write a failure of ``ranks``, unless there is one already; either is known here afterwards.
 
         reported: the failed rank prints it itself.
         """
-        mine = failure(ranks, what, reported=reported)
+        mine = Failure(ranks, what, reported)
 
         def write() -> None:
             with contextlib.suppress(RuntimeError, ValueError):
-                self._take(json.loads(self._store.compare_set("failure", "", json.dumps(mine))))
+                self._take(mine.publish(self._store))
 
         # A store whose process was stopped never answers.
         writer = threading.Thread(target=write, daemon=True)
         writer.start()
-        writer.join(timeout=ANSWER)
+        writer.join(timeout=STORE_TIMEOUT)
         self._take(mine)
 
     def check_wait(self, seconds: float, patience: float) -> None:
@@ -145,11 +173,11 @@ class HeartbeatMonitor:
         seconds: of the wait, without those for which this process was itself stopped.
         """
         unheard = time.monotonic() - self._answered
-        if unheard > SILENCE + ANSWER:
+        if unheard > SILENCE_LIMIT + STORE_TIMEOUT:
             self._take_lost_store()  # the thread itself waits for the store
-        elif unheard > ANSWER:
+        elif unheard > STORE_TIMEOUT:
             return  # the heartbeats of the others are old
-        elif seconds > GONE and (gone := sorted(self._left)):
+        elif seconds > LEFT_TIMEOUT and (gone := sorted(self._left)):
             ended = " and ".join(f"rank {rank}" for rank in gone)
             self.declare(gone, f"{ended} has ended, and rank {self.rank} is in {self._doing}")
         elif seconds > patience:
@@ -166,35 +194,35 @@ class HeartbeatMonitor:
     def silent_ranks(self) -> list[int]:
         """Return the ranks that have sent no heartbeat for too long."""
         now = time.monotonic()
-        return [rank for rank, beat in self._beats.items() if rank not in self._left and now - beat.at > SILENCE]
+        return [rank for rank, beat in self._beats.items() if rank not in self._left and now - beat.at > SILENCE_LIMIT]
 
     def close(self) -> None:
         """Tell the others that this process leaves in good order."""
         self._closed.set()
-        self._thread.join(timeout=2.0 * BEAT)
+        self._thread.join(timeout=2.0 * INTERVAL)
         with contextlib.suppress(RuntimeError):  # the process that keeps the store may have left already
             self._store.set(f"left/{self.rank}", "1")
 
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closed.wait(BEAT):
+        while not self._closed.wait(INTERVAL):
             self.discount_own_stop()
             try:
                 if self._failure is None:
                     self._round()
                 self._answered = time.monotonic()
             except (RuntimeError, ValueError):
-                if time.monotonic() - self._answered > SILENCE and not self._closed.is_set():
+                if time.monotonic() - self._answered > SILENCE_LIMIT and not self._closed.is_set():
                     self._take_lost_store()
-            if self._failure is not None and time.monotonic() - self._failed_at > GRACE and self._waiting:
+            if self._failure is not None and time.monotonic() - self._failed_at > EXIT_GRACE and self._waiting:
                 self._end()
 
     def _round(self) -> None:
         text = json.dumps([time.monotonic(), self._count, self._slow or self._doing, self._slow is not None])
         self._store.set(f"beat/{self.rank}", text)
-        if self._failure is None and self._store.check(["failure"]):
-            self._take(json.loads(self._store.get("failure")))
+        if self._failure is None and (found := Failure.read(self._store)) is not None:
+            self._take(found)
         for rank, beat in self._beats.items():
             if rank not in self._left:
                 self._read(rank, beat)
@@ -202,7 +230,7 @@ class HeartbeatMonitor:
             words = " and ".join(f"rank {rank} (last in {self._beats[rank].doing})" for rank in silent)
             self.declare(
                 silent,
-                f"{words} has given no sign of life for {SILENCE:.0f} s: killed, stopped, or its machine is gone",
+                f"{words} has given no sign of life for {SILENCE_LIMIT:.0f} s: killed, stopped, or its machine is gone",
             )
 
     def _read(self, rank: int, beat: Heartbeat) -> None:
@@ -216,7 +244,7 @@ class HeartbeatMonitor:
         _, count, doing, slow = json.loads(text)
         self._beats[rank] = Heartbeat(text, count, doing, slow, time.monotonic())
 
-    def _take(self, failure: dict[str, Any]) -> None:
+    def _take(self, failure: Failure) -> None:
         with self._lock:
             if self._failure is None:
                 self._failed_at = time.monotonic()
@@ -224,7 +252,7 @@ class HeartbeatMonitor:
 
     def _take_lost_store(self) -> None:
         what = "the process at which the ranks meet (the launcher, or rank 0) does not answer"
-        self._take(failure([0], what))
+        self._take(Failure([0], what))
 
     def _end(self) -> None:
         """End the process, whose main thread waits for a collective that will not end."""
@@ -232,18 +260,6 @@ class HeartbeatMonitor:
             sys.stderr.write("\n".join(self.error().lines()) + "\n")
             sys.stderr.flush()
         os._exit(DistributedError.exit_code)
-
-
-def failure(ranks: list[int], what: str, *, reported: bool = False) -> dict[str, Any]:
-    """Return a failure as it is stored, see HeartbeatMonitor.declare()."""
-    return {"ranks": ranks, "what": what, "reported": reported}
-
-
-def reporter_of(failure: dict[str, Any], size: int) -> int:
-    """Return which of ``size`` ranks prints a failure: the failed one if it does so itself, else the first other."""
-    failed: list[int] = failure["ranks"]
-    others = [rank for rank in range(size) if rank not in failed]
-    return (failed if failure["reported"] else others or [0])[0]
 
 
 def minority(values: Sequence[object]) -> list[int]:

@@ -8,7 +8,6 @@ sets, so that ranks are the same under either.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import signal
@@ -16,11 +15,10 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
-from typing import Any
 
 import torch.distributed as dist
 
-from splatcli.distributed.heartbeat import REMEDY, failure, reporter_of
+from splatcli.distributed.heartbeat import REMEDY, Failure
 from splatcli.errors import DistributedError
 
 #: Passed on to all ranks; the first that asks for a stop counts for all of them.
@@ -43,7 +41,7 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
     meeting = dist.PrefixStore("splat", dist.PrefixStore("splat-0", store))
     shares = _core_shares(ranks) if share_cores else []
     processes: list[subprocess.Popen[bytes]] = []
-    found: dict[str, Any] | None = None
+    found: Failure | None = None
     with _passing_on(processes):
         for rank in range(ranks):
             # A session of its own: a Ctrl-C reaches the ranks through us, and once.
@@ -60,10 +58,8 @@ def launch(command: Sequence[str], ranks: int, *, share_cores: bool) -> int:
                 process.wait()
     codes = [process.returncode for process in processes]
     code = joint_code(codes)
-    if code == DistributedError.exit_code and found is not None and codes[reporter_of(found, ranks)] < 0:
-        raise DistributedError(
-            found["what"], where=f"{ranks} ranks", remedy=REMEDY
-        )  # the rank that would print it is dead
+    if code == DistributedError.exit_code and found is not None and codes[found.reporter(ranks)] < 0:
+        raise DistributedError(found.what, where=f"{ranks} ranks", remedy=REMEDY)  # its reporter is dead
     return code
 
 
@@ -74,12 +70,12 @@ def joint_code(codes: Sequence[int]) -> int:
     return min(failed, key=lambda code: (code == DistributedError.exit_code, code), default=0)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> dict[str, Any] | None:
+def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> Failure | None:
     """Wait until all ranks have ended, or the rest can be killed; return the failure, if there is one.
 
     The rest are ranks that do not react after one has failed, or after the others have found it silent.
     """
-    found: dict[str, Any] | None = None
+    found: Failure | None = None
     deadline = math.inf
     while True:
         codes = [process.poll() for process in processes]  # of all, so that each is reaped
@@ -89,24 +85,23 @@ def _wait(processes: list[subprocess.Popen[bytes]], meeting: dist.Store) -> dict
             found = _failure_of(codes, killed, meeting)
         if not living:
             return found
-        failed = any(codes) or (found is not None and not found["reported"])
+        failed = any(codes) or (found is not None and not found.reported)
         if failed or len(living) < len(codes):
             deadline = min(deadline, time.monotonic() + (_LAST_WORDS if failed else _LAST_END))
-        if found is not None and reporter_of(found, len(codes)) not in living and set(living) <= set(found["ranks"]):
+        if found is not None and found.reporter(len(codes)) not in living and set(living) <= set(found.ranks):
             return found  # it is printed, and only the failed ranks are left
         if time.monotonic() > deadline:
             names = " and ".join(f"rank {rank}" for rank in living)
-            return found or failure(living, f"{names} did not end when the others had")
+            return found or Failure(living, f"{names} did not end when the others had")
         time.sleep(_POLL)
 
 
-def _failure_of(codes: list[int | None], killed: list[int], meeting: dist.Store) -> dict[str, Any] | None:
+def _failure_of(codes: list[int | None], killed: list[int], meeting: dist.Store) -> Failure | None:
     """Return the failure that the ranks have declared, or declare here that one of them was killed."""
     if killed:
         names = [f"rank {rank} was killed by {signal.Signals(-(codes[rank] or 0)).name}" for rank in killed]
-        mine = json.dumps(failure(killed, " and ".join(names)))
-        return dict(json.loads(meeting.compare_set("failure", "", mine)))
-    return dict(json.loads(meeting.get("failure"))) if meeting.check(["failure"]) else None
+        return Failure(killed, " and ".join(names)).publish(meeting)
+    return Failure.read(meeting)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from splatcli.distributed.heartbeat import SILENCE, HeartbeatMonitor, minority
+from splatcli.distributed.heartbeat import SILENCE_LIMIT, HeartbeatMonitor, minority
 from splatcli.errors import DistributedError, SplatError, UsageError, as_splat_error, is_out_of_memory
 
 #: Numbers in a scalar message: four of its head, and those that are gathered; with more than ten ranks, two for each.
@@ -339,7 +339,7 @@ class ProcessGroup:
 
     def _lost(self, what: str, error: RuntimeError) -> DistributedError:
         """Return the failure behind a broken connection, once it is known which rank failed first."""
-        deadline = time.monotonic() + SILENCE + 3.0
+        deadline = time.monotonic() + SILENCE_LIMIT + 3.0
         while time.monotonic() < deadline:
             if self.monitor.failed:
                 return self.monitor.error()

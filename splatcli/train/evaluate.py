@@ -300,7 +300,7 @@ class JointScorer(Scorer):
 
 
 def scorer_for(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
-    """What scores a run's views: one process, or with a ShardedEngine those that the Gaussians are shared out among."""
+    """Return the Scorer of a run: a JointScorer of all processes with a ShardedEngine."""
     return JointScorer(scene, renderer, engine) if isinstance(engine, ShardedEngine) else Scorer(scene, renderer)
 
 

@@ -224,7 +224,7 @@ def plan_memory(
 ) -> tuple[int | None, list[str]]:
     """Return the cap that the memory allows a run that begins with ``gaussians``, and sentences for the user.
 
-    own: bytes that the process holds of this state already. parts: processes that share the Gaussians out. store: of
+    own: bytes that the process holds of this state already. parts: shards of the Gaussians. store: of
     the SH rest. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises ResourceError,
     before anything large is allocated, when the state and a step on it cannot fit.
     """

@@ -211,7 +211,7 @@ def new_state(
     first: what first_gaussians() gives, where it has been asked before.
     planned: whether the memory of the device's own engine is looked at, see plan_memory().
     folder: where a run that offloads on the CPU has its file, see storage_for().
-    place: (rank, size) of this process among those that share the Gaussians out; None: it holds all.
+    place: (rank, size) of this process, where each holds a shard of the Gaussians; None: it holds all.
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     if not scene.train:
