@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from pathlib import Path
 
 import typer
@@ -20,7 +19,7 @@ from splatcli.formats.ply import write_ply_file
 from splatcli.native.backend import best_isa, load_cpu
 from splatcli.render.camera_files import cameras_json
 from tests.scene.made import nerfstudio_scene
-from tests.torture.harness import Case, Figure, main, quiet_streams, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, quiet_streams, rng_of, run_cases
 from tests.torture.mutate import NUMBERS, STRINGS
 
 #: 0, and the errors that a command line alone can bring about.
@@ -46,11 +45,8 @@ _WORDS += ["0", "1", "2", "4", "8", "0.5", "-1", "true", "false", "[]", "[1, 2]"
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
     load_cpu(best_isa())  # building it is no part of a command's time
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = "a command line of odd words runs: it ends with one of the exit codes that are its own fault, never a bug's"
-    return {"fuzz_argv": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_argv", what, case_of, count, seed)
 
 
 def case_of(seed: int, folder: Path) -> Case:

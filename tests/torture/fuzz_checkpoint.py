@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import random
-import time
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +19,14 @@ from torch import Tensor
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.render.camera_files import cameras_json
 from splatcli.train.state import TrainState
-from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import FLOATS, INTEGERS, STRINGS, any_value, spoil_bytes, spoil_json
 from tests.torture.states import small_checkpoint
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = "a malformed ckpt.pt is loaded: it is refused with a message, or what is loaded is sound"
-    return {"fuzz_checkpoint": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_checkpoint", what, case_of, count, seed)
 
 
 @dataclass(frozen=True)

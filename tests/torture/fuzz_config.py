@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from pathlib import Path
 from typing import Any
 
 from splatcli.config import Config, build_config, flat_settings, parse_config
-from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import FLOATS, INTEGERS, NUMBERS, STRINGS, spoil_bytes, spoil_text
 
 _DEFAULTS = {key: value for key, value in flat_settings(Config()).items() if value is not None}
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = (
         "a malformed settings file, and odd --set words with it, make the settings of a run; they are refused with a "
         "message, or in range and stored without loss"
     )
-    return {"fuzz_config": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_config", what, case_of, count, seed)
 
 
 def case_of(seed: int, folder: Path) -> Case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.formats.registry import import_model
 from tests.checkpoint.foreign.made import WRITERS, tables_of
 from tests.torture.fuzz_checkpoint import ODD, spoil_members, with_odd_number
-from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import any_value, spoil_bytes
 
 #: Those that torch writes; the PLY reader has a harness of its own.
@@ -26,14 +25,11 @@ KINDS = {kind: writer for kind, writer in WRITERS.items() if kind != "ply"}
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = (
         "a malformed checkpoint of INRIA's program, gsplat or nerfstudio is read as Gaussians; it is refused with a "
         "message, or what is read is sound"
     )
-    return {"fuzz_foreign": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_foreign", what, case_of, count, seed)
 
 
 def case_of(seed: int, folder: Path) -> Case:

@@ -12,7 +12,6 @@ import json
 import random
 import struct
 import tempfile
-import time
 import zipfile
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -27,21 +26,18 @@ from splatcli.formats.registry import CHECKPOINT, FORMATS, format_of, import_mod
 from splatcli.formats.selection import select
 from splatcli.gaussians import SH_REST, Gaussians
 from tests.formats.made_ksplat import ksplat
-from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import INTEGERS, dumps, spoil_bytes, spoil_json, spoil_text
 
 Spoil = Callable[[random.Random, bytes], bytes]
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = (
         "a malformed compressed PLY, .splat, .ksplat, .spz, .sog, .glb, page or USD stage is read; it must be refused "
         "with a message, or what is read be sound"
     )
-    return {"fuzz_formats": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_formats", what, case_of, count, seed)
 
 
 def case_of(seed: int, folder: Path) -> Case:

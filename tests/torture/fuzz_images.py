@@ -6,7 +6,6 @@ import io
 import os
 import random
 import struct
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from PIL import Image, ImageCms
 
 from splatcli.scene.decode import Header, decode, decode_nonzero, read_header
 from tests.scene.imagefiles import P3, cmyk_profile, gamma_chunk, png16, png_chunk, profile, tiff16
-from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import INTEGERS, spoil_bytes
 
 #: Photos with more pixels are refused, as they are where memory is short: a header may claim anything.
@@ -27,14 +26,11 @@ WIDTH, HEIGHT = 33, 21
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = (
         "a malformed photo is measured, decoded, and read as a mask; it must be refused with a message, or have the "
         "size that its header tells"
     )
-    return {"fuzz_images": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_images", what, case_of, count, seed)
 
 
 def case_of(seed: int, folder: Path) -> Case:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import plyfile
 from splatcli.formats.ply import RAW_COMMENT, read_ply
 from splatcli.gaussians import SH_REST
 from splatcli.scene.points import read_points_ply
-from tests.torture.harness import Case, Figure, main, refused, rng_of, run_cases, workplace
+from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import FLOATS, INTEGERS, STRINGS, spoil_bytes, spoil_text
 
 #: Most points that are read; some files have more.
@@ -23,13 +22,10 @@ _WORDS = ["float", "double", "uchar", "int", "list uchar int", "list float float
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    start = time.monotonic()
-    with workplace() as folder:
-        tally = run_cases(case_of(seed, folder), count)
     what = (
         "a malformed PLY is read as Gaussians or as points; it must be refused with a message, or what is read be sound"
     )
-    return {"fuzz_ply": tally.figure(what, time.monotonic() - start)}
+    return fuzz("fuzz_ply", what, case_of, count, seed)
 
 
 def case_of(seed: int, folder: Path) -> Case:

@@ -208,6 +208,14 @@ def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
     return tally
 
 
+def fuzz(name: str, what: str, case_of: Callable[[int, Path], Case], count: int, seed: int) -> dict[str, Figure]:
+    """The figure ``name`` of a harness whose cases, ``case_of(seed, folder)``, need only a folder."""
+    start = time.monotonic()
+    with workplace() as folder:
+        tally = run_cases(case_of(seed, folder), count)
+    return {name: tally.figure(what, time.monotonic() - start)}
+
+
 def fork() -> int:
     """os.fork(), for children that use no threads of their parent."""
     with warnings.catch_warnings():
