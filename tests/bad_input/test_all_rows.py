@@ -8,6 +8,7 @@ CASES = [
     *test_scene_rows.CASES,
     *test_image_rows.CASES,
     *test_model_rows.CASES,
+    *test_model_rows.VARIANT_CASES,
     *test_run_rows.CASES,
     *test_run_rows.PROCESSES,
 ]

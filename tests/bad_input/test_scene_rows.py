@@ -163,7 +163,10 @@ CASES = [
     Case(1, "no such folder", remove("scene"), says=("no such folder", "where: ", "help: name the folder")),
     Case(1, "a file", both(remove("scene"), write("scene", "x")), says=("is a file, not a scene's folder",)),
     Case(
-        1, "an empty folder", both(remove("scene"), write("scene/x", "")), says=("no cameras here", "transforms.json")
+        1,
+        "an empty folder",
+        both(remove("scene"), write("scene/x", "")),
+        says=("no cameras here", "sparse, colmap/sparse", "for transforms_train.json", "for transforms.json"),
     ),
     Case(1, "a name too long", nothing, command=("train", "x" * 300, "-o", "out"), says=("File name too long",)),
     # Models in other places.
@@ -192,7 +195,7 @@ CASES = [
         "the largest of two is taken",
         second_model,
         0,
-        ("of 2 COLMAP models sparse/1 with 12 images is used", "--model sparse/0 has 2 images"),
+        ("of 2 COLMAP models sparse/1 with 12 images is used", "--model sparse/0 has 2 images", "num_cameras     12"),
         command=READ,
     ),
     Case(
@@ -260,7 +263,7 @@ CASES = [
         "text and binary disagree",
         text_twin(5),
         0,
-        ("images.bin (12 images) is used", "images.txt (5"),
+        ("images.bin (12 images) is used, not images.txt (5 images)", "num_cameras     12"),
         command=READ,
     ),
     # Text files.
@@ -291,7 +294,7 @@ CASES = [
         8,
         "model id 99",
         camera(99, 68, 40, 30),
-        says=("camera 1 has the unknown model id 99", "colmap image_undistorter"),
+        says=("camera 1 has the unknown model id 99", "cameras.bin", "colmap image_undistorter"),
     ),
     Case(
         8,
@@ -313,9 +316,19 @@ CASES = [
         says=("PINHOLE has the distortion k1", "top of the file"),
     ),
     Case(10, "focal length 0", camera(1, 0, 68, 40, 30), says=("camera 1: its focal length is 0, 68", "cameras.bin")),
-    Case(10, "focal length -68", camera(0, -68, 40, 30), says=("camera 1: its focal length is -68",)),
-    Case(10, "focal length NaN", camera(1, math.nan, 68, 40, 30), says=("camera 1: its parameters are not finite",)),
-    Case(10, "principal point outside", camera(1, 68, 68, 400, 30), says=("camera 1: its principal point (400, 30)",)),
+    Case(10, "focal length -68", camera(0, -68, 40, 30), says=("camera 1: its focal length is -68", "cameras.bin")),
+    Case(
+        10,
+        "focal length NaN",
+        camera(1, math.nan, 68, 40, 30),
+        says=("camera 1: its parameters are not finite", "cameras.bin"),
+    ),
+    Case(
+        10,
+        "principal point outside",
+        camera(1, 68, 68, 400, 30),
+        says=("camera 1: its principal point (400, 30)", "cameras.bin"),
+    ),
     Case(10, "width 0", camera(1, 68, 68, 40, 30, width=0), says=("camera 1: its size is 0x60",)),
     Case(
         10, "width 2^63", camera(1, 68, 68, 40, 30, width=2**63), says=("camera 1: its size is 9223372036854775808x60",)
@@ -390,7 +403,10 @@ CASES = [
         ("dropped 645 points that repeat another", "only 1 usable points", "started from 99 random points"),
     ),
     Case(
-        14, "NaN", points(lambda xyz: np.vstack([xyz, [math.nan] * 3])), says=("1 of 647 points", "--drop-bad-points")
+        14,
+        "NaN",
+        points(lambda xyz: np.vstack([xyz, [math.nan] * 3])),
+        says=("1 of 647 points", "points3D.bin", "--drop-bad-points"),
     ),
     Case(
         14,
@@ -454,7 +470,7 @@ CASES = [
             move("scene/images/view_008.jpg", "scene/images/view_008.jpeg"),
         ),
         0,
-        ("2 photos were found under another ending, case",),
+        ("2 photos were found under another ending, case or Unicode form", "num_cameras     12"),
         command=READ,
     ),
     Case(
@@ -512,7 +528,10 @@ CASES = [
         )
     ),
     Case(
-        21, "../ in a model", rename_view(1, "../../etc/passwd"), says=("image 5 '../../etc/passwd'", "--allow-outside")
+        21,
+        "../ in a model",
+        rename_view(1, "../../etc/passwd"),
+        says=("image 5 '../../etc/passwd'", "outside", "images.bin", "--allow-outside"),
     ),
     Case(21, "points outside", top(ply_file_path="../points.ply"), says=("ply_file_path", "lies outside")),
     Case(

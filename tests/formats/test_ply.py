@@ -123,33 +123,6 @@ def test_look_alikes_of_other_programs_are_told_apart() -> None:
     assert "not a PLY" in refusal(samples / "biker/biker.spz")
 
 
-@pytest.mark.parametrize("variant", ["ascii", "big endian", "double", "CRLF", "columns", "order", "faces"])
-def test_lawful_variants_are_read(good: Path, variant: str) -> None:
-    rows, expected = rows_of(good), read_ply(good)
-    names = list(rows.dtype.names or ())
-    if variant == "ascii":
-        store(rows, good, text=True)
-    elif variant == "big endian":
-        store(rows, good, byte_order=">")
-    elif variant == "double":
-        store(rows.astype([(name, "f8") for name in names]), good)
-    elif variant == "CRLF":
-        head, _, body = good.read_bytes().partition(b"end_header\n")
-        good.write_bytes(head.replace(b"\n", b"\r\n") + b"end_header\r\n" + body)
-    elif variant == "columns":
-        wide = np.zeros(len(rows), dtype=[("red", "u1"), *[(name, "f4") for name in names if name[0] != "n"]])
-        for name in wide.dtype.names[1:]:  # type: ignore[index]
-            wide[name] = rows[name]
-        store(wide, good)
-    elif variant == "order":
-        store(rows[names[::-1]].astype([(name, "f4") for name in names[::-1]]), good)
-    elif variant == "faces":
-        faces = np.array([([0, 1, 2],)], dtype=[("vertex_indices", "O")])
-        elements = [plyfile.PlyElement.describe(rows, "vertex"), plyfile.PlyElement.describe(faces, "face")]
-        plyfile.PlyData(elements).write(str(good))
-    assert_same(read_ply(good), expected)
-
-
 def with_header(path: Path, old: str, new: str) -> None:
     path.write_bytes(path.read_bytes().replace(old.encode(), new.encode(), 1))
 
@@ -157,16 +130,13 @@ def with_header(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("vertex 30", "vertex 1000000000000", "truncated"),
         ("vertex 30", "vertex 31", "truncated"),
         ("vertex 30", "vertex 29", "follow the 29 x vertex"),
-        ("vertex 30", "vertex -30", "count of 0 or more"),
         ("vertex 30", "vertex 3e1", "count of 0 or more"),
         ("vertex 30", "vertex 99999999999999999999999", "count of 0 or more"),
         ("vertex 30", "points 30", "no vertex element"),
         ("vertex 30\n", "vertex 30\nelement vertex 30\n", "there twice"),
         ("vertex 30\n", "extra 5\nelement vertex 30\n", "has rows, but no properties"),
-        ("float nx", "float x", "'x' of 'vertex' is there twice"),
         ("float nx", "half nx", "unknown type"),
         ("float nx", "list uchar float nx", "lists"),
         ("float nx", "float", "not 'property TYPE NAME'"),
@@ -175,10 +145,7 @@ def with_header(path: Path, old: str, new: str) -> None:
         ("comment", "remark", "unknown keyword"),
         ("end_header", "end_heater", "line "),
         ("scale_2", "scale_9", "2DGS"),
-        ("property float nx", "property float filter_3D", "Mip-Splatting"),
         ("f_rest_8", "f_rest_9", "f_rest columns"),
-        ("f_rest_8", "g_rest_8", "8 f_rest columns"),
-        ("float opacity", "float opacities", "no opacity; it looks like a splat export without all columns"),
         ("ply\n", "pli\n", "not a PLY"),
         ("ply\n", "plyx", "not a PLY"),
     ],
@@ -186,12 +153,6 @@ def with_header(path: Path, old: str, new: str) -> None:
 def test_a_broken_header_is_refused_with_the_reason(good: Path, old: str, new: str, said: str) -> None:
     with_header(good, old, new)
     assert said in refusal(good)
-
-
-def test_plain_colours_instead_of_harmonics_are_recognised(good: Path) -> None:
-    for channel, colour in enumerate(("red", "green", "blue")):
-        with_header(good, f"f_dc_{channel}", colour)
-    assert "plain rgb colours" in refusal(good)
 
 
 def test_a_huge_count_allocates_nothing(good: Path) -> None:

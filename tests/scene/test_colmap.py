@@ -95,22 +95,6 @@ def test_photos_come_as_they_are_when_nothing_has_to_change(tmp_path: Path) -> N
         np.testing.assert_array_equal(scene.images.load(i), made.picture(i))
 
 
-def test_the_largest_sub_model_is_used_and_the_others_are_mentioned(tmp_path: Path) -> None:
-    made.write_images(tmp_path / "images")
-    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=made.names()[:2]))
-    made.write_model(tmp_path / "sparse/1", made.reconstruction())
-    scene = read_scene(tmp_path, DataConfig())
-    assert len(scene.cameras) == made.COUNT
-    assert any("sparse/1 with 8 images is used; splat train --model sparse/0 has 2 images" in n for n in scene.notes)
-
-
-def test_models_that_do_not_belong_together_are_not_guessed(tmp_path: Path) -> None:
-    for name in ("monday", "friday"):
-        made.colmap_scene(tmp_path / name)
-    with pytest.raises(SceneError, match=r"several COLMAP models: .*monday"):
-        read_scene(tmp_path, DataConfig())
-
-
 def test_models_without_rigs_and_frames_are_read(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     for name in ("rigs.bin", "frames.bin"):
@@ -126,14 +110,6 @@ def test_a_model_without_points_has_none(tmp_path: Path, text: bool) -> None:
     scene = read_scene(tmp_path, DataConfig())
     assert scene.points is None
     assert "the scene has no points: training makes its own" in scene.notes
-
-
-def test_binary_wins_over_text_and_a_difference_is_mentioned(tmp_path: Path) -> None:
-    made.colmap_scene(tmp_path)
-    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=made.names()[:3]), text=True)
-    scene = read_scene(tmp_path, DataConfig())
-    assert len(scene.cameras) == made.COUNT
-    assert any("images.bin (8 images) is used, not images.txt (3 images)" in note for note in scene.notes)
 
 
 @pytest.mark.parametrize("change", ["crlf", "bom"])
@@ -159,24 +135,6 @@ def test_unusual_names_work(tmp_path: Path, name: str, text: bool) -> None:
     np.testing.assert_array_equal(
         scene.images.load(sorted(image_names).index(name)), made.picture(0, made.WIDTH, made.HEIGHT)
     )
-
-
-def test_photos_are_found_under_another_case_or_ending(tmp_path: Path) -> None:
-    made.colmap_scene(tmp_path)
-    (tmp_path / "images/0003.png").rename(tmp_path / "images/0003.PNG")
-    (tmp_path / "images/0004.png").rename(tmp_path / "images/0004.jpeg")
-    scene = read_scene(tmp_path, DataConfig())
-    assert len(scene.cameras) == made.COUNT
-    assert any("2 photos were found under another ending, case or Unicode form" in note for note in scene.notes)
-
-
-def test_two_files_that_could_be_meant_are_an_error(tmp_path: Path) -> None:
-    made.colmap_scene(tmp_path)
-    photo = tmp_path / "images/0003.png"
-    shutil.copy(photo, tmp_path / "images/0003.JPG")
-    photo.rename(tmp_path / "images/0003.webp")
-    with pytest.raises(SceneError, match="2 files could be meant"):
-        read_scene(tmp_path, DataConfig())
 
 
 def test_missing_photos_are_counted_and_named(tmp_path: Path) -> None:
@@ -224,13 +182,6 @@ def test_few_views_hold_none_out(tmp_path: Path) -> None:
     assert scene.test == []
     assert scene.train == list(range(7))
     assert any("none is held out" in note for note in scene.notes)
-
-
-def test_views_from_one_point_are_an_error(tmp_path: Path) -> None:
-    made.write_images(tmp_path / "images", ["0000.png"])
-    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=["0000.png"]))
-    with pytest.raises(SceneError, match="one training view"):
-        read_scene(tmp_path, DataConfig())
 
 
 def test_extent_is_inrias(tmp_path: Path) -> None:

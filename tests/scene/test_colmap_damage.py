@@ -57,17 +57,6 @@ def test_bytes_after_the_last_record_are_refused(tmp_path: Path, kind: str) -> N
     assert "after its last record" in _refused(tmp_path, path.name).what
 
 
-def test_an_unknown_camera_model_is_named(tmp_path: Path) -> None:
-    made.colmap_scene(tmp_path)
-    path = tmp_path / "sparse/0/cameras.bin"
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<i", data, 12, 99)
-    path.write_bytes(data)
-    error = _refused(tmp_path, "cameras.bin")
-    assert "model id 99" in error.what
-    assert "image_undistorter" in str(error.remedy)
-
-
 @pytest.mark.parametrize(
     ("file", "old", "new", "line"),
     [
@@ -96,7 +85,7 @@ def _with_pose(root: Path, quat: tuple[float, ...], offset: float = 0.0) -> None
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("quat", [(0, 0, 0, 0), (math.nan, 0, 0, 0), (2, 0, 0, 0), (1e200, 1e200, 0, 0)])
+@pytest.mark.parametrize("quat", [(0, 0, 0, 0), (math.nan, 0, 0, 0), (1e200, 1e200, 0, 0)])
 def test_a_quaternion_that_is_no_rotation_is_refused(tmp_path: Path, quat: tuple[float, ...]) -> None:
     _with_pose(tmp_path, quat)
     assert "quaternion" in _refused(tmp_path, "images.bin").what
@@ -112,36 +101,6 @@ def test_a_nearly_normalised_quaternion_is_normalised(tmp_path: Path) -> None:
     _with_pose(tmp_path, (1.0005, 0, 0, 0))
     camera = read_scene(tmp_path, DataConfig()).cameras[0]
     assert abs(camera.viewmat[0, 0] - 1) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("params", "why"),
-    [
-        ([-60.0, 61.0, 32.0, 24.0], "focal length"),
-        ([math.nan, 61.0, 32.0, 24.0], "not finite"),
-        ([60.0, 61.0, 132.0, 24.0], "principal point"),
-    ],
-)
-def test_an_impossible_camera_is_refused(tmp_path: Path, params: list[float], why: str) -> None:
-    made.colmap_scene(tmp_path, camera=made.lens(params=params))
-    error = _refused(tmp_path, "cameras.bin")
-    assert "camera 1: " in error.what
-    assert why in error.what
-
-
-def test_points_that_are_not_finite_are_refused(tmp_path: Path) -> None:
-    made.colmap_scene(tmp_path)
-    path = tmp_path / "sparse/0/points3D.bin"
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<d", data, 16, math.nan)
-    path.write_bytes(data)
-    assert "1 of 20 points" in _refused(tmp_path, "points3D.bin").what
-
-
-def test_names_that_leave_the_scene_are_refused(tmp_path: Path) -> None:
-    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=["../../etc/passwd", "b.png"]))
-    made.write_images(tmp_path / "images", ["b.png"])
-    assert "outside" in _refused(tmp_path, "images.bin").what
 
 
 def test_two_images_of_one_name_are_refused(tmp_path: Path) -> None:

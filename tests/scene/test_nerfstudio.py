@@ -128,13 +128,6 @@ def test_points_of_a_ply_are_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(points.rgb, [[4, 5, 6], [250, 251, 252]])
 
 
-def test_colmap_wins_over_transforms_and_says_so(tmp_path: Path) -> None:
-    made.nerfstudio_scene(tmp_path)
-    scene = read_scene(made.colmap_scene(tmp_path, "colmap/sparse/0"), DataConfig())
-    assert scene.kind == "colmap"
-    assert any("not transforms.json" in note for note in scene.notes)
-
-
 def test_blender_scenes_have_their_own_split_and_background(tmp_path: Path) -> None:
     made.blender_scene(tmp_path)
     scene = read_scene(tmp_path, DataConfig(), background=(255, 255, 255))
@@ -164,15 +157,8 @@ def test_blender_without_a_test_file_holds_views_out(tmp_path: Path) -> None:
         ({"transform_matrix": "x"}, "frame 2 .* not a 4x4"),
         ({"transform_matrix": [[1, 0, 0, 0]]}, "frame 2 .* not a 4x4"),
         ({"transform_matrix": [[1, 0, 0, "a"]] * 4}, "frame 2 .* not a 4x4"),
-        ({"transform_matrix": np.diag([2.0, 2, 2, 1]).tolist()}, "frame 2 .* not a rotation .*2, 2, 2"),
-        ({"transform_matrix": np.diag([1.0, 1, -1, 1]).tolist()}, "frame 2 .* mirrored"),
         ({"transform_matrix": [[1e400, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]]}, "Infinity"),
         ({"file_path": 7}, "frame 2 has no 'file_path'"),
-        ({"file_path": "../../etc/passwd"}, "outside"),
-        ({"file_path": "/etc/passwd"}, "outside"),
-        ({"file_path": "C:\\photo.png"}, "outside"),
-        ({"file_path": "https://example.org/a.png"}, "outside"),
-        ({"file_path": "images/0001.png"}, "frame 1 .*frame 2 .* same photo"),
         ({"fl_x": "wide"}, "fl_x is 'wide'"),
         ({"camera_model": "LENTICULAR"}, "'LENTICULAR' is not known"),
         ({"camera_model": "PINHOLE", "k1": 0.1}, "PINHOLE has the distortion k1"),
@@ -201,31 +187,12 @@ def test_an_absolute_path_inside_the_scene_is_fine(tmp_path: Path) -> None:
         ('{"frames": [}', "not valid JSON"),
         ("[]", "no JSON object"),
         ("{}", "no list 'frames'"),
-        ('{"frames": []}', "no list 'frames'"),
         ('{"frames": [NaN]}', "json:1:13: has NaN in place"),
-        ("[" * 100_000, "nested|not valid"),
-        ("\xff", "not UTF-8"),
     ],
 )
 def test_a_file_that_is_no_scene_is_refused(tmp_path: Path, text: str, match: str) -> None:
     (tmp_path / "transforms.json").write_bytes(text.encode("latin-1"))
     _refused(tmp_path, match)
-
-
-def test_no_focal_length_is_an_error_that_names_the_keys(tmp_path: Path) -> None:
-    made.nerfstudio_scene(tmp_path, fl_x=None, fl_y=None)
-    with pytest.raises(SceneError, match="camera_angle_x"):
-        read_scene(tmp_path, DataConfig())
-
-
-def test_an_empty_folder_lists_what_was_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(SceneError, match=r"sparse, colmap/sparse.*transforms_train.json.*transforms.json"):
-        read_scene(tmp_path, DataConfig())
-    with pytest.raises(SceneError, match="no such folder"):
-        read_scene(tmp_path / "nowhere", DataConfig())
-    (tmp_path / "file").touch()
-    with pytest.raises(SceneError, match="is a file"):
-        read_scene(tmp_path / "file", DataConfig())
 
 
 @pytest.mark.parametrize("place", ["inner", "one/two"])
