@@ -89,7 +89,7 @@ def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
 
     def watched(*arguments: Any) -> Any:
         told = make(*arguments)
-        seen.append(engine._stages.frame.seen()[0].clone())
+        seen.append(engine._pipeline.frame.seen()[0].clone())
         return told
 
     engine._gradients = watched

@@ -52,7 +52,7 @@ class BatchEngine:
     def __init__(
         self, backend: Backend, *, budget: MemoryBudget | None = None, group: ProcessGroup | None = None
     ) -> None:
-        self._stages = TrainStepPipeline(backend, budget)
+        self._pipeline = TrainStepPipeline(backend, budget)
         self.group = group
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._own: FlatSums | None = None
@@ -90,25 +90,25 @@ class BatchEngine:
             results += self._all_gather_scalars(numbers, problem)[:present]
             self._add(total, own, present)
             if shared is not None and shared.view_params is not None:
-                v_params += self._all_gather(self._stages.slopes)[:present]
+                v_params += self._all_gather(self._pipeline.slopes)[:present]
         assert shared is not None
         if self.group is not None:
             self.group.all_gather_parts(total.flat)
-        apply_mean(self._stages, gaussians, adam, total, views, shared)
+        apply_mean(self._pipeline, gaussians, adam, total, views, shared)
         return Outcome([loss for loss, _ in results], int(max(pairs for _, pairs in results)), v_params or None)
 
     def _gradients(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs, own: FlatSums) -> list[float]:
         """Return loss and tile intersections of a view, and fill ``own`` with its gradients and statistics."""
         own.stats.grad2d.zero_()
         own.stats.count.zero_()
-        seen = replace(inputs, stats=None if inputs.stats is None else own.stats)
-        stages = self._stages
-        deferred = stages.backend.deferred
+        own_inputs = replace(inputs, stats=None if inputs.stats is None else own.stats)
+        pipeline = self._pipeline
+        deferred = pipeline.backend.deferred
         means = self._means if deferred else None
-        job = stages.run(gaussians, adam, adam.step + 1, seen, means=means, gradients=own.gradients)
+        job = pipeline.run(gaussians, adam, adam.step + 1, own_inputs, means=means, gradients=own.gradients)
         l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
-        depth = 0.0 if inputs.depth is None else float(stages.depth_term)
-        return [total_loss(inputs.ssim_lambda, l1, ssim) + depth, float(stages.frame.native.pair_bound)]
+        depth = 0.0 if inputs.depth is None else float(pipeline.depth_term)
+        return [total_loss(inputs.ssim_lambda, l1, ssim) + depth, float(pipeline.frame.native.pair_bound)]
 
     def _all_gather_scalars(self, numbers: list[float], problem: Exception | None) -> list[list[float]]:
         return [numbers] if self.group is None else self.group.all_gather_scalars("a view", numbers, problem)
@@ -155,7 +155,7 @@ class FlatSums:
 
 
 def apply_mean(
-    stages: TrainStepPipeline, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs
+    pipeline: TrainStepPipeline, gaussians: Gaussians, adam: AdamState, total: FlatSums, views: int, shared: StepInputs
 ) -> None:
     """Update by Adam along the mean of ``views`` gradients, whose sum is ``total``; add up their statistics.
 
@@ -167,11 +167,11 @@ def apply_mean(
     for _, gradient in total.gradients.items():
         gradient /= views
     adam.flush(gaussians, shared.lrs["shN"])
-    stages.apply(gaussians, total.gradients, adam, shared)
+    pipeline.apply(gaussians, total.gradients, adam, shared)
     adam.step += 1
     adam.rest_steps.fill_(adam.step)
     if shared.regularisation.noise > 0.0:
-        stages.noise(gaussians, adam.step, shared)
+        pipeline.noise(gaussians, adam.step, shared)
 
 
 def batch_engine_for(

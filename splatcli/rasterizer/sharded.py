@@ -53,37 +53,37 @@ class ProjectedView:
     chunk_counts: Tensor
 
     @classmethod
-    def of(cls, frame: RasterContext, view: abi.View, arrays: abi.GaussianArrays, slots: Tensor) -> ProjectedView:
-        """Return the view that ``frame`` has just projected. slots: of visible_records()."""
-        counts = frame.arena.take("chunk_counts", 0, torch.int64)[: 2 * -(-arrays.n // abi.CHUNK)]
-        return cls(view, arrays, slots, frame.arena.take("ids", 0, torch.int32)[slots], counts.clone())
+    def of(cls, context: RasterContext, view: abi.View, arrays: abi.GaussianArrays, slots: Tensor) -> ProjectedView:
+        """Return the view that ``context`` has just projected. slots: of visible_records()."""
+        counts = context.arena.take("chunk_counts", 0, torch.int64)[: 2 * -(-arrays.n // abi.CHUNK)]
+        return cls(view, arrays, slots, context.arena.take("ids", 0, torch.int32)[slots], counts.clone())
 
-    def restore(self, frame: RasterContext, returned: Tensor) -> None:
-        """Restore this view in ``frame``, with the gradients that came back for it [V, RETURNED]."""
-        frame.arena.take("chunk_counts", 0, torch.int64)[: len(self.chunk_counts)] = self.chunk_counts
-        frame.arena.take("ids", 0, torch.int32)[self.slots] = self.ids
-        frame.hold(self.arrays)
-        take_sums(frame, self.slots, returned)
+    def restore(self, context: RasterContext, returned: Tensor) -> None:
+        """Restore this view in ``context``, with the gradients that came back for it [V, RETURNED]."""
+        context.arena.take("chunk_counts", 0, torch.int64)[: len(self.chunk_counts)] = self.chunk_counts
+        context.arena.take("ids", 0, torch.int32)[self.slots] = self.ids
+        context.hold(self.arrays)
+        take_sums(context, self.slots, returned)
 
 
-def visible_records(frame: RasterContext, arrays: abi.GaussianArrays) -> tuple[Tensor, Tensor]:
+def visible_records(context: RasterContext, arrays: abi.GaussianArrays) -> tuple[Tensor, Tensor]:
     """Return ([V, SENT] of the Gaussians that a projected view sees, in order; [V] the slots of their records)."""
-    frame.hold(arrays)
-    _, slots = frame.seen()
-    records = frame.arena.take("records", 0, frame.backend.dtype)
+    context.hold(arrays)
+    _, slots = context.seen()
+    records = context.arena.take("records", 0, context.backend.dtype)
     records = records[: records.numel() // abi.RECORD * abi.RECORD].view(-1, abi.RECORD)[slots]
-    tiles = frame.arena.take("row_counts", 0, torch.int32)[slots]
+    tiles = context.arena.take("row_counts", 0, torch.int32)[slots]
     return torch.cat([records, tiles.view(torch.float32)[:, None]], dim=1), slots
 
 
-def fill_context(frame: RasterContext, sent: Tensor) -> abi.GaussianArrays:
-    """Fill ``frame`` as project() does, from the records [V, SENT] of several processes, one after another."""
-    count, chunk, device = len(sent), abi.CHUNK, frame.backend.device
+def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
+    """Fill ``context`` as project() does, from the records [V, SENT] of several processes, one after another."""
+    count, chunk, device = len(sent), abi.CHUNK, context.backend.device
     padded = -(-count // chunk) * chunk
     records, ids, tiles, starts, counts = (
-        frame.arena.take(name, numel, dtype)
+        context.arena.take(name, numel, dtype)
         for name, numel, dtype in (
-            ("records", padded * abi.RECORD, frame.backend.dtype),
+            ("records", padded * abi.RECORD, context.backend.dtype),
             ("ids", padded, torch.int32),
             ("row_counts", padded, torch.int32),
             ("row_starts", padded, torch.int32),
@@ -97,30 +97,30 @@ def fill_context(frame: RasterContext, sent: Tensor) -> abi.GaussianArrays:
     per_chunk = counts[: 2 * (padded // chunk)].view(padded // chunk, 2)
     per_chunk[:, 0] = (count - torch.arange(0, padded, chunk, device=device)).clamp(max=chunk)
     per_chunk[:, 1] = tiles[:padded].view(padded // chunk, chunk).sum(dim=1, dtype=torch.int64)
-    native = frame.native
+    native = context.native
     native.records, native.ids, native.chunk_counts = address(records), address(ids), address(counts)
     native.row_counts, native.row_starts = address(tiles), address(starts)
     native.visible, native.pair_bound = count, int(per_chunk[:, 1].sum())
-    if frame.counters is not None:
+    if context.counters is not None:
         native.visible = padded
-        frame.counters.copy_(torch.tensor([count, native.pair_bound, 0, 0]))
+        context.counters.copy_(torch.tensor([count, native.pair_bound, 0, 0]))
     # No code reads parameters after the projection; they are here to be counted.
     blank = Gaussians(*(sent.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
-    arrays = frame.backend.arrays(blank)
-    frame.hold(arrays)
+    arrays = context.backend.arrays(blank)
+    context.hold(arrays)
     return arrays
 
 
-def returned_sums(frame: RasterContext, count: int) -> Tensor:
+def returned_sums(context: RasterContext, count: int) -> Tensor:
     """Return [count, RETURNED], what blend_vjp has left for each record of fill_context()."""
-    sums = frame.summed_rows()[:count]
-    reached = frame.arena.take("reached", 0, torch.int32)[:count]
+    sums = context.summed_rows()[:count]
+    reached = context.arena.take("reached", 0, torch.int32)[:count]
     return torch.cat([sums, reached.view(torch.float32)[:, None]], dim=1)
 
 
-def take_sums(frame: RasterContext, slots: Tensor, returned: Tensor) -> None:
+def take_sums(context: RasterContext, slots: Tensor, returned: Tensor) -> None:
     """Put the gradients that came back [V, RETURNED] for the records in ``slots`` where project_vjp reads them."""
-    frame.take_sums(slots, returned[:, : abi.ROW], returned[:, abi.ROW].contiguous().view(torch.int32))
+    context.take_sums(slots, returned[:, : abi.ROW], returned[:, abi.ROW].contiguous().view(torch.int32))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class ShardedEngine:
     def __init__(self, backend: Backend, group: ProcessGroup, *, budget: MemoryBudget | None = None) -> None:
         self.group = group
         self._budget = budget
-        self._stages = TrainStepPipeline(backend, budget)
+        self._pipeline = TrainStepPipeline(backend, budget)
         #: Projects this process' Gaussians for one view after another.
         self._projection = RasterContext(backend, budget)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
@@ -182,9 +182,9 @@ class ShardedEngine:
                 total.flat += own.flat
             del records, sums
             if shared.view_params is not None:
-                v_params += self.group.all_gather(self._stages.slopes.cpu())[: len(batch)]
+                v_params += self.group.all_gather(self._pipeline.slopes.cpu())[: len(batch)]
         assert shared is not None
-        apply_mean(self._stages, gaussians, adam, total, len(cameras), shared)
+        apply_mean(self._pipeline, gaussians, adam, total, len(cameras), shared)
         return Outcome([loss for loss, _ in results], int(max(pairs for _, pairs in results)), v_params or None)
 
     @torch.no_grad()
@@ -195,24 +195,24 @@ class ShardedEngine:
 
         cameras: one for each of the first processes; the others get no image.
         """
-        rank, backend = self.group.rank, self._stages.backend
+        rank, backend = self.group.rank, self._pipeline.backend
         views = [view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False) for camera in cameras]
         _, records, _ = self._project(gaussians, views, None)
         if rank >= len(views):
             return None, None
-        view, frame = views[rank], RasterContext(backend, self._budget, slack=0.0)
+        view, context = views[rank], RasterContext(backend, self._budget, slack=0.0)
         image = background.new_empty(view.height, view.width, 3)
         try:
-            arrays = fill_context(frame, records)
-            frame.bin(view, arrays, with_rows=False)
-            frame.blend(view, background, image, background.new_empty(view.height, view.width), None)
+            arrays = fill_context(context, records)
+            context.bin(view, arrays, with_rows=False)
+            context.blend(view, background, image, background.new_empty(view.height, view.width), None)
         except Exception as error:
             return None, error
         return image, None
 
     def _views(self, gaussians: Gaussians, cameras: Sequence[Camera], shared: StepInputs | None) -> list[abi.View]:
         """Return the views of a round, of all processes; none where this process has failed before its first one."""
-        return [] if shared is None else [self._stages.view(gaussians, camera, shared) for camera in cameras]
+        return [] if shared is None else [self._pipeline.view(gaussians, camera, shared) for camera in cameras]
 
     def _project(
         self, gaussians: Gaussians, views: Sequence[abi.View], problem: Exception | None
@@ -222,14 +222,14 @@ class ShardedEngine:
         problem: an earlier error of this process, which is raised in all.
         Returns (the projected views, the records that this process' view sees, how many from each process).
         """
-        frame, size = self._projection, self.group.size
+        context, size = self._projection, self.group.size
         seen: list[ProjectedView] = []
         sent = [gaussians.means.new_zeros(0, SENT)]
         try:
             for view in views:
-                arrays = frame.project(view, gaussians)
-                records, slots = visible_records(frame, arrays)
-                seen.append(ProjectedView.of(frame, view, arrays, slots))
+                arrays = context.project(view, gaussians)
+                records, slots = visible_records(context, arrays)
+                seen.append(ProjectedView.of(context, view, arrays, slots))
                 sent.append(records)
             together = torch.cat(sent)
         except Exception as error:
@@ -256,31 +256,31 @@ class ShardedEngine:
 
     def _compared(self, inputs: StepInputs, records: Tensor) -> tuple[list[float], Tensor]:
         """Return ([loss, pairs] of a view; [V, RETURNED] the gradients of its ``records`` [V, SENT])."""
-        stages, camera = self._stages, inputs.camera
+        pipeline, camera = self._pipeline, inputs.camera
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
-        arrays = fill_context(stages.frame, records)
-        deferred = stages.backend.deferred
-        job = stages.compare(view, arrays, inputs, means=self._means if deferred else None)
+        arrays = fill_context(pipeline.frame, records)
+        deferred = pipeline.backend.deferred
+        job = pipeline.compare(view, arrays, inputs, means=self._means if deferred else None)
         l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
-        depth = float(stages.depth_term) if known else 0.0
+        depth = float(pipeline.depth_term) if known else 0.0
         loss = total_loss(inputs.ssim_lambda, l1, ssim) + depth
-        return [loss, float(stages.frame.native.pair_bound)], returned_sums(stages.frame, len(records))
+        return [loss, float(pipeline.frame.native.pair_bound)], returned_sums(pipeline.frame, len(records))
 
     def _gradients(
         self, view: ProjectedView, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums
     ) -> None:
         """Fill ``own`` with the gradients and statistics of this process' Gaussians in a view."""
-        frame = self._projection
+        context = self._projection
         own.stats.grad2d.zero_()
         own.stats.count.zero_()
         stats = None if shared.stats is None else own.stats
-        view.restore(frame, returned)
-        frame.native.with_abs = shared.absgrad and stats is not None
-        frame.project_vjp(
+        view.restore(context, returned)
+        context.native.with_abs = shared.absgrad and stats is not None
+        context.project_vjp(
             view.view,
             view.arrays,
-            gradients=frame.backend.arrays(own.gradients),
+            gradients=context.backend.arrays(own.gradients),
             grad2d=None if stats is None else stats.grad2d,
             count=None if stats is None else stats.count,
         )
@@ -302,7 +302,7 @@ def sharded_engine_for(device: torch.device, group: ProcessGroup, budget: Memory
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Job:
+class _Rendering:
     """What ranks render together, beside the tensors that have gradients."""
 
     group: ProcessGroup
@@ -349,36 +349,36 @@ def render_sharded(
         far=int(np.float32(z_range[1]).view(np.int32)),
     )
     cameras = [_unpacked(row) for row in group.all_gather(_packed(camera))]
-    job = _Job(group, backend_for(gaussians.device), cameras, gaussians.sh_degree, antialiased, z_range)
+    job = _Rendering(group, backend_for(gaussians.device), cameras, gaussians.sh_degree, antialiased, z_range)
     parameters = [tensor.to(dtype).contiguous() for _, tensor in gaussians.items()]
     behind = gaussians.means.new_zeros(3) if background is None else background
-    image, alpha, depth = _Sharded.apply(job, behind.to(dtype).contiguous(), *parameters)  # type: ignore[no-untyped-call]
+    image, alpha, depth = _RenderSharded.apply(job, behind.to(dtype).contiguous(), *parameters)  # type: ignore[no-untyped-call]
     return Render(image, alpha, depth)
 
 
-class _Sharded(torch.autograd.Function):
+class _RenderSharded(torch.autograd.Function):
     """Two exchanges as one node of the graph."""
 
     @staticmethod
-    def forward(ctx: Any, job: _Job, background: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, job: _Rendering, background: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
         group, gaussians = job.group, Gaussians(*parameters)
-        frames: list[tuple[RasterContext, abi.View, abi.GaussianArrays, Tensor]] = []
+        contexts: list[tuple[RasterContext, abi.View, abi.GaussianArrays, Tensor]] = []
         sent = []
         for rank in range(group.size):
-            frame, view = RasterContext(job.backend, slack=0.0), job.view(rank)
-            arrays = frame.project(view, gaussians)
-            records, slots = visible_records(frame, arrays)
-            frames.append((frame, view, arrays, slots))
+            context, view = RasterContext(job.backend, slack=0.0), job.view(rank)
+            arrays = context.project(view, gaussians)
+            records, slots = visible_records(context, arrays)
+            contexts.append((context, view, arrays, slots))
             sent.append(records)
         received, counts = group.all_to_all_rows(torch.cat(sent), [len(records) for records in sent])
         view = job.view(group.rank)
-        frame = RasterContext(job.backend, slack=0.0)
-        arrays = fill_context(frame, received)
-        frame.bin(view, arrays)
+        context = RasterContext(job.backend, slack=0.0)
+        arrays = fill_context(context, received)
+        context.bin(view, arrays)
         size = (view.height, view.width)
         image, alpha, depth = background.new_empty(*size, 3), background.new_empty(size), background.new_empty(size)
-        frame.blend(view, background, image, alpha, depth)
-        ctx.job, ctx.frames, ctx.own = job, frames, (frame, view)
+        context.blend(view, background, image, alpha, depth)
+        ctx.job, ctx.contexts, ctx.own = job, contexts, (context, view)
         ctx.counts = counts
         ctx.save_for_backward(background, image, alpha, depth, *parameters)
         return image, alpha, depth
@@ -387,18 +387,18 @@ class _Sharded(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         background, image, alpha, depth, *parameters = ctx.saved_tensors
-        frame, view = ctx.own
+        context, view = ctx.own
         v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
         if v_image is None:
             v_image = torch.zeros_like(image)
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
-        out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
-        frame.blend_vjp(view, background, out, v_out, v_background)
-        sums = returned_sums(frame, sum(ctx.counts))
+        out, v_out = context.images(view, image, alpha, depth), context.images(view, v_image, v_alpha, v_depth)
+        context.blend_vjp(view, background, out, v_out, v_background)
+        sums = returned_sums(context, sum(ctx.counts))
         returned, counts = ctx.job.group.all_to_all_rows(sums, ctx.counts)
         total = Gaussians(*parameters).map(torch.zeros_like)
         part = total.map(torch.empty_like)
-        for (own, own_view, arrays, slots), rows in zip(ctx.frames, torch.split(returned, counts), strict=True):
+        for (own, own_view, arrays, slots), rows in zip(ctx.contexts, torch.split(returned, counts), strict=True):
             take_sums(own, slots, rows)
             own.project_vjp(own_view, arrays, gradients=own.backend.arrays(part))
             for name in GROUPS:

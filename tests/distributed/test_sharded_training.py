@@ -160,7 +160,7 @@ def seen_in_steps() -> list[Tensor]:
 
     def watched(*arguments: Any) -> list[float]:
         numbers = make(*arguments)
-        seen.append(engine._stages.frame.seen()[0].clone())
+        seen.append(engine._pipeline.frame.seen()[0].clone())
         return numbers
 
     engine._gradients = watched  # type: ignore[method-assign]
@@ -223,7 +223,7 @@ def run_out_once(trainer: Trainer) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise ResourceError("no memory for this view")
 
-    engine._stages.compare = fail
+    engine._pipeline.compare = fail
 
 
 @pytest.mark.parametrize("trouble", ["diverged", "memory"])
