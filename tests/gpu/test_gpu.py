@@ -31,7 +31,7 @@ from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngi
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.rasterizer.train_step import TrainStepPipeline
 from splatcli.scene.camera import Camera
-from tests.native.cases import Outcome, Weights, away_from_cutoffs, float32, named, rows_of
+from tests.native.cases import Outcome, Weights, away_from_cutoffs, float32, matmul_precision, named, rows_of
 from tests.rasterizer.scenes import front_camera, leaves, random_camera, random_gaussians, random_image, random_scene
 
 pytestmark = pytest.mark.gpu
@@ -263,16 +263,6 @@ def test_an_overflow_on_the_way_leaves_the_same_bits(backend: Backend, room: int
 
 
 # --- no half precision -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from splatcli.errors import ResourceError
 from splatcli.native import abi
@@ -25,7 +24,7 @@ from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
 from tests.kernels.simt import Emulator, copy_sources
-from tests.native.cases import NEEDS_COMPILER
+from tests.native.cases import NEEDS_COMPILER, adam_update, assert_images_and_gradients, images_and_gradients
 from tests.rasterizer.scenes import leaves, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
@@ -46,16 +45,7 @@ def backend_of(library: Path, threads: int = 0) -> Backend:
 
 
 def everything(backend: Backend) -> list[Tensor]:
-    """Images of a view and the gradients of a weighted sum of them."""
-    gaussians, camera = random_scene(3, 280, width=37, height=29, sh_degree=1, scale=0.2)
-    inputs = leaves(gaussians)
-    background = torch.tensor([0.3, 0.6, 0.1], requires_grad=True)
-    pose = torch.from_numpy(camera.viewmat).float().requires_grad_()
-    out = render(inputs, camera, background=background, viewmat=pose, antialiased=True, backend=backend)
-    weight = random_image(9, 37, 29)
-    torch.autograd.backward((out.image * weight).sum() + (out.alpha * weight[..., 0]).sum() + out.depth.mean())
-    gradients = [background.grad, pose.grad, *(tensor.grad for _, tensor in inputs.items())]
-    return [out.image.detach(), out.alpha.detach(), out.depth.detach(), *(g for g in gradients if g is not None)]
+    return images_and_gradients(backend, *random_scene(3, 280, width=37, height=29, sh_degree=1, scale=0.2))
 
 
 def check_picture(library: Path) -> None:
@@ -66,10 +56,7 @@ def check_picture(library: Path) -> None:
         for seed in SEEDS:
             with Emulator(backend.library).schedule(seed):
                 ours = everything(backend)
-            for got, want in zip(ours[:3], expected[:3], strict=True):
-                assert torch.equal(got, want)
-            for got, want in zip(ours[3:], expected[3:], strict=True):
-                assert_close(got, want, rtol=1e-3, atol=1e-5 * float(want.abs().max()))
+            assert_images_and_gradients(ours, expected)
 
 
 def check_bands(library: Path) -> None:
@@ -127,11 +114,9 @@ def check_lazy(library: Path) -> None:
         for moment in (adam.exp_avg, adam.exp_avg_sq):
             moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
         adam.rest_steps.copy_(stands)
-        update = abi.Adam(
-            step=60, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(*[1e-3] * 6),
-            exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
-            rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table),
-        )  # fmt: skip
+        update = adam_update(
+            backend, adam, 60, rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table)
+        )
         frame, view = RasterContext(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
         arrays = frame.project(view, stored, update)
         frame.bin(view, arrays)

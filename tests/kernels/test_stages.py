@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Iterator
 
@@ -19,10 +18,11 @@ from splatcli.rasterizer.adam import decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import Emulator
-from tests.native.cases import NEEDS_COMPILER
+from tests.native.cases import NEEDS_COMPILER, adam_update
 from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene
 
 pytestmark = NEEDS_COMPILER
+LRS = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3)
 
 
 class TrainStepPipeline:
@@ -217,10 +217,7 @@ def backward(stages: TrainStepPipeline, stored: Gaussians, *, steps: int = 3) ->
     adam = AdamState.zeros_like(stored)
     grad2d, count = torch.zeros(n), torch.zeros(n)
     for step in range(1, steps + 1):
-        update = abi.Adam(
-            step=step, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3),
-            exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
-        )  # fmt: skip
+        update = adam_update(backend, adam, step, LRS)
         stages.frame.project_vjp(stages.view, stages.arrays, adam=update, grad2d=grad2d, count=count)
     out = {"grad2d": grad2d, "count": count, "pose": v_viewmat}
     for name in GROUPS:
@@ -253,16 +250,14 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
     assert_same(ours, twin)
 
 
-def test_adam_alone() -> None:
+@pytest.mark.parametrize(("degree", "regularisers"), [(3, {}), (0, {"opacity_reg": 50.0, "scale_reg": 700.0})])
+def test_adam_alone(degree: int, regularisers: dict[str, float]) -> None:
     results = []
     for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
-        params, grads = random_gaussians(1, 270, sh_degree=3), random_gaussians(2, 270, sh_degree=3)
+        params, grads = (random_gaussians(seed, 270, sh_degree=degree) for seed in (1, 2))
         adam = AdamState.zeros_like(params)
         for step in (1, 2):
-            update = abi.Adam(
-                step=step, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(*[1e-3] * 6),
-                exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
-            )  # fmt: skip
+            update = adam_update(backend, adam, step, **regularisers)
             backend.call("adam", backend.arrays(params), backend.arrays(grads), update)
         results.append(
             {f"{k}{name}": t for k, g in enumerate([params, adam.exp_avg, adam.exp_avg_sq]) for name, t in g.items()}
@@ -285,11 +280,9 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
         for moment in (adam.exp_avg, adam.exp_avg_sq):
             moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
         adam.rest_steps.copy_(stands)
-        update = abi.Adam(
-            step=60, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3),
-            exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq),
-            rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table),
-        )  # fmt: skip
+        update = adam_update(
+            backend, adam, 60, LRS, rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table)
+        )
         stages = TrainStepPipeline(backend, stored, camera, degree)
         backend.call("project", stages.view, stages.arrays, stages.frame.native, update)
         caught_up = adam.rest_steps.clone()

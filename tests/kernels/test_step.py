@@ -14,11 +14,11 @@ from torch.testing import assert_close
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
-from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
+from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.memory import FixedBudget
 from splatcli.scene.camera import Camera
-from tests.native.cases import NEEDS_COMPILER
-from tests.rasterizer.scenes import leaves, random_camera, random_image, random_scene
+from tests.native.cases import NEEDS_COMPILER, assert_images_and_gradients, images_and_gradients
+from tests.rasterizer.scenes import random_camera, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
 LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 2e-2, "sh0": 3e-3, "shN": 2e-4}
@@ -134,22 +134,11 @@ def test_losses_come_two_steps_later_and_in_order(gaussians: Gaussians) -> None:
 
 def test_render_and_its_gradients(gaussians: Gaussians) -> None:
     camera = random_camera(2, 37, 29)
-    images, grads = [], []
-    for backend in (Backend.simt(), Backend.cpu(isa="portable")):
-        inputs = leaves(gaussians)
-        background = torch.tensor([0.3, 0.6, 0.1], requires_grad=True)
-        pose = torch.from_numpy(camera.viewmat).float().requires_grad_()
-        out = render(inputs, camera, background=background, viewmat=pose, antialiased=True, backend=backend)
-        weight = random_image(9, 37, 29)
-        torch.autograd.backward((out.image * weight).sum() + (out.alpha * weight[..., 0]).sum() + out.depth.mean())
-        images.append((out.image.detach(), out.alpha.detach(), out.depth.detach()))
-        grads.append([background.grad, pose.grad, *(tensor.grad for _, tensor in inputs.items())])
-    for ours, twin in zip(*images, strict=True):
-        assert torch.equal(ours, twin)
-    for ours, twin in zip(*grads, strict=True):
-        assert ours is not None
-        assert twin is not None
-        assert_close(ours, twin, rtol=1e-3, atol=1e-5 * float(twin.abs().max()))
+    ours, twin = (
+        images_and_gradients(backend, gaussians, camera) for backend in (Backend.simt(), Backend.cpu(isa="portable"))
+    )
+    assert len(ours) == 3 + 2 + len(GROUPS)
+    assert_images_and_gradients(ours, twin)
 
 
 class Recorder:

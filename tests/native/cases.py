@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -14,10 +17,11 @@ from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend, best_isa
 from splatcli.native.build import find_compiler
+from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
-from tests.rasterizer.scenes import leaves
+from tests.rasterizer.scenes import leaves, random_image
 
 
 def _has_compiler() -> bool:
@@ -92,46 +96,20 @@ def _inputs(gaussians: Gaussians, camera: Camera, dtype: torch.dtype) -> tuple[G
 
 
 def native_outcome(
-    backend: Backend,
-    gaussians: Gaussians,
-    camera: Camera,
-    weights: Weights,
-    *,
-    sh_degree: int | None = None,
-    antialiased: bool = False,
+    backend: Backend, gaussians: Gaussians, camera: Camera, weights: Weights, **settings: Any
 ) -> Outcome:
+    """Render with the kernels and go backward. settings: sh_degree and antialiased, as render() takes them."""
     parameters, inputs = _inputs(gaussians, camera, backend.dtype)
-    out = render(
-        parameters,
-        camera,
-        sh_degree=sh_degree,
-        background=inputs["background"],
-        viewmat=inputs["viewmat"],
-        antialiased=antialiased,
-        backend=backend,
-    )
+    view = {name: inputs[name] for name in ("background", "viewmat")}
+    out = render(parameters, camera, **view, **settings, backend=backend)
     return _outcome((out.image, out.alpha, out.depth), weights, inputs)
 
 
-def reference_outcome(
-    gaussians: Gaussians,
-    camera: Camera,
-    weights: Weights,
-    *,
-    sh_degree: int | None = None,
-    antialiased: bool = False,
-) -> Outcome:
+def reference_outcome(gaussians: Gaussians, camera: Camera, weights: Weights, **settings: Any) -> Outcome:
     """The same in float64 by the plain torch renderer, from the very numbers that the native side was given."""
     parameters, inputs = _inputs(gaussians, camera, torch.float64)
-    out = render_reference(
-        parameters,
-        camera,
-        sh_degree=sh_degree,
-        background=inputs["background"],
-        viewmat=inputs["viewmat"],
-        antialiased=antialiased,
-    )
-    return _outcome(out, weights, inputs)
+    view = {name: inputs[name] for name in ("background", "viewmat")}
+    return _outcome(render_reference(parameters, camera, **view, **settings), weights, inputs)
 
 
 def assert_outcome(got: Outcome, expected: Outcome, *, images: float, gradients: float) -> None:
@@ -178,3 +156,44 @@ def rows_of(gaussians: Gaussians, index: slice | Tensor) -> Gaussians:
 def named(name: str) -> Callable[[str], str]:
     """For assert_close's msg: what was compared, before what it says."""
     return lambda message: f"{name}: {message}"
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def images_and_gradients(backend: Backend, gaussians: Gaussians, camera: Camera) -> list[Tensor]:
+    """Image, alpha and depth, then the gradients of a weighted sum of them by background, pose and each group."""
+    inputs = leaves(gaussians)
+    background = torch.tensor([0.3, 0.6, 0.1], requires_grad=True)
+    pose = torch.from_numpy(camera.viewmat).float().requires_grad_()
+    out = render(inputs, camera, background=background, viewmat=pose, antialiased=True, backend=backend)
+    weight = random_image(9, camera.width, camera.height)
+    torch.autograd.backward((out.image * weight).sum() + (out.alpha * weight[..., 0]).sum() + out.depth.mean())
+    gradients = [background.grad, pose.grad, *(tensor.grad for _, tensor in inputs.items())]
+    return [out.image.detach(), out.alpha.detach(), out.depth.detach(), *(g for g in gradients if g is not None)]
+
+
+def assert_images_and_gradients(got: list[Tensor], expected: list[Tensor]) -> None:
+    """Images to the bit; gradients, whose sums have another order, within rounding."""
+    assert len(got) == len(expected) > 3
+    for ours, twin in zip(got[:3], expected[:3], strict=True):
+        assert torch.equal(ours, twin)
+    for ours, twin in zip(got[3:], expected[3:], strict=True):
+        torch.testing.assert_close(ours, twin, rtol=1e-3, atol=1e-5 * float(twin.abs().max()))
+
+
+def adam_update(
+    backend: Backend, adam: AdamState, step: int, lrs: tuple[float, ...] = (1e-3,) * 6, **fields: Any
+) -> abi.Adam:
+    """An update of the parameters that ``adam`` has moments for. fields: further ones of SplatAdam."""
+    return abi.Adam(
+        step=step, beta1=0.9, beta2=0.999, eps=1e-15, lr=(ctypes.c_double * 6)(*lrs),
+        exp_avg=backend.arrays(adam.exp_avg), exp_avg_sq=backend.arrays(adam.exp_avg_sq), **fields,
+    )  # fmt: skip

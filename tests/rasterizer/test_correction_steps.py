@@ -11,35 +11,21 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS
-from splatcli.native.backend import Backend
-from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
+from splatcli.rasterizer import StepInputs
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.bilateral_grid import identity_grid
 from splatcli.rasterizer.exposure import recolour, recolour_vjp
 from splatcli.rasterizer.reference import loss_reference, render_reference
-from splatcli.rasterizer.reference_engine import ReferenceEngine
-from splatcli.rasterizer.step_inputs import StepEngine, ViewParams
-from tests.native.cases import NEEDS_COMPILER, float32, float64
+from splatcli.rasterizer.step_inputs import ViewParams
+from tests.native.cases import NEEDS_COMPILER
+from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image
 
 pytestmark = NEEDS_COMPILER
-F64 = torch.float64
-WIDTH, HEIGHT = 37, 29
-LRS = dict.fromkeys(GROUPS, 1e-3)
 EXPOSURE = torch.tensor([[1.1, 0.05, -0.1, 0.0213], [0.03, 0.8, 0.1, -0.0517], [-0.02, 0.04, 1.3, 0.1031]], dtype=F64)
 GRID = identity_grid(8, 16, 16).double() + 0.1 * torch.randn(
     12, 8, 16, 16, dtype=F64, generator=torch.Generator().manual_seed(6)
 )
-ENGINES = ["reference", "float64", "float32", "simt"]
-
-
-def make_engine(kind: str, room: int = 0) -> tuple[StepEngine, torch.dtype]:
-    if kind == "reference":
-        return ReferenceEngine(), F64
-    if kind == "simt":
-        return AsyncEngine(Backend.simt(), room=room), torch.float32
-    backend = float64() if kind == "float64" else float32("portable")
-    return NativeEngine(backend), backend.dtype
 
 
 def hidden_corner() -> Tensor:
@@ -127,9 +113,8 @@ def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(kind: str, hid
     exact = kind in ("reference", "float64")
     assert_close(got.losses[0], float(loss.detach()), rtol=0, atol=1e-12 if exact else 1e-5)
     ((_, v_viewmat, v_exposure),) = got.heard
-    first = [10.0 * moment for _, moment in got.adam.exp_avg.items()]  # a tenth of the gradient, after one step
-    expected = [getattr(parameters, name).grad for name in GROUPS]
-    for ours, theirs in zip([v_viewmat, v_exposure, *first], [pose.grad, exposure.grad, *expected], strict=True):
+    assert_gradients(got.adam, parameters)
+    for ours, theirs in ((v_viewmat, pose.grad), (v_exposure, exposure.grad)):
         assert theirs is not None
         scale = float(theirs.abs().max())
         assert scale > 0
@@ -179,13 +164,9 @@ def test_colours_have_the_same_bits_for_any_number_of_threads_and_under_autocast
         recolour_vjp(image, colours, v_shown, v_image, v_colours)
         return [shown, v_image, v_colours]
 
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        expected = results()
-        for count in (2, 3, 7):
-            torch.set_num_threads(count)
-            with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
-                assert all(torch.equal(a, b) for a, b in zip(results(), expected, strict=True))
-    finally:
-        torch.set_num_threads(threads)
+    torch.set_num_threads(1)
+    expected = results()
+    for count in (2, 3, 7):
+        torch.set_num_threads(count)
+        with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            assert all(torch.equal(a, b) for a, b in zip(results(), expected, strict=True))

@@ -8,30 +8,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.backend import Backend
-from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs, render
+from splatcli.rasterizer import NativeEngine, StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import DepthTarget, depth_loss, depth_loss_reference
 from splatcli.rasterizer.reference import loss_reference
-from splatcli.rasterizer.reference_engine import ReferenceEngine
-from splatcli.rasterizer.step_inputs import StepEngine
 from tests.native.cases import NEEDS_COMPILER, float32, float64
+from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image
 
-F64 = torch.float64
-WIDTH, HEIGHT = 37, 29
 CAMERA = random_camera(30, WIDTH, HEIGHT)
-LRS = dict.fromkeys(GROUPS, 1e-3)
-ENGINES = ["reference", "float64", "float32", "simt"]
-
-
-def make_engine(kind: str) -> tuple[StepEngine, torch.dtype]:
-    if kind == "reference":
-        return ReferenceEngine(), F64
-    if kind == "simt":
-        return AsyncEngine(Backend.simt()), torch.float32
-    backend = float64() if kind == "float64" else float32("portable")
-    return NativeEngine(backend), backend.dtype
 
 
 def known(count: int, dtype: torch.dtype, weight: float = 0.7) -> DepthTarget:
@@ -70,12 +55,7 @@ def test_loss_and_gradients_are_those_of_autograd(kind: str, count: int) -> None
     exact = adam.exp_avg.means.dtype == F64
     assert float(term.detach()) > 0.01
     assert_close(loss, float(expected.detach()), rtol=0, atol=1e-12 if exact else 1e-5)
-    for name in GROUPS:
-        gradient = getattr(parameters, name).grad
-        got = 10.0 * getattr(adam.exp_avg, name).double()  # the first moment after one step is a tenth of the gradient
-        scale = float(gradient.abs().max())
-        assert scale > 0
-        assert_close(got, gradient, rtol=0, atol=(1e-9 if exact else 1e-3) * scale, msg=lambda m, n=name: f"{n}: {m}")
+    assert_gradients(adam, parameters)
 
 
 @NEEDS_COMPILER
@@ -111,16 +91,12 @@ def planes(count: int) -> tuple[Tensor, Tensor, DepthTarget]:
 
 def test_the_term_has_the_same_bits_with_any_number_of_threads() -> None:
     alpha, depth, target = planes(300_001)
-    before = torch.get_num_threads()
     found = []
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            v_alpha, v_depth = torch.empty_like(alpha), torch.empty_like(depth)
-            term = depth_loss(alpha, depth, target, v_alpha, v_depth)
-            found.append((float(term), v_alpha, v_depth))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        v_alpha, v_depth = torch.empty_like(alpha), torch.empty_like(depth)
+        term = depth_loss(alpha, depth, target, v_alpha, v_depth)
+        found.append((float(term), v_alpha, v_depth))
     for term, v_alpha, v_depth in found[1:]:
         assert term == found[0][0]
         assert torch.equal(v_alpha, found[0][1])

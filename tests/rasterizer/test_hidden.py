@@ -10,30 +10,15 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.backend import Backend
-from splatcli.rasterizer import AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
+from splatcli.rasterizer import DensifyStats, StepInputs, render
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference import loss_reference
-from splatcli.rasterizer.reference_engine import ReferenceEngine
-from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.camera import Camera
-from tests.native.cases import NEEDS_COMPILER, float32, float64
+from tests.native.cases import NEEDS_COMPILER, float64
+from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image
 
 pytestmark = NEEDS_COMPILER
-F64 = torch.float64
-WIDTH, HEIGHT = 37, 29
-LRS = dict.fromkeys(GROUPS, 1e-3)
-ENGINES = ["reference", "float64", "float32", "simt"]
-
-
-def make_engine(kind: str) -> tuple[StepEngine, torch.dtype]:
-    if kind == "reference":
-        return ReferenceEngine(), F64
-    if kind == "simt":
-        return AsyncEngine(Backend.simt()), torch.float32
-    backend = float64() if kind == "float64" else float32("portable")
-    return NativeEngine(backend), backend.dtype
 
 
 def blocks() -> Tensor:
@@ -86,13 +71,7 @@ def test_loss_and_gradients_are_those_of_the_pixels_that_count(kind: str) -> Non
     torch.autograd.backward(expected)
     exact = step.before.means.dtype == F64
     assert_close(step.loss, float(expected.detach()), rtol=0, atol=1e-12 if exact else 1e-5)
-    for name in GROUPS:
-        # The first moment after one step is a tenth of the gradient.
-        gradient = getattr(parameters, name).grad
-        got = 10.0 * getattr(step.adam.exp_avg, name).double()
-        scale = float(gradient.abs().max())
-        assert scale > 0
-        assert_close(got, gradient, rtol=0, atol=(1e-9 if exact else 1e-3) * scale, msg=lambda m, n=name: f"{n}: {m}")
+    assert_gradients(step.adam, parameters)
 
 
 @pytest.mark.parametrize("kind", ENGINES)

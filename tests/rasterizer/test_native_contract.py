@@ -7,8 +7,6 @@ import math
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,18 @@ from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
 from splatcli.scene.camera import Camera
-from tests.native.cases import ISAS, NEEDS_COMPILER, Outcome, Weights, bits, float32, float64, in_dtype, native_outcome
+from tests.native.cases import (
+    ISAS,
+    NEEDS_COMPILER,
+    Outcome,
+    Weights,
+    bits,
+    float32,
+    float64,
+    in_dtype,
+    matmul_precision,
+    native_outcome,
+)
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
@@ -134,16 +143,6 @@ def test_gaussians_that_are_not_seen_do_not_change_a_bit() -> None:
 
 
 # --- no half precision -----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def far_scene() -> tuple[Gaussians, Camera]:
