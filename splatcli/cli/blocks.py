@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,14 @@ import typer
 from splatcli.cli import options
 from splatcli.cli.console import Output
 from splatcli.cli.model import newest_checkpoint
-from splatcli.cli.training import ResumeOverrides, resume_training, start_training, training_background
+from splatcli.cli.training import (
+    NewRun,
+    ResumeOverrides,
+    default_folder,
+    resume_training,
+    start_training,
+    training_background,
+)
 from splatcli.errors import (
     ModelFileError,
     OutputError,
@@ -25,7 +32,6 @@ from splatcli.errors import (
 )
 
 if TYPE_CHECKING:
-    from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
@@ -56,26 +62,15 @@ def folder_of(place: Path, block: int) -> Path:
     return place / "blocks" / f"{block:03d}"
 
 
-def train_blocks(
-    config: Config,
-    block: int | None,
-    *,
-    place: Path,
-    import_options: ImportOptions,
-    stop_at: int | None,
-    device: str,
-    rebuild_config: Callable[[dict[str, Any]], Config],
-    live: LiveRun | None,
-    out: Output,
-    request: dict[str, Any],
-) -> int:
-    """Train one block, or all that are not done and merge them; the exit code.
+def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun | None, out: Output) -> int:
+    """Train one block, or all that are not finished and merge them, and return the exit code.
 
-    place: takes the blocks and what they are merged into. A block that was stopped goes on, one that is done stays.
+    The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays.
     """
     from splatcli.scene.partition import parse_blocks
     from splatcli.scene.read import has_photos_only
 
+    config = run.config
     assert config.data.blocks is not None
     strips, columns = parse_blocks(config.data.blocks)
     if block is not None and block >= strips * columns:
@@ -95,24 +90,21 @@ def train_blocks(
         raise SceneError(
             "blocks need a scene with cameras and points", where=scene, remedy=f"splat sfm {scene} finds them"
         )
+    place = run.output or default_folder(scene)
     _survey(config, (strips, columns), out)
     _claim(place, config.data.blocks, scene)
     for number in range(strips * columns) if block is None else [block]:
         code = _train_block(
             number,
-            config,
+            run,
             folder_of(place, number),
-            import_options=import_options,
-            stop_at=stop_at,
             device=device,
-            rebuild_config=rebuild_config,
             live=live,
-            request={**request, "data.block": number},
             out=out if block is not None else _BlockOutput(json=out.json, quiet=out.quiet),
         )
         if code != 0:
             return code
-    if block is None and stop_at is None:
+    if block is None and run.stop_at is None:
         merge_run(place, None, out)
     return 0
 
@@ -210,42 +202,26 @@ def _tell(path: Path, count: int, blocks: int, out: Output) -> None:
     out.result({"path": path, "num_gaussians": count, "blocks": blocks}, [path])
 
 
-def _train_block(
-    number: int,
-    config: Config,
-    folder: Path,
-    *,
-    import_options: ImportOptions,
-    stop_at: int | None,
-    device: str,
-    rebuild_config: Callable[[dict[str, Any]], Config],
-    live: LiveRun | None,
-    request: dict[str, Any],
-    out: Output,
-) -> int:
+def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: LiveRun | None, out: Output) -> int:
     from splatcli.checkpoint.run_dir import step_of
 
     with os_errors(OutputError, folder):
         found = newest_checkpoint(folder, out=out, allow_older=True) if folder.is_dir() else None
     if found is None:
-        return start_training(
-            rebuild_config({"data.block": number}),
-            import_options=import_options,
+        its = {"data.block": number}
+        block = replace(
+            run,
+            config=run.rebuild_config(its),
+            rebuild_config=lambda values: run.rebuild_config({**its, **values}),
+            request={**run.request, **its},
             output=folder,
-            overwrite=False,
-            stop_at=stop_at,
-            device=device,
-            limit=None,
-            rebuild_config=lambda values: rebuild_config({"data.block": number, **values}),
-            live=live,
-            request=request,
-            out=out,
         )
-    if step_of(found) >= config.train.iterations:
+        return start_training(block, device=device, live=live, out=out)
+    if step_of(found) >= run.config.train.iterations:
         out.note(f"block {number} is done already: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
         return 0
-    return resume_training(found, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out)
+    return resume_training(found, ResumeOverrides(), stop_at=run.stop_at, device=device, live=live, out=out)
 
 
 def _claim(place: Path, blocks: str, scene: Path) -> None:

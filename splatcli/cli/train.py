@@ -112,7 +112,7 @@ def train(args: TrainArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.ranks import SHARDED, check_sharded, joined_group, start_ranks
-    from splatcli.cli.training import build_request, check_batch, default_folder, start_training
+    from splatcli.cli.training import NewRun, build_request, check_batch, start_training
     from splatcli.cli.view import live_page
 
     processes = args.processes
@@ -155,38 +155,22 @@ def train(args: TrainArguments) -> int:
                     )
             elif block is not None:
                 raise UsageError("of how many blocks?", where="--block", remedy="e.g. --blocks 2x2 --block 0")
-            import_options = args.foreign.import_options()
+            run = NewRun(
+                config,
+                rebuild_config,
+                request,
+                args.foreign.import_options(),
+                output=args.output,
+                overwrite=args.overwrite,
+                stop_at=args.stop_at,
+                limit=None if args.max_time is None else _seconds(args.max_time),
+            )
             with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
                 if config.data.blocks is not None:
                     from splatcli.cli.blocks import train_blocks
 
-                    return train_blocks(
-                        config,
-                        block,
-                        place=args.output or default_folder(args.scene),
-                        import_options=import_options,
-                        stop_at=args.stop_at,
-                        device=own_device,
-                        rebuild_config=rebuild_config,
-                        live=live,
-                        out=out,
-                        request=request,
-                    )
-                return start_training(
-                    config,
-                    import_options=import_options,
-                    output=args.output,
-                    overwrite=args.overwrite,
-                    stop_at=args.stop_at,
-                    device=own_device,
-                    limit=None if args.max_time is None else _seconds(args.max_time),
-                    rebuild_config=rebuild_config,
-                    live=live,
-                    out=out,
-                    request=request,
-                    group=group,
-                    sharded=sharded,
-                )
+                    return train_blocks(run, block, device=own_device, live=live, out=out)
+                return start_training(run, device=own_device, live=live, out=out, group=group, sharded=sharded)
 
 
 def _check_blocks(args: TrainArguments, block: int | None) -> None:

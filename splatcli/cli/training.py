@@ -54,30 +54,39 @@ class ResumeOverrides:
     allowed: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class NewRun:
+    """A run that a command line asks for.
+
+    config: its settings. rebuild_config: the settings with others under dotted keys, schedules scaled to them.
+    request: what identifies the run, see build_request(). import_options: for the model that ``--init`` names.
+    output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
+    """
+
+    config: Config
+    rebuild_config: Callable[[dict[str, Any]], Config]
+    request: dict[str, Any]
+    import_options: ImportOptions
+    output: Path | None = None
+    overwrite: bool = False
+    stop_at: int | None = None
+    limit: float | None = None
+
+
 def start_training(
-    config: Config,
+    run: NewRun,
     *,
-    import_options: ImportOptions,
-    output: Path | None,
-    overwrite: bool,
-    stop_at: int | None,
     device: str,
-    limit: float | None,
-    rebuild_config: Callable[[dict[str, Any]], Config],
     live: LiveRun | None,
     out: Output,
-    request: dict[str, Any],
     group: ProcessGroup | None = None,
     sharded: bool = False,
 ) -> int:
-    """Train a run to its end or until it is stopped; returns the exit code.
+    """Train a run to its end or until it is stopped, and return the exit code.
 
-    It is a new one, unless ``output`` holds the run of an equal ``request``: that one goes on.
-    request: what the command line asks for, see request_of().
+    The run is new, unless its folder holds the run of an equal request, which continues.
     group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
-    sharded: each holds a part of the Gaussians.
-    limit: seconds of this process; steps and Gaussians are chosen to fit. remake: the settings with others under
-    dotted keys, schedules scaled to them. live: shows the run to browsers.
+    sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
     from splatcli.checkpoint.run_dir import REQUEST, RunDir
     from splatcli.scene.masks import ALPHA, NONE
@@ -85,43 +94,55 @@ def start_training(
     from splatcli.train.init import start_for
     from splatcli.train.trainer import Trainer
 
+    config = run.config
     named = Path(config.data.scene)
-    place = output or default_folder(named)
+    place = run.output or default_folder(named)
     earlier = Path()
-    if not overwrite:
-        earlier = _on_rank0(group, "looking at the run folder", lambda: _earlier_run(place, request, out) or Path())
+    if not run.overwrite:
+        earlier = _on_rank0(group, "looking at the run folder", lambda: _earlier_run(place, run.request, out) or Path())
     if earlier != Path():
         out.note(f"this run was begun before and goes on: {earlier}")
         return resume_training(
-            earlier, ResumeOverrides(), stop_at=stop_at, device=device, live=live, out=out, group=group, sharded=sharded
+            earlier,
+            ResumeOverrides(),
+            stop_at=run.stop_at,
+            device=device,
+            live=live,
+            out=out,
+            group=group,
+            sharded=sharded,
         )
     with Requests(ECHO if group else 0.0) as requests:
         found = _on_rank0(
             group,
             "finding cameras",
-            lambda: scene_of(named, config.data, run=place, overwrite=overwrite, device=device, out=out),
+            lambda: scene_of(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
         )
         moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:
             if config.data.masks not in (None, NONE, ALPHA):
                 moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
-            config = rebuild_config(moved)
+            config = run.rebuild_config(moved)
         with _slow_section(group, "reading the scene"):
-            given = _initial_model(config, import_options, out)
+            given = _initial_model(config, run.import_options, out)
             scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
-        if overwrite and output is not None:
-            _check_movable(output, scene.root)
+        if run.overwrite and run.output is not None:
+            _check_movable(run.output, scene.root)
         start = start_for(config, scene)
         if start != config.model.init:  # known only now, and rates follow from it
             moved["model.init"] = start
-            config = rebuild_config(moved)
+            config = run.rebuild_config(moved)
         budget = None
-        if limit is not None:
-            budget = TimeBudget(limit, scene, given, device, lambda values: rebuild_config({**moved, **values}), out)
+        if run.limit is not None:
+
+            def rebuild(values: dict[str, Any]) -> Config:
+                return run.rebuild_config({**moved, **values})
+
+            budget = TimeBudget(run.limit, scene, given, device, rebuild, out)
             config = budget.config
         requests.listen_for_stops()
-        with _open_run_dir(group, lambda: RunDir.create(place, overwrite=overwrite)) as run_dir:
-            run_dir.write_report(REQUEST, request)
+        with _open_run_dir(group, lambda: RunDir.create(place, overwrite=run.overwrite)) as run_dir:
+            run_dir.write_report(REQUEST, run.request)
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
                     config,
@@ -135,7 +156,7 @@ def start_training(
                 )
             run_dir.write_config(trainer.state.config)
             del given
-            return run_trainer(trainer, stop_at, requests, live, out, budget=budget)
+            return run_trainer(trainer, run.stop_at, requests, live, out, budget=budget)
 
 
 def resume_training(
