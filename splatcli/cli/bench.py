@@ -1,4 +1,4 @@
-"""``splat bench``: scenes times settings times seeds in, a table out."""
+"""``splat bench``: trains scenes with several settings and seeds, and prints a table."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class BenchArguments:
 
     def __post_init__(self) -> None:
         if (self.plan is None) == (not self.scenes):
-            raise UsageError("name scenes, or a plan", remedy="splat bench SCENE... or splat bench --plan FILE")
+            raise UsageError("name scenes or a plan", remedy="splat bench SCENE... or splat bench --plan FILE")
         if self.plan is not None and self.setting:
-            raise UsageError("a plan has its own settings", where="--setting", remedy="write them into the plan")
+            raise UsageError("a plan has its own settings", where="--setting", remedy="add the setting to the plan")
 
 
 def bench(args: BenchArguments) -> int:
@@ -106,4 +106,6 @@ def _numbers(seeds: str | None) -> list[int] | None:
     try:
         return [int(word) for word in seeds.split(",")]
     except ValueError:
-        raise UsageError(f"{seeds!r} are no seeds", where="--seeds", remedy="whole numbers: --seeds 1,2,3") from None
+        raise UsageError(
+            f"{seeds!r} is not a list of seeds", where="--seeds", remedy="whole numbers: --seeds 1,2,3"
+        ) from None

@@ -39,16 +39,16 @@ if TYPE_CHECKING:
     from splatcli.viewer.live import LiveRun
 
 
-#: Which blocks a folder is of; written before the first of them starts.
+#: The file that records the blocks of a folder; written before training starts.
 RECORD = "blocks.json"
 
 
-#: Blocks whose contents are listed.
+#: Number of blocks whose contents are listed.
 _LISTED = 16
 
 
 class _BlockOutput(Output):
-    """Of a block among others: its path is no result yet."""
+    """The output of one block among others: its path is an event, not the result."""
 
     def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
         if self.json:
@@ -58,7 +58,7 @@ class _BlockOutput(Output):
 
 
 def folder_of(place: Path, block: int) -> Path:
-    """The run of one block."""
+    """Return the run folder of a block."""
     return place / "blocks" / f"{block:03d}"
 
 
@@ -75,20 +75,20 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     strips, columns = parse_blocks(config.data.blocks)
     if block is not None and block >= strips * columns:
         raise UsageError(
-            f"there is no block {block} of {config.data.blocks}",
+            f"--blocks {config.data.blocks} has no block {block}",
             where="--block",
             remedy=f"0 to {strips * columns - 1}",
         )
     if config.views.trained:
         raise UsageError(
-            "what is trained of a view would differ from block to block",
+            "per-view parameters would differ from block to block",
             where="--blocks",
             remedy="leave out --pose-opt, --exposure, --bilateral-grid; use them with splat train SCENE --init MERGED",
         )
     scene = Path(config.data.scene)
     if not scene.is_dir() or has_photos_only(scene):
         raise SceneError(
-            "blocks need a scene with cameras and points", where=scene, remedy=f"splat sfm {scene} finds them"
+            "blocks need a scene with cameras and points", where=scene, remedy=f"run splat sfm {scene} first"
         )
     place = run.output or default_folder(scene)
     _survey(config, (strips, columns), out)
@@ -110,11 +110,11 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
 
 
 def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
-    """Says what each block will hold. Raises UsageError where it is next to everything, SceneError for next to none."""
+    """Report the contents of each block. Raise UsageError if blocks hold almost all, SceneError if almost nothing."""
     from splatcli.scene.partition import check_worth, contents
     from splatcli.scene.read import read_scene
 
-    unread = {"strict": False, "skip_bad_images": False}  # photos are looked at when a block is trained
+    unread = {"strict": False, "skip_bad_images": False}  # images are checked when a block is trained
     whole = config.data.model_copy(update={"blocks": None, "block": None, **unread})
     scene = read_scene(Path(config.data.scene), whole, background=training_background(config))
     held = contents(scene, shape)
@@ -134,7 +134,7 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
 def merge_run(place: Path, target: Path | None, out: Output) -> None:
     """Merge the blocks of ``place`` into a checkpoint there, or into the PLY ``target``.
 
-    Raises ModelFileError when blocks are missing or not done.
+    Raises ModelFileError when blocks are missing or unfinished.
     """
     from splatcli.scene.partition import make_grid, parse_blocks
     from splatcli.scene.read import read_scene
@@ -166,7 +166,7 @@ def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Out
 
 
 def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
-    """One block in memory at a time, each read twice: the number of Gaussians comes first in a PLY."""
+    """Write a PLY with one block in memory at a time. It reads each block twice: a PLY begins with its row count."""
     from splatcli.checkpoint.atomic import write_atomically
     from splatcli.formats.ply import write_ply_parts
     from splatcli.train.merge import own_rows
@@ -176,7 +176,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
         raise UsageError(
             "blocks are merged into a PLY or a checkpoint",
             where="-o",
-            remedy="splat merge RUN makes a checkpoint, from which splat export writes the other formats",
+            remedy="for other formats: splat merge RUN | splat export -o FILE",
         )
     counts, degrees = [], set()
     for block, path in enumerate(last):
@@ -184,7 +184,9 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
         counts.append(len(own_rows(checkpoint, grid, block)))
         degrees.add(checkpoint.gaussians.shN.shape[1])
     if len(degrees) > 1:
-        raise ModelFileError("the blocks have different SH degrees", where=last[0], remedy="train them alike")
+        raise ModelFileError(
+            "the blocks have different SH degrees", where=last[0], remedy="train all with one --sh-degree"
+        )
 
     def parts() -> Iterator[Gaussians]:
         for block, path in enumerate(last):
@@ -218,14 +220,14 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
         )
         return start_training(block, device=device, live=live, out=out)
     if step_of(found) >= run.config.train.iterations:
-        out.note(f"block {number} is done already: {found}")
+        out.note(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
         return 0
     return resume_training(found, ResumeOverrides(), stop_at=run.stop_at, device=device, live=live, out=out)
 
 
 def _claim(place: Path, blocks: str, scene: Path) -> None:
-    """``place`` is for these blocks of this scene, and for no others; jobs of one array may say so at once."""
+    """Record that ``place`` belongs to these blocks of this scene. Several jobs may write the record at once."""
     from splatcli.checkpoint.atomic import write_atomically
 
     record = {"blocks": blocks, "scene": str(scene.absolute())}
@@ -235,7 +237,7 @@ def _claim(place: Path, blocks: str, scene: Path) -> None:
             there = _record(place)
             if there != record:
                 raise OutputError(
-                    f"this folder has blocks {there.get('blocks')} of {there.get('scene')}",
+                    f"the folder belongs to blocks {there.get('blocks')} of {there.get('scene')}",
                     where=place,
                     remedy="choose another -o",
                 )
@@ -258,13 +260,13 @@ def _record(place: Path) -> dict[str, Any]:
         if not isinstance(error, FileNotFoundError | NotADirectoryError):
             raise from_os_error(error, UnreadableError, place / RECORD) from None
         raise ModelFileError(
-            f"this folder has no {RECORD}", where=place, remedy="name what splat train --blocks was given as -o"
+            f"the folder has no {RECORD}", where=place, remedy="name the -o folder of splat train --blocks"
         ) from None
     except ValueError:
         record = None
     if not isinstance(record, dict):
         raise ModelFileError(
-            f"{RECORD} is damaged", where=place, remedy="train with --blocks once more; it is made anew"
+            f"{RECORD} is damaged", where=place, remedy="run splat train --blocks again; it rewrites the file"
         )
     return record
 
@@ -275,33 +277,35 @@ def _count(place: Path) -> int:
     try:
         strips, columns = parse_blocks(str(_record(place).get("blocks")))
     except ValueError as error:
-        raise ModelFileError(f"{RECORD}: blocks {error}", where=place, remedy="name a folder of splat train") from None
+        raise ModelFileError(
+            f"{RECORD}: blocks {error}", where=place, remedy="run splat train --blocks again"
+        ) from None
     return strips * columns
 
 
 def _last(place: Path, block: int) -> Path:
-    """The last checkpoint of a block. Raises ModelFileError where there is none, OlderModelError for a damaged one."""
+    """Return the last checkpoint of a block. Raise ModelFileError without one, OlderModelError for a damaged one."""
     folder = folder_of(place, block)
     with os_errors(UnreadableError, folder):
         found = newest_checkpoint(folder) if folder.is_dir() else None
     if found is None:
         raise ModelFileError(
-            f"block {block} is not trained yet", where=folder, remedy=f"splat train ... --block {block}, then merge"
+            f"block {block} is not trained", where=folder, remedy=f"splat train ... --block {block}, then splat merge"
         )
     return found
 
 
 def _loaded(path: Path) -> Checkpoint:
-    """The state of a block that is done. Raises ModelFileError when it is not."""
+    """Return the state of a finished block. Raise ModelFileError for an unfinished one."""
     from splatcli.checkpoint.file import load_checkpoint
 
     checkpoint = load_checkpoint(path)
     steps = checkpoint.config.train.iterations
     if checkpoint.config.data.block is None or checkpoint.step < steps:
         raise ModelFileError(
-            f"this block is at step {checkpoint.step} of {steps}",
+            f"the block is at step {checkpoint.step} of {steps}",
             where=path,
-            remedy=f"splat resume {path.parent.parent}, then merge",
+            remedy=f"splat resume {path.parent.parent}, then splat merge",
         )
     return checkpoint
 
@@ -329,7 +333,7 @@ class MergeArguments:
 
 
 def merge(args: MergeArguments) -> int:
-    """Merge blocks that were trained one by one.
+    """Merge blocks that were trained separately.
 
     `splat train --blocks` merges the blocks that it has trained; this command is for blocks that were separate jobs.
     Prints the path of the checkpoint, which resume, render, eval and export accept like any other.
@@ -340,7 +344,6 @@ def merge(args: MergeArguments) -> int:
       splat merge output/city -o city.ply
       splat merge output/city | splat render --views
     """
-    from splatcli.cli.blocks import merge_run
     from splatcli.cli.console import open_output
 
     with open_output(json=args.json, quiet=args.quiet) as out:

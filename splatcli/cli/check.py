@@ -23,7 +23,7 @@ from splatcli.errors import (
 if TYPE_CHECKING:
     from splatcli.checkpoint.check import Finding
 
-#: What a file can be told as; the longest word is the width of the column.
+#: The word for each state; the longest is the width of the column.
 _STATES = {
     "sound": "sound",
     "warning": "warning",
@@ -85,7 +85,7 @@ def check(args: CheckArguments) -> int:
 
 
 def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
-    """(what is checked, what was found out). Raises UsageError when there is no such thing."""
+    """Return (the checked path, the findings). Raise UsageError if there is nothing to check."""
     from splatcli.checkpoint.check import check_checkpoint, check_run
     from splatcli.checkpoint.foreign.read import newest_foreign
     from splatcli.cli.blocks import RECORD, folder_of
@@ -94,7 +94,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
     path = named_path(given)
     with os_errors(UnreadableError, path):
         if not path.exists():
-            raise UsageError("there is nothing here", where=path, remedy="name a run folder, a checkpoint or a PLY")
+            raise UsageError("this path does not exist", where=path, remedy="name a run folder, a checkpoint or a PLY")
         if path.is_dir():
             blocks = sorted(folder_of(path, 0).parent.glob("*/ckpts")) if (path / RECORD).is_file() else []
             foreign = newest_foreign(path)
@@ -104,9 +104,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
                 return path, [finding for run in runs for finding in check_run(run)]
             bundle = path / "meta.json"
             if foreign is None and not bundle.is_file():
-                raise UsageError(
-                    "this folder holds no run", where=path, remedy=f"a scene is checked by splat info {path}"
-                )
+                raise UsageError("this folder holds no run", where=path, remedy=f"to check a scene: splat info {path}")
             return path, [_check_file(foreign or bundle, lenient)]
     try:
         own = is_own_checkpoint(path)
@@ -118,7 +116,7 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
 
 
 def _check_file(path: Path, lenient: bool) -> Finding:
-    """A model of another format or program."""
+    """Check a model of another format or program."""
     from splatcli.checkpoint.check import Finding
     from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
     from splatcli.formats.registry import import_model
@@ -135,20 +133,20 @@ def _check_file(path: Path, lenient: bool) -> Finding:
 
 
 def _problem(path: Path, findings: list[Finding]) -> SplatError | None:
-    """The error to end with; None where all is sound."""
+    """Return the error that ends the command; None when all files are sound."""
     bad = [finding for finding in findings if finding.code]
     if not bad:
         return None
     first = bad[0]
     rest = f"; and {len(bad) - 1} more of {len(findings)} files" if len(bad) > 1 else ""
-    # Checkpoints come first, and of them the newest.
+    # The newest checkpoint comes first.
     folder = first.path.parent
     older = [f for f in findings[1:] if f.state == "sound" and f.path.suffix == ".pt" and f.path.parent == folder]
     if first is findings[0] and first.state == "damaged" and older:
         return OlderModelError(
             f"the newest checkpoint is damaged ({first.what}){rest}",
             where=first.path,
-            remedy=f"restore it from a copy, or go on from the newest that is sound: {older[0].path}",
+            remedy=f"restore it from a copy, or use the newest sound checkpoint: {older[0].path}",
         )
     kinds = {kind.exit_code: kind for kind in (ResourceError, VersionError, ModelFileError)}
     return kinds[first.code](f"{first.what}{rest}", where=first.path, remedy=first.help)

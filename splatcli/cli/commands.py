@@ -1,4 +1,4 @@
-"""The command line: the list of commands, and one run of it from arguments to exit code."""
+"""The list of commands, and the path from arguments to exit code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splatcli.errors import UsageError
 _INTERRUPTED = 130
 
 _EPILOG = """\b
-Results go to stdout, words to stderr; commands chain:
+Results go to stdout, messages to stderr; commands chain:
   splat train scene/ | splat render --views
 
 \b
@@ -74,7 +74,7 @@ add_command(app, "doctor", doctor.doctor)
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run one command line, ``argv`` without the program's name; returns the exit code and never raises.
+    """Run one command line (``argv`` without the program's name) and return its exit code; never raise.
 
     With ``--json`` an error is also the last object on stdout.
     """
@@ -105,15 +105,15 @@ def _run(argv: Sequence[str], out: Output) -> int:
 
 
 def _check_current_folder() -> None:
-    """Raises UsageError where paths lead nowhere: torch's libraries do not even load there, and end the process."""
+    """Raise UsageError if the working directory was deleted: torch's libraries would end the process."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        raise UsageError("the folder that you are in has been deleted", remedy="cd to one that is there") from None
+        raise UsageError("the working directory has been deleted", remedy="cd to an existing folder") from None
 
 
 def _make_streams_lenient() -> None:
-    """A path that is no valid text must not turn a result into a crash."""
+    """Let paths that are not valid text be printed."""
     for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:

@@ -1,4 +1,4 @@
-"""``splat doctor``: what this machine has, what works, and what to do about the rest."""
+"""``splat doctor``: reports the hardware and software of this machine, with remedies for what does not work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         memory = gpu["memory_bytes"] / 2**30
         lines.append(f"cuda:{index}     {gpu['name']}, capability {gpu['capability']}, {memory:.0f} GiB")
     if not facts["gpus"]:
-        lines.append("GPUs       none that torch sees")
+        lines.append("GPUs       torch finds none")
     for name, label in (("compiler", "compiler "), ("nvcc", "nvcc     ")):
         lines += _tool_lines(label, facts[name])
     lines.append(f"cache      {facts['cache']}")
@@ -60,7 +60,7 @@ def _driver(facts: dict[str, Any]) -> str:
     if not (facts["driver"] or facts["driver_cuda"]):
         return "no NVIDIA driver"
     cuda = f", for CUDA up to {facts['driver_cuda']}" if facts["driver_cuda"] else ""
-    return (facts["driver"] or "there") + cuda
+    return (facts["driver"] or "present") + cuda
 
 
 def _tool_lines(label: str, tool: dict[str, Any]) -> list[str]:
@@ -74,9 +74,9 @@ def _backend_lines(name: str, backend: dict[str, Any]) -> list[str]:
         return [
             f"{name:<9}  works: {backend['why']}",
             f"           {backend['library']}",
-            f"           test image: differs from the reference by {backend['largest_difference']:.1e} at most",
+            f"           test image: largest difference from the reference {backend['largest_difference']:.1e}",
         ]
-    verdict = "not possible" if name == "cuda" else "DOES NOT WORK"  # with a GPU it is cuda:0
+    verdict = "unavailable" if name == "cuda" else "DOES NOT WORK"  # with a GPU the name is cuda:0
     return [f"{name:<9}  {verdict}: {backend['problem']}", *_remedy(backend)]
 
 

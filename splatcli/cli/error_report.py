@@ -41,10 +41,10 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         return _from_typer(error)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
-            "the disk is full", where=error.filename, remedy="free some space, or write elsewhere with -o"
+            "the disk is full", where=error.filename, remedy="free disk space, or write elsewhere with -o"
         )
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        return UsageError("this name is longer than a file's name can be", where=f"{str(error.filename)[:100]}...")
+        return UsageError("this file name is too long", where=f"{str(error.filename)[:100]}...")
     if isinstance(error, PipeError):
         return SceneError(str(error.strerror), where=error.filename)
     refused = system_error(error)
@@ -83,7 +83,7 @@ def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:
     path = Path(tempfile.gettempdir()) / f"splat-crash-{time.strftime('%Y%m%d-%H%M%S')}-{id(error):x}.txt"
     summary = f"internal error: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}".rstrip(": ")
     try:
-        # Others may write into that folder: no file and no link that lies there already is written to.
+        # Others may write into that folder, so no existing file or link is written to.
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
         with open(number, "w", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)

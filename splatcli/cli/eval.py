@@ -98,7 +98,7 @@ def evaluate(args: EvalArguments) -> int:
     data = args.data
     with open_output(json=args.json, quiet=args.quiet) as out:
         wanted = resolve_device(args.device)
-        # First of all, so that what is not installed is told before minutes are spent.
+        # First, so that a missing package is an error before the model is loaded.
         network = None if args.lpips is None else Lpips(args.lpips, wanted)
         path = find_model(args.model, out=out, allow_older=args.allow_older)
         loaded = load_model(
@@ -111,9 +111,9 @@ def evaluate(args: EvalArguments) -> int:
         checkpoint = loaded.checkpoint
         if checkpoint is None and data is None:
             raise UsageError(
-                f"this knows neither cameras nor photos: {loaded.origin}",
+                f"{loaded.origin} has neither cameras nor images",
                 where=path,
-                remedy="name the scene whose frame the model is in: --data DIR",
+                remedy="name its scene: --data DIR",
             )
         config = Config() if checkpoint is None else checkpoint.config
         root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
@@ -135,9 +135,9 @@ def evaluate(args: EvalArguments) -> int:
 def _measure(
     model: Model, config: Config, scene: Scene, ground_truth: GroundTruth, views: str, extremes: Extremes | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """The figures as JSON's object and as lines; raises SceneError for a photo that is missing.
+    """Return the metrics as a JSON object and as lines. Raise SceneError for a missing image.
 
-    extremes: gets to see every comparison; pictures live no longer than it wants them.
+    extremes: gets every comparison, and keeps the images of the worst and best.
     """
     from splatcli.render.images import RenderSettings, render_pixels
     from splatcli.render.scoring import means
@@ -155,9 +155,9 @@ def _measure(
         one = ground_truth.compare(camera.name, render_pixels(model.gaussians, camera, settings))
         if one is None:
             raise SceneError(
-                f"there is no photo {camera.name} of {camera.width}x{camera.height} pixels",
+                f"the scene has no image {camera.name} of {camera.width}x{camera.height} pixels",
                 where=scene.root,
-                remedy="give the folder that the run was trained on: --data DIR",
+                remedy="name the scene that the run was trained on: --data DIR",
             )
         names.append(one.score.name)
         indices.append(one.index)
@@ -167,9 +167,9 @@ def _measure(
 
     if not figures:
         raise SceneError(
-            "the masks hide all of every view that was asked for",
+            "the masks hide every pixel of these views",
             where=scene.root,
-            remedy="evaluate others: --views all, or correct the masks",
+            remedy="evaluate other views (--views all), or correct the masks",
         )
     mean = means(figures)
     facts: dict[str, Any] = {
@@ -184,12 +184,12 @@ def _measure(
 
 
 def _digits(figure: str) -> int:
-    """Decimals worth printing."""
+    """Return the number of decimals to print."""
     return 3 if figure.endswith("psnr") else 4
 
 
 def _write_sheet(path: Path, extremes: Extremes, facts: dict[str, Any]) -> None:
-    """The contact sheet of ``extremes`` with the figures ``facts`` over it. Raises OutputError."""
+    """Write the contact sheet of ``extremes`` with the metrics ``facts`` in its title. Raise OutputError."""
     from splatcli.render.images import png_bytes, write_bytes
     from splatcli.render.sheet import contact_sheet
 

@@ -67,21 +67,21 @@ def info(args: InfoArguments) -> int:
     with open_output(json=args.json, quiet=args.quiet) as out:
         if args.path is not None and not args.path.exists():
             raise UsageError(
-                "there is nothing here", where=args.path, remedy="name a checkpoint, PLY, run folder or scene"
+                "this path does not exist", where=args.path, remedy="name a checkpoint, PLY, run folder or scene"
             )
         if args.path is not None and args.path.is_dir() and not _is_run(args.path):
             bare = _has_no_cameras(args.path, args.settings)
             if args.plot is not None and bare:
                 raise UsageError(
-                    "these photos have no cameras to draw",
+                    "these images have no cameras to plot",
                     where="--plot",
-                    remedy=f"find them first: splat sfm {args.path}",
+                    remedy=f"run splat sfm {args.path} first",
                 )
             facts = _photo_facts(args.path) if bare else _scene_facts(args.path, args.settings, args.plot)
         else:
             if args.plot is not None:
                 raise UsageError(
-                    "only the cameras of a scene are drawn", where="--plot", remedy="name a scene's folder"
+                    "only the cameras of a scene are plotted", where="--plot", remedy="name a scene folder"
                 )
             found = find_model(args.path, out=out, allow_older=True)
             import_options = args.foreign.import_options()
@@ -96,7 +96,7 @@ def info(args: InfoArguments) -> int:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder holds a run, ours or another program's, rather than a scene."""
+    """Return whether a folder holds a run, of splat or another program, and not a scene."""
     from splatcli.checkpoint.foreign.read import newest_foreign
 
     return (folder / "ckpts").is_dir() or newest_foreign(folder) is not None
@@ -109,7 +109,7 @@ def _has_no_cameras(path: Path, settings: dict[str, Any]) -> bool:
 
 
 def _photo_facts(path: Path) -> dict[str, Any]:
-    """Of a folder of photos that no file describes cameras of."""
+    """Return the facts of a folder of images without cameras."""
     from splatcli.scene.images import max_pixels
     from splatcli.sfm.images import find_footage, readable
 
@@ -158,7 +158,7 @@ def _table_facts(path: Path, means: Any, sh_degree: int) -> dict[str, Any]:
 
 
 def _foreign_facts(path: Path, import_options: ImportOptions) -> dict[str, Any]:
-    """Of a PLY or a checkpoint of another program, also of one that other commands refuse, and why they do."""
+    """Return the facts of a PLY or a checkpoint of another program, also of one that other commands refuse."""
     from splatcli.checkpoint.foreign.imported import to_gaussians
     from splatcli.errors import ModelFileError
     from splatcli.formats.registry import CHECKPOINT, format_of, import_model
@@ -196,7 +196,7 @@ def _foreign_facts(path: Path, import_options: ImportOptions) -> dict[str, Any]:
 
 
 def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
-    """Of a PLY that holds no splats, or not as it should; one without a sound header is an error here too."""
+    """Return the header of a PLY without valid splats. A PLY without a sound header is an error."""
     from splatcli.formats.ply import read_ply_header
 
     header = read_ply_header(path, lenient=True)
@@ -246,13 +246,13 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
 
 def _lines(facts: dict[str, Any]) -> list[str]:
     findings = facts.get("findings", [])
-    told = {key: value for key, value in facts.items() if key != "findings"}
-    width = max(map(len, told))
-    return [f"{key:<{width}}  {_text(value)}" for key, value in told.items()] + _finding_lines(findings)
+    shown = {key: value for key, value in facts.items() if key != "findings"}
+    width = max(map(len, shown))
+    return [f"{key:<{width}}  {_text(value)}" for key, value in shown.items()] + _finding_lines(findings)
 
 
 def _finding_lines(findings: list[dict[str, Any]]) -> list[str]:
-    """What was looked for, a line each; under it what helps."""
+    """Return a line for each finding, and its remedy below."""
     lines = [""] if findings else []
     for finding in findings:
         lines.append(f"{_STATES[finding['state']]:<8}  {finding['subject']:<10}  {finding['text']}")

@@ -14,24 +14,24 @@ from typing import Self
 
 from splatcli.errors import ResourceError
 
-#: Bytes of address space without which torch does not even load, on Linux with one thread; measured with ulimit -v.
+#: Bytes of address space that loading torch takes on Linux with one thread; measured with ulimit -v.
 _ADDRESS_SPACE = 1 << 30
-#: Of them, for each further thread: its stack, and its heap.
+#: Further bytes for each thread (its stack and heap), and the largest number of threads counted.
 _OF_A_THREAD, _MOST_THREADS = 128 << 20, 64
 
-#: Options that print about a command and do nothing else.
+#: Options that print information and do nothing else.
 _WORDS = {"--help", "-h", "--version"}
 
 
 class PipeError(OSError):
-    """A pipe stands where a file is to be read."""
+    """An input is a named pipe."""
 
 
 def refuse_pipes() -> None:
-    """From here on, opening a named pipe for reading raises PipeError, instead of waiting for a writer for ever.
+    """Make opening a named pipe for reading raise PipeError from now on, instead of waiting for a writer.
 
-    Inputs are read from any place and more than once, which no pipe allows. Descriptors, stdin among them, are not
-    concerned. It holds for this process until its end.
+    Inputs are read at any position and more than once, which a pipe does not allow. File descriptors such as stdin are
+    not affected. The hook stays for the life of the process.
     """
     sys.addaudithook(_audit_open)
 
@@ -49,12 +49,12 @@ def _audit_open(event: str, arguments: tuple[object, ...]) -> None:
     except (OSError, TypeError, ValueError):
         return
     if stat.S_ISFIFO(found.st_mode):
-        said = "this is a pipe, and files are read more than once; write its content into a file first"
-        raise PipeError(errno.ESPIPE, said, path)
+        text = "this is a pipe, and inputs are read more than once; write its content to a file first"
+        raise PipeError(errno.ESPIPE, text, path)
 
 
 def require_address_space(argv: Sequence[str]) -> None:
-    """Raises ResourceError where ``ulimit -v`` leaves too little for torch, whose libraries end the process then."""
+    """Raise ResourceError if ``ulimit -v`` is too small for torch, whose libraries would end the process."""
     if not argv or _WORDS.intersection(argv):
         return
     try:
@@ -65,31 +65,31 @@ def require_address_space(argv: Sequence[str]) -> None:
     needed = _ADDRESS_SPACE + _OF_A_THREAD * min(os.cpu_count() or 1, _MOST_THREADS)
     if limit not in (resource.RLIM_INFINITY, -1) and limit < needed:
         raise ResourceError(
-            f"the limit of address space is {limit >> 20:,} MiB; torch and its threads take {needed >> 20:,} MiB",
+            f"the address space is limited to {limit >> 20:,} MiB; torch and its threads need {needed >> 20:,} MiB",
             where="ulimit -v",
             remedy="raise the limit, or limit the memory in use instead (systemd-run -p MemoryMax=..., --mem of a job)",
         )
 
 
-#: They end a run at the next step, after a complete save. SIGHUP is what a lost terminal sends.
+#: Signals that end a run at the next step, after a complete save. A lost terminal sends SIGHUP.
 STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 
-#: It saves at the next step, and training goes on; schedulers send it ahead of their time limit.
+#: The signal that saves at the next step without a stop; schedulers send it before their time limit.
 SAVE = "SIGUSR1"
 
-#: Seconds in which a second SIGINT is, to a rank, the first one again: torchrun passes on what its ranks have had.
+#: Seconds in which a rank ignores a second SIGINT: torchrun forwards the signal that its ranks already got.
 ECHO = 0.5
 
 
 class Requests:
-    """What signals have asked for, while open; the handlers that were there are put back at the end.
+    """Requests by signals while open; the previous handlers are restored at the end.
 
-    SIGUSR1 is heeded at once, so that it never kills; the others only from ``heed_stops`` on: before there is
-    anything to save, they end the program in their usual way.
+    Handlers only set flags, so a signal during a save lets it finish. SIGUSR1 is handled from the start, so it never
+    ends the process. The other signals are handled from ``listen_for_stops`` on; before, there is nothing to save.
     """
 
     def __init__(self, echo: float = 0.0) -> None:
-        """echo: seconds in which a second SIGINT counts as the first one."""
+        """echo: seconds in which a second SIGINT is ignored."""
         self._echo = echo
         self._stop: str | None = None
         self._stopped_at = 0.0
@@ -108,21 +108,21 @@ class Requests:
         self._before.clear()
 
     def listen_for_stops(self) -> None:
-        """From here on, signals that ask for a stop are remembered instead of obeyed."""
+        """Handle stop signals from now on: they request a stop instead of ending the process."""
         for name in STOPS:
             self._listen(name)
 
     def stop(self) -> str | None:
-        """The name of the first signal that asked for a stop, or None."""
+        """Return the name of the first stop signal, or None."""
         return self._stop
 
     def save(self) -> bool:
-        """Whether a save was asked for since the last call."""
+        """Return whether a save was requested since the last call."""
         asked, self._save = self._save, False
         return asked
 
     def pending(self) -> bool:
-        """Whether a signal waits to be heeded."""
+        """Return whether a request is pending."""
         return self._save or self._stop is not None
 
     def _listen(self, name: str) -> None:
@@ -145,9 +145,9 @@ class Requests:
 
 
 def end_imports_at_once() -> None:
-    """From here on SIGINT ends the program without an exception when it comes in the middle of an import.
+    """Make SIGINT during an import end the process without an exception.
 
-    Libraries swallow KeyboardInterrupt while they load, and go on half loaded.
+    Some libraries swallow KeyboardInterrupt while they load, and continue half loaded.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupt)
@@ -163,7 +163,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def exit_code(reason: str) -> int:
-    """What a run that stopped for ``reason`` returns: 128 plus the signal's number, or 0."""
+    """Return the exit code of a run that stopped for ``reason``: 128 plus the number of a signal, or 0."""
     try:
         return 128 + signal.Signals[reason].value
     except KeyError:

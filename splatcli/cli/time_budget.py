@@ -1,6 +1,6 @@
-"""TimeBudget: fits a run into a given time; chooses steps and Gaussians first, and corrects them on the way.
+"""--max-time: chooses the numbers of steps and Gaussians that fit a given time, and corrects them during the run.
 
-The clock begins with the process, so that the start of the interpreter and of the libraries counts.
+The time includes the start of the interpreter and of the libraries.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOADED = time.monotonic()
 
 
 def process_age() -> float:
-    """Seconds; where the system does not tell, since this module was loaded."""
+    """Return seconds since the process started, or since this module was loaded where the system has no start time."""
     try:
         # The name of the program, in parentheses, may hold anything; field 22 of the line is the start in clock ticks.
         fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
@@ -37,19 +37,20 @@ def process_age() -> float:
         return time.monotonic() - _LOADED
 
 
-#: The last save, and leaving.
+#: Seconds for the last save and the end of the process.
 END_SECONDS = 1.0
 
-#: Scoring may meet a slower moment.
+#: Factor on the measured time of evaluation, which varies.
 SCORING_MARGIN = 1.5
 
 
 class TimeBudget:
-    """The plan of a run that is over ``limit`` seconds after this process began.
+    """The plan of a run that ends ``limit`` seconds after the start of this process.
 
-    remake: the settings with others under dotted keys, schedules scaled to them; what the user gave wins.
-    config: the settings of the first plan. deadline: by time.monotonic(), when the last step has to be done.
-    Raises UsageError when the time is over already.
+    rebuild_config: makes settings with other values under dotted keys, schedules scaled to them; options of the user
+        take precedence.
+    config: the settings of the first plan. deadline: time.monotonic() at the end of the last step.
+    Raises UsageError when no time is left.
     """
 
     def __init__(
@@ -92,21 +93,21 @@ class TimeBudget:
         left = self._pacer.left()
         if left <= 0:
             raise UsageError(
-                f"{limit:g} s are over before the first step",
+                f"{limit:g} s end before the first step",
                 where="--max-time",
                 remedy=f"give more than {math.ceil(limit - left)} s",
             )
         steps, count = pace.plan(PLANNED * left, self._start, self._most)
-        out.note(f"in {limit:.0f} s there is time for about {steps:,} steps and {count:,} Gaussians")
+        out.note(f"{limit:.0f} s allow about {steps:,} steps and {count:,} Gaussians")
         self.config = self._planned(steps, count)
 
     def take_first_gaussians(self) -> tuple[Gaussians, list[str]] | None:
-        """What first_gaussians() gave, once: from then on it is the run's, which does not make it again."""
+        """Hand the result of first_gaussians() to the run, once, so that the run does not compute it again."""
         first, self._first = self._first, None
         return first
 
     def update(self, trainer: Trainer) -> Event | None:
-        """To be called after each step: gives the run another plan when the last one turned out to be off."""
+        """Reschedule the run when the plan is off; called after each step."""
         from splatcli.train.step_time import GAUSSIANS_PER_STEP
 
         state = trainer.state
@@ -115,7 +116,7 @@ class TimeBudget:
         if steps is None:
             return None
         wanted = max(self._start, count, GAUSSIANS_PER_STEP * steps)
-        # What the memory has room for was found out when the run was made.
+        # The limit by memory was computed when the run was created.
         self._values["memory.cap"] = state.config.memory.cap
         return trainer.reschedule(self._planned(steps, wanted if self._most is None else min(wanted, self._most)))
 

@@ -1,4 +1,4 @@
-"""Drives a trainer for ``train`` and ``resume``: signals in, progress out, the exit code at the end."""
+"""Training for ``splat train`` and ``splat resume``: opens the run, runs the trainer, returns the exit code."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LISTED = 8
 
 @dataclass(frozen=True)
 class ResumeOverrides:
-    """What is to be different when a run is resumed.
+    """Changes to a run that is resumed.
 
     data: where the scene is now. file, settings, allowed: see train.changes.changed_config.
     """
@@ -99,9 +99,9 @@ def start_training(
     place = run.output or default_folder(named)
     earlier = Path()
     if not run.overwrite:
-        earlier = _on_rank0(group, "looking at the run folder", lambda: _earlier_run(place, run.request, out) or Path())
+        earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out) or Path())
     if earlier != Path():
-        out.note(f"this run was begun before and goes on: {earlier}")
+        out.note(f"continuing the run from {earlier}")
         return resume_training(
             earlier,
             ResumeOverrides(),
@@ -121,7 +121,7 @@ def start_training(
         moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:
             if config.data.masks not in (None, NONE, ALPHA):
-                moved["data.masks"] = "masks"  # where splat sfm puts those of any folder
+                moved["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
             config = run.rebuild_config(moved)
         with _slow_section(group, "reading the scene"):
             given = _initial_model(config, run.import_options, out)
@@ -129,7 +129,7 @@ def start_training(
         if run.overwrite and run.output is not None:
             _check_movable(run.output, scene.root)
         start = start_for(config, scene)
-        if start != config.model.init:  # known only now, and rates follow from it
+        if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             moved["model.init"] = start
             config = run.rebuild_config(moved)
         budget = None
@@ -170,7 +170,7 @@ def resume_training(
     group: ProcessGroup | None = None,
     sharded: bool = False,
 ) -> int:
-    """Go on with the run of a checkpoint; returns the exit code. group, sharded: as for start_training()."""
+    """Continue the run of a checkpoint; return the exit code. group, sharded: as for start_training()."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.scene.read import read_scene
@@ -183,14 +183,13 @@ def resume_training(
         known = format_of(path)
         what = "not a checkpoint of splat" if known is CHECKPOINT else f"{known.title} (no optimizer state)"
         raise ModelFileError(
-            f"this is {what}: it may hold Gaussians, but no training run that could be gone on with",
+            f"this is {what}; it holds no training run to resume",
             where=path,
             remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
     with Requests(ECHO if group else 0.0) as requests:
         with _slow_section(group, "reading the checkpoint"):
-            # A state that does not fit the memory must not be read into it; sharded, each process reads its rows of the
-            # file.
+            # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
@@ -198,9 +197,9 @@ def resume_training(
         root = overrides.data or Path(checkpoint.dataset.root)
         if overrides.data is None and not root.exists():
             raise SceneError(
-                "the scene that the run was started on is not there any more",
+                "the scene of this run does not exist",
                 where=root,
-                remedy="--data DIR says where it is now",
+                remedy="name its present folder: --data DIR",
             )
         check_batch(config, group)
         if sharded:
@@ -223,15 +222,15 @@ def resume_training(
                     group=group,
                     sharded=sharded,
                 )
-            # Only now is it sure that the run goes on from here, and what lies ahead of it can be put aside.
+            # The resume can no longer fail, so checkpoints of later steps are put aside now.
             run_dir.rewind(checkpoint.step)
             run_dir.write_config(trainer.state.config)
-            del checkpoint  # as much memory as the state itself
+            del checkpoint  # takes as much memory as the state itself
             return run_trainer(trainer, stop_at, requests, live, out)
 
 
 def _wants_offload(path: Path, overrides: ResumeOverrides) -> bool:
-    """Whether the run of a checkpoint, or whoever resumes it, wants --offload. Raises as load_checkpoint()."""
+    """Return whether the run of a checkpoint, or its overrides, use --offload. Raises as load_checkpoint()."""
     from splatcli.checkpoint.container import read_container
 
     memory = read_container(path, digests=False, mmap=True).manifest.config.get("memory")
@@ -257,16 +256,16 @@ def check_batch(config: Config, group: ProcessGroup | None) -> None:
 
 
 def build_request(config: Config, **others: Any) -> dict[str, Any]:
-    """What a command line asks for, as JSON: settings before the scene decides the rest, and what is no setting."""
+    """Return the options of a command line as JSON: settings before the scene is read, and ``others``."""
     from splatcli.config import flat_settings
 
     return {**flat_settings(config, as_json=True), **others}
 
 
 def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | None:
-    """The newest checkpoint of the run that an equal ``request`` began in ``place``; None where there is none.
+    """Return the newest checkpoint of the run in ``place`` that has an equal ``request``; None without a run.
 
-    Raises OutputError, listing the differences, for a run that another request began.
+    Raises OutputError, which lists the differences, for the run of another request.
     """
     from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.train.start import shown
@@ -277,17 +276,17 @@ def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | No
     try:
         before = json.loads((place / REQUEST).read_text())
     except (OSError, ValueError):
-        return None  # of an earlier version, or a copy: refused where the folder is made
+        return None  # a run of an earlier version, or a copy: RunDir.create() refuses its folder
     if not isinstance(before, dict):
         return None
     keys = [key for key in request if key in before and before[key] != request[key]]
     if keys:
-        listed = "; ".join(f"{key} was {shown(before[key])}, is {shown(request[key])}" for key in keys[:_LISTED])
+        listed = "; ".join(f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys[:_LISTED])
         more = f"; and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
         raise OutputError(
-            f"the output folder holds a run that was asked for with other settings: {listed}{more}",
+            f"the output folder holds a run with other settings: {listed}{more}",
             where=place,
-            remedy="--overwrite moves it aside, splat resume continues it as it is, or choose another -o",
+            remedy="move it aside with --overwrite, continue it with splat resume, or choose another -o",
         )
     return newest
 
@@ -320,17 +319,17 @@ def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextMana
 
 
 def image_background(config: Config) -> tuple[int, int, int]:
-    """R, G, B of what shows through transparent photos when they are scored: white for a white run, else black."""
+    """Return the background (R, G, B) of transparent images in evaluation: white for a white run, else black."""
     return (255, 255, 255) if config.train.background == "white" else (0, 0, 0)
 
 
 def training_background(config: Config) -> tuple[int, int, int] | None:
-    """The same when they are trained on; None where each step has a colour of its own."""
+    """Return the background (R, G, B) of transparent images in training; None for random backgrounds."""
     return None if config.train.background == "random" else image_background(config)
 
 
 def default_folder(scene: Path) -> Path:
-    """output/<scene>, with the first free number behind it if a run is there already."""
+    """Return output/<scene>, with the first free number appended if that folder exists."""
     with os_errors(SceneError, scene):
         path = OUTPUT / ((scene.stem if scene.is_file() else scene.resolve().name) or "scene")
     candidate, number = path, 2
@@ -341,17 +340,19 @@ def default_folder(scene: Path) -> Path:
 
 
 def _check_movable(folder: Path, scene: Path) -> None:
-    """--overwrite moves a folder aside; it must not carry off the photos or the folder we stand in."""
+    """Raise OutputError if moving ``folder`` aside would move the scene or the working directory."""
     place = folder.resolve()
     for inside in (Path.cwd(), scene.resolve()):
         if inside.is_relative_to(place):
             raise OutputError(
-                f"{inside} lies in it, so it cannot be moved aside", where=folder, remedy="choose another -o"
+                f"--overwrite cannot move this folder aside: it contains {inside}",
+                where=folder,
+                remedy="choose another -o",
             )
 
 
 def _initial_model(config: Config, import_options: ImportOptions, out: Output) -> Gaussians | None:
-    """The Gaussians that ``--init`` names by a path; None for a word."""
+    """Return the Gaussians of the model that ``--init`` names; None for a named start."""
     from splatcli.config import NAMED_STARTS
     from splatcli.scene.read import read_scene
 
@@ -362,7 +363,7 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
         is_there = path.exists()
     if not is_there:
         raise UsageError(
-            f"there is no {path}", where="--init", remedy="sfm, hull, random, or the path of a checkpoint or PLY"
+            f"{path} does not exist", where="--init", remedy="sfm, hull, random, or the path of a checkpoint or PLY"
         )
     model = load_model(
         find_model(path, out=out),
@@ -382,7 +383,10 @@ def run_trainer(
     *,
     budget: TimeBudget | None = None,
 ) -> int:
-    """Runs the trainer; the result is told whenever a state was saved at the end, also if something else went wrong."""
+    """Run the trainer and report its events; return the exit code.
+
+    The result is printed whenever the last state was saved, also before an error is raised.
+    """
     from splatcli.train.events import Evaluated, RolledBack, Stepped, Stopped
 
     stopped: Stopped | None = None
@@ -407,7 +411,7 @@ def run_trainer(
                 elif isinstance(event, Stopped):
                     stopped = event
                 if live is not None:
-                    with _slow_section(trainer.group, "showing the run"):  # where a person may pause it
+                    with _slow_section(trainer.group, "showing the run"):  # a user may pause the run
                         live.report(event, trainer.state)
     except SplatError as error:
         problem = error
@@ -428,8 +432,8 @@ def run_trainer(
     missed = trainer.keeper.missed
     if missed and stopped.reason == "finished":
         raise OutputError(
-            f"the run is finished and saved, but not the checkpoints of save.steps {missed}",
+            f"the run is finished and saved, but the checkpoints of save.steps {missed} could not be written",
             where=trainer.run_dir.path,
-            remedy="they could not be written at that time; free some space, and train again if they are needed",
+            remedy="free disk space, and train again if they are needed",
         )
     return exit_code(stopped.reason)

@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from splatcli.viewer.server import PageServer, Request, Responder, Response
 
 
-#: Seconds between two looks of a server at whether it should end.
+#: Seconds between two checks of a server for its end.
 _POLL = 0.1
 
 
 @contextmanager
 def serving(responder: Responder, *, host: str, port: int | None, risk: str, out: Output) -> Iterator[PageServer]:
-    """A server that answers with what ``shelf`` has, in threads of its own, while open.
+    """Serve the answers of ``responder`` in background threads while open.
 
-    risk: what others can do where they reach it, for a warning. Raises UsageError and ResourceError as listen().
+    risk: what others can do with the page, for a warning. Raises UsageError and ResourceError as listen().
     """
     from splatcli.viewer.server import is_loopback, listen
 
     with listen(host, port, responder) as server:
         if not is_loopback(str(server.server_address[0])):
-            out.warn(f"whoever reaches this machine at {host} can {risk}")
+            out.warn(f"anyone who reaches this machine at {host} can {risk}")
         thread = threading.Thread(target=server.serve_forever, args=(_POLL,), daemon=True)
         thread.start()
         try:
@@ -50,9 +50,9 @@ def serving(responder: Responder, *, host: str, port: int | None, risk: str, out
 
 @contextmanager
 def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) -> Iterator[LiveRun | None]:
-    """A page that shows a run while it trains, served while open; None where none is wanted. A place asks for one.
+    """Serve a page that shows a run while it trains; None without --viewer, --viewer-host and --viewer-port.
 
-    Of several processes of a run, the one that speaks serves it.
+    Of several processes of a run, only the one that prints serves it.
     """
     if out.muted or (not wanted and host is None and port is None):
         yield None
@@ -60,7 +60,7 @@ def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) 
     from splatcli.viewer.live import LiveRun
 
     live = LiveRun()
-    risk = "watch this run, and pause it"
+    risk = "watch and pause this run"
     with serving(live, host=host or "127.0.0.1", port=port, risk=risk, out=out) as server:
         out.note(f"viewer: {server.url}")
         out.event("viewer", {"url": server.url})
@@ -131,11 +131,11 @@ def view(args: ViewArguments) -> int:
 
     with open_output(json=args.json, quiet=args.quiet) as out:
         shown = _Shown(args.model, args.foreign.import_options(), out)
-        with serving(shown, host=args.host, port=args.port, risk="look at this model, and copy it", out=out) as server:
+        with serving(shown, host=args.host, port=args.port, risk="view and copy this model", out=out) as server:
             shown.load()
             with suppress(KeyboardInterrupt):
                 out.result({"url": server.url, "path": shown.path}, [server.url])
-                out.note("Ctrl-C ends it")
+                out.note("Press Ctrl-C to stop")
                 if _has_display() if args.open_browser is None else args.open_browser:
                     open_page(server.url)
                 wait()
@@ -143,7 +143,7 @@ def view(args: ViewArguments) -> int:
 
 
 class _Shown:
-    """The page of a model and its scene, by their paths; asked for the page, it looks for a newer checkpoint first."""
+    """Serves the page of a model and its data. Each request for the page loads a newer checkpoint, if there is one."""
 
     def __init__(self, model: Path | None, import_options: ImportOptions, out: Output) -> None:
         from splatcli.cli.model import find_model, run_folder
@@ -162,7 +162,7 @@ class _Shown:
             return self._documents.get(request.path)
 
     def load(self) -> None:
-        """Read the model, and show it from now on. Raises ModelFileError, UsageError, DivergedError."""
+        """Load the model for the page. Raise ModelFileError, UsageError or DivergedError."""
         from splatcli.cli.model import load_model
         from splatcli.formats.compressed_ply import encode_compressed_ply
         from splatcli.formats.format import ExportMetadata
@@ -173,7 +173,7 @@ class _Shown:
 
         loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
         if not len(loaded.gaussians):
-            raise UsageError("the model has no Gaussians to look at", where=self.path, remedy="name another model")
+            raise UsageError("the model has no Gaussians", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
         told = ExportMetadata.of(loaded.checkpoint)
         exact = len(gaussians) <= _MOST_EXACT
@@ -184,10 +184,10 @@ class _Shown:
         }
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
         if loaded.gaussians.sh_degree > _SH_DEGREE:
-            self._out.note(f"note: shown to SH degree {_SH_DEGREE}, the most that the viewer knows")
+            self._out.note(f"note: the viewer shows SH coefficients up to degree {_SH_DEGREE}")
 
     def _look_again(self) -> None:
-        """Take the newest checkpoint of a run; one that cannot be read does not take the place of one that could."""
+        """Load the newest checkpoint of a run; keep the present one if that fails."""
         from splatcli.cli.model import find_model
 
         if self._folder is None:
@@ -203,15 +203,15 @@ class _Shown:
 
 
 def wait() -> None:
-    """For a signal."""
+    """Wait for a signal."""
     threading.Event().wait()
 
 
 def open_page(url: str) -> None:
-    """Show a page in the browser of this machine; not waited for, since some browsers never return."""
+    """Open a page in the browser of this machine, in a thread, since some browsers never return."""
     threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
 
 
 def _has_display() -> bool:
-    """Whether a browser would have somewhere to appear; without, Python starts one for terminals, if there is one."""
+    """Return whether there is a display; without one, webbrowser would start a browser in the terminal."""
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

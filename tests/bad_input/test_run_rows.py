@@ -257,7 +257,7 @@ CASES = [
         "the scene is gone",
         both(trained, move("scene", "elsewhere")),
         3,
-        ("not there any more", "--data DIR says"),
+        ("does not exist", "--data DIR"),
         command=MORE,
     ),
     Case(
@@ -289,7 +289,7 @@ CASES = [
     Case(63, "train over it", both(trained, taken), 9, (str(os.getpid()),), ("--overwrite",)),
     # Places for the output.
     Case(64, "a run of other settings is there", trained, 8, ("iterations was 1, is 2", "--overwrite"), ("-n", "2")),
-    Case(64, "the same run is there", trained, 0, ("this run was begun before and goes on",)),
+    Case(64, "the same run is there", trained, 0, ("continuing the run from",)),
     Case(
         64,
         "a run is there, moved aside",
@@ -475,7 +475,7 @@ PROCESSES = [
         "the folder it stands in was deleted",
         f'here=$PWD; mkdir gone; cd gone; rmdir "$here/gone"; '
         f'splat train "$here/scene" {WORDS} -o "$here/out" 2>&1 | grep -v getcwd; ls "$here"',
-        "error[E002]: the folder that you are in has been deleted\n  help: cd to one that is there\nscene\n",
+        "error[E002]: the working directory has been deleted\n  help: cd to an existing folder\nscene\n",
     ),
     Surroundings(
         72,

@@ -96,10 +96,10 @@ def test_a_run_that_fails_ends_the_bench_with_its_words(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "name scenes, or a plan"),
-        (("a", "--plan", "b"), "name scenes, or a plan"),
+        ((), "name scenes or a plan"),
+        (("a", "--plan", "b"), "name scenes or a plan"),
         (("--plan", "b", "--setting", "x="), "its own settings"),
-        (("a", "--seeds", "1,x"), "no seeds"),
+        (("a", "--seeds", "1,x"), "not a list of seeds"),
     ],
 )
 def test_contradictions_are_refused(arguments: tuple[str, ...], words: str, capfd: pytest.CaptureFixture[str]) -> None:

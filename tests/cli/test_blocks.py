@@ -90,7 +90,7 @@ def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, sp
     assert splat(*job, "--block", 1).code == 0
     missing = splat("merge", place)
     assert missing.code == 5
-    assert "block 0 is not trained yet" in missing.err
+    assert "block 0 is not trained" in missing.err
     assert splat(*job, "--block", 0, "--stop-at", 7).code == 0
     unfinished = splat("merge", place)
     assert unfinished.code == 5
@@ -98,7 +98,7 @@ def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, sp
     assert splat(*job, "--block", 0).code == 0, "a job that is started again goes on"
     again = splat(*job, "--block", 0)
     assert again.code == 0, "and has nothing to do when it is done"
-    assert "is done already" in again.err
+    assert "is finished" in again.err
     done = splat("merge", place)
     assert done.code == 0, done.err
     one, other = (load_checkpoint(run / f"ckpts/ckpt_{STEPS:06d}.pt") for run in (place, merged_run))

@@ -59,7 +59,7 @@ def test_version(splat: Callable[..., Any]) -> None:
         (["export"], "no file"),
         (["export", "-o", "x.obj"], "cannot tell a format"),
         (["render", "nosuch.pt"], "no such model"),
-        (["info", "nosuch"], "nothing here"),
+        (["info", "nosuch"], "this path does not exist"),
         (["eval", "--views", "path.json"], "--views"),
     ],
 )
@@ -84,7 +84,7 @@ def test_an_error_is_an_object_with_json(splat: Callable[..., Any]) -> None:
         {
             "event": "error",
             "error": "E002",
-            "what": "there is nothing here",
+            "what": "this path does not exist",
             "where": "nosuch",
             "help": "name a checkpoint, PLY, run folder or scene",
             "exit_code": 2,

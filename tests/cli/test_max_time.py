@@ -47,7 +47,7 @@ def test_a_time_that_is_over_already_is_refused(
     monkeypatch.setattr(time_budget, "process_age", lambda: 100.0)
     done = splat("train", tiny_scene, "--max-time", "60s", "-o", tmp_path / "run")
     assert done.code == 2
-    assert "over before the first step" in done.err
+    assert "end before the first step" in done.err
     asked = re.search(r"give more than (\d+) s", done.err)
     assert asked is not None
     assert int(asked[1]) > 100, "what was over when the run began"

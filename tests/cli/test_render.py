@@ -270,7 +270,11 @@ class TestStdout:
         (["-o", "-", "--json"], 2, "both want stdout"),
         (["--what", "error", "--size", "20x10"], 2, "these views have no images of their size"),
         (["--what", "error", "--views", "orbit"], 2, "these views have no images of their size"),
-        (["--what", "rgb,alpha", "--views", "orbit", "--frames", "1", "-o", "x.png"], 2, "are 2 pictures"),
+        (
+            ["--what", "rgb,alpha", "--views", "orbit", "--frames", "1", "-o", "x.png"],
+            2,
+            "one file cannot hold 2 images",
+        ),
         (["--views", "orbits"], 2, "names no views"),
     ],
 )

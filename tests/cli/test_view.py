@@ -156,7 +156,7 @@ def test_of_very_many_gaussians_and_of_high_degrees_is_told_what_is_not_shown(
 def test_served_to_others_there_is_a_warning(splat: Splat, finished_run: Path, at_once: list[str]) -> None:
     done = splat("view", finished_run, "--port", 0, "--host", "0.0.0.0", "--no-open")
     assert done.code == 0
-    assert "warning: whoever reaches this machine at 0.0.0.0 can look at this model" in done.err
+    assert "warning: anyone who reaches this machine at 0.0.0.0 can view and copy this model" in done.err
     assert "warning" not in splat("view", finished_run, "--port", 0, "--no-open").err
 
 
