@@ -1,4 +1,4 @@
-"""``splat render``: a model and cameras in, pictures or a video out."""
+"""``splat render``: renders views of a model to images, EXR files, a video or a stream."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ def _path_options(args: RenderArguments) -> PathOptions:
                 f"it does not apply to --views {args.views}", where=flag, remedy=f"with --views {' or '.join(concerns)}"
             )
     if args.order not in (None, "name", "nearest"):
-        raise UsageError(f"{args.order!r} is no order", where="--order", remedy="name or nearest")
+        raise UsageError(f"{args.order!r} is not an order", where="--order", remedy="name or nearest")
     if args.cameras is not None and args.views not in PATHS:
         raise UsageError("only paths are made from cameras", where="--cameras", remedy=f"--views {args.cameras}")
     point = None
@@ -266,9 +266,9 @@ def _path_options(args: RenderArguments) -> PathOptions:
 def _views_of(
     model: Model | None, views: str, data: Path | None, cameras: Path | None, path_options: PathOptions
 ) -> tuple[Views, Scene | None]:
-    """The views to render, and the scene that they are from when it is not that of the model's own run.
+    """Return the views to render, and their scene if it is not that of the model's run.
 
-    model: None where it is not read yet; only a checkpoint of ours carries cameras.
+    model: None before it is loaded; only a checkpoint of splat has cameras.
     """
     from dataclasses import replace
 

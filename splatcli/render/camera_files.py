@@ -31,42 +31,42 @@ from splatcli.scene.camera import Camera
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
-#: Wider or higher images than this are taken for a mistake in the file.
+#: Largest image side in pixels; more is a mistake in the file.
 _MAX_SIDE = 65_536
 
-#: What helps with a file that has no cameras, or broken ones.
+#: The remedy for a file without cameras, or with broken ones.
 _REMEDY = "splat export RUN -o cameras.json writes such a file; docs/cli.md has the layouts that are read"
 
 
 _KEYFRAMES_REMEDY = "save the path again in nerfstudio's viewer, with its camera_path"
 
-#: Frames a second that make sense in a video; outside of it a file is mistaken.
+#: Plausible frame rates; others are a mistake in the file.
 _FPS = (0.01, 1000.0)
 
 
 @dataclass(frozen=True, slots=True)
 class CameraFile:
-    """Cameras in the file's order, and how many of them make a second where the file says so."""
+    """The cameras of a file in its order, and its frame rate, if it has one."""
 
     cameras: list[Camera]
     fps: float | None = None
 
 
 def read_cameras(path: Path) -> list[Camera]:
-    """The cameras of a JSON file in one of the layouts above, in the file's order.
+    """Read the cameras of a JSON file in one of the layouts above, in the file's order.
 
-    Raises SceneError, with the entry concerned, for anything that is not a camera.
+    Raises SceneError, which names the entry, for anything that is not a camera.
     """
     return read_camera_file(path).cameras
 
 
 def read_camera_file(path: Path) -> CameraFile:
-    """What a JSON file in one of the layouts above holds. Raises SceneError as ``read_cameras``."""
+    """Read a JSON file in one of the layouts above. Raise SceneError as ``read_cameras``."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise SceneError(f"cannot read the cameras: {error.strerror}", where=path, remedy=_REMEDY) from None
-    except (ValueError, RecursionError) as error:  # of JSON, of UTF-8, and of numbers with thousands of digits
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or numbers with thousands of digits
         raise SceneError(f"not valid JSON: {error}", where=path, remedy=_REMEDY) from None
 
     shared = document if isinstance(document, dict) else {}
@@ -84,12 +84,12 @@ def read_camera_file(path: Path) -> CameraFile:
             raise SceneError(
                 "no cameras found",
                 where=path,
-                remedy='wanted a list as INRIA writes it, or an object with "cameras", "frames" or "camera_path"',
+                remedy='expected a list as INRIA writes it, or an object with "cameras", "frames" or "camera_path"',
             )
         entries, parser, label = document, _inria, "entry"
 
     if not entries:
-        raise SceneError("the file names no camera", where=path, remedy=_REMEDY)
+        raise SceneError("the file has no cameras", where=path, remedy=_REMEDY)
     cameras = []
     for index, entry in enumerate(entries):
         try:
@@ -104,10 +104,10 @@ def read_camera_file(path: Path) -> CameraFile:
 
 
 def cameras_json(cameras: list[Camera], offset: Sequence[float] = ()) -> str:
-    """Our own layout; ``read_cameras`` returns the very same numbers.
+    """Return cameras in the layout of splat; ``read_cameras`` returns exactly the same numbers.
 
-    offset: what was subtracted from the input's coordinates; told when it is not zero, and applied to nothing: the
-        cameras are in the frame of the model.
+    offset: what was subtracted from the input's coordinates; recorded if not zero, and not applied: the cameras are in
+        the frame of the model.
     """
     entries = [
         {
@@ -166,7 +166,7 @@ def _transforms(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Ca
     elif "camera_angle_x" in known:
         fx = _focal_from_angle(width, _number(known, "camera_angle_x"))
     else:
-        raise ValueError("neither fl_x nor camera_angle_x is there")
+        raise ValueError("fl_x and camera_angle_x are missing")
     if "fl_y" in known:
         fy = _focal(known, "fl_y")
     elif "camera_angle_y" in known:
@@ -203,7 +203,7 @@ def _camera_path(entry: dict[str, Any], shared: dict[str, Any], index: int) -> C
 
 
 def _fps(shared: dict[str, Any], path: Path) -> float | None:
-    """Frames a second of a camera path that names them. Raises SceneError."""
+    """Return the frame rate of a camera path; None without one. Raise SceneError."""
     value = shared.get("fps")
     if value is None:
         return None
@@ -211,13 +211,13 @@ def _fps(shared: dict[str, Any], path: Path) -> float | None:
         raise SceneError(
             f"fps is {value!r}, not a number from {_FPS[0]:g} to {_FPS[1]:g}",
             where=path,
-            remedy="change it in the file",
+            remedy="correct it in the file",
         )
     return float(value)
 
 
 def _from_opengl(c2w: NDArray[np.float64]) -> NDArray[np.float64]:
-    """World-to-camera with OpenCV axes from camera-to-world with OpenGL axes."""
+    """Convert camera-to-world with OpenGL axes to world-to-camera with OpenCV axes."""
     return _inverse(_rigid(c2w) @ FLIP)
 
 
@@ -226,7 +226,7 @@ def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _rigid(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The matrix itself, if it moves without scaling, shearing or mirroring."""
+    """Return the matrix if it is a rigid transform. Raise ValueError."""
     rotation = matrix[:3, :3]
     if not np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3):
         raise ValueError("the pose scales or shears: its rotation part is not orthonormal")
@@ -238,7 +238,7 @@ def _rigid(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _matrix(entry: dict[str, Any], key: str) -> NDArray[np.float64]:
-    """[4, 4] from four or three rows, or from the same numbers in one list."""
+    """Return [4, 4] from four or three rows, or from the same numbers in one list."""
     try:
         values = np.asarray(entry[key], dtype=np.float64).reshape(-1)
     except (TypeError, ValueError):
@@ -287,23 +287,23 @@ def _side(entry: dict[str, Any], key: str) -> int:
     return int(value)
 
 
-#: The end of a file's name that asks for this layout.
+#: The suffix of file names in nerfstudio's layout.
 SUFFIX = "camera_path.json"
-#: Pixels that the optical axis may be off the middle, and the share by which focal lengths may differ, unnoticed.
+#: Tolerances: pixels from the optical axis to the centre, and relative difference of focal lengths.
 _PIXELS, _SHARE = 0.5, 1e-3
 
 
 def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[str]]:
-    """(the file, notes on what it cannot hold). Poses are in the frame of the model.
+    """Return (the file, notes on what it cannot hold). Poses are in the frame of the model.
 
-    Raises UsageError when the cameras are of several sizes.
+    Raises UsageError if the cameras have several sizes.
     """
     sizes = sorted({(camera.width, camera.height) for camera in cameras})
     if len(sizes) != 1:
         raise UsageError(
-            f"a camera path is of one size, and the views have {len(sizes)}",
+            f"a camera path has one size, and the views have {len(sizes)}",
             where="--save-cameras",
-            remedy="--size {}x{}".format(*sizes[-1]) + "; or another name, for a file of our own layout",
+            remedy="--size {}x{}".format(*sizes[-1]) + "; or a name without camera_path, for the layout of splat",
         )
     ((width, height),) = sizes
     document = {
@@ -323,7 +323,7 @@ def camera_path_json(cameras: Sequence[Camera], fps: float) -> tuple[str, list[s
         ],
     }
     odd = sum(_is_odd(camera) for camera in cameras)
-    notes = [f"a camera path has square pixels and its axis in the middle, unlike {odd} of the views"] if odd else []
+    notes = [f"a camera path has square pixels and a central axis, unlike {odd} of the views"] if odd else []
     return json.dumps(document, indent=1) + "\n", notes
 
 

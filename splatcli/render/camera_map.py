@@ -1,4 +1,4 @@
-"""A map of a scene's cameras: from above and from the side, with its points, as a picture."""
+"""A plot of a scene's cameras and points, from above and from the side."""
 
 from __future__ import annotations
 
@@ -22,24 +22,23 @@ _PAPER, _PANEL, _INK, _FAINT = (18, 20, 26), (26, 29, 37), (235, 237, 240), (140
 _TRAIN, _TEST, _UP = (88, 166, 255), (255, 168, 60), (120, 220, 130)
 _AXES: tuple[_Color, ...] = ((240, 90, 90), (110, 210, 110), (110, 150, 255))
 
-#: Pixels of a panel's side, of what is around it, and of the lines above the panels.
+#: Pixels: the side of a panel, the gap around it, and the height of the text above the panels.
 _SIDE, _GAP, _HEAD = 820, 16, 74
-#: Everything is drawn so many times larger and reduced, which smooths lines.
+#: Supersampling factor.
 _FINER = 2
-#: Points that are drawn at most, and cameras that are drawn as pyramids rather than as dots.
+#: Maximum number of points drawn, and of cameras drawn as frustums; more cameras are dots.
 _MOST_POINTS, _MOST_PYRAMIDS = 60_000, 1_500
-#: Fewer points are drawn larger.
+#: Below this number points are drawn larger.
 _FEW_POINTS = 20_000
-#: Parts of the map's half side: its margin, the depth of the pyramids at most and at least.
+#: In half sides of the map: its margin, and the largest and smallest depth of a frustum.
 _MARGIN, _DEEP, _FLAT = 0.07, 0.09, 0.02
-#: Points farther than this many radii of the cameras from their middle do not widen the map; of those nearer, the
-#: inner part does.
+#: The map covers the inner share of the points within this many camera radii of the cameras' centre.
 _REACH, _INNER = 2.5, 0.95
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """A panel: world points to its pixels. across, down: [3] unit, in the world; middle: [2] along them."""
+    """A panel, which maps world points to pixels. across, down: [3] unit, world; middle: [2] along them."""
 
     title: str
     across: Doubles
@@ -48,13 +47,13 @@ class _Window:
     half: float
 
     def pixels(self, points: Doubles) -> Doubles:
-        """[N, 2] x y of points [N, 3], on a panel of _FINER times its size."""
+        """Return [N, 2]: x y of points [N, 3] on the supersampled panel."""
         flat = points @ np.stack([self.across, self.down], axis=1) - self.middle
         return (flat / self.half + 1.0) * (0.5 * _FINER * _SIDE)
 
 
 def draw_camera_map(scene: Scene, title: str) -> NDArray[np.uint8]:
-    """[H, W, 3] uint8: the scene from above and from the side; training cameras blue, held-out ones orange."""
+    """Return [H, W, 3] uint8: the scene from above and the side; training cameras blue, held-out ones orange."""
     poses = np.stack([np.linalg.inv(camera.viewmat) for camera in scene.cameras])
     points, colours = _some_points(scene)
     windows, up = _windows(poses, points)
@@ -81,7 +80,7 @@ def _some_points(scene: Scene) -> tuple[Doubles, NDArray[np.uint8]]:
 
 
 def _windows(poses: Doubles, points: Doubles) -> tuple[list[_Window], Doubles | None]:
-    """Both panels, with one scale, and the common up; None where the cameras have none, and the last axis serves."""
+    """Return both panels at one scale, and the common up direction; None, with z instead, if there is none."""
     centers = poses[:, :3, 3]
     try:
         up: Doubles | None = mean_up(poses)
@@ -113,7 +112,7 @@ def _windows(poses: Doubles, points: Doubles) -> tuple[list[_Window], Doubles | 
 
 
 def _near(points: Doubles, centers: Doubles) -> Doubles:
-    """The points that the map should show whole: those around the cameras, without the farthest of them."""
+    """Return the points that the map has to cover: those around the cameras, without the farthest."""
     middle = np.median(centers, axis=0)
     radius = float(np.linalg.norm(centers - middle, axis=1).max())
     distances = np.linalg.norm(points - middle, axis=1)
@@ -130,7 +129,7 @@ def _panel(window: _Window, scene: Scene, poses: Doubles, points: Doubles, colou
     pixels = np.full((side, side, 3), _PANEL, dtype=np.uint8)
     x, y = np.floor(window.pixels(points)).astype(np.int64).T
     inside = (x >= 0) & (x < side - 2) & (y >= 0) & (y < side - 2)
-    # Dark points would not be seen on the dark panel.
+    # Brightened, since dark points are invisible on the dark panel.
     shades = (64 + 0.75 * colours[inside].astype(np.float64)).astype(np.uint8)
     wide = 3 if len(points) < _FEW_POINTS else 2
     for dx, dy in np.ndindex(wide, wide):
@@ -151,7 +150,7 @@ def _panel(window: _Window, scene: Scene, poses: Doubles, points: Doubles, colou
 
 
 def _depth(poses: Doubles, window: _Window) -> float:
-    """World units from a pyramid's tip to its base: so that neighbours do not cover one another, and all are seen."""
+    """Return the depth of the frustums in world units: about the distance between neighbours, within limits."""
     centers = poses[:: max(1, len(poses) // 300), :3, 3]
     gaps = np.linalg.norm(centers[:, None] - centers[None], axis=2)
     gaps[np.arange(len(gaps)), np.arange(len(gaps))] = np.inf
@@ -165,7 +164,7 @@ def _pyramid(
 ) -> None:
     corners = np.array([[0, 0], [camera.width, 0], [camera.width, camera.height], [0, camera.height]], np.float64)
     rays = np.concatenate([(corners - [camera.cx, camera.cy]) / [camera.fx, camera.fy], np.ones((4, 1))], axis=1)
-    # A wide lens has a flat pyramid rather than a large one.
+    # The frustum of a wide lens is flat instead of large.
     rays *= depth / max(1.0, float(np.abs(rays[:, :2]).max()))
     base = rays @ pose[:3, :3].T + pose[:3, 3]
     tip, *around = (tuple(point) for point in window.pixels(np.concatenate([pose[None, :3, 3], base])))
@@ -213,7 +212,7 @@ def _axes(draw: ImageDraw.ImageDraw, window: _Window, up: Doubles | None, left: 
     for axis, colour, name in arrows:
         dx, dy = 38.0 * float(axis @ window.across), 38.0 * float(axis @ window.down)
         if math.hypot(dx, dy) < 8.0:
-            continue  # towards the viewer, or away
+            continue  # perpendicular to the panel
         draw.line((x, y, x + dx, y + dy), fill=colour, width=4 if name == "up" else 2)
         reach = 1.0 + 12.0 / math.hypot(dx, dy)
         draw.text((x + reach * dx, y + reach * dy), name, fill=colour, font=font, anchor="mm")

@@ -25,24 +25,24 @@ from splatcli.scene.camera import mean_direction
 
 Doubles = NDArray[np.float64]
 
-#: Points that a curve is measured by: a chord of a 4096th of a turn is short of its arc by a part in ten million.
+#: Samples that a curve's length is measured by; a chord of 1/4096 turn is shorter than its arc by one part in 10^7.
 _SAMPLES = 4096
-#: Mean of sin^2 of the angles between the axes and one direction, below which their nearest point is a matter of noise;
-#: that of axes within about 0.6 degrees.
+#: Least mean of sin^2 of the angles between the axes and one direction (about 0.6 degrees); below it their nearest
+#: point is dominated by noise.
 _LEAST_SPREAD = 1e-4
-#: The narrower half axis of an ellipse in parts of the wider one; cameras in a line would lead it through the focus.
+#: Least ratio of an ellipse's half axes; with cameras in a line it would pass through the focus.
 _LEAST_AXIS = 0.1
-#: Share of the cameras that an ellipse or spiral takes inside.
+#: Percentile of the cameras' distances that an ellipse or spiral spans.
 _INSIDE = 90.0
 
-_FOCUS_REMEDY = "say where to look with --focus X,Y,Z, or fly along the cameras with --views interpolate"
+_FOCUS_REMEDY = "give a point with --focus X,Y,Z, or use --views interpolate"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rig:
-    """What paths are made from: the poses of the scene's cameras, and what they have in common.
+    """The input of paths: the poses of the scene's cameras, their common up direction and focus.
 
-    poses [N, 4, 4]; up [3] unit; focus [3] what they look at, None where their axes are parallel.
+    poses [N, 4, 4]; up [3] unit; focus [3], the point that they look at, None if their axes are parallel.
     """
 
     poses: Doubles
@@ -51,7 +51,7 @@ class Rig:
 
     @classmethod
     def of(cls, poses: Doubles, focus: Doubles | None = None) -> Rig:
-        """The rig of these poses, at least one. Raises UsageError when they have no common up."""
+        """Return the rig of these poses, at least one. Raise UsageError if they have no common up direction."""
         return cls(poses, mean_up(poses), focus_point(poses) if focus is None else np.asarray(focus, np.float64))
 
     @property
@@ -59,10 +59,10 @@ class Rig:
         return self.poses[:, :3, 3]
 
     def require_focus(self) -> Doubles:
-        """[3] the focus. Raises UsageError when there is none."""
+        """Return the focus [3]. Raise UsageError if there is none."""
         if self.focus is None:
             raise UsageError(
-                "the cameras look in parallel directions, so that there is no point to fly around",
+                "the cameras look in parallel directions and have no focus",
                 where="--views",
                 remedy=_FOCUS_REMEDY,
             )
@@ -70,7 +70,7 @@ class Rig:
 
 
 def focus_point(poses: Doubles) -> Doubles | None:
-    """[3] the point nearest to all optical axes, in least squares; None when the axes are parallel.
+    """Return [3], the point nearest to all optical axes in least squares; None if the axes are parallel.
 
     With unit directions d and centres c it solves sum (I - d d^T) (p - c) = 0.
     """
@@ -82,28 +82,26 @@ def focus_point(poses: Doubles) -> Doubles | None:
 
 
 def mean_up(poses: Doubles) -> Doubles:
-    """[3] unit: the mean of where the cameras' upper edges are. Raises UsageError when they cancel out."""
+    """Return [3] unit: the mean up direction of the cameras. Raise UsageError if they cancel out."""
     up = mean_direction(-poses[:, :3, 1])
     if up is None:
         raise UsageError(
-            "the cameras have no common up: their upper edges point all ways",
+            "the cameras have no common up direction",
             where="--views",
-            remedy="--views interpolate flies along the cameras as they are",
+            remedy="use --views interpolate, which keeps the poses of the cameras",
         )
     return up
 
 
 def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:
-    """[F, 4, 4] poses at ``centers`` [F, 3] whose axes go through ``target`` [3], upright. Raises UsageError.
+    """Return [F, 4, 4]: poses at ``centers`` [F, 3] that look at ``target`` [3]. Raise UsageError.
 
-    Rows of a picture are level: x is perpendicular to ``up``.
+    Image rows are level: x is perpendicular to ``up``.
     """
     forward = target - centers
     right = np.cross(forward, up)
     if not (np.linalg.norm(right, axis=1) > 1e-6 * np.linalg.norm(forward, axis=1)).all():
-        raise UsageError(
-            "the path leads straight above or below what it looks at", where="--views", remedy=_FOCUS_REMEDY
-        )
+        raise UsageError("the path passes straight above or below its focus", where="--views", remedy=_FOCUS_REMEDY)
     forward = forward / np.linalg.norm(forward, axis=1, keepdims=True)
     right = right / np.linalg.norm(right, axis=1, keepdims=True)
     poses = np.tile(np.eye(4), (len(centers), 1, 1))
@@ -113,9 +111,9 @@ def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:
 
 
 def orbit(rig: Rig, frames: int) -> Doubles:
-    """A circle around the axis ``up`` through the focus, at the cameras' mean height and mean distance from that axis.
+    """Return a circle around the axis ``up`` through the focus, at the cameras' mean height and mean distance from it.
 
-    It begins where the first camera is, and turns left seen from above (right-handed about ``up``).
+    It begins at the first camera and turns counter-clockwise seen from above (right-handed about ``up``).
     """
     focus = rig.require_focus()
     offsets = rig.centers - focus
@@ -134,7 +132,7 @@ def orbit(rig: Rig, frames: int) -> Doubles:
 
 
 def ellipse(rig: Rig, frames: int) -> Doubles:
-    """An ellipse around the focus, level at the cameras' median height, with nine tenths of them inside each half axis.
+    """Return a level ellipse around the focus at the cameras' median height; each half axis spans 90 % of them.
 
     Its axes are the directions in which the cameras spread most and least.
     """
@@ -142,7 +140,7 @@ def ellipse(rig: Rig, frames: int) -> Doubles:
     offsets = rig.centers - focus
     heights = offsets @ rig.up
     level = offsets - heights[:, None] * rig.up
-    # Three singular vectors: two in the plane, and the normal, along which there is nothing.
+    # The third singular vector is the normal of the plane.
     x = np.linalg.svd(level - level.mean(axis=0))[2][0]
     x = x - (x @ rig.up) * rig.up
     x = x / np.linalg.norm(x) if np.linalg.norm(x) > 0.5 else _any_level(rig.up)
@@ -162,16 +160,16 @@ def ellipse(rig: Rig, frames: int) -> Doubles:
 
 
 def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
-    """The spiral of forward-facing scenes: twice around the mean camera, and once forth and back, as in LLFF.
+    """Return the spiral of forward-facing scenes: twice around the mean camera, once back and forth, as in LLFF.
 
-    Its half axes hold nine tenths of the cameras; all frames look at the point on the mean optical axis that is as far
-    away as the focus.
-    distance: how far that is when the cameras look in parallel directions.
+    Its half axes span 90 % of the cameras; all frames look at the point on the mean optical axis at the distance of the
+    focus.
+    distance: of that point, if the cameras have no focus.
     """
     forward = rig.poses[:, :3, 2].mean(axis=0)
     if not np.linalg.norm(forward) > 0.5:
         raise UsageError(
-            "the cameras look all ways; a spiral is for scenes that are seen from one side",
+            "the cameras look in all directions; a spiral needs a forward-facing scene",
             where="--views",
             remedy="--views orbit or --views ellipse",
         )
@@ -181,10 +179,10 @@ def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
     if distance is None or rig.focus is not None:
         distance = float((rig.require_focus() - middle) @ forward)
     if not distance > 0:
-        raise UsageError("what the cameras look at is behind them", where="--views", remedy=_FOCUS_REMEDY)
+        raise UsageError("the focus of the cameras is behind them", where="--views", remedy=_FOCUS_REMEDY)
     radii = np.percentile(np.abs((rig.centers - middle) @ mean[:3, :3]), _INSIDE, axis=0)
     if not radii.max() > 1e-6 * distance:
-        raise UsageError("the cameras stand in one place", where="--views", remedy="--views orbit needs only one place")
+        raise UsageError("all cameras have one position", where="--views", remedy="use --views orbit")
 
     def at(u: Doubles) -> Doubles:
         angle = 4 * np.pi * u[:, None]
@@ -195,15 +193,15 @@ def spiral(rig: Rig, frames: int, distance: float | None = None) -> Doubles:
 
 
 def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles, Doubles]:
-    """([F, 4, 4], [F]): a path through ``poses`` in their order, and where between them each frame is, 0...N - 1 (N).
+    """Return ([F, 4, 4], [F]): a path through ``poses`` in order, and each frame's position among them, 0...N - 1 (N).
 
-    Centres follow a Catmull-Rom curve over the way travelled, which is smooth and the same in any frame of the world;
-    rotations turn evenly from pose to pose (slerp). Poses that repeat the one before count once.
-    loop: go on to the first pose again. Raises UsageError when fewer than two poses differ.
+    Centres follow a Catmull-Rom curve over the distance travelled, which does not depend on the world frame; rotations
+    are interpolated from pose to pose (slerp). Poses equal to the one before are skipped.
+    loop: return to the first pose. Raises UsageError if fewer than two poses differ.
     """
     kept = _distinct(poses, loop)
     if len(kept) < 2:
-        raise UsageError("a path wants two different cameras or more", where="--views", remedy="--views orbit")
+        raise UsageError("a path needs at least two different cameras", where="--views", remedy="use --views orbit")
     keys = poses[kept]
     ids = kept.astype(np.float64)
     if loop:
@@ -225,7 +223,7 @@ def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles
 
 
 def nearest_order(poses: Doubles) -> NDArray[np.int64]:
-    """[N] an order in which each pose is followed by the nearest that is left, from the first on."""
+    """Return [N]: the order from the first pose, each followed by the nearest of the rest."""
     centers = poses[:, :3, 3]
     left = np.ones(len(poses), dtype=np.bool_)
     order = np.zeros(len(poses), dtype=np.int64)
@@ -237,7 +235,7 @@ def nearest_order(poses: Doubles) -> NDArray[np.int64]:
 
 
 def _ways(poses: Doubles) -> Doubles:
-    """[N - 1] how far it is from each pose to the next, with moving and turning weighed alike over the whole."""
+    """Return [N - 1]: the distance from each pose to the next; translation and rotation have equal totals."""
     moved = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1)
     rotations = Rotation.from_matrix(poses[:, :3, :3])
     turned = (rotations[:-1].inv() * rotations[1:]).magnitude()
@@ -246,7 +244,7 @@ def _ways(poses: Doubles) -> Doubles:
 
 
 def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
-    """Indices of the poses that differ from the one before; with a loop the last differs from the first as well."""
+    """Return the indices of poses that differ from the one before; with a loop, the last also from the first."""
     ways = _ways(poses) if len(poses) > 1 else np.zeros(0)
     least = 1e-9 * ways.sum()
     kept = np.concatenate([[0], 1 + np.flatnonzero(ways > least)])
@@ -256,9 +254,9 @@ def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
 
 
 def _catmull_rom(at: Doubles, points: Doubles) -> CubicHermiteSpline:
-    """The curve through ``points`` [N, 3] at the parameters ``at`` [N], N >= 2, that needs no even distances.
+    """Return the curve through ``points`` [N, 3] at the parameters ``at`` [N], N >= 2, of any spacing.
 
-    Its tangent at a point is that of the parabola through it and its neighbours; at the ends it is the chord.
+    The tangent at a point is that of the parabola through it and its neighbours; at the ends it is the chord.
     """
     steps = np.diff(at)[:, None]
     slopes = np.diff(points, axis=0) / steps
@@ -274,38 +272,38 @@ def _posed(centers: Doubles, rotations: Rotation) -> Doubles:
 
 
 def _evenly(at: Callable[[Doubles], Doubles], frames: int, *, closed: bool) -> Doubles:
-    """[F] values of the parameter, 0...1, at which a curve of points is passed with an even speed."""
+    """Return [F] parameters, 0...1, at which a curve of points is traversed at constant speed."""
     samples = np.linspace(0.0, 1.0, _SAMPLES + 1)
     return _spread(samples, np.linalg.norm(np.diff(at(samples), axis=0), axis=1), frames, closed=closed)
 
 
 def _spread(samples: Doubles, lengths: Doubles, frames: int, *, closed: bool) -> Doubles:
-    """[F] parameters at equal distances, where ``lengths`` [M] lie between the ``samples`` [M + 1]."""
+    """Return [F] parameters at equal distances; ``lengths`` [M] lie between the ``samples`` [M + 1]."""
     way = np.concatenate([[0.0], np.cumsum(lengths)])
     return np.interp(np.linspace(0.0, way[-1], frames, endpoint=not closed), way, samples)
 
 
 def _any_level(up: Doubles) -> Doubles:
-    """[3] some unit vector perpendicular to ``up``."""
+    """Return [3]: a unit vector perpendicular to ``up``."""
     level = np.cross(up, np.eye(3)[int(np.argmin(np.abs(up)))])
     return np.asarray(level / np.linalg.norm(level))
 
 
-#: Seconds and frames a second of a path that does not say.
+#: Default length in seconds and frame rate of a camera path.
 _SECONDS, _FPS = 4.0, 30.0
-#: An hour at 30 frames a second; more is a mistake in the file, and each frame is a camera in memory.
+#: An hour at 30 fps; more is a mistake in the file, and each frame is a camera in memory.
 MOST_FRAMES = 108_000
 
-#: No number of seconds or of frames a second is as large.
+#: Upper limit of seconds and of frame rates.
 _MOST = 1e9
 
 _KEYS = ("matrix", "camera_to_world")
 
 
 def frames_between(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Entries of a ``camera_path``, evenly spaced along the ``keyframes`` of ``document``.
+    """Return the entries of a ``camera_path``, evenly spaced along the ``keyframes`` of ``document``.
 
-    Raises ValueError for what is no keyframe, and when they make no path.
+    Raises ValueError for an invalid keyframe or path.
     """
     keys = [_matrix(entry, index) for index, entry in enumerate(document["keyframes"])]
     fovs = [_fov(entry, document, index) for index, entry in enumerate(document["keyframes"])]
@@ -318,7 +316,7 @@ def frames_between(document: dict[str, Any]) -> list[dict[str, Any]]:
     try:
         poses, at = through(np.stack(keys), frames, loop=loop)
     except UsageError:
-        raise ValueError("the keyframes do not move: two different ones or more make a path") from None
+        raise ValueError("all keyframes are equal; a path needs at least two different ones") from None
     between = np.interp(at, np.arange(len(fovs) + loop), fovs + fovs[:loop])
     return [
         {"camera_to_world": pose.reshape(-1).tolist(), "fov": float(fov)}
@@ -337,7 +335,7 @@ def _matrix(entry: Any, index: int) -> NDArray[np.float64]:
     rotation = matrix[:3, :3]
     rigid = np.isfinite(matrix).all() and np.allclose(rotation @ rotation.T, np.eye(3), atol=1e-3)
     if not rigid or not np.linalg.det(rotation) > 0 or not np.allclose(matrix[3], (0.0, 0.0, 0.0, 1.0), atol=1e-6):
-        raise ValueError(f"the matrix of keyframe {index} is no camera's pose: it scales, shears or mirrors")
+        raise ValueError(f"the matrix of keyframe {index} is not a camera pose: it scales, shears or mirrors")
     return matrix
 
 

@@ -35,17 +35,17 @@ from splatcli.rasterizer.rendering import Render
 from splatcli.scene.camera import Camera
 from splatcli.train.evaluate import evaluation_background
 
-#: What can be shown of a model, and what a photo is needed for.
+#: Kinds of image: of the model alone, and compared with the view's image.
 LAYERS = ("rgb", "depth", "alpha", "normals")
 COMPARED = ("photo", "error")
 
-#: Depth and normals are shown where a pixel is more covered than not.
+#: Depth and normals are shown where alpha is at least this.
 _COVERED = 0.5
-#: Shares of the depths that are nearer than red and than violet.
+#: Percentiles of depth that are shown red and violet.
 NEAR_FAR = (2.0, 98.0)
-#: Views that the range of depths is taken from, and how much smaller than they are shown.
+#: Number of views that the depth range is measured on, and the factor by which they are shrunk.
 _RANGE_VIEWS, _RANGE_SHRINK = 12, 4
-#: Gaussians whose shortest axes are found at once.
+#: Gaussians per chunk in shortest_axes().
 _CHUNK = 1 << 18
 
 #: Turbo, A. Mikhailov's colour map: R, G, B as polynomials in the position, lowest power first, as published with it.
@@ -66,12 +66,12 @@ ByteImage = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedMaps:
-    """What a camera sees, on the CPU.
+    """The maps of one rendered view, on the CPU.
 
     rgb      [H, W, 3]  colour over the background, display space, not clamped
     alpha    [H, W]     coverage, 0...1
-    depth    [H, W]     mean camera z, scene units; infinite where nothing is
-    normals  [H, W, 3]  unit, or 0 where nothing is; None when they were not asked for
+    depth    [H, W]     mean camera z, scene units; infinite where alpha is 0
+    normals  [H, W, 3]  unit, or 0 where alpha is 0; None when not requested
     """
 
     rgb: Tensor
@@ -81,7 +81,7 @@ class RenderedMaps:
 
 
 class ModelRenderer:
-    """Renders views of one model. look: how it is shown. with_normals: a second render a view."""
+    """Renders views of one model. with_normals: also render normals, which takes a second render a view."""
 
     def __init__(self, gaussians: Gaussians, settings: RenderSettings, *, with_normals: bool = False) -> None:
         self._gaussians = gaussians
@@ -89,7 +89,7 @@ class ModelRenderer:
         self._axes = shortest_axes(gaussians) if with_normals else None
 
     def render_maps(self, camera: Camera) -> RenderedMaps:
-        """One view. Raises ResourceError as ``render``."""
+        """Render one view. Raise ResourceError as ``render``."""
         shown = _render(self._gaussians, camera, self._settings)
         alpha, depth = shown.alpha.cpu().numpy(), shown.depth.cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -97,7 +97,7 @@ class ModelRenderer:
         return RenderedMaps(shown.image, alpha, mean, None if self._axes is None else self._normals(camera, self._axes))
 
     def depth_range(self, cameras: Sequence[Camera]) -> tuple[float, float]:
-        """(near, far) between which NEAR_FAR of the depths of covered pixels lie, over a few of the views, shrunk."""
+        """Return (near, far): the percentiles NEAR_FAR of covered pixels' depths, over a few of the views, shrunk."""
         chosen = np.unique(np.linspace(0, len(cameras) - 1, min(len(cameras), _RANGE_VIEWS)).round().astype(int))
         depths = []
         for index in chosen:
@@ -112,7 +112,7 @@ class ModelRenderer:
         return float(near), float(far)
 
     def _normals(self, camera: Camera, axes: Tensor) -> Floats:
-        """[H, W, 3]: the axes as colours 0.5 + n / 2 over the grey that stands for none."""
+        """Return [H, W, 3]: the axes rendered as colours 0.5 + n / 2 over grey, which means no normal."""
         gaussians = self._gaussians
         rotation = torch.from_numpy(camera.viewmat[:3, :3]).to(axes)
         center = torch.from_numpy(camera.center).to(axes)
@@ -125,12 +125,12 @@ class ModelRenderer:
             image = render(coloured, camera, background=grey, antialiased=self._settings.antialiased).image
         summed = 2 * image.cpu().numpy() - 1
         length = np.linalg.norm(summed, axis=-1, keepdims=True)
-        # Of opposite normals nothing but rounding may be left.
+        # Opposite normals cancel out, and only rounding errors are left.
         return np.where(length > 1e-4, summed / np.maximum(length, 1e-4), np.float32(0.0))
 
 
 def shortest_axes(gaussians: Gaussians) -> Tensor:
-    """[N, 3] unit, world: the axis of each Gaussian along which it is thinnest; which way it points is arbitrary."""
+    """Return [N, 3] unit vectors in the world: the shortest axis of each Gaussian, of arbitrary sign."""
     axes = torch.empty_like(gaussians.means)
     with torch.no_grad():
         for begin in range(0, len(gaussians), _CHUNK):
@@ -142,7 +142,7 @@ def shortest_axes(gaussians: Gaussians) -> Tensor:
 
 
 def median_distance(gaussians: Gaussians, camera: Camera) -> float:
-    """The median camera z of the Gaussians before a camera, those that are more opaque than not where there are any."""
+    """Return the median camera z of the Gaussians in front of a camera; of those with opacity above 0.5, if any."""
     row = torch.from_numpy(camera.viewmat[2]).to(gaussians.means)
     z = gaussians.means @ row[:3] + row[3]
     before = z > 0
@@ -167,7 +167,7 @@ def layer_images(maps: RenderedMaps, kinds: Iterable[str], near_far: tuple[float
 
 
 def depth_image(depth: Floats, near_far: tuple[float, float]) -> ByteImage:
-    """[..., 3] uint8: Turbo over 1 / depth, red at ``near`` and before, violet at ``far`` and behind."""
+    """Return [..., 3] uint8: Turbo over 1 / depth, red at ``near`` and nearer, violet at ``far`` and farther."""
     near, far = near_far
     if not far > near:
         return turbo(np.full(depth.shape, 0.5))
@@ -176,7 +176,7 @@ def depth_image(depth: Floats, near_far: tuple[float, float]) -> ByteImage:
 
 
 def turbo(position: NDArray[np.floating]) -> ByteImage:
-    """[..., 3] uint8 sRGB of values 0 (violet) ... 1 (red); what lies outside is clamped."""
+    """Return [..., 3] uint8 sRGB of values 0 (violet) ... 1 (red), clamped."""
     x = np.clip(np.asarray(position, np.float64), 0.0, 1.0)[..., None]
     value = np.zeros((*x.shape[:-1], 3))
     for coefficients in _TURBO[::-1]:
@@ -185,7 +185,7 @@ def turbo(position: NDArray[np.floating]) -> ByteImage:
 
 
 def side_by_side(parts: Sequence[ByteImage]) -> ByteImage:
-    """[H, sum of W, 3] pictures of one height, from left to right."""
+    """Return [H, sum of W, 3]: images of one height, from left to right."""
     joined: ByteImage = np.concatenate(list(parts), axis=1)
     return joined
 
@@ -195,16 +195,16 @@ def _grey(values: Floats) -> ByteImage:
 
 
 def _bytes(values: NDArray[np.floating]) -> ByteImage:
-    """0...1 to the nearest of 256 levels."""
+    """Round 0...1 to the nearest of 256 levels."""
     levels: ByteImage = np.round(np.clip(values, 0.0, 1.0) * 255.0).astype(np.uint8)
     return levels
 
 
-#: Errors (mean of |R|, |G|, |B| differences, 1 = full range) that a legend marks. One scale for all sheets, so that two
-#: can be laid side by side; the last value and all above look alike.
+#: Ticks of the error scale (mean of |R|, |G|, |B| differences, 1 = full range). All sheets have one scale, so that they
+#: can be compared; values above the last tick are clamped.
 TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4)
 
-#: What a mask hides has no error; a grey is no colour of the map.
+#: The colour of masked pixels, which have no error; the map has no grey.
 MASKED_COLOUR = (128, 128, 128)
 
 #: CIELAB lightness, chroma and hue in degrees along the map: black, violet, red, orange, pale yellow. Lightness grows
@@ -223,21 +223,21 @@ _TO_RGB = np.array([[3.2406, -1.5372, -0.4986], [-0.9689, 1.8758, 0.0415], [0.05
 
 
 def heat(fraction: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """[..., 3] uint8 sRGB of values 0...1 [...]; what lies outside is clamped."""
+    """Return [..., 3] uint8 sRGB of values 0...1, clamped."""
     levels = np.nan_to_num(np.clip(fraction, 0.0, 1.0), nan=1.0) * 255.0
     image: NDArray[np.uint8] = _TABLE[np.round(levels).astype(np.int64)]
     return image
 
 
 def position(error: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Where an error lies on the map, 0...1: by its square root, which spreads the small ones that good models have."""
+    """Return the position of an error on the map, 0...1: its square root, which spreads the small errors."""
     return np.sqrt(np.clip(np.asarray(error, np.float64) / TICKS[-1], 0.0, 1.0))
 
 
 def error_map(
     truth: NDArray[np.uint8], render: NDArray[np.uint8], hidden: NDArray[np.bool_] | None = None
 ) -> NDArray[np.uint8]:
-    """[H, W, 3] uint8: the absolute error of ``render`` against ``truth``, both [H, W, 3] uint8.
+    """Return [H, W, 3] uint8: the absolute error of ``render`` against ``truth``, both [H, W, 3] uint8.
 
     hidden: [H, W] bool, pixels that take no part; they are grey.
     """
@@ -272,7 +272,7 @@ _NAMED = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
 
 
 def parse_background(text: str) -> tuple[float, float, float]:
-    """R, G, B in 0...1 from ``black``, ``white``, ``#rrggbb`` or ``r,g,b``. Raises UsageError."""
+    """Return R, G, B in 0...1 of ``black``, ``white``, ``#rrggbb`` or ``r,g,b``. Raises UsageError."""
     if text in _NAMED:
         return _NAMED[text]
     if re.fullmatch(r"#[0-9a-fA-F]{6}", text):
@@ -284,14 +284,14 @@ def parse_background(text: str) -> tuple[float, float, float]:
         r = g = b = -1.0
     if not all(0.0 <= value <= 1.0 for value in (r, g, b)):
         raise UsageError(
-            f"{text!r} is no colour", where="--background", remedy="black, white, #rrggbb, or r,g,b each from 0 to 1"
+            f"{text!r} is not a colour", where="--background", remedy="black, white, #rrggbb, or r,g,b from 0 to 1"
         )
     return r, g, b
 
 
 @dataclass(frozen=True, slots=True)
 class RenderSettings:
-    """How a model is shown: SH degree (None: all it has), R G B behind it in 0...1, opacity compensation."""
+    """Settings of a render: SH degree (None: the model's), background R G B in 0...1, opacity compensation."""
 
     sh_degree: int | None = None
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -299,13 +299,13 @@ class RenderSettings:
 
     @classmethod
     def trained(cls, checkpoint: Checkpoint) -> RenderSettings:
-        """As the run of this checkpoint evaluates itself; a random background stands for black."""
+        """Return the settings with which the run of this checkpoint is evaluated; random backgrounds become black."""
         config = checkpoint.config
         return cls(checkpoint.active_sh_degree, _NAMED[evaluation_background(config)], config.train.antialiased)
 
 
 def render_pixels(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> NDArray[np.uint8]:
-    """The view as [H, W, 3] uint8."""
+    """Render a view to [H, W, 3] uint8."""
     return to_uint8(_render(gaussians, camera, settings).image)
 
 
@@ -317,41 +317,41 @@ def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> R
 
 
 def to_uint8(image: Tensor) -> NDArray[np.uint8]:
-    """[H, W, 3] float in 0...1 to the nearest of 256 levels."""
+    """Convert [H, W, 3] float in 0...1 to uint8, rounded to nearest."""
     return (image.detach().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8).cpu().numpy()
 
 
 def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
-    """The file that holds these pixels, [H, W, 3]. Raises MemoryError."""
+    """Encode [H, W, 3] pixels as PNG. Raise MemoryError."""
     buffer = io.BytesIO()
     try:
         imageio.imwrite(buffer, pixels, extension=".png", plugin="pillow")
-    except OSError as error:  # nothing else fails here; Pillow calls it a codec that is configured badly
+    except OSError as error:  # Pillow reports a lack of memory as a misconfigured codec
         raise MemoryError(str(error)) from None
     return buffer.getvalue()
 
 
 def write_bytes(path: Path, payload: bytes) -> None:
-    """Write a file whole or not at all, making its folders. Raises OutputError."""
+    """Write a file atomically, and create its folders. Raise OutputError."""
     make_parent_folder(path)
     write_atomically(path, lambda file: file.write(payload), what="file", stream=True)
 
 
 def make_parent_folder(path: Path) -> None:
-    """Make the folders that a file is going to be in. Raises OutputError, also where a folder is in its place."""
+    """Create the folders of a file. Raise OutputError, also if the path is a folder."""
     try:
         if path.is_dir():  # also the empty name
             raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        remedy = "write to another place, or make room in this one"
-        raise OutputError(f"cannot make the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
+        remedy = "write elsewhere, or free disk space"
+        raise OutputError(f"cannot create the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
 
 
 def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:
-    """Where the picture of each view goes: the view's name with ``suffix``, always inside ``folder``, no two alike.
+    """Return the image file of each view: its name with ``suffix``, always inside ``folder``, all distinct.
 
-    Names come from files of others: drives, roots and ``..`` in them lead nowhere.
+    Names come from untrusted files: drives, roots and ``..`` in them are dropped.
     """
     taken: set[str] = set()
     paths = []

@@ -1,4 +1,4 @@
-"""Where renders go: images in a folder, one file, EXR, a video, or stdout, from what -o and --format say.
+"""Output of renders: images in a folder, one file, EXR, a video or stdout, as -o and --format say.
 
 EXR files hold float32 channels for compositing, written by OpenEXR, an optional package:
 
@@ -7,8 +7,8 @@ A        coverage
 Z        mean camera z in scene units, infinite where nothing is
 N.X N.Y N.Z  normals as in render/images.py
 
-A model's colours are for display, as the images' were, so they become linear by sRGB's curve, of the colour without A:
-a compositor shows what the PNG shows. Negative colours are black; those above 1 continue along the curve.
+A model's colours are display colours, as in the images. sRGB's curve makes them linear, applied to the colour divided
+by A, so a compositor shows the same as the PNG. Negative colours become black; those above 1 continue along the curve.
 
 Videos are MP4 files by ffmpeg: that of the package imageio-ffmpeg, or the one on PATH. Frames go through a pipe,
 and the file is written beside its target, which it replaces when the last frame is in: a video is whole or absent.
@@ -35,14 +35,14 @@ from splatcli.checkpoint.atomic import write_atomically
 from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
 from splatcli.render.images import RenderedMaps, make_parent_folder
 
-#: What goes into a file unless told otherwise.
+#: Kinds in an EXR file by default.
 DEFAULT = ("rgb", "alpha", "depth")
 
 Floats = NDArray[np.float32]
 
 
 def check_installed() -> None:
-    """Raises ResourceError where OpenEXR is not installed."""
+    """Raise ResourceError if OpenEXR is not installed."""
     if importlib.util.find_spec("OpenEXR") is None:
         raise ResourceError(
             "EXR files need the package OpenEXR, which is not installed",
@@ -52,7 +52,7 @@ def check_installed() -> None:
 
 
 def channels(maps: RenderedMaps, kinds: Iterable[str]) -> dict[str, Floats]:
-    """The channels of each kind, [H, W] each. ``sight`` was rendered over black."""
+    """Return the channels of each kind, [H, W] each. ``sight`` was rendered over black."""
     made: dict[str, Floats] = {}
     for kind in kinds:
         if kind == "rgb":
@@ -68,7 +68,7 @@ def channels(maps: RenderedMaps, kinds: Iterable[str]) -> dict[str, Floats]:
 
 
 def linear(colour: Floats, alpha: Floats) -> Floats:
-    """[H, W, 3] linear light times alpha, of display colours times alpha."""
+    """Convert display colours times alpha to linear light times alpha, [H, W, 3]."""
     coverage = alpha[..., None].astype(np.float64)
     shown = np.maximum(colour, 0.0) / np.maximum(coverage, 1e-12)
     light = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
@@ -76,7 +76,7 @@ def linear(colour: Floats, alpha: Floats) -> Floats:
 
 
 def write_exr(path: Path, planes: dict[str, Floats]) -> None:
-    """Write ``planes`` [H, W] as a file with scan lines, compressed without loss. Raises OutputError, ResourceError."""
+    """Write ``planes`` [H, W] as a lossless scan-line EXR file. Raise OutputError or ResourceError."""
     check_installed()
     openexr = importlib.import_module("OpenEXR")
     header = {"compression": openexr.ZIP_COMPRESSION, "type": openexr.scanlineimage}
@@ -89,16 +89,16 @@ def write_exr(path: Path, planes: dict[str, Floats]) -> None:
     write_atomically(path, write, what="the EXR file")
 
 
-#: Constant rate factor of x264: near-lossless to the eye, some 5 Mbit/s at 1080p.
+#: Constant rate factor of x264: visually near-lossless, about 5 Mbit/s at 1080p.
 CRF = 17
 
 
 def find_ffmpeg() -> str:
-    """The program to run. Raises ResourceError when there is none."""
+    """Return the ffmpeg program. Raise ResourceError if there is none."""
     found = bundled() or shutil.which("ffmpeg")
     if found is None:
         raise ResourceError(
-            "a video needs ffmpeg, and neither the package imageio-ffmpeg nor the program is there",
+            "videos need ffmpeg; neither the package imageio-ffmpeg nor the program is installed",
             where="-o",
             remedy="pip install 'splatcli[video]'; or write PNG files: -o FOLDER",
         )
@@ -106,7 +106,7 @@ def find_ffmpeg() -> str:
 
 
 def bundled() -> str | None:
-    """The program that the package imageio-ffmpeg brings; None without the package, or without one for this machine."""
+    """Return the ffmpeg of the package imageio-ffmpeg; None without the package or a build for this machine."""
     try:
         return str(importlib.import_module("imageio_ffmpeg").get_ffmpeg_exe())
     except (ImportError, RuntimeError):
@@ -114,28 +114,27 @@ def bundled() -> str | None:
 
 
 def write_video(path: Path, frames: Iterable[NDArray[np.uint8]], size: tuple[int, int], fps: float) -> None:
-    """Encode ``frames`` [H, W, 3], all of ``size`` (W, H), as H.264 in 4:2:0, which everything plays.
+    """Encode ``frames`` [H, W, 3], all of ``size`` (W, H), as H.264 in 4:2:0, which every player supports.
 
-    That wants even sides: an odd one gets its last line twice.
-    Raises OutputError when it cannot be written, ResourceError without an ffmpeg that works, and what ``frames``
-    raises.
+    4:2:0 needs even sides: the last row or column of an odd one is doubled.
+    Raises OutputError if the file cannot be written, ResourceError without a working ffmpeg, and errors of ``frames``.
     """
     program = find_ffmpeg()
     make_parent_folder(path)
     try:
         write_atomically(path, lambda file: _encode(program, file, frames, size, fps), what="the video")
     except OutputError as error:
-        # Not everything that ends a video has to do with its place.
+        # An error of the frames is not an error of the file.
         if isinstance(error.__cause__, SplatError):
             raise error.__cause__ from None
         raise
 
 
 def command(program: str, size: tuple[int, int], fps: float, target: str) -> list[str]:
-    """The words that start the encoder: raw RGB frames on stdin, MP4 to ``target``, whatever that is called."""
+    """Return the command of the encoder: raw RGB frames on stdin, MP4 to ``target``, whatever its suffix."""
     width, height = size
     source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{fps:g}", "-i", "-"]
-    # RGB is taken for full range and written as BT.709, and the file says so: players guess otherwise.
+    # Full-range RGB becomes BT.709, and the file declares it, since players guess otherwise.
     convert = ["-vf", "scale=out_color_matrix=bt709:out_range=tv", "-pix_fmt", "yuv420p", "-colorspace", "bt709"]
     curves = ["-color_primaries", "bt709", "-color_trc", "bt709", "-color_range", "tv"]
     encode = ["-c:v", "libx264", "-crf", str(CRF), "-movflags", "+faststart", "-f", "mp4"]
@@ -148,14 +147,14 @@ def _encode(
     even = size[0] + size[0] % 2, size[1] + size[1] % 2
     with tempfile.TemporaryFile() as words:
         try:
-            # A Ctrl-C is ours to handle: in a session of its own ffmpeg does not hear it.
+            # In its own session ffmpeg gets no Ctrl-C; this process handles it.
             encoder = subprocess.Popen(
                 command(program, even, fps, file.name), stdin=subprocess.PIPE, stderr=words, start_new_session=True
             )
         except OSError as error:
             raise ResourceError(f"ffmpeg does not start: {error.strerror}", where=program, remedy=_REMEDY) from None
         try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended early, and says why
+            with contextlib.suppress(BrokenPipeError):  # ffmpeg has ended early; its message is reported below
                 _feed(encoder, frames, even)
             code = encoder.wait()
         except BaseException:
@@ -165,14 +164,14 @@ def _encode(
         words.seek(0)
         text = words.read(10_000).decode(errors="replace").strip()
     if code:
-        reason = text.splitlines()[-1] if text else "it says nothing"
+        reason = text.splitlines()[-1] if text else "no message"
         if "No space left" in text:
             raise OSError(reason)
         raise ResourceError(f"ffmpeg failed with status {code}: {reason}", where=program, remedy=_REMEDY)
     file.seek(0, os.SEEK_END)
 
 
-_REMEDY = "pip install 'splatcli[video]' brings one that works; or write PNG files: -o FOLDER"
+_REMEDY = "install a working ffmpeg: pip install 'splatcli[video]'; or write PNG files: -o FOLDER"
 
 
 def _feed(encoder: subprocess.Popen[bytes], frames: Iterable[NDArray[np.uint8]], size: tuple[int, int]) -> None:
@@ -185,15 +184,15 @@ def _feed(encoder: subprocess.Popen[bytes], frames: Iterable[NDArray[np.uint8]],
 
 FORMATS = ("png", "exr", "mp4", "raw")
 
-#: Other ends of video files; taken for folders they would surprise.
+#: Suffixes of other video files, which would otherwise be taken as names of folders.
 _OTHER_VIDEOS = {".avi", ".gif", ".m4v", ".mkv", ".mov", ".webm"}
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """format: one of FORMATS.
+    """The output of renders.
 
-    folder: for a file a view; None otherwise. file: the one file; None and None is stdout.
+    format: one of FORMATS. folder: for a file for each view. file: for one file. Both are None for stdout.
     """
 
     format: str
@@ -202,29 +201,29 @@ class Target:
 
     @property
     def is_video(self) -> bool:
-        """Whether all frames go into one stream, and so have to be of one size."""
+        """Return whether all frames go to one stream, which needs one size."""
         return self.format in ("mp4", "raw")
 
 
 def resolve_target(output: Path | None, format: str | None, count: int, default: Path) -> Target:
-    """Where ``count`` views go.
+    """Return the output of ``count`` views.
 
-    output, format: what the command line says. default: a folder to make up for it; a video gets its name.
+    output, format: of the command line. default: the folder without -o, and the stem of a video.
     Raises UsageError.
     """
     if format is not None and format not in FORMATS:
-        raise UsageError(f"{format!r} is no format", where="--format", remedy=f"one of {', '.join(FORMATS)}")
+        raise UsageError(f"{format!r} is not a format", where="--format", remedy=f"one of {', '.join(FORMATS)}")
     if str(output) == "-":
         named = format or ("png" if count == 1 else "raw")
         if named in ("exr", "mp4"):
             raise UsageError(
-                f"{named} files are not written from front to back, as a pipe wants it",
+                f"{named} files cannot be written to a pipe",
                 where="-o",
                 remedy=f"name a file: -o x.{named}; or pipe raw frames: --format raw",
             )
         return Target(named)
     if format == "raw":
-        raise UsageError("raw frames go to stdout", where="--format", remedy="-o -, and a pipe or a > file behind it")
+        raise UsageError("raw frames go to stdout", where="--format", remedy="add -o -, and a pipe or redirection")
     if output is None:
         return (
             Target("mp4", file=default.with_name(f"{default.name}.mp4"))
@@ -240,10 +239,10 @@ def resolve_target(output: Path | None, format: str | None, count: int, default:
         return _folder(format, output)
     named = suffix.removeprefix(".")
     if format not in (None, named):
-        raise UsageError(f"--format {format} and a name that ends in {suffix}", where="-o", remedy="leave one out")
+        raise UsageError(f"--format {format} contradicts the suffix {suffix}", where="-o", remedy="leave one out")
     if named != "mp4" and count != 1:
         raise UsageError(
-            f"{count} views are not one file",
+            f"one {named.upper()} file cannot hold {count} views",
             where="-o",
             remedy=f"name a folder: -o {output.with_suffix('')} --format {named}; or a video: -o {output.stem}.mp4",
         )

@@ -26,75 +26,75 @@ _INSTALL = "pip install 'splatcli[lpips]'"
 
 
 class _Net(NamedTuple):
-    """A trunk: its class of weights in torchvision, its function there, and the shortest side its layers can take."""
+    """A backbone: its weights class and function in torchvision, and the shortest image side that it accepts."""
 
     weights: str
     function: str
     least: int
 
 
-#: By the names that papers use. Five reductions halve what VGG sees four times; AlexNet begins with strides of 4.
+#: Backbones by the names of the papers. VGG halves the image four times; AlexNet begins with a stride of 4.
 NETS = {"vgg": _Net("VGG16_Weights", "vgg16", 16), "alex": _Net("AlexNet_Weights", "alexnet", 31)}
 
 
 class Lpips:
-    """LPIPS version 0.1 with the trunk ``net`` of two images in 0..1, which the network gets as -1..1.
+    """LPIPS version 0.1 with the backbone ``net``, of two images in 0..1, which the network gets as -1..1.
 
-    The package ``lpips`` computes it, or else ``torchmetrics``. Neither gets to download anything: weights that are not
-    on this machine are an error that says how to fetch them.
-    Raises UsageError for an unknown net, ResourceError for a package or weights that are not there or do not load.
+    The package ``lpips`` computes it, else ``torchmetrics``. Nothing is downloaded: missing weights are an error whose
+    remedy is the command that downloads them.
+    Raises UsageError for an unknown net, ResourceError if the package or the weights are missing or do not load.
     """
 
     def __init__(self, net: str, device: torch.device | str = "cpu") -> None:
         if net not in NETS:
-            raise UsageError(f"{net!r} is no network of LPIPS", where="--lpips", remedy="vgg or alex")
+            raise UsageError(f"LPIPS has no network {net!r}", where="--lpips", remedy="vgg or alex")
         self.net = net
         self.device = torch.device(device)
         self.package = _package()
         weights = _weights(net)
         if not weights.is_file():
             raise ResourceError(
-                f"the weights of {net} for LPIPS are not on this machine: no {weights.name}",
+                f"the LPIPS weights of {net} are missing: {weights.name}",
                 where=weights.parent,
-                remedy=f"torchvision downloads them once: {_fetch(net)}; or copy the file there",
+                remedy=f"download them once: {_fetch(net)}; or copy the file there",
             )
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # lpips calls torchvision in a way that is going to be removed
+                warnings.simplefilter("ignore")  # lpips uses a deprecated call of torchvision
                 self._distance = _BUILDERS[self.package](net, self.device)
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ResourceError(
                 f"{self.package} cannot build its network: {first}",
                 where=weights,
-                remedy=f"delete that file and fetch it anew: {_fetch(net)}; or install anew: {_INSTALL}",
+                remedy=f"delete the file and download it again: {_fetch(net)}; or reinstall: {_INSTALL}",
             ) from error
 
     @torch.no_grad()
     def __call__(self, x: Tensor, y: Tensor) -> float:
-        """The distance of two images [H, W, 3] in 0..1; 0 for equal ones.
+        """Return the distance of two images [H, W, 3] in 0..1; 0 for equal ones.
 
-        Raises SceneError where they are too small, ResourceError where the network gives no number.
+        Raises SceneError for too small images, ResourceError if the result is not finite.
         """
         height, width = x.shape[:2]
         least = NETS[self.net].least
         if min(height, width) < least:
             raise SceneError(
-                f"images of {width}x{height} pixels are too small: LPIPS with {self.net} needs {least} a side",
+                f"images of {width}x{height} pixels are too small: LPIPS with {self.net} needs {least} pixels a side",
                 where="--lpips",
                 remedy="evaluate at a larger size, or without --lpips",
             )
         value = float(self._distance(*(image.permute(2, 0, 1)[None].float().to(self.device) for image in (x, y))))
         if not math.isfinite(value):
             raise ResourceError(
-                f"LPIPS of two images is {value}, so the weights must be damaged",
+                f"LPIPS of two images is {value}: the weights are damaged",
                 where=_weights(self.net),
-                remedy=f"delete that file and fetch it anew: {_fetch(self.net)}",
+                remedy=f"delete the file and download it again: {_fetch(self.net)}",
             )
         return value
 
     def protocol(self) -> dict[str, str]:
-        """What has to agree for two values to compare."""
+        """Return the settings on which the values depend."""
         return {
             "net": self.net,
             "version": "0.1",
@@ -115,22 +115,22 @@ def _package() -> str:
             if missing == name:
                 continue
             raise ResourceError(
-                f"{name} is installed, but {missing} is not, which it needs for LPIPS",
+                f"{name} is installed, but {missing} is not; LPIPS needs it",
                 where="--lpips",
                 remedy=_INSTALL,
             ) from None
         except Exception as error:
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise ResourceError(
-                f"{name} is installed, but cannot be loaded: {first}",
+                f"{name} is installed but does not load: {first}",
                 where="--lpips",
-                remedy=f"install it anew, and a torchvision that fits torch {torch.__version__}: {_INSTALL}",
+                remedy=f"reinstall it, with a torchvision for torch {torch.__version__}: {_INSTALL}",
             ) from error
         return name
     raise ResourceError(
-        "LPIPS needs the package lpips (or torchmetrics with torchvision), and neither is installed",
+        "LPIPS needs the package lpips, or torchmetrics with torchvision; neither is installed",
         where="--lpips",
-        remedy=f"{_INSTALL}; its weights are downloaded by that package once, later it needs no network",
+        remedy=f"{_INSTALL}; the package downloads its weights once",
     )
 
 
@@ -138,18 +138,18 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "of unknown version"  # on the path without having been installed
+        return "of unknown version"  # importable but not installed
 
 
 def _weights(net: str) -> Path:
-    """Where torchvision keeps the weights of the trunk, whether they are there or not."""
+    """Return the file in which torchvision keeps the weights of the backbone; it may not exist."""
     models = importlib.import_module("torchvision.models")
     url = getattr(models, NETS[net].weights).IMAGENET1K_V1.url
     return Path(torch.hub.get_dir()) / "checkpoints" / PurePosixPath(urlsplit(url).path).name
 
 
 def _fetch(net: str) -> str:
-    """The command that downloads the weights of the trunk."""
+    """Return the command that downloads the weights of the backbone."""
     function = NETS[net].function
     return f"python -c \"import torchvision.models as m; m.{function}(weights='IMAGENET1K_V1')\""
 
@@ -172,10 +172,10 @@ _BUILDERS: dict[str, Callable[[str, torch.device], _Distance]] = {"lpips": _by_l
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One render beside its photo, [H, W, 3] uint8 each; index is the view's in its scene.
+    """A render and the image of its view, [H, W, 3] uint8 each; index: of the view in its scene.
 
-    hidden: [H, W] bool, what a mask hides; None where nothing is.
-    extra: the figures that were asked for beside PSNR and SSIM, by their names.
+    hidden: [H, W] bool, the masked pixels; None without a mask.
+    extra: further metrics by name.
     """
 
     index: int
@@ -187,20 +187,20 @@ class Comparison:
 
     @property
     def figures(self) -> dict[str, float]:
-        """All figures by name."""
+        """Return all metrics by name."""
         return {"psnr": self.score.psnr, "ssim": self.score.ssim, **self.extra}
 
 
 def means(figures: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean over views, at least one, of each figure."""
+    """Return the mean of each metric over the views, at least one."""
     return {name: sum(one[name] for one in figures) / len(figures) for name in figures[0]}
 
 
 class GroundTruth:
-    """The photos of a scene, by the names of their views.
+    """The ground-truth images of a scene, by the names of their views.
 
-    color_corrected: also compare after the render's colours were fitted to the photo's.
-    lpips: also measure with this network.
+    color_corrected: also compare after fitting the render's colours to the image's.
+    lpips: also compute LPIPS with this network.
     """
 
     def __init__(self, scene: Scene, *, color_corrected: bool = False, lpips: Lpips | None = None) -> None:
@@ -210,7 +210,7 @@ class GroundTruth:
         self._lpips = lpips
 
     def is_fully_masked(self, name: str) -> bool:
-        """Whether a mask hides the whole photo of view ``name``, so that nothing of it can be compared."""
+        """Return whether a mask hides the whole image of view ``name``."""
         index = self._index.get(name)
         if not self._scene.images.masked or index is None or not self._scene.images.has(index):
             return False
@@ -218,9 +218,9 @@ class GroundTruth:
         return hidden is not None and bool(hidden.all())
 
     def compare(self, name: str, pixels: NDArray[np.uint8]) -> Comparison | None:
-        """The render of view ``name`` against its photo; None when there is no photo of that view and size.
+        """Compare the render of view ``name`` with its image; None without an image of that size.
 
-        Both are 8-bit, as files are, so that anyone can repeat the figures from the PNG.
+        Both are 8-bit, so the metrics can be recomputed from the PNG files.
         """
         index = self._index.get(name)
         if index is None or not self._scene.images.has(index):
@@ -235,7 +235,7 @@ class GroundTruth:
         return Comparison(index, score, truth, pixels, photo.hidden, self._extra(shown, seen, hidden))
 
     def _extra(self, shown: Tensor, seen: Tensor, hidden: Tensor | None) -> dict[str, float]:
-        """What was asked for beside PSNR and SSIM, of two images [H, W, 3] in 0...1."""
+        """Return the further metrics of two images [H, W, 3] in 0...1."""
         fitted = color_corrected(shown, seen, hidden) if self._color_corrected else None
         extra: dict[str, float] = {}
         if fitted is not None:
@@ -248,7 +248,7 @@ class GroundTruth:
         return extra
 
     def protocol(self) -> dict[str, object]:
-        """How the extra figures are obtained, in the form of ``train.metrics.protocol``."""
+        """Return how the further metrics are computed, in the form of ``train.evaluate.protocol``."""
         facts: dict[str, object] = {}
         if self._color_corrected:
             facts["color_correction"] = (

@@ -1,4 +1,4 @@
-"""Which views are meant by ``test``, ``train``, ``all``, the name of a path or a camera file."""
+"""Selection of views: ``test``, ``train``, ``all``, the name of a camera path, or a camera file."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from splatcli.render.camera_paths import Rig, ellipse, nearest_order, orbit, spi
 from splatcli.scene.camera import Camera
 
 _NAMES = ("test", "train", "all")
-#: Paths that are made from the cameras of training.
+#: Camera paths that are computed from the training cameras.
 PATHS = ("orbit", "ellipse", "spiral", "interpolate")
 
-#: Four seconds at 30 frames a second; and for a path through many cameras, a third of a second from one to the next.
+#: Default number of frames (four seconds at 30 fps); and for interpolation, frames from one camera to the next.
 FRAMES = 120
 _FRAMES_A_CAMERA = 10
 
-_NO_CAMERAS = "this model carries no cameras"
+_NO_CAMERAS = "the model has no cameras"
 
 
 @dataclass(frozen=True, slots=True)
 class Views:
     """Cameras to render.
 
-    label: a word for folders and messages.
-    from_run: they are the run's own, so that photos of the scene can be compared with them.
-    fps: how many make a second, where a file says so.
+    label: the name for folders and messages.
+    from_run: the cameras are the run's own, so renders can be compared with the images of the scene.
+    fps: the frame rate of a camera file.
     """
 
     label: str
@@ -42,23 +42,23 @@ class Views:
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """The widths and heights that occur, the commonest first."""
+        """The distinct sizes (width, height), most frequent first."""
         return _sizes(self.cameras)
 
     def sized(self, width: int, height: int) -> Views:
-        """The same views in pictures of another size. Photos cannot be compared with them."""
+        """Return the views at another size. They cannot be compared with images."""
         return replace(self, cameras=[_sized(camera, width, height) for camera in self.cameras], from_run=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PathOptions:
-    """How a path is flown.
+    """Options of a camera path.
 
-    frames: None for FRAMES, or more to go through many cameras.
-    loop: a path through cameras ends where it began; the others do anyway.
-    nearest: go from each camera to the nearest that is left, not by the names.
-    focus: what to fly around, where it is not what the cameras look at.
-    distance: tells how far away the scene is before a camera that has no focus.
+    frames: None for FRAMES, or more for an interpolation of many cameras.
+    loop: close an interpolated path; the other paths are closed anyway.
+    nearest: order cameras by the nearest that is left, not by name.
+    focus: the point to look at, if not the focus of the cameras.
+    distance: returns the distance of the scene from a camera, for cameras without a focus.
     """
 
     frames: int | None = None
@@ -75,10 +75,10 @@ def select_views(
     test: Sequence[int],
     options: PathOptions | None = None,
 ) -> Views:
-    """The views that ``text`` asks for.
+    """Return the views that ``text`` names.
 
-    cameras, train, test: the run's; all empty when the model is a bare PLY.
-    flight: how a path is flown; only its name needs it.
+    cameras, train, test: of the run; all empty for a PLY.
+    options: of a camera path.
     Raises UsageError when there are none, SceneError for a broken camera file.
     """
     if text in PATHS:
@@ -94,24 +94,24 @@ def select_views(
         file = read_camera_file(path)
         return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
     if not cameras:
-        raise UsageError(_NO_CAMERAS, where="--views", remedy="give a file with cameras: --views cameras.json")
+        raise UsageError(_NO_CAMERAS, where="--views", remedy="name a camera file: --views cameras.json")
     indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
     if not indices:
         raise UsageError(
             f"the run has no {'held-out' if text == 'test' else text} views",
             where="--views",
-            remedy="--views train or --views all",
+            remedy="--views train, or --views all",
         )
     return Views(text, [cameras[i] for i in indices], from_run=True)
 
 
 def _path(name: str, cameras: list[Camera], options: PathOptions) -> Views:
-    """The frames of the path ``name``, all with the commonest size and the median focal length of ``cameras``."""
+    """Return the frames of the path ``name``, with the most frequent size and median focal length of ``cameras``."""
     if not cameras:
         raise UsageError(
             _NO_CAMERAS,
             where="--views",
-            remedy=f"name those that {name} is made from: --cameras cameras.json, or the scene with --data",
+            remedy=f"name the cameras for {name}: --cameras cameras.json, or the scene with --data",
         )
     lens = _lens(cameras)
     poses = np.stack([np.linalg.inv(camera.viewmat) for camera in cameras])
@@ -142,7 +142,7 @@ def _around(name: str, rig: Rig, frames: int, options: PathOptions) -> NDArray[n
 
 
 def _lens(cameras: Sequence[Camera]) -> Camera:
-    """A camera of the commonest size, with the median focal lengths of that size and its axis in the middle."""
+    """Return a camera of the most frequent size, with the median focal lengths of that size and a central axis."""
     width, height = _sizes(cameras)[0]
     alike = [camera for camera in cameras if (camera.width, camera.height) == (width, height)]
     fx, fy = (float(np.median([getattr(camera, key) for camera in alike])) for key in ("fx", "fy"))
@@ -154,7 +154,7 @@ def _sizes(cameras: Sequence[Camera]) -> list[tuple[int, int]]:
 
 
 def _sized(camera: Camera, width: int, height: int) -> Camera:
-    """The view in another size, with the same vertical field of view: another shape shows more or less at the sides."""
+    """Return the camera at another size with the same vertical field of view."""
     factor = height / camera.height
     return replace(
         camera,

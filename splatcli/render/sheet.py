@@ -1,4 +1,4 @@
-"""The contact sheet: photo, render and error map of each view, worst first, with the figures under them."""
+"""The contact sheet: image, render and error map of each view, worst first, with their metrics."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from PIL import Image, ImageDraw, ImageFont
 from splatcli.render.images import TICKS, error_map, heat, position
 from splatcli.render.scoring import Comparison
 
-#: Views on a sheet unless told otherwise.
+#: Views on a sheet by default.
 MOST_VIEWS = 12
 
-#: Pixels across the widest picture of a sheet; larger ones are shown smaller.
+#: Width in pixels of the widest image of a sheet; larger ones are shrunk.
 _MAX_PICTURE = 480
-#: Views stand side by side as far as they fit into this width: what a common screen shows at once.
+#: Width in pixels of a sheet: what a common screen shows.
 _MAX_WIDTH = 2000
 
 _MARGIN = 16
@@ -34,9 +34,9 @@ _HEADINGS = ("photo", "render", "error")
 
 
 class Extremes:
-    """Of the views it is shown, the worst and the best by PSNR; the others are let go, and with them their pictures.
+    """The worst and the best views by PSNR of those added; the images of the others are dropped.
 
-    most: how many are kept; of an odd number, one more of the worst.
+    most: the number of views to keep; of an odd number, one more of the worst.
     """
 
     def __init__(self, most: int = MOST_VIEWS) -> None:
@@ -48,21 +48,21 @@ class Extremes:
         self.seen += 1
         self._kept = sorted([*self._kept, one], key=lambda c: (c.score.psnr, c.index))
         if len(self._kept) > self.most:
-            # What is in the middle is neither among the worst nor among the best, whatever comes.
+            # The view in the middle is neither among the worst nor among the best.
             del self._kept[self.worst]
 
     @property
     def worst(self) -> int:
-        """How many of the kept views are the worst ones."""
+        """Return how many of the kept views are the worst."""
         return -(-self.most // 2)
 
     def ranked(self) -> list[tuple[int, Comparison]]:
-        """The kept ones, worst first, each with its rank among all views; 1 is the worst."""
+        """Return the kept views, worst first, with their ranks among all views; 1 is the worst."""
         left_out = self.seen - len(self._kept)
         return [(i + 1 if i < self.worst else left_out + i + 1, one) for i, one in enumerate(self._kept)]
 
     def describe(self) -> str:
-        """Which views these are, in words."""
+        """Return which views these are, for a title."""
         if self.seen <= self.most:
             return "the view" if self.seen == 1 else f"all {self.seen} views, worst first"
         ends = ((self.worst, "worst"), (self.most - self.worst, "best"))
@@ -73,20 +73,20 @@ class Extremes:
 
 @dataclass(frozen=True, slots=True)
 class _Cell:
-    """One view: three pictures of one size, side by side, and a line under them."""
+    """One view: three images of one size side by side, and a label below."""
 
     pictures: tuple[Image.Image, ...]
     label: str
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the three pictures together."""
+        """Return width and height of the three images together."""
         width, height = self.pictures[0].size
         return len(self.pictures) * width + (len(self.pictures) - 1) * _GAP, height
 
 
 def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle: str) -> NDArray[np.uint8]:
-    """[H, W, 3] uint8: ``views`` with their ranks, at least one, row by row, as photo, render and error map each."""
+    """Return [H, W, 3] uint8: image, render and error map of each of ``views`` (rank, comparison), at least one."""
     cells = [_cell(rank, view) for rank, view in views]
     large, small = ImageFont.load_default(size=18), ImageFont.load_default(size=13)
     masked = any(view.hidden is not None for _, view in views)
@@ -126,7 +126,7 @@ def _cell(rank: int, view: Comparison) -> _Cell:
 
 
 def _headings(draw: ImageDraw.ImageDraw, row: Sequence[_Cell], cell_width: int, y: int, font: _Font) -> None:
-    """What the pictures of a row are, above it, where they are wide enough for the words."""
+    """Draw the headings above the images of the first row, if they fit."""
     for column, cell in enumerate(row):
         width = cell.pictures[0].width
         for index, heading in enumerate(_HEADINGS):
@@ -136,7 +136,7 @@ def _headings(draw: ImageDraw.ImageDraw, row: Sequence[_Cell], cell_width: int, 
 
 
 def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, x: int, y: int, font: _Font) -> None:
-    """The cell with its upper left corner at (x, y): pictures, label."""
+    """Draw the cell with its upper left corner at (x, y)."""
     width, height = cell.pictures[0].size
     for index, picture in enumerate(cell.pictures):
         sheet.paste(picture, (x + index * (width + _GAP), y))
@@ -144,7 +144,7 @@ def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, x: int, y
 
 
 def _legend(sheet: Image.Image, draw: ImageDraw.ImageDraw, x: int, y: int, words: str, font: _Font) -> None:
-    """The colours of the error maps as a bar from (x, y), with ticks under it and ``words`` to the right."""
+    """Draw the colour bar of the error maps at (x, y), with ticks below and ``words`` to the right."""
     width, height = _BAR
     bar = np.broadcast_to(heat(np.linspace(0.0, 1.0, width)), (height, width, 3))
     sheet.paste(Image.fromarray(np.ascontiguousarray(bar)), (x, y))

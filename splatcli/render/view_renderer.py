@@ -1,4 +1,4 @@
-"""Shooting: what is asked for of each view, as pictures, the photo and the error among them."""
+"""Rendering of views to the requested kinds of image, the ground truth and the error map among them."""
 
 from __future__ import annotations
 
@@ -29,50 +29,48 @@ _LARGEST_SIDE = 65_536
 
 
 def parse_kinds(text: str) -> tuple[str, ...]:
-    """The kinds of picture in a list with commas, each once. Raises UsageError."""
+    """Return the kinds of image in a comma-separated list, each once. Raise UsageError."""
     kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
     unknown = [kind for kind in kinds if kind not in KINDS]
     if unknown:
-        raise UsageError(
-            f"{unknown[0]!r} is nothing that can be rendered", where="--what", remedy=f"any of {', '.join(KINDS)}"
-        )
+        raise UsageError(f"{unknown[0]!r} is not a kind of image", where="--what", remedy=f"any of {', '.join(KINDS)}")
     return kinds
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Width and height of ``640x480``. Raises UsageError."""
+    """Return width and height of ``640x480``. Raise UsageError."""
     parts = text.lower().split("x")
     if len(parts) != 2 or not all(part.isascii() and part.isdigit() and len(part) < 6 for part in parts):
-        raise UsageError(f"{text!r} is no size", where="--size", remedy="width x height in pixels, as 1920x1080")
+        raise UsageError(f"{text!r} is not a size", where="--size", remedy="width x height in pixels, e.g. 1920x1080")
     width, height = (int(part) for part in parts)
     if not (0 < width <= _LARGEST_SIDE and 0 < height <= _LARGEST_SIDE):
-        raise UsageError(f"{text} is no size", where="--size", remedy=f"sides from 1 to {_LARGEST_SIDE} pixels")
+        raise UsageError(f"{text} is not a size", where="--size", remedy=f"sides from 1 to {_LARGEST_SIDE} pixels")
     return width, height
 
 
 def parse_numbers(text: str, count: int, where: str, remedy: str) -> tuple[float, ...]:
-    """``count`` finite numbers with commas between them. Raises UsageError."""
+    """Return ``count`` finite numbers of a comma-separated list. Raise UsageError."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
         values = ()
     if len(values) != count or not np.isfinite(values).all():
-        raise UsageError(f"{text!r} are not {count} numbers", where=where, remedy=remedy)
+        raise UsageError(f"{text!r} is not a list of {count} numbers", where=where, remedy=remedy)
     return values
 
 
 def parse_range(text: str) -> tuple[float, float]:
-    """Near and far of ``0.5,20``. Raises UsageError."""
+    """Return near and far of ``0.5,20``. Raise UsageError."""
     remedy = "near and far in scene units, as 0.5,20"
     near, far = parse_numbers(text, 2, "--depth-range", remedy)
     if not 0 < near < far:
-        raise UsageError(f"{text} is no range of depths", where="--depth-range", remedy=remedy)
+        raise UsageError(f"{text} is not a depth range", where="--depth-range", remedy=remedy)
     return near, far
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RenderedView:
-    """A view, its pictures by kind in the order that was asked for, and its figures where it was compared."""
+    """A rendered view: its maps, its images by kind in the requested order, and its score if it was compared."""
 
     camera: Camera
     maps: RenderedMaps
@@ -81,10 +79,10 @@ class RenderedView:
 
 
 class ViewRenderer:
-    """Makes the shots of one command.
+    """Renders the views of one command.
 
-    kinds: what is wanted of each view; those of COMPARED need ``photos``.
-    near_far: the depths of the ends of the colours, as of ``Viewer.depth_range``.
+    kinds: the kinds of image of each view; those of COMPARED need ``ground_truth``.
+    near_far: the depth range of the colours, as of ``ModelRenderer.depth_range``.
     """
 
     def __init__(
@@ -100,7 +98,7 @@ class ViewRenderer:
         self._near_far = near_far
 
     def render_views(self, camera: Camera) -> RenderedView:
-        """One view. Raises SceneError when its photo is wanted and not there."""
+        """Render one view. Raise SceneError if it needs an image that the scene does not have."""
         maps = self._renderer.render_maps(camera)
         compared = None
         if self._ground_truth is not None and not self._ground_truth.is_fully_masked(camera.name):
@@ -115,7 +113,7 @@ class ViewRenderer:
     def _compared(camera: Camera, one: Comparison | None) -> dict[str, NDArray[np.uint8]]:
         if one is None:
             raise SceneError(
-                "there is no photo of this view to compare with, or a mask hides all of it",
+                "this view has no image to compare with, or a mask hides all of it",
                 where=camera.name,
                 remedy="leave photo and error out of --what",
             )

@@ -421,7 +421,7 @@ CASES = [
     ),
     Case(71, "no such command", nothing, 2, ("Did you mean 'train'?",), command=("trian", "scene")),
     Case(71, "views that are none", trained, 2, ("names no views",), command=("render", "out", "--views", "nope")),
-    Case(71, "no colour", trained, 2, ("is no colour",), command=("render", "out", "--background", "inf,0,0")),
+    Case(71, "no colour", trained, 2, ("is not a colour",), command=("render", "out", "--background", "inf,0,0")),
 ]
 
 

@@ -147,7 +147,7 @@ def test_what_does_not_go_with_blocks_is_refused(
 def test_a_folder_is_for_one_cut_of_one_scene(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
     done = splat("train", ball, "--blocks", "1x2", "-o", merged_run, *ANYWAY)
     assert done.code == 8
-    assert "has blocks 2x1" in done.err
+    assert "belongs to blocks 2x1" in done.err
     (tmp_path / "full").mkdir()
     (tmp_path / "full/photo.jpg").write_text("mine")
     done = splat("train", ball, "--blocks", "1x2", "-o", tmp_path / "full", *ANYWAY)

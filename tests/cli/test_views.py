@@ -142,7 +142,7 @@ def _ours(**changes: object) -> str:
         ("[" * 100_000, "not valid JSON"),
         ("{}", "no cameras"),
         ("3", "no cameras"),
-        ("[]", "names no camera"),
+        ("[]", "the file has no cameras"),
         ("[3]", "not an object"),
         ('{"cameras": [{}]}', "is missing"),
         (_ours(fx=None), "'fx' is missing"),

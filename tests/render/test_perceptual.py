@@ -129,9 +129,9 @@ def test_nothing_installed_is_told_with_what_to_install(installed: Callable[...,
     installed()
     problem = refusal(ResourceError)
     assert problem.exit_code == 4
-    assert "lpips (or torchmetrics with torchvision)" in problem.what
+    assert "lpips, or torchmetrics with torchvision" in problem.what
     assert "pip install 'splatcli[lpips]'" in str(problem.remedy)
-    assert "downloaded by that package once" in str(problem.remedy)
+    assert "downloads its weights once" in str(problem.remedy)
 
 
 @pytest.mark.parametrize("package", ["lpips", "torchmetrics"])
