@@ -184,7 +184,7 @@ class _Shown:
         }
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
         if loaded.gaussians.sh_degree > _SH_DEGREE:
-            self._out.note(f"note: the viewer shows SH coefficients up to degree {_SH_DEGREE}")
+            self._out.note(f"note: shown up to SH degree {_SH_DEGREE}, the limit of the viewer")
 
     def _look_again(self) -> None:
         """Load the newest checkpoint of a run; keep the present one if that fails."""

@@ -1,10 +1,8 @@
-"""What a page that watches a run asks for: a camera in, a picture out, and the run's own cameras to show.
+"""The live viewer: browsers send cameras and get renders of the run while it trains.
 
-A run while it trains, for browsers: they send cameras, and get pictures drawn between two steps.
-
-The training thread draws, and only what somebody waits for: nobody there, nothing done. Drawing reads the state and
-draws no random number, so that a run has the same bits with and without onlookers. Browsers meet a server's threads,
-which do nothing but hand wishes over and wait; whatever becomes of a browser, training goes on.
+The training thread renders between two steps, and only what a browser requests; without requests it does nothing.
+Rendering reads the state and draws no random number, so a run with viewers is bit-identical to one without. The threads
+of the server only queue requests and wait; nothing that a browser does can end or hang the training.
 """
 
 from __future__ import annotations
@@ -38,24 +36,24 @@ from splatcli.train.events import Event, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.viewer.server import Request, Response
 
-#: Sides of a picture that may be asked for, pixels, and angles of view, degrees.
+#: Limits of a request: image sides in pixels, and fields of view in degrees.
 _SIDES, _FIELDS = (16, 2048), (2.0, 150.0)
-#: A camera that is farther away sees nothing of any scene; squares of such numbers are finite.
+#: Limit of the numbers of a pose; their squares are finite.
 _FARTHEST = 1e12
-#: Cameras of the run that are shown, evenly spaced: more make a page slow, and hide the scene.
+#: Number of cameras of the run that the page shows, evenly spaced; more are slow and hide the scene.
 _MAX_CAMERAS = 200
-#: Depths are coloured by those of pixels that are more covered than not.
+#: The depth range is that of pixels with at least this alpha.
 _COVERED = 0.5
 
 
 @dataclass(slots=True, eq=False)
 class RenderRequest:
-    """A picture somebody waits for, and what becomes of it.
+    """An image that a browser waits for, and its result.
 
-    who: the browser. kind: one of LAYERS. urgent: wanted at once, for what is on the screen is of another view.
-    seen: the step that is on the screen; of an urgent wish it does not matter.
-    picture: [H, W, 3] uint8; None when it was not drawn. problem: why not, if something went wrong.
-    facts: how far the run was. seconds: that it took.
+    client: the browser. kind: one of LAYERS. urgent: the camera has moved, so the image on the screen is outdated.
+    seen_step: the step of the image on the screen; ignored if urgent.
+    image: [H, W, 3] uint8; None if it was not rendered. problem: the error, if there was one.
+    facts: the progress of the run. seconds: the time of the render.
     """
 
     client: str
@@ -71,14 +69,14 @@ class RenderRequest:
 
 
 class StateRenderer:
-    """Draws a state that stands still; made anew for each moment, it holds no tensor longer than that."""
+    """Renders a state between two steps. Each has its own renderer, so no tensor is held longer."""
 
     def __init__(self, state: TrainState) -> None:
         self.state = state
         self._renderers: dict[bool, ModelRenderer] = {}
 
     def render(self, wanted: RenderRequest) -> ByteImage:
-        """[H, W, 3] uint8."""
+        """Render the image [H, W, 3] uint8 of a request."""
         with_normals = wanted.kind == "normals"
         if with_normals not in self._renderers:
             config = self.state.config
@@ -92,7 +90,7 @@ class StateRenderer:
 
 
 def parse_render_request(request: Request) -> RenderRequest:
-    """The picture that a query asks for. Raises KeyError and ValueError."""
+    """Return the render request of a query. Raise KeyError or ValueError."""
     query = request.query
     width, height = int(query["width"]), int(query["height"])
     degrees = float(query["fov"])
@@ -153,26 +151,25 @@ def jpeg(image: ByteImage, quality: int) -> bytes:
 
 _log = logging.getLogger(__name__)
 
-#: Of the time, so much may go into pictures while somebody moves, and while they only look on; and seconds between two
-#: of the latter at least: training makes steps faster than anyone can see them.
+#: The share of time for renders while a camera moves, and while none does; and the least seconds between two renders
+#: of a camera that does not move.
 _MOVING_SHARE, _STILL_SHARE, _STILL_EVERY = 0.5, 0.05, 0.5
-#: Seconds that drawing may go on between two steps, and that the next wish of somebody who moves is waited for.
+#: Seconds that rendering may take between two steps, and that the next request of a moving camera is waited for.
 _LONGEST, _NEXT_REQUEST = 0.25, 0.03
-#: Seconds until a browser is told how far the run is without a new picture, and after which one that asked for nothing
-#: is gone.
+#: Seconds until a request is answered without an image, and seconds without a request after which a browser is gone.
 _PATIENCE, _GONE = 1.0, 15.0
-#: JPEG quality of what is wanted at once, and of what stays.
+#: JPEG quality of urgent and of other images.
 _QUALITIES = {True: 80, False: 92}
-#: Wishes that may wait at once; browsers have one each.
+#: Maximum number of pending requests; a browser has one.
 _MAX_PENDING = 64
-#: The header of every answer to a wish that tells how far the run is.
+#: The response header with the progress of the run.
 _FACTS = "X-Splat-Facts"
 
 
 class LiveRun:
-    """A run as browsers see it: answers them (``__call__``, from any thread), and draws for them (``tell``).
+    """A run for browsers: answers requests (``__call__``, from any thread) and renders for them (``report``).
 
-    goes_on: whether training has to go on although it is paused, for a signal or a deadline.
+    must_continue: returns whether training has to continue although it is paused, for a signal or a deadline.
     """
 
     def __init__(
@@ -180,7 +177,7 @@ class LiveRun:
     ) -> None:
         self.must_continue = must_continue
         self._clock = clock
-        self._lock = threading.Condition()  # of all that follows up to the empty line
+        self._lock = threading.Condition()  # guards the attributes up to the empty line
         self._pending: list[RenderRequest] = []
         self._paused = False
         self._last_request = -math.inf
@@ -197,7 +194,7 @@ class LiveRun:
     # For the training thread.
 
     def report(self, event: Event, state: TrainState) -> None:
-        """What happened last; the state may be read until this returns, which is when training goes on."""
+        """Render pending requests after an event. Training waits, so ``state`` does not change meanwhile."""
         if isinstance(event, Started):
             self._runs += 1
             self._loss = None
@@ -208,14 +205,14 @@ class LiveRun:
             return
         self._facts = {
             "step": state.step,
-            "iterations": state.config.train.iterations,  # may change on the way
+            "iterations": state.config.train.iterations,  # may change during the run
             "gaussians": len(state.gaussians),
             "loss": self._loss,
             "run": self._runs,  # of several, one after the other
         }
         renderer = StateRenderer(state)
         began = self._clock()
-        # Training has earned as much as it took.
+        # The time of training earns time for renders.
         earned = (began - self._returned_at) * _MOVING_SHARE / (1.0 - _MOVING_SHARE)
         self._credit = min(_LONGEST, self._credit + earned)
         self._render_due(renderer, began + self._credit)
@@ -227,14 +224,14 @@ class LiveRun:
         self._returned_at = self._clock()
 
     def _is_paused(self) -> bool:
-        """Whether training is paused, by somebody who is still there, and nothing more important wants it to go on."""
+        """Return whether a present browser has paused training and nothing requires it to continue."""
         with self._lock:
             if self._paused and self._clock() - self._last_request > _GONE:
                 self._paused = False
             return self._paused and not self.must_continue()
 
     def _render_due(self, renderer: StateRenderer, until: float) -> None:
-        """Grant the wishes whose time has come, and of somebody who moves the next ones too, while there is time."""
+        """Render the requests that are due, and those that follow from moving cameras, until the given time."""
         while due := self._due(renderer.state.step, hurry=self._clock() < until):
             for wanted in due:
                 self._render_one(wanted, renderer)
@@ -244,7 +241,7 @@ class LiveRun:
                 self._lock.wait_for(lambda: any(wanted.urgent for wanted in self._pending), timeout=_NEXT_REQUEST)
 
     def _due(self, step: int, *, hurry: bool) -> list[RenderRequest]:
-        """Takes the wishes to be granted now. hurry: there is time for urgent ones."""
+        """Take the requests to render now. hurry: there is time for urgent ones."""
         still = self._clock() >= self._next_still
         with self._lock:
             due = [
@@ -257,10 +254,10 @@ class LiveRun:
         began = self._clock()
         try:
             wanted.image = renderer.render(wanted)
-        except Exception as error:  # memory, most likely: whatever somebody wants to see, it must not end the run
+        except Exception as error:  # mostly a lack of memory; a request must not end the run
             wanted.problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-            if wanted.problem != self._problem:  # once: the page asks again and again
-                _log.warning("a picture for the viewer could not be drawn: %s", wanted.problem)
+            if wanted.problem != self._problem:  # warn once, since the page repeats its request
+                _log.warning("the viewer's image could not be rendered: %s", wanted.problem)
             self._problem = wanted.problem
         took = self._clock() - began
         self._next_still = self._clock() + max(_STILL_EVERY, took * (1.0 / _STILL_SHARE - 1.0))
@@ -270,7 +267,7 @@ class LiveRun:
     # For the threads of a server.
 
     def __call__(self, request: Request) -> Response | None:
-        """The page and what it asks for; everything but the page is for its own script only."""
+        """Answer a request; everything but the page is for the page's own script only."""
         if (request.method, request.path) == ("GET", "/"):
             return Response("text/html; charset=utf-8", _page())
         if not request.own:
@@ -292,12 +289,12 @@ class LiveRun:
         try:
             wanted = parse_render_request(request)
         except (KeyError, ValueError) as error:
-            return _refusal(400, f"this is no view: {error}")
+            return _refusal(400, f"invalid view: {error}")
         with self._lock:
             self._last_request = self._clock()
             self._discard([other for other in self._pending if other.client == wanted.client])
             if len(self._pending) >= _MAX_PENDING:
-                return _refusal(503, "too many browsers look on")
+                return _refusal(503, "too many browsers are connected")
             self._pending.append(wanted)
             self._lock.notify_all()
         if not wanted.done.wait(_PATIENCE):
@@ -312,13 +309,13 @@ class LiveRun:
         return Response("image/jpeg", jpeg(wanted.image, _QUALITIES[wanted.urgent]), headers=headers)
 
     def _discard(self, pending: Sequence[RenderRequest]) -> None:
-        """Nobody waits for these any more."""
+        """Drop these requests."""
         self._pending = [wanted for wanted in self._pending if wanted not in pending]
         for wanted in pending:
             wanted.done.set()
 
 
-#: An answer without content.
+#: A response without content.
 _NOTHING = Response("text/plain", b"", status=204)
 
 

@@ -1,12 +1,12 @@
-"""A few documents on a port of this machine for browsers to read; nothing else is answered, and no file is opened.
+"""A small HTTP server that gives browsers a few documents; it answers nothing else and opens no file.
 
-Pages from elsewhere that the same browser shows get none of them: a request has to be addressed to this machine (a site
-whose name was pointed here says its own) and may not come from another origin, documents may not be shown elsewhere,
-and what does something wants a header that only a page from here can send. The page itself is told to load nothing from
+Pages of other sites in the same browser get none of them: a request must be addressed to this machine (a foreign name
+that resolves here is refused) and must not come from another origin, documents cannot be embedded elsewhere, and
+requests with an effect need a header that only scripts of these pages can send. The pages may load nothing from
 elsewhere.
 
-Connections cannot starve the process that serves: their number is limited, the longest idle one gives way to a new one,
-each has a few seconds to send a whole request, and some file descriptors are never given to any of them.
+Connections cannot starve the process: their number is limited, the one that is idle longest is closed for a new one,
+each has a few seconds to send a whole request, and some file descriptors are reserved.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ except ImportError:  # no such limits on this system
 
 _log = logging.getLogger(__name__)
 
-#: Where a port is looked for first; this many are tried.
+#: The first port to try, and the number of ports to try.
 FIRST_PORT, PORTS = 8080, 20
 
-#: Connections that are open at once, at most; and the share of the process's file descriptors that they may take.
+#: Maximum number of open connections, and their share of the process's file descriptors.
 MAX_CONNECTIONS, _DESCRIPTOR_SHARE = 64, 0.25
-#: File descriptors, of those that the process may have, that stay free for everything else: a save needs a few.
+#: File descriptors that are reserved for the rest of the process, such as saves.
 RESERVED_DESCRIPTORS = 64
-#: Seconds in which a connection has to send a whole request, from its start or from the end of the last answer.
+#: Seconds in which a connection must send a whole request, from its start or the end of the last response.
 REQUEST_SECONDS = 10.0
-#: Seconds in which a browser has to take a piece of an answer, and the bytes of one.
+#: Seconds in which a browser must receive a piece of a response, and the bytes of a piece.
 _WRITE_SECONDS, _PIECE = 60.0, 1 << 20
-#: Seconds that a new connection waits for the one that gives way to it.
+#: Seconds that a new connection waits until an idle one is closed.
 _GIVE_WAY = 1.0
 
-_HOSTS = "127.0.0.1 for this machine alone, 0.0.0.0 for all who reach it, or one of its addresses"
+_HOSTS = "127.0.0.1 for this machine only, 0.0.0.0 for all who reach it, or one of its addresses"
 
-#: What a page may do: its own scripts and styles, which are inside it, WebAssembly, and workers made of its own text.
+#: Pages may use their inline scripts and styles, WebAssembly, and workers made from inline text.
 _POLICY = (
     "default-src 'self' 'unsafe-inline' data: blob:; script-src 'self' 'unsafe-inline' 'wasm-unsafe-eval' data: blob:; "
     "connect-src 'self' data: blob:; frame-ancestors 'none'"
@@ -65,13 +65,13 @@ _HEADERS = {
 }
 
 
-#: A header that browsers send for scripts of other sites only after asking, and are refused.
+#: A header that scripts of other sites cannot send: their preflight request is refused.
 OWN = "X-Splat"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a browser asks for: GET or POST, a path, the query behind it. own: a script of a page from here asks."""
+    """A request: GET or POST, path and query. own: it comes from a script of a page of this server."""
 
     method: str
     path: str
@@ -81,7 +81,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer: its media type and content; an HTTP status and more headers where those are not the usual ones."""
+    """A response: media type, content, HTTP status, further headers."""
 
     kind: str
     content: bytes
@@ -89,15 +89,15 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-#: Answers a request, or has nothing for it; called by several threads at once.
+#: Returns the response to a request, or None; called by several threads at once.
 Responder = Callable[[Request], Response | None]
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers with what ``shelf`` has, from serve_forever() on until it is closed; made by listen()."""
+    """Serves the responses of ``responder`` from serve_forever() on until it is closed; made by listen()."""
 
     daemon_threads = True
-    #: A port that another program listens on is busy; one that was just given up is not.
+    #: A port that was just released can be reused; one that another program listens on cannot.
     allow_reuse_address = True
     request_queue_size = MAX_CONNECTIONS
 
@@ -108,7 +108,7 @@ class PageServer(ThreadingHTTPServer):
         responder: Responder,
         names: frozenset[str] = frozenset(),
     ) -> None:
-        """names: hosts that a request may be addressed to where others reach this server; addresses always may be."""
+        """names: host names, beside addresses, that requests may be addressed to if others reach this server."""
         self.address_family = family
         self.responder = responder
         self._names = names
@@ -120,26 +120,26 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds the document "/"."""
+        """Return the URL of the page "/" for a browser on this machine."""
         host, port = str(self.server_address[0]), self.server_address[1]
         if ipaddress.ip_address(host).is_unspecified:
             host = "127.0.0.1"
         return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that went away in mid-answer is nobody's business."""
+        """Ignore a browser that disconnects during a response."""
 
     def refusal(self, headers: Message) -> str | None:
-        """Why a request with these headers is not answered; None when it is."""
+        """Return why a request with these headers is refused; None if it is not."""
         host = headers.get("Host", "")
         name = _host_name(host)
         if self.local and not is_loopback(name):
-            return "This server answers to localhost only; --host makes it answer to others."
+            return "This server answers localhost only; --host makes it answer others."
         if not (self.local or is_loopback(name) or _is_address(name) or self._is_own_name(name)):
-            return "This server answers to its address, and to the name that --host gives it."
+            return "This server answers to its address and to the name given by --host."
         if any(not _is_same_origin(origin, host) for origin in headers.get_all("Origin", [])):
             return "Pages of other sites get nothing from this server."
-        # A link from elsewhere may lead here; what a page from elsewhere loads by itself may not.
+        # Links of other sites may lead here; their pages may not load anything.
         foreign = headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
         if foreign and headers.get("Sec-Fetch-Mode") != "navigate":
             return "Pages of other sites get nothing from this server."
@@ -148,23 +148,23 @@ class PageServer(ThreadingHTTPServer):
     def _is_own_name(self, name: str) -> bool:
         return name.lower() in self._names or name.lower().partition(".")[0] == socket.gethostname().lower()
 
-    # Which connections there are. They are admitted by the thread of serve_forever(), and served by one each.
+    # Connections: the thread of serve_forever() admits them, and one thread each serves them.
 
     def get_request(self) -> tuple[Any, Any]:
         try:
             return super().get_request()
         except OSError:
-            time.sleep(0.05)  # out of descriptors, most likely: it would be tried again at once
+            time.sleep(0.05)  # mostly a lack of descriptors; without a pause it is retried at once
             raise
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Whether a new connection is served: there is room for it, or the one that is idle for longest gives way."""
+        """Return whether to serve a new connection; close the one that is idle longest if there are too many."""
         with self._connections:
             limit, last = _connection_limits()
             if len(self._open) >= limit and self._waiting:
                 self._drop(next(iter(self._waiting)))
                 self._connections.wait_for(lambda: len(self._open) < limit, timeout=_GIVE_WAY)
-            # The system gives the lowest number that is free.
+            # The system assigns the lowest free descriptor.
             if len(self._open) >= limit or request.fileno() >= last:
                 _log.debug("a connection is refused: %d are open", len(self._open))
                 return False
@@ -179,24 +179,24 @@ class PageServer(ThreadingHTTPServer):
             self._connections.notify_all()
 
     def service_actions(self) -> None:
-        """Drops connections that have not sent a request in time, however slowly they are at it."""
+        """Close connections that have not sent a whole request in time."""
         with self._connections:
             late = time.monotonic() - REQUEST_SECONDS
             for connection in [connection for connection, since in self._waiting.items() if since < late]:
                 self._drop(connection)
 
-    def awaits(self, connection: socket.socket) -> None:
-        """From now on ``connection`` has to send a request."""
+    def await_request(self, connection: socket.socket) -> None:
+        """Start the time limit in which ``connection`` must send a request."""
         with self._connections:
             self._waiting[connection] = time.monotonic()
 
-    def has_come(self, connection: socket.socket) -> None:
-        """A request has come in whole, and is being answered."""
+    def request_received(self, connection: socket.socket) -> None:
+        """End the time limit: a whole request has arrived."""
         with self._connections:
             self._waiting.pop(connection, None)
 
     def _drop(self, connection: socket.socket) -> None:
-        """Ends a connection that waits; its thread finds that nothing more comes, and closes it."""
+        """Shut down an idle connection; its thread then closes it."""
         self._waiting.pop(connection, None)
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
@@ -210,19 +210,19 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _WRITE_SECONDS
 
     def handle_one_request(self) -> None:
-        self.server.awaits(self.connection)
+        self.server.await_request(self.connection)
         super().handle_one_request()
 
     def parse_request(self) -> bool:
         parsed = super().parse_request()
-        self.server.has_come(self.connection)
+        self.server.request_received(self.connection)
         return parsed
 
     def do_GET(self) -> None:
         self._answer("GET")
 
     def do_POST(self) -> None:
-        self.close_connection = True  # with whatever it brings along: all that is asked for is in the path
+        self.close_connection = True  # a body is not read: the path is the whole request
         self._answer("POST")
 
     def _answer(self, method: str) -> None:
@@ -242,22 +242,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         content = memoryview(document.content)
         for start in range(0, len(content), _PIECE):
-            self.wfile.write(content[start : start + _PIECE])  # the time limit is that of one piece
+            self.wfile.write(content[start : start + _PIECE])  # each piece has the time limit
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not worth a line."""
+        """Log nothing."""
 
 
 def listen(host: str, port: int | None, responder: Responder) -> PageServer:
-    """A server that answers once serve_forever() is called on it.
+    """Return a server, which answers once serve_forever() is called.
 
-    port: 0 is any free one; None is FIRST_PORT or, when that is taken, one of the next, or any.
-    Raises UsageError for a host that is none of this machine's, ResourceError for a port that cannot be had.
+    port: 0 for any free one; None for FIRST_PORT or, if taken, one of the next, or any.
+    Raises UsageError for a host that is not of this machine, ResourceError for a port that is not available.
     """
     try:
         family, _, _, _, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError):
-        raise UsageError(f"there is no address {host!r}", where="--host", remedy=_HOSTS) from None
+        raise UsageError(f"{host!r} is not an address of this machine", where="--host", remedy=_HOSTS) from None
     address = str(found[0])
     names = frozenset() if is_loopback(address) else frozenset({host.lower(), socket.getfqdn().lower()})
     ports = [*range(FIRST_PORT, FIRST_PORT + PORTS), 0] if port is None else [port]
@@ -266,9 +266,9 @@ def listen(host: str, port: int | None, responder: Responder) -> PageServer:
             return PageServer(family, (address, number), responder, names)
         except PermissionError:
             raise ResourceError(
-                f"port {number} is for the administrator's programs",
+                f"port {number} needs administrator rights",
                 where="--port",
-                remedy="take one from 1024 on, or none: a free one is found",
+                remedy="use a port from 1024 on, or leave --port out: a free one is found",
             ) from None
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
@@ -276,12 +276,12 @@ def listen(host: str, port: int | None, responder: Responder) -> PageServer:
     raise ResourceError(
         f"port {port} is taken by another program",
         where="--port",
-        remedy="take another, or none: a free one is found",
+        remedy="use another port, or leave --port out: a free one is found",
     )
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only programs on this machine reach this address."""
+    """Return whether only programs on this machine reach an address."""
     try:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
@@ -289,7 +289,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _connection_limits() -> tuple[int, float]:
-    """How many connections may be open at once, and the first descriptor that none of them may have."""
+    """Return the maximum number of connections, and the first descriptor reserved for others."""
     soft = -1 if resource is None else resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft < 0:
         return MAX_CONNECTIONS, math.inf
@@ -297,13 +297,13 @@ def _connection_limits() -> tuple[int, float]:
 
 
 def _host_name(host: str) -> str:
-    """The host of "host:port", without the brackets of an IPv6 address."""
+    """Return the host of "host:port", without the brackets of an IPv6 address."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     return name.removeprefix("[").removesuffix("]")
 
 
 def _is_address(name: str) -> bool:
-    """Whether it is a number and no name: nobody can point one at another machine."""
+    """Return whether a host is an IP address, which, unlike a name, cannot be redirected."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -312,6 +312,6 @@ def _is_address(name: str) -> bool:
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page of ``origin`` came from the ``host`` that a request is addressed to, through a proxy perhaps."""
+    """Return whether ``origin`` is the ``host`` that a request is addressed to, perhaps through a proxy."""
     scheme, _, place = origin.partition("://")
     return scheme in ("http", "https") and bool(host) and place.lower() == host.lower()

@@ -262,7 +262,7 @@ def test_what_cannot_be_drawn_is_told_and_training_goes_on(
     assert got is not None
     assert (got.status, got.content) == (503, b"no room")
     assert [record.getMessage() for record in caplog.records] == [
-        "a picture for the viewer could not be drawn: no room"
+        "the viewer's image could not be rendered: no room"
     ], "once"
 
 
@@ -371,7 +371,7 @@ def test_what_is_no_view_is_refused(run: LiveRun, changes: dict[str, object], fo
 def test_a_missing_parameter_is_named(run: LiveRun) -> None:
     answer = run(Request("GET", "/picture", {}, own=True))
     assert answer is not None
-    assert (answer.status, answer.content) == (400, b"this is no view: 'width'")
+    assert (answer.status, answer.content) == (400, b"invalid view: 'width'")
 
 
 def test_the_stage_has_the_cameras_and_what_is_up(run: LiveRun, state: TrainState) -> None:
