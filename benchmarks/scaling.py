@@ -22,7 +22,7 @@ from splatcli.rasterizer.sharded import SENT
 from splatcli.rasterizer.step_inputs import Shard
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir
-from splatcli.train.densify import Edit
+from splatcli.train.densify import Refinement
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
 from tests.torture.harness import circumstances
@@ -36,8 +36,8 @@ class Staying:
 
     absgrad = False
 
-    def edit(self, step: int, gaussians: Any, stats: Any, generator: Any) -> Edit:
-        return Edit.same_rows(len(gaussians), gaussians.device)
+    def refine(self, step: int, gaussians: Any, stats: Any, generator: Any) -> Refinement:
+        return Refinement.same_rows(len(gaussians), gaussians.device)
 
 
 def config_of(points: int) -> Config:
@@ -75,7 +75,7 @@ def run(group: ProcessGroup | None, points: int, sharded: bool, steps: int) -> d
     seconds = (time.perf_counter() - start) / steps
     sent = {what: (n - before.get(what, 0)) / steps for what, n in group.sent.items()} if group else {}
     stepping = memory("VmHWM") - held
-    trainer.density.edit(trainer.state, Staying(), trainer.state.step)  # type: ignore[arg-type]
+    trainer.density.refine(trainer.state, Staying(), trainer.state.step)  # type: ignore[arg-type]
     rows, editing = len(trainer.state.gaussians), memory("VmHWM") - held
     return {"seconds": seconds, "sent": sent, "rows": rows, "stepping": stepping, "editing": editing}
 
@@ -83,8 +83,8 @@ def run(group: ProcessGroup | None, points: int, sharded: bool, steps: int) -> d
 def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
     """Bytes of sums or rows that each rank has to send in one of these steps, by (ranks, sharded)."""
     trainer = Trainer.start(config_of(points), scene(), run_dir=ReadOnlyRunDir(Path("run")))
-    assert trainer.steps.batches is not None
-    engine: Any = trainer.steps.batches.engine
+    assert trainer.stepper.batch_engine is not None
+    engine: Any = trainer.stepper.batch_engine
     make, seen = engine._gradients, []
 
     def watched(*arguments: Any) -> Any:

@@ -642,7 +642,7 @@ class Config(Section):
         """Weight of the depth term; 0 without depth supervision."""
         return 0.0 if self.data.depths is None else self.train.depth_lambda
 
-    def most_gaussians(self) -> int | None:
+    def max_gaussians(self) -> int | None:
         """Return the lower of the caps that are numbers; None without one."""
         return min((cap for cap in (self.strategy.cap_max, self.memory.cap) if isinstance(cap, int)), default=None)
 

@@ -28,6 +28,6 @@ def test_other_settings_make_another_config() -> None:
 
 def test_resolve_replaces_auto_and_leaves_a_given_cap() -> None:
     auto, given = (with_settings(Config(), {"strategy.cap_max": cap}) for cap in ("auto", 500))
-    assert resolve(auto, auto_cap=70).most_gaussians() == 70
-    assert resolve(given, auto_cap=70).most_gaussians() == 500
-    assert resolve(given, auto_cap=70, memory_cap=60).most_gaussians() == 60
+    assert resolve(auto, auto_cap=70).max_gaussians() == 70
+    assert resolve(given, auto_cap=70).max_gaussians() == 500
+    assert resolve(given, auto_cap=70, memory_cap=60).max_gaussians() == 60

@@ -85,7 +85,7 @@ class TimeBudget:
         gaussians = self._first[0].to(device)
         self._start = len(gaussians)
         self._given_cap = asked.strategy.cap_max
-        self._most = auto_cap(scene, self._start) if self._given_cap == "auto" else asked.most_gaussians()
+        self._most = auto_cap(scene, self._start) if self._given_cap == "auto" else asked.max_gaussians()
         pace = measure_pace(asked, scene, gaussians, engine_for(device))
         scoring = SCORING_MARGIN * len(scene.test) * measure_scoring(asked, scene, gaussians)
         self.deadline = ends - END_SECONDS - scoring
@@ -111,7 +111,7 @@ class TimeBudget:
         from splatcli.train.step_time import GAUSSIANS_PER_STEP
 
         state = trainer.state
-        count, cap = len(state.gaussians), state.config.most_gaussians()
+        count, cap = len(state.gaussians), state.config.max_gaussians()
         steps = self._pacer.look(state.step, state.config.train.iterations, count, cap or count)
         if steps is None:
             return None

@@ -91,7 +91,7 @@ def start_training(
     from splatcli.checkpoint.run_dir import REQUEST, RunDir
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
-    from splatcli.train.init import start_for
+    from splatcli.train.init import resolve_init
     from splatcli.train.trainer import Trainer
 
     config = run.config
@@ -128,7 +128,7 @@ def start_training(
             scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
         if run.overwrite and run.output is not None:
             _check_movable(run.output, scene.root)
-        start = start_for(config, scene)
+        start = resolve_init(config, scene)
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             moved["model.init"] = start
             config = run.rebuild_config(moved)
@@ -429,7 +429,7 @@ def run_trainer(
     out.result(facts, [stopped.path])
     if problem is not None:
         raise problem
-    missed = trainer.keeper.missed
+    missed = trainer.checkpointer.missed
     if missed and stopped.reason == "finished":
         raise OutputError(
             f"the run is finished and saved, but the checkpoints of save.steps {missed} could not be written",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from splatcli.errors import ResourceError, SceneError, UsageError
 from splatcli.scene.scene import Scene
-from splatcli.train.evaluate import blackened, color_corrected, psnr, ssim
+from splatcli.train.evaluate import color_corrected, mask_out, psnr, ssim
 from splatcli.train.events import ViewScore
 
 _INSTALL = "pip install 'splatcli[lpips]'"
@@ -241,10 +241,10 @@ class GroundTruth:
         if fitted is not None:
             extra |= {"cc_psnr": psnr(fitted, seen, hidden), "cc_ssim": ssim(fitted, seen, hidden)}
         if self._lpips is not None:
-            black = blackened(seen, hidden)
-            extra["lpips"] = self._lpips(blackened(shown, hidden), black)
+            black = mask_out(seen, hidden)
+            extra["lpips"] = self._lpips(mask_out(shown, hidden), black)
             if fitted is not None:
-                extra["cc_lpips"] = self._lpips(blackened(fitted, hidden), black)
+                extra["cc_lpips"] = self._lpips(mask_out(fitted, hidden), black)
         return extra
 
     def protocol(self) -> dict[str, object]:

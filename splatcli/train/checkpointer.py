@@ -1,4 +1,4 @@
-"""Keeper: puts a run's checkpoints on a disk that may refuse them; training does not end for it."""
+"""Checkpointer: when a run is saved. A disk that takes no checkpoint does not end training."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from splatcli.errors import OutputError, ResourceError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed
 from splatcli.train.state import TrainState
 
-#: Seconds until a save that failed is tried again: the first time, and at most; each time twice as long.
+#: Seconds until a failed save is tried again: the first time, and at most. Each pause is twice as long as the last.
 RETRY_FIRST = 30.0
 RETRY_LAST = 600.0
 
-#: Seconds between attempts once the run is done and only its last state is missing.
+#: Seconds between attempts to save the last state of a run.
 RETRY_AT_END = 10.0
 
 
 class Checkpointer:
-    """Decides when to save, saves, and remembers what could not be written.
+    """Decides when to save, saves, and records the saves that failed.
 
-    saved: the newest checkpoint of this process that is on the disk.
+    saved: the newest checkpoint that this process has saved.
     missed: steps of ``save.steps`` that have no checkpoint.
     clock, sleep: seconds.
     """
@@ -39,10 +39,10 @@ class Checkpointer:
         self._no_memory = False
         self._retry_at = 0.0
 
-    def begin(self, state: TrainState) -> Iterator[Event]:
-        """Makes sure that there is a checkpoint to go back to and a disk that takes one; tells when it may get full.
+    def start(self, state: TrainState) -> Iterator[Event]:
+        """Make sure that there is a checkpoint to roll back to, and that the disk takes one; warn when it may get full.
 
-        Raises OutputError where there is no room: better now than after hours.
+        Raises OutputError where there is no room, before hours of training.
         """
         checkpoint = state.to_checkpoint()
         if self.run_dir.has(state.step):
@@ -52,18 +52,18 @@ class Checkpointer:
         self._saved_at = self._clock()
         save = state.config.save
         named = sum(state.step < step <= state.config.train.iterations for step in save.steps)
-        count = max(len(state.gaussians), state.config.most_gaussians() or 0)
-        room, wanted = self.run_dir.room_for(checkpoint, count), save.keep_last + named
-        if room < wanted:
+        count = max(len(state.gaussians), state.config.max_gaussians() or 0)
+        room, needed = self.run_dir.room_for(checkpoint, count), save.keep_last + named
+        if room < needed:
             yield Alarmed(
                 state.step,
                 "space",
-                f"there is room for {room} more checkpoints of {count:,} Gaussians, and the run may keep {wanted}; "
+                f"there is room for {room} more checkpoints of {count:,} Gaussians, and the run may keep {needed}; "
                 "should the disk get full, training goes on and tries again later",
             )
 
     def due(self, state: TrainState) -> bool:
-        """Whether the state after this step should be saved."""
+        """Return whether the state after this step should be saved."""
         save = state.config.save
         if state.step in save.steps:
             return True
@@ -72,7 +72,7 @@ class Checkpointer:
         return self._clock() - self._saved_at >= 60.0 * save.every_minutes
 
     def save(self, state: TrainState) -> Saved | SaveFailed:
-        """One attempt. Raises DivergedError for a state that must not be kept."""
+        """Try to save once. Raises DivergedError for a state that must not be kept."""
         try:
             return self._save(state)
         except (OutputError, ResourceError, MemoryError) as error:
@@ -82,12 +82,12 @@ class Checkpointer:
             self._retry_at = self._clock() + pause
             if state.step in state.config.save.steps:
                 self.missed.append(state.step)
-            return SaveFailed(state.step, _words(error), pause)
+            return SaveFailed(state.step, _reason(error), pause)
 
-    def finish(self, state: TrainState, *, patient: Callable[[], bool]) -> Iterator[Event]:
-        """The last save; where it fails, waits for room as long as ``patient`` and the settings allow.
+    def finish(self, state: TrainState, *, keep_trying: Callable[[], bool]) -> Iterator[Event]:
+        """Save the last state; where that fails, try again as long as ``keep_trying`` and the settings allow.
 
-        Raises OutputError in the end, ResourceError when it was memory that did not suffice.
+        Raises OutputError in the end, ResourceError when memory did not suffice.
         """
         if self.saved is not None and self.saved.step == state.step:
             return
@@ -97,7 +97,7 @@ class Checkpointer:
             if isinstance(event, Saved):
                 yield event
                 return
-            if not self._wait(deadline, patient):
+            if not self._wait(deadline, keep_trying):
                 break
             yield SaveFailed(event.step, event.text, RETRY_AT_END)
         last = "nothing is saved" if self.saved is None else f"the newest checkpoint is {self.saved.path}"
@@ -115,16 +115,16 @@ class Checkpointer:
             self.missed.remove(state.step)
         return self.saved
 
-    def _wait(self, deadline: float, patient: Callable[[], bool]) -> bool:
-        """Whether another attempt is worth it, after the pause between two."""
+    def _wait(self, deadline: float, keep_trying: Callable[[], bool]) -> bool:
+        """Wait between two attempts; return whether to make another one."""
         if self._clock() + RETRY_AT_END > deadline:
             return False
         for _ in range(int(RETRY_AT_END)):  # by the second, so that a signal ends it soon
-            if not patient():
+            if not keep_trying():
                 return False
             self._sleep(1.0)
-        return patient()
+        return keep_trying()
 
 
-def _words(error: BaseException) -> str:
+def _reason(error: BaseException) -> str:
     return error.what if isinstance(error, OutputError | ResourceError) else "no memory for the copy that is written"

@@ -155,7 +155,7 @@ def _row_sum(tensor: Tensor, first: int = 0) -> Tensor:
 class ReadOnlyCheckpointer(Checkpointer):
     """The checkpointer of a rank beside rank 0: it writes nothing, and what rank 0 has saved counts for all."""
 
-    def begin(self, state: TrainState) -> Iterator[Event]:
+    def start(self, state: TrainState) -> Iterator[Event]:
         self._note(state)
         yield from ()
 
@@ -165,7 +165,7 @@ class ReadOnlyCheckpointer(Checkpointer):
     def save(self, state: TrainState) -> Saved:
         return self._note(state)
 
-    def finish(self, state: TrainState, *, patient: Callable[[], bool]) -> Iterator[Event]:
+    def finish(self, state: TrainState, *, keep_trying: Callable[[], bool]) -> Iterator[Event]:
         self._note(state)
         yield from ()
 

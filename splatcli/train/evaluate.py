@@ -50,10 +50,10 @@ def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
     """
     if hidden is None:
         return float(ssim_map_reference(x, y).mean())
-    return float(ssim_map_reference(blackened(x, hidden), blackened(y, hidden))[:, ~hidden].mean())
+    return float(ssim_map_reference(mask_out(x, hidden), mask_out(y, hidden))[:, ~hidden].mean())
 
 
-def blackened(image: Tensor, hidden: Tensor | None) -> Tensor:
+def mask_out(image: Tensor, hidden: Tensor | None) -> Tensor:
     """``image`` [H, W, 3] with its hidden pixels [H, W] black; itself where None is hidden."""
     return image if hidden is None else image.masked_fill(hidden[..., None], 0.0)
 
@@ -97,7 +97,7 @@ def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Itera
 def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] | None:
     """(PSNR, SSIM) of a rendered image [H, W, 3] of view ``index``, see score_views()."""
     image = quantised(image)
-    target, hidden = load_photo(scene, index, image.device)
+    target, hidden = load_image(scene, index, image.device)
     if hidden is not None and bool(hidden.all()):
         return None
     truth = target.to(image.dtype) / 255.0
@@ -116,7 +116,7 @@ def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
     return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
 
 
-def load_photo(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
+def load_image(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
     """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it.
 
     Over black where the background is new each step, as it is scored.
@@ -177,7 +177,7 @@ class Renderer(Protocol):
     ) -> Tensor: ...
 
 
-def renderer_within(budget: MemoryBudget | None) -> Renderer:
+def make_renderer(budget: MemoryBudget | None) -> Renderer:
     """The Renderer of the state's device; ``budget`` has the bytes for tile pairs, None takes what is free."""
 
     def render_image(
@@ -190,7 +190,7 @@ def renderer_within(budget: MemoryBudget | None) -> Renderer:
     return render_image
 
 
-class _Looks(TypedDict):
+class _RenderSettings(TypedDict):
     """How pictures are drawn to be scored."""
 
     sh_degree: int
@@ -227,7 +227,7 @@ class Scorer:
                 if (reason := should_stop()) is not None:
                     return None, reason
         except Exception as error:
-            self.problem = _bearable(error)
+            self.problem = _as_scoring_problem(error)
             text = f"the held-out views could not be scored: {self.problem.what}"
             return Alarmed(state.step, "evaluation", text), None
         if not scores:
@@ -243,7 +243,7 @@ class Scorer:
             found = self._measured(state, cameras, lambda i, image: self._psnr(state, rows[i], image))
             values = [numbers[0] for numbers in found if numbers is not None]
         except Exception as error:
-            problem = _bearable(error)
+            problem = _as_scoring_problem(error)
             return Alarmed(state.step, "evaluation", f"the probe views could not be measured: {problem.what}")
         mean = sum(values) / len(values) if values else math.nan
         return Probed(state.step, mean, state.count)
@@ -257,19 +257,19 @@ class Scorer:
         gaussians = state.flushed()
         for i, camera in enumerate(cameras):
             with torch.no_grad():
-                image = self.renderer(gaussians, camera, **_looks(state))
+                image = self.renderer(gaussians, camera, **_render_settings(state))
             yield measure(i, image)
 
     def _psnr(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:
         """PSNR of a training view in dB, as it is trained on; None where a mask hides all of it."""
-        image = quantised(state.per_view_params.shown(row, image))
-        target, hidden = load_photo(self.scene, state.train[row], image.device)
+        image = quantised(state.per_view_params.recolour(row, image))
+        target, hidden = load_image(self.scene, state.train[row], image.device)
         if hidden is not None and bool(hidden.all()):
             return None
         return [psnr(image, target.to(image.dtype) / 255.0, hidden)]
 
 
-class JointScorer(Scorer):
+class ShardedScorer(Scorer):
     """The same by processes of which each holds some of the Gaussians: each draws and measures some of the views.
 
     All get the figures, which are those of one process; every one has to ask for them.
@@ -287,7 +287,7 @@ class JointScorer(Scorer):
         group, gaussians = self.engine.group, state.flushed()
         for first in range(0, len(cameras), group.size):
             batch = cameras[first : first + group.size]
-            image, problem = self.engine.render(gaussians, batch, **_looks(state))
+            image, problem = self.engine.render(gaussians, batch, **_render_settings(state))
             found: Sequence[float] | None = None
             try:
                 if image is not None:
@@ -299,18 +299,18 @@ class JointScorer(Scorer):
             yield from (row[1:] if row[0] else None for row in results[: len(batch)])
 
 
-def scorer_for(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
-    """Return the Scorer of a run: a JointScorer of all processes with a ShardedEngine."""
-    return JointScorer(scene, renderer, engine) if isinstance(engine, ShardedEngine) else Scorer(scene, renderer)
+def make_scorer(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
+    """What scores a run's views: one process, or with a ShardedEngine those that the Gaussians are shared out among."""
+    return ShardedScorer(scene, renderer, engine) if isinstance(engine, ShardedEngine) else Scorer(scene, renderer)
 
 
-def _looks(state: TrainState) -> _Looks:
+def _render_settings(state: TrainState) -> _RenderSettings:
     config = state.config
     background = torch.tensor(BACKGROUNDS[evaluation_background(config)], device=state.gaussians.device)
     return {"sh_degree": state.sh_degree(), "background": background, "antialiased": config.train.antialiased}
 
 
-def _bearable(error: Exception) -> SplatError:
+def _as_scoring_problem(error: Exception) -> SplatError:
     """What keeps views from being scored and need not keep a run from going on; raises ``error`` if it is more."""
     if isinstance(error, SceneError) or is_out_of_memory(error):
         return as_splat_error(error)

@@ -1,4 +1,4 @@
-"""What a trainer tells its caller: one frozen record an event; printing them is the caller's business."""
+"""The events that a trainer yields, as frozen records; the caller prints them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Training begins, or goes on, after ``step`` completed steps."""
+    """Training starts or continues after ``step`` completed steps."""
 
     step: int
     iterations: int
@@ -31,9 +31,9 @@ class Stepped:
 
 @dataclass(frozen=True, slots=True)
 class Refined:
-    """Density control changed the rows; ``num_gaussians`` is the count afterwards.
+    """A refinement changed the rows; ``num_gaussians`` is the count afterwards.
 
-    relocated: faded Gaussians that moved onto others.
+    relocated: transparent Gaussians that were relocated onto others.
     """
 
     step: int
@@ -46,7 +46,7 @@ class Refined:
 
 @dataclass(frozen=True, slots=True)
 class Capped:
-    """Density control has come to the number of Gaussians that the memory has room for; told once."""
+    """Densification has reached the number of Gaussians that the memory has room for; reported once."""
 
     step: int
     num_gaussians: int
@@ -55,7 +55,7 @@ class Capped:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """The run has another length from now on, so that it fills its time."""
+    """The run has a new length, so that it fills its time."""
 
     step: int
     iterations: int
@@ -63,7 +63,7 @@ class Rescheduled:
 
 @dataclass(frozen=True, slots=True)
 class OpacityReset:
-    """All opacities were lowered; quality dips and comes back within some hundred steps."""
+    """All opacities were lowered; quality falls and recovers within some hundred steps."""
 
     step: int
 
@@ -90,7 +90,7 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """Quality, PSNR in dB, on the few training views that a run is watched by."""
+    """Quality, PSNR in dB, on the probe views: a few training views that a run is monitored by."""
 
     step: int
     psnr: float
@@ -99,9 +99,9 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Alarmed:
-    """Something looks wrong, and training goes on; ``text`` is a sentence.
+    """Something looks wrong, and training continues; ``text`` is a sentence.
 
-    alarm: "psnr" (quality fell and stayed low), "count" (density control changed too much at once), "pairs" (Gaussians
+    alarm: "psnr" (quality fell and stayed low), "count" (a refinement removed too many Gaussians), "pairs" (Gaussians
     cover far more tiles than before), "evaluation" (the views could not be scored), "metrics" (lines of metrics.jsonl
     are lost), "space" (the disk may get full).
     """
@@ -113,7 +113,7 @@ class Alarmed:
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """Training goes on from an older state; ``step`` is that state's, ``from_step`` the one that was reached.
+    """Training continues from an older state; ``step`` is that state's, ``from_step`` the one that was reached.
 
     cause: "diverged" or "memory". text: what happened, and what is different from now on.
     """
@@ -127,7 +127,7 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint is on disk, complete."""
+    """A checkpoint is complete and on the disk."""
 
     step: int
     path: Path
@@ -135,9 +135,9 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class SaveFailed:
-    """A checkpoint could not be written; the older ones are untouched, and training goes on.
+    """A checkpoint could not be written; the older ones are untouched, and training continues.
 
-    retry_seconds: when the next attempt is made.
+    retry_seconds: seconds until the next attempt.
     """
 
     step: int
@@ -149,7 +149,7 @@ class SaveFailed:
 class Stopped:
     """The last event of a run; ``path`` is the checkpoint that holds its state.
 
-    reason: "finished", "stop-at", "max-time", or what asked for the stop, as "SIGINT" or "SIGTERM".
+    reason: "finished", "stop-at", "max-time", or what requested the stop, as "SIGINT" or "SIGTERM".
     """
 
     step: int

@@ -62,7 +62,7 @@ BLENDER_HALF_EDGE = 1.3
 RANDOM_HALF_EDGE = 3.0
 
 
-def start_for(config: Config, scene: Scene) -> str:
+def resolve_init(config: Config, scene: Scene) -> str:
     """What ``config.model.init`` comes to for ``scene``: without points there is nothing but making some."""
     if config.model.init != SFM or (scene.points is not None and len(scene.points.xyz)):
         return config.model.init
@@ -84,7 +84,7 @@ def initial_gaussians(
         raise ValueError(f"the caller has to read {config.model.init!r}")
 
     notes: list[str] = []
-    cap = config.most_gaussians()
+    cap = config.max_gaussians()
     points = _sfm_points(scene, notes) if config.model.init == SFM else None
     if points is None:
         xyz, rgb = _made_points(config, scene, generator, notes)
@@ -186,16 +186,16 @@ def _made_points(
 def _made_count(config: Config, scene: Scene) -> int:
     """How many points a run starts from that has to make its own. A start at the cap would leave no room to grow where
     it is wanted until the others, most of which are in empty space, have faded."""
-    cap = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else config.most_gaussians()
+    cap = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else config.max_gaussians()
     asked = config.model.random_points
     if asked is None:
         asked = RANDOM_POINTS if cap is None else min(RANDOM_POINTS, max(LEAST_RANDOM_POINTS, cap // 10))
-    most = config.most_gaussians()
+    most = config.max_gaussians()
     return asked if most is None else min(asked, most)
 
 
 def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]:
-    cap, degree = config.most_gaussians(), config.model.sh_degree
+    cap, degree = config.max_gaussians(), config.model.sh_degree
     if cap is not None and len(given) > cap:
         raise UsageError(
             f"the model has {len(given)} Gaussians, more than the cap of {cap}",

@@ -50,7 +50,7 @@ from splatcli.rasterizer.rendering import backend_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
 from splatcli.sizes import gib
-from splatcli.train.training_images import SHARE_OF_MEMORY, photo_room
+from splatcli.train.training_images import IMAGE_MEMORY_SHARE, training_image_bytes
 
 #: Pairs of the fullest view go with this power of the number of Gaussians. It is 0.68 from the points of a scene to ten
 #: times as many (docs/memory.md).
@@ -81,7 +81,7 @@ _VIEWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class MemoryPlan:
     """How a run's memory goes with the number of its Gaussians.
 
     held: bytes of everything else: on the CPU the process itself. photos: bytes that they may take beside. work: the
@@ -178,7 +178,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class SharedForecast(Forecast):
+class ShardedMemoryPlan(MemoryPlan):
     """The same of a process that holds one of ``parts`` parts of the Gaussians; ``work`` and counts are of all."""
 
     parts: int = 1
@@ -239,13 +239,13 @@ def plan_memory(
     else:
         room, held = budget, -(-held // _GRAIN) * _GRAIN
     if device.type == "cpu" and (budget is not None or config.data.cache_bytes is None):
-        scene.images.limit(int(SHARE_OF_MEMORY * room))
+        scene.images.limit(int(IMAGE_MEMORY_SHARE * room))
     camera, pairs = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
     largest = max((scene.cameras[i] for i in (*scene.train, *scene.test)), key=lambda c: c.width * c.height)
-    forecast = (Forecast if parts == 1 else partial(SharedForecast, parts=parts))(
+    forecast = (MemoryPlan if parts == 1 else partial(ShardedMemoryPlan, parts=parts))(
         backend=backend,
         held=held,
-        photos=photo_room(scene, device, room, reduced=config.schedule.num_downscales > 0),
+        photos=training_image_bytes(scene, device, room, reduced=config.schedule.num_downscales > 0),
         work=Workload(
             len(gaussians),
             gaussians.sh_degree,
@@ -284,11 +284,11 @@ def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camer
     return cameras[best], predict_pairs(most, cameras[best]).times(len(gaussians) / len(most))
 
 
-def _sentences(config: Config, forecast: Forecast) -> list[str]:
+def _sentences(config: Config, forecast: MemoryPlan) -> list[str]:
     """What a person wants to know."""
     memory, count = config.memory, forecast.work.gaussians
     text = f"memory: about {gib(forecast.now())} now"
-    cap = config.most_gaussians() if forecast.grows else None
+    cap = config.max_gaussians() if forecast.grows else None
     allowed = f"the budget is {gib(forecast.room)}" if memory.budget else f"{gib(forecast.room)} can be had"
     if cap is None or cap <= count:
         more = f", enough for about {forecast.most():,} Gaussians" if forecast.grows and cap is None else ""
@@ -302,7 +302,7 @@ def _sentences(config: Config, forecast: Forecast) -> list[str]:
     return notes
 
 
-def _offloaded(config: Config, forecast: Forecast) -> list[str]:
+def _offloaded(config: Config, forecast: MemoryPlan) -> list[str]:
     """The same about what is offloaded. Raises ResourceError where there is no room for it."""
     store, count, degree = forecast.store, forecast.work.gaussians, forecast.work.sh_degree
     if not store.offloads:
@@ -317,7 +317,7 @@ def _offloaded(config: Config, forecast: Forecast) -> list[str]:
             remedy=f"free some space there, --sh-degree {degree - 1}, or --cap-max {forecast.most_elsewhere(free)}",
         )
     text = f"offloaded {store.place()}: {gib(now)} now"
-    cap = config.most_gaussians() if forecast.grows else None
+    cap = config.max_gaussians() if forecast.grows else None
     most = forecast.elsewhere(max(count, cap or 0))
     text += f", {gib(most)} at most" if cap is not None or not forecast.grows else ""
     notes = [f"{text}; {gib(free)} are free there"]
@@ -338,7 +338,7 @@ def _most(fits: Callable[[int], bool]) -> int:
     return int(low // grain * grain)
 
 
-def _refusal(forecast: Forecast, least: int, has_budget: bool) -> ResourceError:
+def _refusal(forecast: MemoryPlan, least: int, has_budget: bool) -> ResourceError:
     work = forecast.work
     allowed = "the budget is" if has_budget else "there are"
     fits = forecast.most()

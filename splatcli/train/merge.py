@@ -1,4 +1,4 @@
-"""Merging blocks: of each block's model the Gaussians of its own column, and a run of the whole scene made of them."""
+"""Merge the models of blocks: the Gaussians of each block's own column become a run of the whole scene."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ _OWN = frozenset({"data.block", "strategy.cap_max", "memory.cap", "memory.budget
 
 
 def own_rows(checkpoint: Checkpoint, grid: Grid, block: int) -> Tensor:
-    """[M] int64, ascending: the Gaussians whose centres lie in the column of ``block``."""
+    """Return [M] int64, ascending: the Gaussians whose centres lie in the column of ``block``."""
     where = torch.from_numpy(grid.block_of(checkpoint.gaussians.means.numpy()))
     return (where == block).nonzero().squeeze(1)
 
 
 def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Scene) -> Checkpoint:
-    """The state of a run over the whole ``scene`` from those of its blocks, block by block.
+    """Return the state of a run over the whole ``scene``, merged from those of its blocks.
 
-    load: gives the last checkpoint of a block; called for one after the other, and only its column is kept, so that the
-    most memory is twice the merged state. Adam's moments come along, so that ``resume`` can smooth the seams.
+    load: returns the last checkpoint of a block. It is called for one block after the other, and only the column is
+        kept, so that the peak of memory is twice the merged state. Adam's moments are kept, so that ``resume`` can
+        smooth the seams.
     Raises ModelFileError when the blocks are not of one cut of one scene, or not trained for the same steps.
     """
     parts: list[Checkpoint] = []
@@ -49,18 +50,18 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
     strategy: dict[str, Tensor | Scalar] = {"grad2d": torch.zeros(count), "count": torch.zeros(count)}
-    smoothing = None if first.smoothing is None else _joined([_there(part.smoothing) for part in parts])
+    smoothing = None if first.smoothing is None else _joined([_required(part.smoothing) for part in parts])
     return replace(
         first,
         gaussians=gaussians,
         moments={
             name: (
-                _joined([_there(part.moments)[name][0] for part in parts]),
-                _joined([_there(part.moments)[name][1] for part in parts]),
+                _joined([_required(part.moments)[name][0] for part in parts]),
+                _joined([_required(part.moments)[name][1] for part in parts]),
             )
             for name in GROUPS
         },
-        rest_steps=_joined([_there(part.rest_steps) for part in parts]),
+        rest_steps=_joined([_required(part.rest_steps) for part in parts]),
         strategy=strategy,
         sampler=ViewSampler(len(scene.train), first.config.train.seed).state(),
         config=_whole(first.config, count),
@@ -73,7 +74,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
 
 
 def _whole(config: Config, count: int) -> Config:
-    """The settings of the merged run: of the whole scene, and with no more Gaussians than there are."""
+    """Return the settings of the merged run: of the whole scene, with its count as the cap."""
     values = {"data.blocks": None, "data.block": None, "memory.cap": None, "strategy.cap_max": max(1, count)}
     return with_settings(config, values)
 
@@ -97,12 +98,12 @@ def _check_alike(first: Checkpoint, other: Checkpoint, path: Path) -> None:
 
 
 def _cut(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
-    """A checkpoint of some of the Gaussians, sharing no memory with ``checkpoint``."""
+    """Return a checkpoint of some of the Gaussians; it shares no memory with ``checkpoint``."""
     return replace(
         checkpoint,
         gaussians=checkpoint.gaussians.map(lambda tensor: tensor[rows]),
-        moments={name: (a[rows], b[rows]) for name, (a, b) in _there(checkpoint.moments).items()},
-        rest_steps=_there(checkpoint.rest_steps)[rows],
+        moments={name: (a[rows], b[rows]) for name, (a, b) in _required(checkpoint.moments).items()},
+        rest_steps=_required(checkpoint.rest_steps)[rows],
         smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing[rows],
         strategy={},
     )
@@ -112,6 +113,6 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors))
 
 
-def _there(value: Some | None) -> Some:
+def _required(value: Some | None) -> Some:
     assert value is not None
     return value

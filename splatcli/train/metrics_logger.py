@@ -1,4 +1,4 @@
-"""Journal: which events a run writes into metrics.jsonl, and as what."""
+"""MetricsLogger: the events that a run writes into metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from splatcli.train.state import TrainState
 #: Steps between two records of the loss.
 LOG_EVERY = 10
 
-#: What is written beside those, and under which name.
+#: Names of the other events that are written.
 _NAMES = {Evaluated: "eval", Probed: "probe", Alarmed: "alarm", RolledBack: "rollback", SaveFailed: "save-failed"}
 
 
 class MetricsLogger:
-    """Writes down what passes through ``log``; a disk that takes no line is told of once and is no reason to end.
+    """Writes the events that pass through log(). A disk that takes no line raises one alarm, and training goes on.
 
-    clock: seconds; steps are written with those since ``begin``.
+    clock: seconds; steps are written with those since start().
     """
 
     def __init__(self, run_dir: RunDir, scene: Scene, clock: Callable[[], float]) -> None:
         self._run_dir = run_dir
         self._scene = scene
         self._clock = clock
-        self._began = clock()
+        self._started_at = clock()
         self._lines_lost = False
 
-    def begin(self) -> None:
-        """The clock starts anew."""
-        self._began = self._clock()
+    def start(self) -> None:
+        """Start the clock anew."""
+        self._started_at = self._clock()
 
     def log(self, events: Iterable[Event], state: Callable[[], TrainState]) -> Iterator[Event]:
-        """``events``, one by one; after the first line that is lost, an alarm comes with them."""
+        """Yield ``events`` one by one; with the first line that is lost comes an alarm."""
         for event in events:
             record = self._record(event, state)
             if record is not None:
@@ -52,7 +52,7 @@ class MetricsLogger:
     def _record(self, event: Event, state: Callable[[], TrainState]) -> dict[str, object] | None:
         name = _NAMES.get(type(event))
         if isinstance(event, Stepped) and event.step % LOG_EVERY == 0:
-            return {"event": "step", **dataclasses.asdict(event), "seconds": round(self._clock() - self._began, 3)}
+            return {"event": "step", **dataclasses.asdict(event), "seconds": round(self._clock() - self._started_at, 3)}
         if name is None:
             return None
         record = {"event": name, **dataclasses.asdict(event)}

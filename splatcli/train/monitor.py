@@ -1,7 +1,7 @@
 """Monitors of a run: losses, finiteness of the state, densification, and quality on fixed views.
 
-Checks raise StepDivergedError, after which the run goes back. Alarms only report. A run survives divergence and
-exhausted memory (is_survivable).
+Checks raise StepDivergedError, after which the run rolls back. Alarms only report. A run recovers from divergence and
+exhausted memory (is_recoverable).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from splatcli.train.events import Alarmed, Probed, Refined
 
 
 class StepDivergedError(DivergedError):
-    """A divergence that shows at one step.
+    """A divergence that is found at one step.
 
-    view: the photo of that step, None where no single one is to blame. loss: None where it is a number.
+    view: the view of that step; None where no single one is the cause. loss: None where it is finite.
     """
 
     def __init__(self, what: str, *, step: int, view: str | None = None, loss: float | None = None) -> None:
@@ -35,24 +35,25 @@ class StepDivergedError(DivergedError):
         self.loss = loss
 
 
-def is_survivable(error: BaseException) -> bool:
-    """Whether going back to an older state may help."""
+def is_recoverable(error: BaseException) -> bool:
+    """Return whether a rollback to an older state may help."""
     return isinstance(error, DivergedError) or is_out_of_memory(error)
 
 
-#: Quality has to stay low for so many steps: one view more or less must not raise an alarm.
+#: Quality has to stay low for this many steps before an alarm: a single low figure must not raise one.
 LOW_FOR = 300
 
 
-#: The fullest view of so many steps is compared with that of as many before, and has to have so many times the pairs.
-PAIRS_WINDOW = 100
-PAIRS_JUMP = 20.0
+#: The fullest view of this many steps is compared with that of as many steps before. An alarm needs this ratio of tile
+#: intersections per Gaussian.
+INTERSECTION_WINDOW = 100
+INTERSECTION_JUMP = 20.0
 
 
 def check_loss(step: int, view: str, loss: float, gaussians: Gaussians, shard: Shard | None = None) -> None:
-    """Raises StepDivergedError when ``loss`` is NaN or infinite; its message names the broken groups.
+    """Raise StepDivergedError when ``loss`` is NaN or infinite; its message names the parameters that are not finite.
 
-    shard: which of all these Gaussians are.
+    shard: the rows of all that ``gaussians`` are.
     """
     if not math.isfinite(loss):
         raise StepDivergedError(
@@ -64,68 +65,68 @@ def check_loss(step: int, view: str, loss: float, gaussians: Gaussians, shard: S
 
 
 def check_count(step: int, count: int) -> None:
-    """Raises StepDivergedError when density control has left nothing to train."""
+    """Raise StepDivergedError when density control has left no Gaussian."""
     if count == 0:
         raise StepDivergedError("no Gaussian is left: all became transparent or huge", step=step)
 
 
-class PairsWatch:
-    """Knows scales that explode by the tiles that Gaussians cover on average in the fullest of the last views."""
+class IntersectionMonitor:
+    """Detects exploding scales by the tile intersections per Gaussian in the fullest views of a window of steps."""
 
     def __init__(self) -> None:
         self._before = 0.0
         self._now = 0.0
-        self._until = PAIRS_WINDOW
+        self._window_end = INTERSECTION_WINDOW
 
-    def judge(self, step: int, pairs: int, count: int) -> Alarmed | None:
-        """An alarm when a window of steps has many times the pairs a Gaussian of the window before.
+    def check(self, step: int, isects: int, count: int) -> Alarmed | None:
+        """Return an alarm when a window has many times the intersections per Gaussian of the window before.
 
-        pairs: of the step, 0 where the engine does not tell. count: Gaussians.
+        isects: tile intersections of the step, 0 where the engine does not report them. count: Gaussians.
         """
-        self._now = max(self._now, pairs / max(1, count))
-        if step < self._until:
+        self._now = max(self._now, isects / max(1, count))
+        if step < self._window_end:
             return None
         before, now = self._before, self._now
-        self._before, self._now, self._until = now, 0.0, step + PAIRS_WINDOW
-        if not 0.0 < PAIRS_JUMP * before < now:
+        self._before, self._now, self._window_end = now, 0.0, step + INTERSECTION_WINDOW
+        if not 0.0 < INTERSECTION_JUMP * before < now:
             return None
         text = f"a Gaussian covers {now:.0f} tiles of the fullest view on average, {before:.1f} before: scales explode"
         return Alarmed(step, "pairs", f"{text}; smaller steps may help (optim.log_scales_lr), and memory will run out")
 
 
-class FiniteWatch:
-    """Looks at parameters and moments now and then, without making a GPU wait.
+class FiniteMonitor:
+    """Checks at intervals that parameters and moments are finite, without a wait for a GPU.
 
-    A look is one pass over the numbers (the extremes of each tensor, which are NaN if any value is); the answer is
-    read at the next look on a GPU, at once elsewhere. Gradients are not kept by any engine: one that is not finite
-    shows in the moments after its step.
+    A check is one pass over the numbers: the extremes of each tensor, which are NaN if any value is. Its result is read
+    at the next check on a GPU, at once elsewhere. No engine keeps gradients; one that is not finite shows in the
+    moments after its step.
     """
 
     def __init__(self) -> None:
-        self._asked: tuple[int, Tensor, torch.cuda.Event | None] | None = None
+        self._pending: tuple[int, Tensor, torch.cuda.Event | None] | None = None
 
-    def look(self, step: int, gaussians: Gaussians, adam: AdamState) -> None:
-        """Asks about the state after ``step``. Raises StepDivergedError for what is known by now."""
-        self.read()
+    def check(self, step: int, gaussians: Gaussians, adam: AdamState) -> None:
+        """Start a check of the state after ``step``. Raises StepDivergedError when the check before it failed."""
+        self.finish()
         device = gaussians.device
         extremes = [_extremes(t.detach(), device) for _, t in state_tensors(gaussians, adam) if t.numel()]
         if not extremes:
             return
-        found = torch.stack(extremes)
-        if found.device.type == "cuda":
+        stacked = torch.stack(extremes)
+        if stacked.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            found = torch.empty_like(found, device="cpu", pin_memory=True).copy_(found, non_blocking=True)
+            stacked = torch.empty_like(stacked, device="cpu", pin_memory=True).copy_(stacked, non_blocking=True)
             done.record()
-            self._asked = (step, found, done)
+            self._pending = (step, stacked, done)
         else:
-            self._asked = (step, found, None)
-            self.read()
+            self._pending = (step, stacked, None)
+            self.finish()
 
-    def read(self) -> None:
-        """The answer to the last look. Raises StepDivergedError when a number was NaN or infinite."""
-        if self._asked is None:
+    def finish(self) -> None:
+        """Read the result of the last check. Raises StepDivergedError when a number was NaN or infinite."""
+        if self._pending is None:
             return
-        (step, extremes, done), self._asked = self._asked, None
+        (step, extremes, done), self._pending = self._pending, None
         if done is not None:
             done.synchronize()
         if not bool(extremes.isfinite().all()):
@@ -133,9 +134,9 @@ class FiniteWatch:
 
 
 def _extremes(tensor: Tensor, device: torch.device) -> Tensor:
-    """[2] the least and the largest number of a tensor, on ``device``; what lies elsewhere comes there in pieces.
+    """Return [2], the least and the largest number of a tensor, on ``device``; a tensor elsewhere is copied in pieces.
 
-    Steps may be on their way that change it. Copies to a GPU come after them, what the host reads does not.
+    Pending steps may change it. Copies to a GPU are ordered after them; reads of the host are not.
     """
     if tensor.device == device:
         return torch.stack(torch.aminmax(tensor))
@@ -144,14 +145,14 @@ def _extremes(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def state_tensors(gaussians: Gaussians, adam: AdamState) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of parameters and moments; the moments' names are ``exp_avg.means`` and the like."""
+    """Yield (name, tensor) of parameters and moments; the moments' names are ``exp_avg.means`` and the like."""
     yield from gaussians.items()
     for moment in ("exp_avg", "exp_avg_sq"):
         yield from ((f"{moment}.{name}", tensor) for name, tensor in getattr(adam, moment).items())
 
 
 def nonfinite_rows(tensor: Tensor) -> Tensor:
-    """[R] the indices of rows with a NaN or infinity."""
+    """Return [R], the indices of rows with a NaN or infinity."""
     if tensor.numel() == 0:
         return torch.empty(0, dtype=torch.int64)
     bad = ~tensor.detach().reshape(len(tensor), -1).isfinite().all(dim=1)
@@ -166,10 +167,10 @@ def _broken(gaussians: Gaussians, shard: Shard | None) -> str:
 
 
 @dataclass(slots=True)
-class QualityWatch:
-    """Raises an alarm when the probe views' PSNR falls far below the best seen, stays there, and no reset explains it.
+class QualityMonitor:
+    """Raises an alarm when the probe views' PSNR falls far below its best value and stays there without a reset.
 
-    It starts anew with each process: nothing of it is in a checkpoint.
+    It starts anew with each process: no checkpoint holds it.
     """
 
     config: GuardConfig
@@ -179,11 +180,11 @@ class QualityWatch:
     _alarmed: bool = False
 
     def reset(self, step: int) -> None:
-        """All opacities were lowered after ``step``; what is measured soon after means nothing."""
+        """Ignore the figures soon after ``step``, in which all opacities were lowered."""
         self._reset_at, self.low_since = step, None
 
-    def judge(self, probe: Probed) -> Alarmed | None:
-        """An alarm, once for each time that quality falls and stays low."""
+    def check(self, probe: Probed) -> Alarmed | None:
+        """Return an alarm, once for each time that quality falls and stays low."""
         if self._reset_at is not None and probe.step <= self._reset_at + self.config.reset_window:
             return None
         # Written so that NaN counts as low.
@@ -203,8 +204,8 @@ class QualityWatch:
         )
 
 
-def judge_refinement(event: Refined, before: int, config: GuardConfig) -> Alarmed | None:
-    """An alarm when one refinement removed more than a part ``prune_jump`` of the ``before`` Gaussians.
+def check_refinement(event: Refined, before: int, config: GuardConfig) -> Alarmed | None:
+    """Return an alarm when one refinement removed more than a part ``prune_jump`` of the ``before`` Gaussians.
 
     Growth raises none: early refinements may double a small model, and never do more.
     """

@@ -1,8 +1,8 @@
 """Recovery: a run that diverged or ran out of memory returns to its last checkpoint and continues differently.
 
-The state is read from the disk, not from a copy in memory: nothing is held for a case that may never come, what is read
-has been verified, and there is always one, since a run writes a checkpoint before its first step. A divergence is
-described in a JSON file for a person to find its cause.
+The state is read from the disk, not from a copy in memory: no memory is held for a case that may never come, the file
+is verified, and there always is one, since a run writes a checkpoint before its first step. A JSON file describes a
+divergence, so that a person can find its cause.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of
 from splatcli.train.state import TrainState
 
-#: Broken rows that are written out.
+#: Rows with a NaN or infinity that the report shows.
 ROWS = 5
 
 
 def divergence_report(problem: DivergedError, state: TrainState) -> dict[str, Any]:
-    """Step, view, learning rates, and of each tensor its finite extremes and its first broken rows with their values.
+    """Return step, view, learning rates, and of each tensor its finite extremes and first rows that are not finite.
 
-    Numbers that JSON has no word for are the strings "nan", "inf" and "-inf".
+    NaN and infinities are the strings "nan", "inf" and "-inf".
     """
     step = problem.step if isinstance(problem, StepDivergedError) else state.step
     view = problem.view if isinstance(problem, StepDivergedError) else None
@@ -48,11 +48,11 @@ def divergence_report(problem: DivergedError, state: TrainState) -> dict[str, An
         "num_gaussians": state.count,
         "first_row": 0 if state.shard is None else state.shard.first,
         "learning_rates": learning_rates(state.config.optim, state.config.schedule, state.dataset.extent, max(1, step)),
-        "tensors": {name: _facts(tensor) for name, tensor in state_tensors(state.gaussians, state.adam)},
+        "tensors": {name: _tensor_report(tensor) for name, tensor in state_tensors(state.gaussians, state.adam)},
     }
 
 
-def _facts(tensor: Tensor) -> dict[str, Any]:
+def _tensor_report(tensor: Tensor) -> dict[str, Any]:
     flat = tensor.detach().reshape(-1)
     finite = flat[flat.isfinite()]
     rows = nonfinite_rows(tensor)
@@ -74,17 +74,17 @@ def _number(value: float) -> float | str:
 
 _log = logging.getLogger(__name__)
 
-#: After a divergence the means move by so much less.
+#: Factor of the learning rate of the means after a divergence.
 SLOWER = 0.5
 
-#: After running out of memory there may be so many of the Gaussians that a step was done with: views differ in what
-#: they take.
+#: After running out of memory the cap is this part of the Gaussians that a step was done with: views differ in the
+#: memory they take.
 FEWER = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What is needed of the state that is given up, so that its tensors can go before those of the older one come."""
+class RollbackPlan:
+    """What a rollback needs of the failed state, so that its memory can be freed before the older state is read."""
 
     cause: str
     what: str
@@ -95,35 +95,35 @@ class Plan:
     config: Config
     device: torch.device
     store: TensorStorage
-    #: (rank, size) where processes have a part of the rows each.
+    #: (rank, size) where each process holds a shard.
     place: tuple[int, int] | None
 
 
 class Recovery:
-    """Counts how often a run went back, and gives up when it was too often.
+    """Counts the rollbacks of a run, and ends the run when there were too many.
 
-    rollbacks: so far, by cause: "diverged" and "memory". Each process counts anew.
+    rollbacks: so far, by cause: "diverged" and "memory". Each process starts at zero.
     """
 
     def __init__(self, run_dir: RunDir) -> None:
         self.run_dir = run_dir
         self.rollbacks = {"diverged": 0, "memory": 0}
 
-    def plan(self, failure: Exception, state: TrainState, *, largest: int) -> Plan:
-        """How to go on after ``failure``; writes what is known of a divergence into the run folder.
+    def plan(self, failure: Exception, state: TrainState, *, largest: int) -> RollbackPlan:
+        """Decide on the rollback after ``failure``; write the report of a divergence into the run folder.
 
-        largest: the most Gaussians that a step was done with in this process; with none, no growth is to blame for a
-            lack of memory, and a person has to decide.
-        Raises the final error when the run cannot be brought back.
+        largest: the most Gaussians that a step was done with in this process; with 0, growth is not the cause of a lack
+            of memory, and a person has to decide.
+        Raises the final error when no rollback can help.
         """
         problem = as_splat_error(failure)
         cause = "diverged" if isinstance(problem, DivergedError) else "memory"
         report = self._report(problem, state) if isinstance(problem, DivergedError) else None
         allowed = state.config.guard.max_rollbacks
         if self.rollbacks[cause] >= allowed or (cause == "memory" and not largest):
-            raise self._final(problem, state, report)
+            raise self._final_error(problem, state, report)
         self.rollbacks[cause] += 1
-        return Plan(
+        return RollbackPlan(
             cause=cause,
             what=problem.what,
             step=state.step,
@@ -136,33 +136,33 @@ class Recovery:
             place=None if state.shard is None else (state.shard.rank, state.shard.size),
         )
 
-    def carry_out(self, plan: Plan) -> tuple[TrainState, RolledBack]:
-        """The state to go on from. Raises ResourceError when not even that one can be had."""
-        found = self.run_dir.newest()
-        if found is None:
+    def restore(self, plan: RollbackPlan) -> tuple[TrainState, RolledBack]:
+        """Return the state to continue from. Raises ResourceError when that cannot be read or does not fit either."""
+        checkpoint = self.run_dir.newest()
+        if checkpoint is None:
             raise ResourceError(f"{plan.what}; and there is no sound checkpoint to go back to", where=self.run_dir.path)
-        # A cap below what has been seen to fit; and if there are more Gaussians already, the most transparent ones go.
+        # A cap below a count that did fit. If the checkpoint has more Gaussians, the most transparent ones are removed.
         cap = max(1, math.floor(FEWER * min(plan.count, plan.largest))) if plan.cause == "memory" else None
-        before = len(found.gaussians)
+        before = len(checkpoint.gaussians)
         try:
-            kept = None if cap is None or cap >= before else most_opaque(found.gaussians, cap)
-            state = shard_of(found, plan.place, plan.device, kept, plan.store)
+            kept = None if cap is None or cap >= before else most_opaque_rows(checkpoint.gaussians, cap)
+            state = shard_of(checkpoint, plan.place, plan.device, kept, plan.store)
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(
                 f"{plan.what}; and the last checkpoint does not fit either: {as_splat_error(error).what}",
                 where=self.run_dir.path,
-                remedy=f"splat resume {self.run_dir.path} goes on from step {found.step} when the device is free again",
+                remedy=f"splat resume {self.run_dir.path} goes on from step {checkpoint.step} when the device is free",
             ) from None
-        state.config = plan.config  # with what earlier rollbacks changed since this checkpoint was written
-        # Views in an order that has not been, so that nothing comes the same way again.
+        state.config = plan.config  # includes the changes of rollbacks since this checkpoint was written
+        # Another order of views, so that the same steps do not fail again.
         state.sampler = ViewSampler(len(state.train), state.config.train.seed, epoch=plan.epoch + 1)
-        text = _slow_down(state) if cap is None else _shrink(state, plan, cap, before)
+        text = _lower_learning_rate(state) if cap is None else _lower_cap(state, plan, cap, before)
         event = RolledBack(state.step, plan.step, plan.cause, f"{plan.what}; {text}", state.count)
-        self._note(state, event)
+        self._rewind(state, event)
         return state, event
 
-    def _note(self, state: TrainState, event: RolledBack) -> None:
-        """Brings the run folder into line with the older state; a folder that refuses is no reason to end."""
+    def _rewind(self, state: TrainState, event: RolledBack) -> None:
+        """Rewind the run folder to the older state; a folder that cannot be written only gives a warning."""
         try:
             self.run_dir.rewind(event.step)
             self.run_dir.write_config(state.config)
@@ -177,8 +177,8 @@ class Recovery:
             _log.warning("%s", error)
             return None
 
-    def _final(self, problem: SplatError, state: TrainState, report: str | None) -> SplatError:
-        """The error that ends the run, with what a person can do about it."""
+    def _final_error(self, problem: SplatError, state: TrainState, report: str | None) -> SplatError:
+        """Return the error that ends the run, with what a person can do about it."""
         run = self.run_dir.path
         if isinstance(problem, DivergedError):
             times = self.rollbacks["diverged"]
@@ -198,21 +198,21 @@ class Recovery:
         )
 
 
-def _slow_down(state: TrainState) -> str:
+def _lower_learning_rate(state: TrainState) -> str:
     optim = state.config.optim
     rate, final = SLOWER * optim.means_lr, SLOWER * optim.means_lr_final
     state.config = with_settings(state.config, {"optim.means_lr": rate, "optim.means_lr_final": final})
     return f"going on with optim.means_lr = {rate:.3g} and the views in another order"
 
 
-def _shrink(state: TrainState, plan: Plan, cap: int, before: int) -> str:
+def _lower_cap(state: TrainState, plan: RollbackPlan, cap: int, before: int) -> str:
     state.config = with_settings(state.config, {"strategy.cap_max": cap})
     text = f"{plan.count:,} Gaussians were too many, going on with strategy.cap_max = {cap}"
     gone = before - state.count
     return f"{text} and without the {gone:,} most transparent ones" if gone else text
 
 
-def most_opaque(gaussians: Gaussians, count: int) -> Tensor:
-    """[count] the rows of the most opaque Gaussians, in their order; of equal ones the first."""
+def most_opaque_rows(gaussians: Gaussians, count: int) -> Tensor:
+    """Return [count], the rows of the most opaque Gaussians in ascending order; of equal ones the first."""
     order = torch.sort(gaussians.logit_opacities, descending=True, stable=True).indices[:count]
     return order.sort().values

@@ -1,4 +1,4 @@
-"""ViewSampler: which training view comes next; a pure function of seed, epoch and position."""
+"""ViewSampler: the order of the training views, a pure function of seed, epoch and position."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _UINT64 = (1 << 64) - 1
 
 
 def epoch_order(num_views: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """[num_views] the permutation that one pass over the views follows.
+    """Return [num_views], the order of the views in one pass.
 
-    Views are sorted by the raw words of a Philox counter keyed with (seed, epoch): numpy guarantees those words for
-    all versions, which it does not for ``Generator.permutation``.
+    Views are sorted by the raw words of a Philox counter keyed with (seed, epoch). numpy guarantees these words for all
+    versions, but not the result of ``Generator.permutation``.
     """
     key = np.array([seed & _UINT64, epoch], dtype=np.uint64)
     words = np.random.Philox(key=key).random_raw(num_views)
@@ -34,11 +34,11 @@ class ViewSampler:
         self._order = epoch_order(num_views, seed, epoch)
 
     def peek(self) -> int:
-        """The index, 0 to num_views - 1, of the view that ``next`` gives."""
+        """Return the index, 0 to num_views - 1, of the view that next() returns."""
         return int(self._order[self.position])
 
     def next(self) -> int:
-        """The index, 0 to num_views - 1, of the next view."""
+        """Return the index, 0 to num_views - 1, of the next view, and advance."""
         view = self.peek()
         self.position += 1
         if self.position == self.num_views:
@@ -47,9 +47,9 @@ class ViewSampler:
         return view
 
     def upcoming(self, count: int) -> list[int]:
-        """The next views, at most ``count``, as far as this pass goes; at least one."""
+        """Return the next views of this pass, at most ``count`` and at least one."""
         return [int(view) for view in self._order[self.position : self.position + count]]
 
     def state(self) -> dict[str, int]:
-        """What a checkpoint keeps; with the seed it determines all views to come."""
+        """Return the state for a checkpoint; with the seed it determines all later views."""
         return {"epoch": self.epoch, "position": self.position}

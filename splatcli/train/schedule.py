@@ -1,4 +1,4 @@
-"""What changes with the step number alone: learning rates, the active SH degree and the size of the images."""
+"""Schedules by the step number: learning rates, the active SH degree and the image size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from splatcli.config import OptimConfig, Schedule
 
 
 def log_linear(first: float, last: float, fraction: float) -> float:
-    """The value at ``fraction`` (clipped to 0..1) of a straight line between two logarithms."""
+    """Return the log-linear interpolation between ``first`` and ``last`` at ``fraction``, clipped to 0..1."""
     t = min(max(fraction, 0.0), 1.0)
     if t == 1.0:
         return last
@@ -16,10 +16,10 @@ def log_linear(first: float, last: float, fraction: float) -> float:
 
 
 def learning_rates(optim: OptimConfig, schedule: Schedule, extent: float, step: int) -> dict[str, float]:
-    """The learning rate of each parameter group at step number ``step``, counted from 1.
+    """Return the learning rate of each parameter group at step number ``step``, counted from 1.
 
-    That of the means is multiplied with the scene extent (world units) and falls log-linearly to its final value at
-    step ``schedule.lr_steps``, where it stays; so do the others, by ``optim.final_factor``, but for that of shN.
+    The rate of the means is multiplied by the scene extent (world units). It falls log-linearly to its final value at
+    step ``schedule.lr_steps`` and stays there. The others fall likewise by ``optim.final_factor``, except that of shN.
     """
     done = step / schedule.lr_steps
     means = log_linear(optim.means_lr, optim.means_lr_final, done)
@@ -35,10 +35,10 @@ def learning_rates(optim: OptimConfig, schedule: Schedule, extent: float, step: 
 
 
 def active_sh_degree(schedule: Schedule, max_degree: int, step: int) -> int:
-    """The SH degree in use at step number ``step``: one more every ``sh_degree_interval`` steps."""
+    """Return the SH degree in use at step number ``step``: one more every ``sh_degree_interval`` steps."""
     return min(max_degree, step // schedule.sh_degree_interval)
 
 
 def image_divisor(schedule: Schedule, step: int) -> int:
-    """By what the sides of the training images are divided at step number ``step``: coarse first, whole in the end."""
+    """Return the divisor of the training images' sides at step number ``step``: reduced first, full size in the end."""
     return 1 << max(0, schedule.num_downscales - (step - 1) // schedule.resolution_schedule)

@@ -1,6 +1,6 @@
-"""Sharding: a state of which each process holds some rows: cut, redistributed after an edit, gathered to be saved.
+"""Sharding: a state of which each process holds some rows: cut, redistributed after a refinement, gathered to be saved.
 
-Every process decides an edit, on all rows. For that it gathers the columns that the decision reads: 52 bytes of a
+Every process decides a refinement, on all rows. For that it gathers the columns that the decision reads: 52 bytes of a
 Gaussian's 720. Whole rows move only to the process that holds them afterwards; all processes hold equally many.
 """
 
@@ -22,13 +22,13 @@ from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.train.data_parallel import digest_of
-from splatcli.train.densify.base import Edit, apply_edit, as_column, edited_rows
+from splatcli.train.densify.base import Refinement, apply_refinement, as_column, refined_rows
 from splatcli.train.state import TrainState, check_resumable
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
-#: The columns that an edit reads of all Gaussians.
+#: The columns that a refinement reads of all Gaussians.
 GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 
@@ -73,8 +73,10 @@ def _all_of(
     state = TrainState.from_checkpoint(checkpoint, device, store)
     if kept is not None:
         source = kept.to(device)
-        edit = Edit(source, torch.zeros_like(source, dtype=torch.bool), clear_stats=False)
-        state.gaussians, state.adam, state.stats = apply_edit(edit, state.gaussians, state.adam, state.stats)
+        refinement = Refinement(source, torch.zeros_like(source, dtype=torch.bool), clear_stats=False)
+        state.gaussians, state.adam, state.stats = apply_refinement(
+            refinement, state.gaussians, state.adam, state.stats
+        )
         state.smoothing = None if state.smoothing is None else state.smoothing[source]
     return state
 
@@ -87,7 +89,7 @@ def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
 
 
 def gather_geometry(state: TrainState, group: ProcessGroup) -> tuple[Gaussians, DensifyStats]:
-    """Return the columns that an edit reads, of all rows, on every process; colours are left out."""
+    """Return the columns that a refinement reads, of all rows, on every process; colours are left out."""
     assert state.shard is not None
     columns = {name: group.all_gather_rows(getattr(state.gaussians, name).detach()) for name in GEOMETRY}
     means = columns["means"]
@@ -98,64 +100,64 @@ def gather_geometry(state: TrainState, group: ProcessGroup) -> tuple[Gaussians, 
 
 @torch.no_grad()
 def redistribute(
-    edit: Edit,
+    refinement: Refinement,
     everything: Gaussians,
     stats: DensifyStats,
     state: TrainState,
     group: ProcessGroup,
     shares: Callable[[Gaussians], Tensor] | None = None,
 ) -> None:
-    """Apply ``edit`` to the state of which this process holds a shard; the new shards are of equal size again.
+    """Apply ``refinement`` to the state of which this process holds a shard; the new shards are of equal size again.
 
-    everything, stats: of gather_geometry(). shares: see apply_edit().
+    everything, stats: of gather_geometry(). shares: see apply_refinement().
     """
     assert state.shard is not None
-    if set(edit.values) - set(GEOMETRY):
-        raise ValueError(f"an edit of columns that are not gathered: {sorted(edit.values)}")
-    moves = _Moves(edit, state.shard, group)
+    if set(refinement.values) - set(GEOMETRY):
+        raise ValueError(f"a refinement sets columns that are not gathered: {sorted(refinement.values)}")
+    moves = _Moves(refinement, state.shard, group)
     own = moves.after.rows
-    changed = edited_rows(edit, everything, shares)
+    changed = refined_rows(refinement, everything, shares)
     gaussians = Gaussians(
         **{name: getattr(changed, name)[own].clone() for name in GEOMETRY},
         sh0=moves.carry(state.gaussians.sh0),
         shN=moves.carry(state.gaussians.shN),
     )
-    reset_moments = edit.reset_moments[own]
+    reset_moments = refinement.reset_moments[own]
     first, second = (
         old.map(lambda column: moves.carry(column).masked_fill_(as_column(reset_moments, column), 0.0))
         for old in (state.adam.exp_avg, state.adam.exp_avg_sq)
     )
-    if edit.opacity_ceiling is not None:
+    if refinement.opacity_ceiling is not None:
         first.logit_opacities.zero_()
         second.logit_opacities.zero_()
     steps = moves.carry(state.adam.rest_steps)
     state.gaussians = gaussians
     state.adam = replace(state.adam, exp_avg=first, exp_avg_sq=second, rest_steps=steps)
     state.shard = moves.after
-    if edit.clear_stats:
+    if refinement.clear_stats:
         state.stats = DensifyStats.zeros(len(moves.after), gaussians.device)
     else:
-        source = edit.source[own]
+        source = refinement.source[own]
         state.stats = DensifyStats(stats.grad2d[source], stats.count[source])
 
 
 class _Moves:
-    """Which rows move where in an edit.
+    """Which rows move where in a refinement.
 
     after: this process' shard of the new rows.
     """
 
-    def __init__(self, edit: Edit, before: Shard, group: ProcessGroup) -> None:
+    def __init__(self, refinement: Refinement, before: Shard, group: ProcessGroup) -> None:
         self._group = group
-        self.after = after = before.of(len(edit))
-        ends = torch.tensor([before.start(rank + 1) for rank in range(before.size)], device=edit.source.device)
+        self.after = after = before.of(len(refinement))
+        ends = torch.tensor([before.start(rank + 1) for rank in range(before.size)], device=refinement.source.device)
         wanted = []
         for rank in range(after.size):
-            source = edit.source[after.start(rank) : after.start(rank + 1)] - before.first
+            source = refinement.source[after.start(rank) : after.start(rank + 1)] - before.first
             wanted.append(source[(source >= 0) & (source < len(before))])
         #: The rows of this process that each process needs, one process after another, in the order of its new rows.
         self._wanted, self._counts = torch.cat(wanted), [len(rows) for rows in wanted]
-        holder = torch.bucketize(edit.source[after.rows], ends, right=True)
+        holder = torch.bucketize(refinement.source[after.rows], ends, right=True)
         #: The indices, among this process' new rows, of those that come from one process after another.
         self._places = torch.cat([(holder == rank).nonzero().squeeze(1) for rank in range(before.size)])
 

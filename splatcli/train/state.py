@@ -1,4 +1,4 @@
-"""TrainState: everything that changes while a run trains, and its two-way conversion to a Checkpoint."""
+"""TrainState: everything that changes while a run trains, and its conversion to and from a Checkpoint."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree
 
-#: The random streams of a run and what tells their seeds apart. Each has a generator of its own, so that one more draw
-#: in one moves none of the others; the order of the views has none at all (see ViewSampler).
+#: The random streams of a run and the keys of their seeds. Each has a generator of its own, so that one more draw in
+#: one changes none of the others. The order of the views has no generator (see ViewSampler).
 STREAMS = {"init": 0, "splits": 1, "background": 2}
 
-#: The streams that are drawn from while training.
+#: The streams that training draws from.
 TRAINING_STREAMS = ("splits", "background")
 
 
 @dataclass(slots=True)
 class TrainState:
-    """A run between two steps; saved and loaded, it goes on with the same bits.
+    """A run between two steps; after saving and loading it continues bit-identically.
 
     step: completed steps.
     generators: one for each of TRAINING_STREAMS, on the CPU.
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
-    per_view_params: what is trained of the training views, a row for each of ``train``.
-    smoothing: [N] sizes of the 3D filter as they were measured last (REFILTER_EVERY); None without one.
-    shard: which rows of the run these are, where processes have a part each; None: all.
-    origin: digest of all rows when these were cut out of them, which has to be the same in all processes.
+    per_view_params: trained parameters of the training views, a row for each of ``train``.
+    smoothing: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
+    shard: the rows of the run that these are, where each process holds a shard; None: all.
+    origin: digest of all rows when the shards were cut; it has to be the same in all processes.
     """
 
     config: Config
@@ -61,7 +61,7 @@ class TrainState:
 
     @property
     def count(self) -> int:
-        """Gaussians of the run, wherever they are."""
+        """Gaussians of the run, in all processes."""
         return len(self.gaussians) if self.shard is None else self.shard.total
 
     def sh_degree(self) -> int:
@@ -69,22 +69,22 @@ class TrainState:
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
     def flushed(self) -> Gaussians:
-        """The Gaussians to render: SH coefficients as of this step, 3D filter in them; the state stays as it is."""
+        """Return the Gaussians to render: shN of this step, 3D filter applied. The state stays as it is."""
         gaussians = self.adam.flushed(self.gaussians, self.config.optim.shN_lr)
         return gaussians if self.smoothing is None else smoothed(gaussians, self.smoothing)
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
-        """Measures the sizes of the 3D filter anew; no step may be on its way. largest_of_all: see filter_sizes()."""
+        """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
         self.smoothing = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
 
     def training_cameras(self) -> list[Camera]:
-        """Those of the training views, as far as they are refined."""
+        """Return the cameras of the training views with their trained poses."""
         return [self.per_view_params.camera(row, self.cameras[view]) for row, view in enumerate(self.train)]
 
     def to_checkpoint(self) -> Checkpoint:
-        """The state on the CPU. Tensors may be shared with the state: write it before the next step."""
+        """Return the state on the CPU. Tensors may be shared with the state: write it before the next step."""
         strategy: dict[str, Tensor | Scalar] = {
-            "grad2d": self.stats.grad2d.cpu(),  # and waits for the device: memory that it shares with the host is done
+            "grad2d": self.stats.grad2d.cpu(),  # and waits for the device: then host memory that it shares is complete
             "count": self.stats.count.cpu(),
         }
         first, second = self.adam.exp_avg.to("cpu"), self.adam.exp_avg_sq.to("cpu")
@@ -111,9 +111,9 @@ class TrainState:
     def from_checkpoint(
         cls, checkpoint: Checkpoint, device: str | torch.device = "cpu", store: TensorStorage = DEVICE_STORAGE
     ) -> TrainState:
-        """The state that was saved, on ``device``, its SH rest in ``store``, sharing no tensor with ``checkpoint``.
+        """Return the saved state on ``device``, its shN in ``store``; it shares no tensor with ``checkpoint``.
 
-        Raises ModelFileError, with all that is missing, when the checkpoint holds no state of a training run.
+        Raises ModelFileError, listing what is missing, when the checkpoint holds no state of a training run.
         """
         check_resumable(checkpoint)
         assert checkpoint.moments is not None
@@ -145,7 +145,7 @@ class TrainState:
 
 
 def check_resumable(checkpoint: Checkpoint) -> None:
-    """Raises ModelFileError, with all that is missing, unless a checkpoint holds the state of a training run."""
+    """Raise ModelFileError, listing what is missing, unless a checkpoint holds the state of a training run."""
     problems = list(_problems(checkpoint))
     if problems:
         raise ModelFileError(
@@ -155,7 +155,7 @@ def check_resumable(checkpoint: Checkpoint) -> None:
 
 
 def stream_generator(seed: int, name: str) -> torch.Generator:
-    """The generator on the CPU with which stream ``name`` of STREAMS starts in a run with ``seed``."""
+    """Return the generator, on the CPU, that stream ``name`` of STREAMS starts with in a run with ``seed``."""
     sequence = np.random.SeedSequence(seed & 0xFFFF_FFFF_FFFF_FFFF, spawn_key=(STREAMS[name],))
     # torch's CPU generator reads 32 bits of its seed.
     return torch.Generator().manual_seed(int(sequence.generate_state(1, np.uint32)[0]))
@@ -169,7 +169,7 @@ def _generator(name: str, state: Tensor) -> torch.Generator:
 
 
 def _adam(checkpoint: Checkpoint) -> AdamState:
-    """The optimiser's state, sharing tensors with ``checkpoint``."""
+    """Return the optimiser's state; it shares tensors with ``checkpoint``."""
     optim, steps, moments = checkpoint.config.optim, checkpoint.rest_steps, checkpoint.moments
     assert moments is not None
     first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
@@ -179,7 +179,7 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
 
 
 def flushed(checkpoint: Checkpoint) -> Gaussians:
-    """The Gaussians of a checkpoint with SH coefficients as of its step and its 3D filter, to render or to export."""
+    """Return the Gaussians of a checkpoint to render or to export: shN of its step, 3D filter applied."""
     gaussians = checkpoint.gaussians
     if checkpoint.moments is not None and checkpoint.rest_steps is not None:
         gaussians = _adam(checkpoint).flushed(gaussians, checkpoint.config.optim.shN_lr)
@@ -197,7 +197,7 @@ def _tensor(checkpoint: Checkpoint, name: str) -> Tensor:
 
 
 def _problems(checkpoint: Checkpoint) -> Iterator[str]:
-    """What keeps a checkpoint from being resumed, in words."""
+    """Yield the reasons why a checkpoint cannot be resumed."""
     n = len(checkpoint.gaussians)
     if checkpoint.moments is None:
         yield "it holds no optimiser state"
@@ -210,13 +210,13 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     yield from (f"the random state of {name!r} is missing" for name in TRAINING_STREAMS if name not in checkpoint.rng)
     epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
-        yield f"its place in the order of views, {checkpoint.sampler}, is none"
+        yield f"its position in the order of views, {checkpoint.sampler}, is not valid"
     if checkpoint.config.train.filter_3d and checkpoint.smoothing is None:
         yield "the sizes of its 3D filter are missing"
     views = checkpoint.config.views
-    wishes = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}
-    for name, wanted in wishes.items():
-        if wanted and name not in checkpoint.views:
+    settings = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}
+    for name, trained in settings.items():
+        if trained and name not in checkpoint.views:
             yield f"views.{name} is trained by its settings and missing"
     cameras = len(checkpoint.cameras)
     if not all(0 <= i < cameras for i in (*checkpoint.train, *checkpoint.test)):

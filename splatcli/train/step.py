@@ -1,4 +1,4 @@
-"""One training step: the inputs for a view, steps on one view or several, and their losses as they become known."""
+"""One training step: choose the views, build their StepInputs, run the engine, and report the losses."""
 
 from __future__ import annotations
 
@@ -10,149 +10,34 @@ import torch
 from torch import Tensor
 
 from splatcli.rasterizer.batch import BatchEngine, batch_engine_for
-from splatcli.rasterizer.memory import Budget, MemoryBudget
+from splatcli.rasterizer.memory import Budget
 from splatcli.rasterizer.sharded import ShardedEngine, sharded_engine_for
-from splatcli.rasterizer.step_inputs import StepEngine, StepInputs
+from splatcli.rasterizer.step_inputs import StepEngine, StepInputs, ViewParams
 from splatcli.rasterizer.train_step import apply_view_grads, engine_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.densify import Strategy
-from splatcli.train.evaluate import BACKGROUNDS, Renderer, Scorer, scorer_for
+from splatcli.train.evaluate import BACKGROUNDS
 from splatcli.train.events import Stepped
 from splatcli.train.monitor import check_loss
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree, image_divisor, learning_rates
 from splatcli.train.state import TrainState
-from splatcli.train.training_images import Target, Targets, to_device
+from splatcli.train.training_images import TrainingImage, TrainingImages, to_device
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
 
-def view_of_step(state: TrainState, targets: Targets, step: int, row: int) -> tuple[Camera, Target]:
-    """Camera and photo of training view ``row``, as large as step number ``step`` has them.
+class Stepper:
+    """Moves the Gaussians of one state, one step at a time.
 
-    Raises SceneError when the photo is damaged.
-    """
-    return targets.reduced(state.train[row], image_divisor(state.config.schedule, step))
-
-
-def given_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
-    """The scene's camera of training view ``row``, as large as step number ``step`` has it."""
-    given, divisor = scene.cameras[state.train[row]], image_divisor(state.config.schedule, step)
-    return given if divisor == 1 else given.resized(max(1, given.width // divisor), max(1, given.height // divisor))
-
-
-def step_inputs(
-    state: TrainState, strategy: Strategy, step: int, row: int, given: Camera, target: Target, background: Tensor
-) -> StepInputs:
-    """What step number ``step`` asks of training view ``row``; background [3] on the Gaussians' device."""
-    config = state.config
-    lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
-    return StepInputs(
-        state.per_view_params.camera(row, given),
-        target.over(background),
-        lrs=lrs,
-        sh_degree=active_sh_degree(config.schedule, state.gaussians.sh_degree, step),
-        background=background,
-        ssim_lambda=config.train.ssim_lambda,
-        antialiased=config.train.antialiased,
-        stats=state.stats if strategy.collects_stats(step) else None,
-        hidden=target.hidden,
-        regularisation=strategy.regularisation(step, lrs["means"]),
-        absgrad=strategy.absgrad,
-        view_params=state.per_view_params.of(row, given, config, state.dataset.extent, step, state.gaussians.device),
-        depth=target.depth,
-        smoothing=state.smoothing,
-        shard=state.shard,
-    )
-
-
-def training_background(state: TrainState) -> Tensor:
-    """[3] what stands behind the Gaussians of a view, on their device; a random one is drawn."""
-    name = state.config.train.background
-    if name == "random":
-        color = torch.rand(3, generator=state.generators["background"])
-    else:
-        color = torch.tensor(BACKGROUNDS[name])
-    return to_device(color, state.gaussians.device)
-
-
-class Batches:
-    """Makes steps on ``views`` views; in a group each process reads and renders its share of them only.
-
-    pairs: (Gaussian, tile) pairs of the fullest view of the last step.
-    """
-
-    def __init__(self, engine: BatchEngine | ShardedEngine, views: int) -> None:
-        self.engine = engine
-        self.views = views
-        self.pairs = 0
-
-    def step(
-        self, state: TrainState, scene: Scene, targets: Targets, strategy: Strategy, step: int
-    ) -> tuple[list[int], list[float]]:
-        """Step number ``step``: (rows of the views among the training views, their losses).
-
-        Raises SceneError when a photo is damaged; then the state is the one before the step.
-        """
-        sampler, background = state.sampler.state(), state.generators["background"].get_state()
-        rows = [state.sampler.next() for _ in range(self.views)]
-        colours = [training_background(state) for _ in rows]  # all of them, so that every process draws the same
-        self._prefetch(state, targets)
-
-        def inputs_of(i: int) -> StepInputs:
-            given, target = view_of_step(state, targets, step, rows[i])
-            return step_inputs(state, strategy, step, rows[i], given, target, colours[i])
-
-        try:
-            if isinstance(self.engine, ShardedEngine):
-                cameras = [self._camera(state, scene, step, row) for row in rows]
-                outcome = self.engine.step(state.gaussians, state.adam, cameras, inputs_of)
-            else:
-                outcome = self.engine.step(state.gaussians, state.adam, self.views, inputs_of)
-        except Exception:
-            state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
-            state.generators["background"].set_state(background)
-            raise
-        self.pairs = outcome.pairs
-        for row, v_params in zip(rows, outcome.v_params or [], strict=False):
-            given = given_camera(state, scene, step, row)
-            extent, device = state.dataset.extent, state.gaussians.device
-            apply_view_grads(state.per_view_params.of(row, given, state.config, extent, step, device), v_params)
-        return rows, outcome.losses
-
-    @staticmethod
-    def _camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
-        """That of a training view in this step, as whoever has its photo sees it."""
-        return state.per_view_params.camera(row, given_camera(state, scene, step, row))
-
-    def _prefetch(self, state: TrainState, targets: Targets) -> None:
-        """Starts decoding what this process is going to draw soon."""
-        group = self.engine.group
-        rank, size = (0, 1) if group is None else (group.rank, group.size)
-        targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
-
-
-def batches_for(state: TrainState, budget: MemoryBudget, group: ProcessGroup | None) -> Batches | None:
-    """What makes steps on several views; None where a step has one, and is fused. Raises as the engines do."""
-    views, device = state.config.train.batch_size, state.gaussians.device
-    if views == 1 and (group is None or group.size == 1):
-        return None
-    if state.shard is not None and group is not None:
-        return Batches(sharded_engine_for(device, group, budget), views)
-    return Batches(batch_engine_for(device, budget, group), views)
-
-
-class Steps:
-    """What moves the Gaussians of one state: an engine, and the photos it compares with.
-
-    engine: None makes one for the state's device within ``budget``.
+    engine: for steps on one view; None makes one for the state's device within ``budget``.
     group: the processes that train the run together, if there are several.
-    limit: of the bytes that photos take on a GPU, as Targets has it.
+    image_limit: bytes that training images may take on a GPU, see TrainingImages.
 
-    batches: what makes steps on several views; None where a step has one.
+    batch_engine: for steps on several views; None where a step has one view.
     largest: the most Gaussians that a step was done with.
     """
 
@@ -164,73 +49,163 @@ class Steps:
         *,
         group: ProcessGroup | None = None,
         engine: StepEngine | None = None,
-        limit: int | None = None,
+        image_limit: int | None = None,
     ) -> None:
         device = state.gaussians.device
         self.engine = engine or engine_for(device, budget)
-        self.batches = batches_for(state, budget, group)
-        self.targets = Targets(scene, device, limit=limit, depth_lambda=state.config.depth_lambda)
+        self.batch_engine = _batch_engine(state, budget, group)
+        self.images = TrainingImages(scene, device, limit=image_limit, depth_lambda=state.config.depth_lambda)
         self.largest = 0
+        self._batch_isects = 0
         #: Steps whose loss is not known yet: number, view, Gaussians, SH degree.
-        self._untold: deque[tuple[int, str, int, int]] = deque()
+        self._pending: deque[tuple[int, str, int, int]] = deque()
 
     @property
-    def pairs(self) -> int:
-        """(Gaussian, tile) pairs of the last step that was told of, at most; of several views the fullest one's."""
-        return self.engine.pairs if self.batches is None else self.batches.pairs
+    def isects(self) -> int:
+        """Tile intersections of the last reported step, at most; with several views those of the fullest one."""
+        return self.engine.pairs if self.batch_engine is None else self._batch_isects
 
-    def take(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
-        """Step number ``step``, which an engine may do later, but not after drain(); those that are known now.
+    def step(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
+        """Submit step number ``step`` and return the steps whose losses are known now.
 
-        Raises SceneError when a photo is damaged: then ``state`` is the one before the step.
+        An engine may do the step later, but not after drain(). Raises SceneError when a training image is damaged; then
+        ``state`` is the one before the step.
         """
-        if self.batches is None:
-            return self._single(state, strategy, step)
-        return self._batch(state, strategy, step, self.batches)
+        if self.batch_engine is None:
+            return self._step_on_one_view(state, strategy, step)
+        return self._step_on_batch(state, strategy, step, self.batch_engine)
 
     def drain(self, state: TrainState) -> list[Stepped]:
-        """Nothing is on its way any more; the steps that were not told yet."""
-        return self._told(state, self.engine.drain())
-
-    def scorer(self, renderer: Renderer) -> Scorer:
-        """What scores views, on the same engine where that draws several of them."""
-        return scorer_for(self.targets.scene, renderer, self.batches and self.batches.engine)
+        """Finish all pending steps and return those that are not reported yet."""
+        return self._report(state, self.engine.drain())
 
     def abandon(self) -> None:
-        """Waits for what is on its way without a look at what comes of it: the state has failed."""
-        self._untold.clear()
+        """Wait for pending steps and drop their results: the state has failed."""
+        self._pending.clear()
         with contextlib.suppress(Exception):
             self.engine.drain()
 
-    def _single(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
-        """A step on one view, whose loss the engine may tell later."""
+    def _step_on_one_view(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
         row = state.sampler.peek()
-        given, target = view_of_step(state, self.targets, step, row)
+        camera, image = self._view(state, step, row)
         state.sampler.next()
-        self.targets.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
+        self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         background = training_background(state)
-        told: list[Stepped] = []
-        if state.config.views.trained and any(name == given.name for _, name, _, _ in self._untold):
-            told = self.drain(state)  # what the step before has taught of this view comes first
-        inputs = step_inputs(state, strategy, step, row, given, target, background)
-        self._untold.append((step, given.name, len(state.gaussians), inputs.sh_degree))
-        return told + self._told(state, self.engine.submit(state.gaussians, state.adam, inputs))
+        reported: list[Stepped] = []
+        if state.config.views.trained and any(name == camera.name for _, name, _, _ in self._pending):
+            reported = self.drain(state)  # gradients of this view's parameters are applied before they are used again
+        inputs = step_inputs(state, strategy, step, row, camera, image, background)
+        self._pending.append((step, camera.name, len(state.gaussians), inputs.sh_degree))
+        return reported + self._report(state, self.engine.submit(state.gaussians, state.adam, inputs))
 
-    def _batch(self, state: TrainState, strategy: Strategy, step: int, batches: Batches) -> list[Stepped]:
-        """A step on several views, done when this returns."""
-        rows, losses = batches.step(state, self.targets.scene, self.targets, strategy, step)
-        degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
-        for row, loss in zip(rows, losses, strict=True):
-            check_loss(step, self.targets.scene.cameras[state.train[row]].name, loss, state.gaussians, state.shard)
-        self.largest = max(self.largest, state.count)
-        return [Stepped(step, sum(losses) / len(losses), state.count, degree)]
-
-    def _told(self, state: TrainState, losses: list[float]) -> list[Stepped]:
-        """The steps whose losses have become known, each checked."""
+    def _report(self, state: TrainState, losses: list[float]) -> list[Stepped]:
+        """Check the losses of the oldest pending steps, and return these steps."""
         events = []
         for loss in losses:
-            step, view, count, degree = self._untold.popleft()
+            step, view, count, degree = self._pending.popleft()
             check_loss(step, view, loss, state.gaussians, state.shard)
             self.largest = max(self.largest, count)
             events.append(Stepped(step, loss, count, degree))
         return events
+
+    def _step_on_batch(
+        self, state: TrainState, strategy: Strategy, step: int, engine: BatchEngine | ShardedEngine
+    ) -> list[Stepped]:
+        """Step on several views, done when this returns. Each process of a group reads and renders its share of them.
+
+        Every process draws all random numbers, so that all draw the same.
+        """
+        scene, group = self.images.scene, engine.group
+        sampler, generator = state.sampler.state(), state.generators["background"].get_state()
+        rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
+        backgrounds = [training_background(state) for _ in rows]
+        rank, size = (0, 1) if group is None else (group.rank, group.size)
+        self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
+        cameras = [scene_camera(state, scene, step, row) for row in rows]
+
+        def inputs_of(i: int) -> StepInputs:
+            camera, image = self._view(state, step, rows[i])
+            return step_inputs(state, strategy, step, rows[i], camera, image, backgrounds[i])
+
+        try:
+            if isinstance(engine, ShardedEngine):
+                refined = [state.per_view_params.camera(row, camera) for row, camera in zip(rows, cameras, strict=True)]
+                outcome = engine.step(state.gaussians, state.adam, refined, inputs_of)
+            else:
+                outcome = engine.step(state.gaussians, state.adam, len(rows), inputs_of)
+        except Exception:
+            state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
+            state.generators["background"].set_state(generator)
+            raise
+        self._batch_isects = outcome.pairs
+        for row, camera, v_params in zip(rows, cameras, outcome.v_params or [], strict=False):
+            apply_view_grads(_view_params(state, step, row, camera), v_params)
+        for row, loss in zip(rows, outcome.losses, strict=True):
+            check_loss(step, scene.cameras[state.train[row]].name, loss, state.gaussians, state.shard)
+        self.largest = max(self.largest, state.count)
+        degree = active_sh_degree(state.config.schedule, state.gaussians.sh_degree, step)
+        return [Stepped(step, sum(outcome.losses) / len(outcome.losses), state.count, degree)]
+
+    def _view(self, state: TrainState, step: int, row: int) -> tuple[Camera, TrainingImage]:
+        """Return the scene's camera and the image of training view ``row`` at the size that step ``step`` has."""
+        return self.images.reduced(state.train[row], image_divisor(state.config.schedule, step))
+
+
+def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None) -> BatchEngine | ShardedEngine | None:
+    """Return the engine for steps on several views; None where a step has one. Raises as the engines do."""
+    device = state.gaussians.device
+    if state.config.train.batch_size == 1 and (group is None or group.size == 1):
+        return None
+    if state.shard is not None and group is not None:
+        return sharded_engine_for(device, group, budget)
+    return batch_engine_for(device, budget, group)
+
+
+def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:
+    """Return the scene's camera of training view ``row`` at the size that step number ``step`` has."""
+    camera, divisor = scene.cameras[state.train[row]], image_divisor(state.config.schedule, step)
+    return camera if divisor == 1 else camera.resized(max(1, camera.width // divisor), max(1, camera.height // divisor))
+
+
+def step_inputs(
+    state: TrainState, strategy: Strategy, step: int, row: int, camera: Camera, image: TrainingImage, background: Tensor
+) -> StepInputs:
+    """Return the inputs of step number ``step`` on training view ``row``.
+
+    camera: the scene's, at the image's size. background: [3], on the Gaussians' device.
+    """
+    config = state.config
+    lrs = learning_rates(config.optim, config.schedule, state.dataset.extent, step)
+    return StepInputs(
+        state.per_view_params.camera(row, camera),
+        image.over(background),
+        lrs=lrs,
+        sh_degree=active_sh_degree(config.schedule, state.gaussians.sh_degree, step),
+        background=background,
+        ssim_lambda=config.train.ssim_lambda,
+        antialiased=config.train.antialiased,
+        stats=state.stats if strategy.collects_stats(step) else None,
+        hidden=image.hidden,
+        regularisation=strategy.regularisation(step, lrs["means"]),
+        absgrad=strategy.absgrad,
+        view_params=_view_params(state, step, row, camera),
+        depth=image.depth,
+        smoothing=state.smoothing,
+        shard=state.shard,
+    )
+
+
+def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> ViewParams | None:
+    """Return the trained parameters of training view ``row`` in step number ``step``; None where none are trained."""
+    extent, device = state.dataset.extent, state.gaussians.device
+    return state.per_view_params.of(row, camera, state.config, extent, step, device)
+
+
+def training_background(state: TrainState) -> Tensor:
+    """Return the colour [3] behind the Gaussians of a view, on their device; a random one is drawn."""
+    name = state.config.train.background
+    if name == "random":
+        color = torch.rand(3, generator=state.generators["background"])
+    else:
+        color = torch.tensor(BACKGROUNDS[name])
+    return to_device(color, state.gaussians.device)

@@ -16,9 +16,9 @@ from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import DensifyStats, StepEngine, StepInputs
 from splatcli.scene.scene import Scene
-from splatcli.train.evaluate import renderer_within, score_views
+from splatcli.train.evaluate import make_renderer, score_views
 from splatcli.train.schedule import learning_rates
-from splatcli.train.training_images import Targets
+from splatcli.train.training_images import TrainingImages
 
 #: Gaussians a step: a run so short that it has no time to place more is better off with more steps.
 GAUSSIANS_PER_STEP = 25
@@ -180,7 +180,7 @@ def measure_pace(
 
     For images halved up to ``config.schedule.num_downscales`` times.
     """
-    targets = Targets(scene, gaussians.device, depth_lambda=config.depth_lambda)
+    targets = TrainingImages(scene, gaussians.device, depth_lambda=config.depth_lambda)
     few, many = gaussians.detach_clone(), _crowded(gaussians)
     added = max(1, len(many) - len(few))
     fixed, each = [], []
@@ -194,7 +194,7 @@ def measure_pace(
 def _step_seconds(
     config: Config,
     scene: Scene,
-    targets: Targets,
+    targets: TrainingImages,
     gaussians: Gaussians,
     halved: int,
     engine: StepEngine,
@@ -234,7 +234,7 @@ def measure_scoring(
     config: Config, scene: Scene, gaussians: Gaussians, clock: Callable[[], float] = time.perf_counter
 ) -> float:
     """Seconds that a held-out view takes to be scored; 0 where there is none."""
-    draw = renderer_within(None)
+    draw = make_renderer(None)
     background = torch.zeros(3, device=gaussians.device)
     spent = 0.0
     for view in scene.test[:1] * 2:  # the first time is not counted

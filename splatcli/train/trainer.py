@@ -1,4 +1,4 @@
-"""Trainer: the loop from step to step, told as a stream of events; it neither prints nor decides when to show what."""
+"""Trainer: the loop over the steps of a run, as a stream of events. It prints nothing."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from splatcli.train.data_parallel import (
     sync_stop_request,
 )
 from splatcli.train.densify import make_strategy
-from splatcli.train.density import Density
-from splatcli.train.evaluate import Renderer, renderer_within
+from splatcli.train.density import DensityControl
+from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
 from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stopped
 from splatcli.train.metrics_logger import MetricsLogger
-from splatcli.train.monitor import FiniteWatch, PairsWatch, QualityWatch, is_survivable
+from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_state
 from splatcli.train.start import apply_config, new_state, resumed_state
 from splatcli.train.state import TrainState
-from splatcli.train.step import Steps
+from splatcli.train.step import Stepper
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
-#: Steps between two measurements of the 3D filter (Mip-Splatting); each edit of the Gaussians makes one too.
-REFILTER_EVERY = 100
+#: Steps between two updates of the 3D filter (Mip-Splatting); each refinement makes one, too.
+FILTER_3D_EVERY = 100
 
 
 class Trainer:
@@ -55,8 +55,8 @@ class Trainer:
     state: where the run stands.
     run_dir: takes checkpoints and metrics.
     engine, renderer: None takes those of the state's device.
-    clock: seconds; decides when to save and is written into the metrics, and touches nothing that is trained.
-    notes: things worth telling the user, in the Started event.
+    clock: seconds; decides when to save and is written into the metrics, and affects no trained number.
+    notes: sentences for the user, in the Started event.
     group: the processes that train this run together; None: this one alone, whatever the environment says.
     """
 
@@ -76,25 +76,32 @@ class Trainer:
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
-        #: One for engine and renderer, so that bands are told of once.
-        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
         self.group = group
-        self.is_rank0 = group is None or group.rank == 0
-        self.steps = self._steps(engine, state.config.memory.budget)
         self.notes = tuple(notes)
-        self.strategy = make_strategy(state.config, state.dataset.extent)
+        self.is_rank0 = group is None or group.rank == 0
+        #: Shared by engine and renderer, so that rendering in bands is reported once.
+        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
         self._clock = clock
-        self.keeper = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
-        self.journal = MetricsLogger(run_dir, scene, clock)
-        self._renderer = renderer or renderer_within(self._budget)
-        self.scorer = self.steps.scorer(self._renderer)
-        self.density = Density(group)
+        #: The caller's; it stays through a rollback.
+        self._engine = engine
+        self._renderer = renderer or make_renderer(self._budget)
+        self._build(state.config.memory.budget)
+        self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
+        self.metrics_logger = MetricsLogger(run_dir, scene, clock)
+        self.density = DensityControl(group)
         self.recovery = Recovery(run_dir)
-        self.finite = FiniteWatch()
-        self.crowding = PairsWatch()
-        self.quality = QualityWatch(state.config.guard)
-        #: One that was handed in stays, whatever fails.
-        self._engine_is_ours = engine is None
+
+    def _build(self, image_limit: int | None) -> None:
+        """Make what belongs to the current state. image_limit: see Stepper."""
+        config = self.state.config
+        self.strategy = make_strategy(config, self.state.dataset.extent)
+        self.stepper = Stepper(
+            self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
+        )
+        self.scorer = make_scorer(self.scene, self._renderer, self.stepper.batch_engine)
+        self.finite_monitor = FiniteMonitor()
+        self.intersection_monitor = IntersectionMonitor()
+        self.quality_monitor = QualityMonitor(config.guard)
 
     @classmethod
     def start(
@@ -112,7 +119,7 @@ class Trainer:
         group: ProcessGroup | None = None,
         sharded: bool = False,
     ) -> Trainer:
-        """A new run; arguments as in new_state(). sharded: each process of the group holds a shard of the Gaussians."""
+        """Return a new run; arguments as in new_state(). sharded: each process of the group holds a shard."""
         place, folder = place_of(group, sharded), run_dir.path
         state, notes = new_state(
             config, scene, device, given, first=first, planned=engine is None, folder=folder, place=place
@@ -138,13 +145,13 @@ class Trainer:
         group: ProcessGroup | None = None,
         sharded: bool = False,
     ) -> Trainer:
-        """The run that ``checkpoint`` was saved from, going on with the same bits; arguments as in resumed_state().
+        """Return the run of ``checkpoint``, bit-identical to one without a stop; arguments as in resumed_state().
 
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
-        sharded: as for start(), whatever the run has been before.
+        sharded: as for start(), whatever the run was before.
         """
         place, folder = place_of(group, sharded), run_dir.path
-        state, scene, found = resumed_state(
+        state, scene, more = resumed_state(
             checkpoint,
             scene,
             device,
@@ -154,7 +161,7 @@ class Trainer:
             folder=folder,
             place=place,
         )
-        notes = (*found, *notes)
+        notes = (*more, *notes)
         return cls(
             state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, group=group
         )
@@ -171,205 +178,197 @@ class Trainer:
         should_stop: asked between steps and between evaluated views. The state is saved before Stopped.
         should_save: asked between steps; True saves, and training goes on.
         deadline: by the trainer's clock; the first step that ends after it is the last, reason "max-time".
-        A state that diverged or did not fit the memory is given up for the last checkpoint, a few times. Raises
+        A state that diverged or did not fit the memory is replaced by the last checkpoint's, a few times. Raises
         DivergedError or ResourceError when that does not help, OutputError when the last state cannot be written.
         """
 
-        def ends() -> str | None:
+        def stop_reason() -> str | None:
             if self.group is not None:
                 self.group.check_heartbeats()
             return should_stop() or ("max-time" if self._clock() >= deadline else None)
 
-        self.journal.begin()
-        yield self._start_event()
-        check_same_state(self.group, self.state)
-        whole = self._gathered_state()
+        self.metrics_logger.start()
+        state, views = self.state, (len(self.state.train), len(self.state.test))
+        device = str(state.gaussians.device)
+        yield Started(state.step, state.config.train.iterations, state.count, *views, device, self.notes)
+        check_same_state(self.group, state)
+        gathered = self._gathered_state()
         with self._rank0_section("the first checkpoint"):
-            yield from self._logged(self.keeper.begin(whole))
-        del whole
+            yield from self._log(self.checkpointer.start(gathered))
+        del state, gathered
         while True:
             try:
-                reason = yield from self._train(stop_at, ends, should_save)
+                reason = yield from self._train(stop_at, stop_reason, should_save)
                 break
             except Exception as error:
-                if not is_survivable(error):
+                if not is_recoverable(error):
                     raise
-                # Its traceback holds on to tensors whose memory may be what the older state needs.
+                # Its traceback holds on to tensors whose memory the older state may need.
                 failure = error.with_traceback(None)
                 failure.__context__ = None
-            yield from self._go_back(failure)
-        if reason in ("finished", "max-time") and self._evaluates:
+            yield from self._roll_back(failure)
+        if reason in ("finished", "max-time") and self._scores_views:
             with self._evaluation_section("the evaluation"):
                 reason = (yield from self._evaluate(should_stop)) or reason
-        assert self.keeper.saved is not None
-        yield Stopped(self.state.step, reason, self.keeper.saved.path)
+        assert self.checkpointer.saved is not None
+        yield Stopped(self.state.step, reason, self.checkpointer.saved.path)
         if reason == "finished" and self.scorer.problem is not None:
             raise self.scorer.problem
 
     def reschedule(self, config: Config) -> Event:
-        """Goes on with other settings from the next step on; to be called between two events of run()."""
+        """Continue with other settings from the next step on; to be called between two events of run()."""
         apply_config(self.state, config)
         self.strategy = make_strategy(config, self.state.dataset.extent)
         self.run_dir.write_config(config)
-        (event,) = self._logged([Rescheduled(self.state.step, config.train.iterations)])
+        (event,) = self._log([Rescheduled(self.state.step, config.train.iterations)])
         return event
 
     def advance(self) -> list[Event]:
-        """One step, for a caller with a loop of its own, who sees to checkpoints and to what goes wrong."""
+        """Do one step, for a caller with a loop of its own, who sees to checkpoints and to failures."""
         events = self._step()
         if self.state.step % COMPARE_EVERY == 0:
             check_same_state(self.group, self.state)
         return events
 
-    def _start_event(self) -> Started:
-        state, device = self.state, str(self.state.gaussians.device)
-        steps, views = state.config.train.iterations, (len(state.train), len(state.test))
-        return Started(state.step, steps, state.count, *views, device, self.notes)
-
     def _train(
         self, stop_at: int | None, should_stop: Callable[[], str | None], should_save: Callable[[], bool]
     ) -> Generator[Event, None, str]:
-        """Steps until there is a reason to stop, which is returned when the state is saved."""
-        while (reason := sync_stop_request(self.group, self._reason(stop_at, should_stop), False)[0]) is None:
+        """Do steps until there is a reason to stop, save the state and return the reason."""
+        while True:
+            reason = should_stop()
+            if reason is None and self.state.step >= self.state.config.train.iterations:
+                reason = "finished"
+            if reason is None and stop_at is not None and self.state.step >= stop_at:
+                reason = "stop-at"
+            reason, _ = sync_stop_request(self.group, reason, False)
+            if reason is not None:
+                break
             try:
-                yield from self._logged(self._step())
-            except SceneError:  # a photo can be read no more; the state before this step is whole
+                yield from self._log(self._step())
+            except SceneError:  # an image can no longer be read; the state before this step is complete
                 yield from self._finish(lambda: False)
                 raise
             step, train, guard = self.state.step, self.state.config.train, self.state.config.guard
             if step >= train.iterations:
                 continue
-            _, save = sync_stop_request(self.group, None, should_save() or self.keeper.due(self.state))
+            _, save = sync_stop_request(self.group, None, should_save() or self.checkpointer.due(self.state))
             if save or step % COMPARE_EVERY == 0:
                 check_same_state(self.group, self.state)
             if save:
-                yield from self._settled()
-                yield from self._logged(self._save())
-            if self._evaluates and guard.probe_every and step % guard.probe_every == 0:
-                yield from self._settled()
+                yield from self._drain()
+                yield from self._log(self._save())
+            if self._scores_views and guard.probe_every and step % guard.probe_every == 0:
+                yield from self._drain()
                 with self._evaluation_section("the probe views"):
-                    yield from self._logged(self._probe())
-            if self._evaluates and train.eval_every and step % train.eval_every == 0:
-                yield from self._settled()
+                    yield from self._log(self._probe())
+            if self._scores_views and train.eval_every and step % train.eval_every == 0:
+                yield from self._drain()
                 with self._evaluation_section("an evaluation"):
                     yield from self._evaluate(should_stop)
         check_same_state(self.group, self.state)
         yield from self._finish(lambda: reason in ("finished", "stop-at") and should_stop() is None)
         return reason
 
-    def _reason(self, stop_at: int | None, should_stop: Callable[[], str | None]) -> str | None:
-        asked = should_stop()
-        if asked is not None:
-            return asked
-        if self.state.step >= self.state.config.train.iterations:
-            return "finished"
-        return "stop-at" if stop_at is not None and self.state.step >= stop_at else None
-
     def _step(self) -> list[Event]:
-        """One step and the edit after it; what is known to have happened since the last one."""
-        state, config = self.state, self.state.config
+        """Do one step and the refinement after it, and return the events that are known since the last one."""
+        state, guard = self.state, self.state.config.guard
         step = state.step + 1
-        told = self.steps.take(state, self.strategy, step)
-        edits: list[Event] = []
-        if self.strategy.edits(step):
-            told += self.steps.drain(state)
-            edits = self.density.edit(state, self.strategy, step)
-            if any(isinstance(edit, OpacityReset) for edit in edits):
-                self.quality.reset(step)
-            # The step is told with the count that it leaves behind.
-            told[-1] = dataclasses.replace(told[-1], num_gaussians=state.count)
-        elif state.smoothing is not None and step % REFILTER_EVERY == 0:
-            told += self.steps.drain(state)
+        reported = self.stepper.step(state, self.strategy, step)
+        events: list[Event] = []
+        if self.strategy.refines_at(step):
+            reported += self.stepper.drain(state)
+            events = self.density.refine(state, self.strategy, step)
+            if any(isinstance(event, OpacityReset) for event in events):
+                self.quality_monitor.reset(step)
+            # The step is reported with the count after its refinement.
+            reported[-1] = dataclasses.replace(reported[-1], num_gaussians=state.count)
+        elif state.smoothing is not None and step % FILTER_3D_EVERY == 0:
+            reported += self.stepper.drain(state)
             self.density.update_filter_3d(state)
         state.step = step
-        if config.guard.finite_every and step % config.guard.finite_every == 0:
-            raise_on_all(self._shard_group, lambda: self.finite.look(step, state.gaussians, state.adam))
-        alarm = self.crowding.judge(step, self.steps.pairs, state.count)
-        return [*told, *edits, *([] if alarm is None else [alarm])]
+        if guard.finite_every and step % guard.finite_every == 0:
+            raise_on_all(self._shard_group, lambda: self.finite_monitor.check(step, state.gaussians, state.adam))
+        alarm = self.intersection_monitor.check(step, self.stepper.isects, state.count)
+        return [*reported, *events, *([] if alarm is None else [alarm])]
 
-    def _settled(self) -> Iterator[Event]:
-        """Nothing is on its way any more, and all that is known of the state has been looked at."""
-        yield from self._logged(self.steps.drain(self.state))
-        raise_on_all(self._shard_group, self.finite.read)
+    def _drain(self) -> Iterator[Event]:
+        """Finish all pending steps and checks."""
+        yield from self._log(self.stepper.drain(self.state))
+        raise_on_all(self._shard_group, self.finite_monitor.finish)
 
-    def _finish(self, patient: Callable[[], bool]) -> Iterator[Event]:
-        yield from self._settled()
-        saved = self.keeper.saved is not None and self.keeper.saved.step == self.state.step
+    def _finish(self, keep_trying: Callable[[], bool]) -> Iterator[Event]:
+        """Save the last state of the run, unless it is saved. keep_trying: see Checkpointer.finish()."""
+        yield from self._drain()
+        saved = self.checkpointer.saved is not None and self.checkpointer.saved.step == self.state.step
         if self._shard_group is not None and not sync_stop_request(self.group, None, self.is_rank0 and not saved)[1]:
             return
-        whole = self._gathered_state()
+        gathered = self._gathered_state()
         with self._rank0_section("the last save"):
-            yield from self._logged(self.keeper.finish(whole, patient=patient))
+            yield from self._log(self.checkpointer.finish(gathered, keep_trying=keep_trying))
 
     def _save(self) -> list[Event]:
         saved: list[Event] = []
-        whole = self._gathered_state()
+        gathered = self._gathered_state()
         with self._rank0_section("a save"):
             # Rank 0 finds a state that must not be kept, and all roll back with it.
-            raise_on_all(self.group, lambda: saved.append(self.keeper.save(whole)))
+            raise_on_all(self.group, lambda: saved.append(self.checkpointer.save(gathered)))
         return saved
 
     def _gathered_state(self) -> TrainState:
-        """Return the state as it is saved: on rank 0 with the rows of all shards."""
+        """Return the state to save: on rank 0 with the rows of all shards."""
         if self._shard_group is None:
             return self.state
         return gather_state(self.state, self._shard_group, self.run_dir.path) or self.state
 
     @property
     def _shard_group(self) -> ProcessGroup | None:
-        """The processes, where each holds a shard of the Gaussians; None where each holds all."""
+        """The processes, where each holds a shard of the Gaussians."""
         return None if self.state.shard is None else self.group
 
     @property
-    def _evaluates(self) -> bool:
-        """Whether this process takes part in evaluations."""
+    def _scores_views(self) -> bool:
+        """Whether this process takes part where views are scored: rank 0 does, and all ranks that hold shards."""
         return self.is_rank0 or self._shard_group is not None
 
     def _rank0_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """A section in which the other ranks wait for rank 0."""
+        """Return a section for work of rank 0, while the other ranks wait."""
         return contextlib.nullcontext() if self.group is None else self.group.rank0_section(doing)
 
     def _evaluation_section(self, doing: str) -> contextlib.AbstractContextManager[None]:
-        """The same, unless the ranks evaluate together, since each holds a shard."""
+        """Return a section for scoring views; see _scores_views."""
         return self._rank0_section(doing) if self._shard_group is None else contextlib.nullcontext()
 
-    def _steps(self, engine: StepEngine | None, limit: int | None) -> Steps:
-        return Steps(self.state, self.scene, self._budget, group=self.group, engine=engine, limit=limit)
-
-    def _go_back(self, failure: Exception) -> Iterator[Event]:
-        """The last checkpoint's state takes the place of one that failed."""
-        largest, engine = self.steps.largest, None if self._engine_is_ours else self.steps.engine
+    def _roll_back(self, failure: Exception) -> Iterator[Event]:
+        """Replace a state that failed by that of the last checkpoint."""
+        largest = self.stepper.largest
         plan = self.recovery.plan(failure, self.state, largest=largest)
-        self.finite, self.crowding = FiniteWatch(), PairsWatch()
-        self.steps.abandon()
-        # First everything goes that takes memory, photos on a GPU included, if it was memory that was short.
-        limit = 0 if plan.cause == "memory" else plan.config.memory.budget
-        del self.state, self.steps, self.scorer
+        self.stepper.abandon()
+        # First everything goes that takes memory. If memory was short, no training image stays on a GPU.
+        image_limit = 0 if plan.cause == "memory" else plan.config.memory.budget
+        del self.state, self.stepper, self.scorer, self.finite_monitor
         gc.collect()
         if plan.device.type == "cuda":
-            with contextlib.suppress(RuntimeError):  # a GPU that has failed tells so again soon enough
+            with contextlib.suppress(RuntimeError):  # a GPU that has failed raises again soon enough
                 torch.cuda.synchronize(plan.device)  # pinned memory is given out anew, whatever a kernel does to it
             torch.cuda.empty_cache()
-        self.state, event = self.recovery.carry_out(plan)
-        self.steps = self._steps(engine, limit)
-        self.steps.largest = largest
-        self.scorer = self.steps.scorer(self._renderer)
-        self.strategy = make_strategy(self.state.config, self.state.dataset.extent)
-        self.quality = QualityWatch(self.state.config.guard)
-        self.keeper.saved = None  # the state that ends the run may have this step, and is another
-        yield from self._logged([event])
+        self.state, event = self.recovery.restore(plan)
+        self._build(image_limit)
+        self.stepper.largest = largest
+        self.checkpointer.saved = None  # the state that ends the run may have this step, and is another
+        yield from self._log([event])
 
     def _probe(self) -> list[Event]:
         probe = self.scorer.probe(self.state)
-        alarm = self.quality.judge(probe) if isinstance(probe, Probed) else None
+        alarm = self.quality_monitor.check(probe) if isinstance(probe, Probed) else None
         return [probe] if alarm is None else [probe, alarm]
 
     def _evaluate(self, should_stop: Callable[[], str | None]) -> Generator[Event, None, str | None]:
+        """Score the held-out views; return the reason for a stop in between, if there is one."""
         event, reason = self.scorer.evaluate(
             self.state, lambda: sync_stop_request(self._shard_group, should_stop(), False)[0]
         )
-        yield from self._logged([] if event is None else [event])
+        yield from self._log([] if event is None else [event])
         return reason
 
-    def _logged(self, events: Iterable[Event]) -> Iterator[Event]:
-        return self.journal.log(events, lambda: self.state)
+    def _log(self, events: Iterable[Event]) -> Iterator[Event]:
+        return self.metrics_logger.log(events, lambda: self.state)

@@ -113,8 +113,8 @@ def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str],
 
 def run_out_once(trainer: Trainer) -> None:
     """The next view of this rank finds no memory."""
-    assert trainer.steps.batches is not None
-    stages = trainer.steps.batches.engine._pipeline
+    assert trainer.stepper.batch_engine is not None
+    stages = trainer.stepper.batch_engine._pipeline
 
     def fail(*_: Any, **__: Any) -> None:
         raise ResourceError("no memory for this view")

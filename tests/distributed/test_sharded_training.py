@@ -153,8 +153,8 @@ def bytes_of_steps(group: ProcessGroup) -> dict[str, int]:
 def seen_in_steps() -> list[Tensor]:
     """The Gaussians that each view of these steps sees."""
     trainer = Trainer.start(STILL, made_scene(12), run_dir=run_of(None))
-    assert trainer.steps.batches is not None
-    engine = trainer.steps.batches.engine
+    assert trainer.stepper.batch_engine is not None
+    engine = trainer.stepper.batch_engine
     assert isinstance(engine, BatchEngine)
     make, seen = engine._gradients, []
 
@@ -217,8 +217,8 @@ def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str],
 
 def run_out_once(trainer: Trainer) -> None:
     """The next view of this rank finds no memory."""
-    assert trainer.steps.batches is not None
-    engine: Any = trainer.steps.batches.engine
+    assert trainer.stepper.batch_engine is not None
+    engine: Any = trainer.stepper.batch_engine
 
     def fail(*_: Any, **__: Any) -> None:
         raise ResourceError("no memory for this view")

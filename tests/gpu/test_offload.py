@@ -20,7 +20,10 @@ COUNT = 50_000
 
 def trained(store: TensorStorage) -> tuple[Gaussians, AdamState, torch.Tensor]:
     """Steps, an edit, more steps, and a view with coefficients brought up to date."""
-    from splatcli.train.densify import Edit, apply_edit  # here: it needs packages that a machine with a GPU may lack
+    from splatcli.train.densify import (  # here: it needs packages that a machine with a GPU may lack
+        Refinement,
+        apply_refinement,
+    )
 
     gaussians, _ = random_scene(5, COUNT, sh_degree=3, scale=0.02)
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
@@ -37,8 +40,8 @@ def trained(store: TensorStorage) -> tuple[Gaussians, AdamState, torch.Tensor]:
         engine.drain()
         if part == 0:
             adam.flush(gaussians, 1e-3)
-            edit = Edit(rows, torch.arange(len(rows), device=DEVICE) % 8 == 1)
-            gaussians, adam, stats = apply_edit(edit, gaussians, adam, stats)
+            refinement = Refinement(rows, torch.arange(len(rows), device=DEVICE) % 8 == 1)
+            gaussians, adam, stats = apply_refinement(refinement, gaussians, adam, stats)
     with torch.no_grad():
         image = render(adam.flushed(gaussians, 1e-3), random_camera(9, 160, 120)).image
     return gaussians, adam, image.cpu()
@@ -70,14 +73,14 @@ def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
 
 
 def test_a_number_that_is_none_is_found_there_too() -> None:
-    from splatcli.train.monitor import FiniteWatch, StepDivergedError
+    from splatcli.train.monitor import FiniteMonitor, StepDivergedError
 
     gaussians, _ = random_scene(5, 1000, sh_degree=3)
     store = Pinned()
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
     adam = AdamState.zeros_like(gaussians, store=store)
     adam.exp_avg.shN[700, 3, 1] = float("nan")
-    watch = FiniteWatch()
-    watch.look(3, gaussians, adam)
+    watch = FiniteMonitor()
+    watch.check(3, gaussians, adam)
     with pytest.raises(StepDivergedError):
-        watch.read()
+        watch.finish()

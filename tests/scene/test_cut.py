@@ -15,7 +15,7 @@ from splatcli.config import Config, DataConfig
 from splatcli.scene.inspect import coverage_notes, hidden_share
 from splatcli.scene.read import read_scene
 from splatcli.train.evaluate import protocol
-from splatcli.train.training_images import Targets
+from splatcli.train.training_images import TrainingImages
 from tests.scene import made
 from tests.scene.test_masks import kept, write_masks
 
@@ -51,7 +51,7 @@ def test_what_a_mask_cuts_away_shows_the_background_and_counts(tmp_path: Path, b
 
 def test_what_is_cut_away_shows_each_step_s_own_background(tmp_path: Path) -> None:
     scene = read_scene(masked_scene(tmp_path), DataConfig(mask_mode="transparent"), background=None)
-    target = Targets(scene, CPU).load(2)
+    target = TrainingImages(scene, CPU).load(2)
     for colour in (COLOUR, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)):
         shown = target.over(torch.tensor(colour)).numpy()
         assert shown.dtype == np.uint8
@@ -68,9 +68,9 @@ def test_alpha_is_laid_over_each_step_s_background_to_one_level(tmp_path: Path, 
     alpha = waves.astype(np.uint8)
     Image.fromarray(np.dstack([made.picture(0), alpha])).save(tmp_path / "images/0000.png")
     scene = read_scene(tmp_path, DataConfig(resolution=resolution), background=None)
-    target = Targets(scene, CPU).load(0)
+    target = TrainingImages(scene, CPU).load(0)
     assert target.alpha is not None
-    assert Targets(scene, CPU).load(1).alpha is None
+    assert TrainingImages(scene, CPU).load(1).alpha is None
     shown = target.over(torch.tensor(COLOUR)).numpy().astype(np.float64)
     expected = exactly(made.picture(0), alpha / 255.0, COLOUR)
     if resolution == 1:
@@ -86,7 +86,7 @@ def test_under_a_fixed_background_alpha_is_composed_once_with_the_same_bits(tmp_
     for background, colour in (((0, 0, 0), 0.0), ((255, 255, 255), 1.0)):
         once = read_scene(root, DataConfig(), background=background).images.photo(0)  # type: ignore[arg-type]
         assert once.alpha is None
-        each = Targets(read_scene(root, DataConfig(), background=None), CPU).load(0)
+        each = TrainingImages(read_scene(root, DataConfig(), background=None), CPU).load(0)
         np.testing.assert_array_equal(each.over(torch.full((3,), colour)).numpy(), once.pixels)
 
 
@@ -97,7 +97,7 @@ def test_a_mask_and_alpha_multiply(tmp_path: Path) -> None:
     scene = read_scene(tmp_path, DataConfig(mask_mode="transparent"), background=None)
     np.testing.assert_array_equal(scene.images.photo(3).alpha, np.where(kept(3), 51, 0))
     hidden = read_scene(tmp_path, DataConfig(), background=None)
-    target = Targets(hidden, CPU).load(3)
+    target = TrainingImages(hidden, CPU).load(3)
     shown = target.over(torch.ones(3))
     assert target.hidden is not None
     assert not shown[target.hidden].any(), "what is hidden stays black, whatever the background"

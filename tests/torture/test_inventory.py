@@ -32,27 +32,28 @@ from tests.train.worlds import PlainEngine, made_scene, plain_renderer, random_g
 
 #: What a resumed trainer does not have from the one before it: path -> why the bits to come do not depend on it.
 ANEW = {
-    "keeper.saved": "which file this process wrote last: a resumed run has its own file already",
-    "keeper._saved_at": "the clock: decides when to save, and a save changes nothing",
-    "journal._began": "the clock: written into the metrics only",
-    "quality.best": "an alarm is words; it changes nothing (long-runs.md: starts anew with each process)",
-    "quality.low_since": "the same",
-    "quality._reset_at": "the same",
-    "steps.engine.calls": "what this test's engine was asked",
+    "checkpointer.saved": "which file this process wrote last: a resumed run has its own file already",
+    "checkpointer._saved_at": "the clock: decides when to save, and a save changes nothing",
+    "metrics_logger._started_at": "the clock: written into the metrics only",
+    "quality_monitor.best": "an alarm is words; it changes nothing (long-runs.md: starts anew with each process)",
+    "quality_monitor.low_since": "the same",
+    "quality_monitor._reset_at": "the same",
+    "_engine.calls": "what this test's engine was asked",
+    "stepper.engine.calls": "what this test's engine was asked",
     "notes": "words for the user",
     "run_dir._lock": "a descriptor of this process",
     "run_dir._undo": "how a new folder is taken back",
     "run_dir.path": "two folders in this test",
-    "keeper.run_dir": "the same, and run_dir",
-    "journal._run_dir": "the same",
+    "checkpointer.run_dir": "the same, and run_dir",
+    "metrics_logger._run_dir": "the same",
     "recovery.run_dir": "the same",
-    "steps.targets._divisor": "which photos are kept at a smaller size: made anew, in the same bits",
-    "steps.targets._reduced_room": "the same",
-    "steps.largest": "what has fitted the memory of this process's machine",
-    "steps.targets.scene.images.loaded": "what this test's photos were asked",
+    "stepper.images._divisor": "which photos are kept at a smaller size: made anew, in the same bits",
+    "stepper.images._reduced_bytes_left": "the same",
+    "stepper.largest": "what has fitted the memory of this process's machine",
+    "stepper.images.scene.images.loaded": "what this test's photos were asked",
     "scene.images.loaded": "the same",
     "scorer.scene.images.loaded": "the same",
-    "journal._scene.images.loaded": "the same",
+    "metrics_logger._scene.images.loaded": "the same",
 }
 
 
@@ -128,9 +129,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         assert isinstance(stopped, Stopped)
         # Some coefficients are behind, as the native engines leave them.
         trainer.state.adam.rest_steps[::3] -= 2
-        trainer.quality.reset(21)
-        trainer.quality.low_since = 22
-        trainer.keeper.save(trainer.state)
+        trainer.quality_monitor.reset(21)
+        trainer.quality_monitor.low_since = 22
+        trainer.checkpointer.save(trainer.state)
         yield trainer
 
 

@@ -15,7 +15,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train.init import auto_cap
 from splatcli.train.schedule import image_divisor
 from splatcli.train.trainer import Trainer
-from splatcli.train.training_images import Target
+from splatcli.train.training_images import TrainingImage
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 
@@ -63,11 +63,11 @@ def test_a_reduced_photo_has_the_means_of_what_it_covers_and_hides_what_is_partl
     pixels = torch.arange(4 * 6 * 3, dtype=torch.uint8).reshape(4, 6, 3)
     hidden = torch.zeros(4, 6, dtype=torch.bool)
     hidden[3, 5] = True
-    half = Target(pixels, None).reduced(3, 2)
+    half = TrainingImage(pixels, None).reduced(3, 2)
     expected = pixels.float().reshape(2, 2, 3, 2, 3).mean(dim=(1, 3)).round().to(torch.uint8)
     assert half.hidden is None
     assert torch.equal(half.pixels, expected)
-    masked = Target(pixels, hidden).reduced(3, 2)
+    masked = TrainingImage(pixels, hidden).reduced(3, 2)
     assert masked.hidden is not None
     assert masked.hidden.nonzero().tolist() == [[1, 2]]
     assert not masked.pixels[1, 2].any(), "black where hidden"

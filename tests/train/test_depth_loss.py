@@ -23,7 +23,7 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, known_depths
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
-from splatcli.train.training_images import Targets
+from splatcli.train.training_images import TrainingImages
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import look_from, random_gaussians
 from tests.train.worlds import MadeImages, MadeScene, MemoryRun
@@ -147,7 +147,7 @@ def test_a_wall_without_texture_gets_its_depth_from_maps(seed: int, tmp_path: Pa
 def test_the_target_of_a_map_knows_all_pixels_but_the_hole(tmp_path: Path) -> None:
     scene = write_wall(tmp_path)
     assert (scene.test, scene.points, scene.seen) == ([0], None, None)
-    target = Targets(scene, torch.device("cpu"), depth_lambda=0.1).load(3).depth
+    target = TrainingImages(scene, torch.device("cpu"), depth_lambda=0.1).load(3).depth
     assert target is not None
     whole = np.ones((SIZE, SIZE), bool)
     whole[:6, :10] = False
@@ -175,12 +175,12 @@ def test_a_run_with_depths_is_resumed_with_the_same_bits() -> None:
 def test_a_target_knows_depths_in_medians_of_its_photo() -> None:
     scene = wall_scene()
     known = known_depths(scene, 2)
-    target = Targets(scene, torch.device("cpu"), depth_lambda=0.1).load(2)
+    target = TrainingImages(scene, torch.device("cpu"), depth_lambda=0.1).load(2)
     assert target.depth is not None
     assert target.depth.pixels.tolist() == known.pixels.tolist()
     np.testing.assert_allclose(target.depth.inverse.numpy(), 1.0 / known.depths, rtol=1e-6)
     assert target.depth.weight == pytest.approx(0.1 * np.median(known.depths))
-    assert Targets(scene, torch.device("cpu")).load(2).depth is None
+    assert TrainingImages(scene, torch.device("cpu")).load(2).depth is None
 
 
 def test_a_run_that_has_no_depths_to_learn_from_does_not_begin() -> None:

@@ -24,7 +24,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import Photo
 from splatcli.train import monitor
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
-from splatcli.train.monitor import FiniteWatch, QualityWatch, StepDivergedError, judge_refinement
+from splatcli.train.monitor import FiniteMonitor, QualityMonitor, StepDivergedError, check_refinement
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
     MadeImages,
@@ -240,22 +240,22 @@ def all_tensors(gaussians: Gaussians, adam: AdamState) -> Iterator[Tensor]:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_one_broken_number_anywhere_is_seen(value: float) -> None:
     gaussians, adam = random_gaussians(7, degree=2), random_adam(random_gaussians(7, degree=2))
-    FiniteWatch().look(1, gaussians, adam)
+    FiniteMonitor().check(1, gaussians, adam)
     for tensor in all_tensors(gaussians, adam):
         for index in (0, tensor.numel() // 2, tensor.numel() - 1):
             before = float(tensor.view(-1)[index])
             tensor.view(-1)[index] = value
             with pytest.raises(StepDivergedError, match="not finite after step 100"):
-                FiniteWatch().look(100, gaussians, adam)
+                FiniteMonitor().check(100, gaussians, adam)
             tensor.view(-1)[index] = before
 
 
 def test_huge_numbers_and_empty_tensors_are_no_divergence() -> None:
     gaussians = random_gaussians(4, degree=0)
     gaussians.means.fill_(3e38)
-    FiniteWatch().look(1, gaussians, AdamState.zeros_like(gaussians))
+    FiniteMonitor().check(1, gaussians, AdamState.zeros_like(gaussians))
     empty = random_gaussians(0)
-    FiniteWatch().look(1, empty, AdamState.zeros_like(empty))
+    FiniteMonitor().check(1, empty, AdamState.zeros_like(empty))
 
 
 def test_extremes_of_what_lies_elsewhere_are_found_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,14 +333,14 @@ STEADY = [(500, 20.0), (1000, 24.0), (1500, 26.0)]
 def test_quality_that_falls_and_stays_low_is_told_of(
     resets: list[int], probes: list[tuple[int, float]], alarms: list[int]
 ) -> None:
-    watch = QualityWatch(GuardConfig())
+    watch = QualityMonitor(GuardConfig())
     told = []
     for step, psnr in probes:
         for reset in resets:
             if reset < step and reset not in told:
                 told.append(reset)
                 watch.reset(reset)
-        alarm = watch.judge(Probed(step, psnr, 100))
+        alarm = watch.check(Probed(step, psnr, 100))
         if alarm is not None:
             told.append(-alarm.step)
             assert "low since step" in alarm.text
@@ -350,7 +350,7 @@ def test_quality_that_falls_and_stays_low_is_told_of(
 @pytest.mark.parametrize(("pruned", "alarmed"), [(0, False), (50, False), (51, True), (100, True)])
 def test_many_gaussians_removed_at_once_are_told_of(pruned: int, alarmed: bool) -> None:
     event = Refined(600, 100, 100, pruned, 300 - pruned)
-    alarm = judge_refinement(event, 100, GuardConfig())
+    alarm = check_refinement(event, 100, GuardConfig())
     assert (alarm is not None) is alarmed
     if alarm is not None:
         assert f"{pruned} of 100 Gaussians" in alarm.text

@@ -16,14 +16,14 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer import NativeEngine
 from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
 from splatcli.rasterizer.step_inputs import DensifyStats
-from splatcli.train.densify import apply_edit
-from splatcli.train.densify.base import Edit
+from splatcli.train.densify import apply_refinement
+from splatcli.train.densify.base import Refinement
 from splatcli.train.events import OpacityReset, Refined
 from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState, flushed
-from splatcli.train.trainer import REFILTER_EVERY, Trainer
+from splatcli.train.trainer import FILTER_3D_EVERY, Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
-from tests.train.test_engines_behind import BehindEngine
+from tests.train.test_async_engines import AsyncPlainEngine
 from tests.train.worlds import (
     MemoryRun,
     PlainEngine,
@@ -66,11 +66,11 @@ def test_sizes_are_those_of_the_gaussians_after_each_edit() -> None:
 
 def test_without_edits_sizes_are_measured_every_hundred_steps_and_not_between() -> None:
     quiet = {"refine_start": 1000, "refine_stop": 1000, "reset_every": 1000}
-    trainer = new(short_config(2 * REFILTER_EVERY, schedule=quiet, train={"filter_3d": True}))
+    trainer = new(short_config(2 * FILTER_3D_EVERY, schedule=quiet, train={"filter_3d": True}))
     before = trainer.state.smoothing
-    list(trainer.run(stop_at=REFILTER_EVERY - 1))
+    list(trainer.run(stop_at=FILTER_3D_EVERY - 1))
     assert trainer.state.smoothing is before
-    list(trainer.run(stop_at=REFILTER_EVERY))
+    list(trainer.run(stop_at=FILTER_3D_EVERY))
     assert trainer.state.smoothing is not None
     assert torch.equal(trainer.state.smoothing, sizes_now(trainer.state))
     assert before is not None
@@ -83,9 +83,9 @@ def test_a_run_is_resumed_with_the_same_bits(behind: bool, tmp_path: Path) -> No
     """Stopped between two measurements, where the means are not those that the sizes were measured for."""
     settings = config(40, antialiased=True)
 
-    def engine() -> BehindEngine | NativeEngine:
+    def engine() -> AsyncPlainEngine | NativeEngine:
         native = NativeEngine(float32("portable"))
-        return BehindEngine(native) if behind else native
+        return AsyncPlainEngine(native) if behind else native
 
     whole = Trainer.start(settings, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
     list(whole.run())
@@ -123,14 +123,16 @@ def test_a_reset_leaves_thin_gaussians_as_visible_as_thick_ones() -> None:
     gaussians = random_gaussians(9)
     gaussians.logit_opacities[:] = torch.tensor([3.0] * 8 + [-6.0])
     shares = torch.tensor([1.0, 0.9, 0.5, 0.3, 0.1, 0.02, 0.01, 1e-6, 0.5], dtype=torch.float64)
-    edit = Edit.same_rows(9, gaussians.device, opacity_ceiling=math.log(0.01 / 0.99))
-    after, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), DensifyStats.zeros(9), lambda rows: shares)
+    refinement = Refinement.same_rows(9, gaussians.device, opacity_ceiling=math.log(0.01 / 0.99))
+    after, _, _ = apply_refinement(
+        refinement, gaussians, random_adam(gaussians), DensifyStats.zeros(9), lambda rows: shares
+    )
     left = after.logit_opacities.double().sigmoid() * shares
     assert_close(left[:6], torch.full((6,), 0.01, dtype=torch.float64), rtol=1e-5, atol=0)
     raw = after.logit_opacities[6:8].sigmoid()
     assert float(raw.max()) < 0.9526  # they were below what the ceiling allows them
     assert float(after.logit_opacities[8]) == -6.0
-    plain, _, _ = apply_edit(edit, gaussians, random_adam(gaussians), DensifyStats.zeros(9))
+    plain, _, _ = apply_refinement(refinement, gaussians, random_adam(gaussians), DensifyStats.zeros(9))
     assert_close(plain.logit_opacities[:8].sigmoid(), torch.full((8,), 0.01), rtol=1e-5, atol=0)
 
 

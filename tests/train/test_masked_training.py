@@ -19,11 +19,11 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.train.evaluate import evaluate, load_photo, protocol, psnr, ssim
+from splatcli.train.evaluate import evaluate, load_image, protocol, psnr, ssim
 from splatcli.train.events import Evaluated, Stepped
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.trainer import Trainer
-from splatcli.train.training_images import Targets
+from splatcli.train.training_images import TrainingImages
 from tests.native.cases import NEEDS_COMPILER
 from tests.scene import made
 from tests.train.worlds import MemoryRun, short_config
@@ -107,11 +107,11 @@ def test_a_view_that_is_hidden_altogether_has_no_score(tmp_path: Path) -> None:
 
 def test_targets_bring_what_is_hidden(tmp_path: Path) -> None:
     scene = read_scene(masked_scene(tmp_path, 200), DataConfig())
-    target = Targets(scene, torch.device("cpu")).load(4)
+    target = TrainingImages(scene, torch.device("cpu")).load(4)
     assert target.hidden is not None
     assert torch.equal(target.hidden, torch.from_numpy(hidden_half()))
     assert not target.pixels[target.hidden].any()
-    pixels, hidden = load_photo(scene, 4, "cpu")
+    pixels, hidden = load_image(scene, 4, "cpu")
     assert torch.equal(pixels, target.pixels)
     assert hidden is not None
 

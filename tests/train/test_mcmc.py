@@ -13,7 +13,7 @@ from torch.testing import assert_close
 from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
-from splatcli.train.densify import Edit, McmcStrategy, apply_edit, make_strategy
+from splatcli.train.densify import McmcStrategy, Refinement, apply_refinement, make_strategy
 from splatcli.train.densify.mcmc import MOST_COPIES, draw, shared
 from splatcli.train.events import Refined
 from splatcli.train.trainer import Trainer
@@ -42,9 +42,9 @@ def world(*opacities: float) -> Gaussians:
     return gaussians
 
 
-def refine(gaussians: Gaussians, seed: int = 0, **config: Any) -> Edit | None:
+def refine(gaussians: Gaussians, seed: int = 0, **config: Any) -> Refinement | None:
     stats = DensifyStats.zeros(len(gaussians))
-    return strategy(**config).edit(600, gaussians, stats, torch.Generator().manual_seed(seed))
+    return strategy(**config).refine(600, gaussians, stats, torch.Generator().manual_seed(seed))
 
 
 # ---- what copies are -------------------------------------------------------------------------------------------------
@@ -111,15 +111,15 @@ def test_more_rows_than_multinomial_takes_can_be_drawn_from() -> None:
 
 def test_the_dead_move_onto_the_living() -> None:
     gaussians = world(0.9, 0.004, 0.5, 0.001)
-    edit = refine(gaussians, cap_max=4)
-    assert edit is not None
-    assert (edit.relocated, edit.cloned, edit.split, edit.pruned) == (2, 0, 0, 0)
-    source = edit.source.tolist()
+    refinement = refine(gaussians, cap_max=4)
+    assert refinement is not None
+    assert (refinement.relocated, refinement.cloned, refinement.split, refinement.pruned) == (2, 0, 0, 0)
+    source = refinement.source.tolist()
     assert source[0] == 0
     assert source[2] == 2
     assert {source[1], source[3]} <= {0, 2}
     adam = random_adam(gaussians)
-    rows, moments, stats = apply_edit(edit, gaussians, adam, DensifyStats.zeros(4))
+    rows, moments, stats = apply_refinement(refinement, gaussians, adam, DensifyStats.zeros(4))
     for place in (1, 3):
         assert torch.equal(rows.means[place], gaussians.means[source[place]])
         assert torch.equal(rows.log_scales[place], rows.log_scales[source[place]]), "all of a place are alike"
@@ -137,31 +137,31 @@ def test_the_dead_move_onto_the_living() -> None:
 def test_a_gaussian_without_a_number_for_opacity_is_dead_and_nobody_s_model() -> None:
     gaussians = world(0.9, 0.5, 0.7)
     gaussians.logit_opacities[1] = math.nan
-    edit = refine(gaussians, cap_max=3)
-    assert edit is not None
-    assert edit.relocated == 1
-    assert edit.source[1] in (0, 2)
-    assert bool(edit.values["logit_opacities"].isfinite().all())
+    refinement = refine(gaussians, cap_max=3)
+    assert refinement is not None
+    assert refinement.relocated == 1
+    assert refinement.source[1] in (0, 2)
+    assert bool(refinement.values["logit_opacities"].isfinite().all())
 
 
 def test_when_all_are_dead_nobody_moves() -> None:
     gaussians = world(0.001, 0.002, 0.003)
-    edit = refine(gaussians, cap_max=3)
-    assert edit is None
+    refinement = refine(gaussians, cap_max=3)
+    assert refinement is None
 
 
 @pytest.mark.parametrize(
     ("count", "cap", "expected"), [(100, None, 105), (100, 103, 103), (100, 100, 100), (100, 60, 100), (10, None, 10)]
 )
 def test_the_count_grows_by_a_factor_to_the_cap(count: int, cap: int | None, expected: int) -> None:
-    edit = refine(world(*[0.5] * count), cap_max=cap)
-    assert (count if edit is None else len(edit)) == expected
+    refinement = refine(world(*[0.5] * count), cap_max=cap)
+    assert (count if refinement is None else len(refinement)) == expected
 
 
 def test_refinements_follow_the_schedule_and_the_last_step_is_left_alone() -> None:
-    steps = [step for step in range(1, 30_001) if strategy().edits(step)]
+    steps = [step for step in range(1, 30_001) if strategy().refines_at(step)]
     assert steps == list(range(600, 25_000, 100))
-    assert not strategy(iterations=700).edits(700)
+    assert not strategy(iterations=700).refines_at(700)
     assert not strategy().collects_stats(600), "no statistics are needed"
 
 
@@ -192,7 +192,7 @@ def test_a_short_run_comes_from_a_tenth_of_its_cap_to_all_of_it(iterations: int)
     control = make_strategy(config, 1.0)
     count, reached = 2_000, 0
     for step in range(1, iterations + 1):
-        if control.edits(step):
+        if control.refines_at(step):
             count = min(20_000, int(config.strategy.grow_factor * count))
             reached = reached or (step if count == 20_000 else 0)
     assert 0 < reached < 0.9 * iterations

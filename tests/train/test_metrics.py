@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import color_corrected, evaluate, load_photo, mean_scores, protocol, psnr, quantised, ssim
+from splatcli.train.evaluate import color_corrected, evaluate, load_image, mean_scores, protocol, psnr, quantised, ssim
 from tests.train.worlds import made_scene, short_config
 
 
@@ -40,7 +40,7 @@ def test_a_perfect_render_scores_perfectly_and_in_order() -> None:
     by_name = {camera.name: i for i, camera in enumerate(scene.cameras)}
 
     def render(camera: Camera) -> Tensor:
-        return load_photo(scene, by_name[camera.name], "cpu")[0].float() / 255.0 + 0.001
+        return load_image(scene, by_name[camera.name], "cpu")[0].float() / 255.0 + 0.001
 
     scores = evaluate(render, scene, [3, 0])
     assert [score.name for score in scores] == ["view_03.png", "view_00.png"]
@@ -61,7 +61,7 @@ def test_a_read_only_photo_can_be_used() -> None:
     scene = made_scene()
     pixels = scene.images.load(2)
     pixels.flags.writeable = False
-    target, _ = load_photo(scene, 2, "cpu")
+    target, _ = load_image(scene, 2, "cpu")
     np.testing.assert_array_equal(target.numpy(), pixels)
 
 

@@ -35,7 +35,7 @@ from splatcli.scene.scene import Scene
 from splatcli.train import memory_plan as forecasts
 from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
-from splatcli.train.memory_plan import Forecast, plan_memory
+from splatcli.train.memory_plan import MemoryPlan, plan_memory
 from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
@@ -236,10 +236,10 @@ def test_a_gaussian_s_state_is_split_between_here_and_there() -> None:
         assert parameter_bytes(degree) == 56 + rest_bytes(1, degree)
 
 
-def forecast(store: TensorStorage, *, grows: bool = True) -> Forecast:
+def forecast(store: TensorStorage, *, grows: bool = True) -> MemoryPlan:
     (camera,) = ring_cameras(1, 160)
     work = Workload(1_000_000, 3, 160, 160, PairCount(400_000, 500_000, 200_000), offloads=store.offloads)
-    return Forecast(float32(), 500 << 20, 100 << 20, work, camera, grows, 4 << 30, store=store)
+    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, grows, 4 << 30, store=store)
 
 
 @NEEDS_COMPILER

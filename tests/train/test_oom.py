@@ -16,7 +16,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.train.events import Alarmed, Evaluated, Event, RolledBack, Stepped, Stopped
-from splatcli.train.recovery import most_opaque
+from splatcli.train.recovery import most_opaque_rows
 from splatcli.train.sharding import shard_of
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
@@ -154,7 +154,7 @@ def test_an_older_state_with_more_than_the_cap_loses_its_most_transparent_ones()
 def test_the_most_opaque_are_kept_in_their_order() -> None:
     gaussians = random_gaussians(9)
     gaussians.logit_opacities = torch.tensor([3.0, 1.0, 2.0, 2.0, 5.0, 2.0, 0.0, 9.0, 2.0])
-    assert most_opaque(gaussians, 5).tolist() == [0, 2, 3, 4, 7]
+    assert most_opaque_rows(gaussians, 5).tolist() == [0, 2, 3, 4, 7]
 
 
 @pytest.mark.parametrize("place", [None, (0, 3), (2, 3)])

@@ -30,7 +30,7 @@ from splatcli.train.start import changed_config
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import look_from, random_gaussians
-from tests.train.test_engines_behind import BehindEngine
+from tests.train.test_async_engines import AsyncPlainEngine
 from tests.train.worlds import MadeImages, MadeScene, MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 VIEWS, SIZE = 15, 64
@@ -253,7 +253,7 @@ def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tm
 @pytest.mark.parametrize("views", [3, 6])
 def test_an_engine_that_runs_behind_learns_the_same_of_views_that_come_again_soon(views: int) -> None:
     states = []
-    for engine in (PlainEngine(), BehindEngine()):
+    for engine in (PlainEngine(), AsyncPlainEngine()):
         run = MemoryRun()
         trainer = Trainer.start(
             short_config(20, views=BOTH), made_scene(views), run_dir=run, engine=engine, renderer=plain_renderer  # type: ignore[arg-type]

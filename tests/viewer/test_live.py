@@ -27,8 +27,8 @@ from splatcli.viewer import live as module
 from splatcli.viewer.live import LiveRun, RenderRequest, StateRenderer, parse_render_request, scene_summary
 from splatcli.viewer.server import Request, Response
 from tests.native.cases import NEEDS_COMPILER
-from tests.train.test_engines_behind import BehindEngine
-from tests.train.test_loop import digest
+from tests.train.test_async_engines import AsyncPlainEngine
+from tests.train.test_trainer import digest
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, ring_cameras, short_config
 
 
@@ -434,7 +434,7 @@ def test_every_kind_of_picture_shows_something(state: TrainState, kind: str) -> 
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("make_engine", [lambda: None, BehindEngine], ids=["native", "steps that are done later"])
+@pytest.mark.parametrize("make_engine", [lambda: None, AsyncPlainEngine], ids=["native", "steps that are done later"])
 def test_the_bits_of_a_run_do_not_depend_on_who_looks_on(
     make_engine: Callable[[], StepEngine | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

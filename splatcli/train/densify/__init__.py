@@ -7,17 +7,17 @@ from collections.abc import Callable
 from splatcli import plugins
 from splatcli.config import Config
 from splatcli.errors import UsageError
-from splatcli.train.densify.base import Edit, Strategy, apply_edit
+from splatcli.train.densify.base import Refinement, Strategy, apply_refinement
 from splatcli.train.densify.default import AdcStrategy
 from splatcli.train.densify.mcmc import McmcStrategy
 
 __all__ = [
     "STRATEGIES",
     "AdcStrategy",
-    "Edit",
     "McmcStrategy",
+    "Refinement",
     "Strategy",
-    "apply_edit",
+    "apply_refinement",
     "check_strategy",
     "make_strategy",
 ]

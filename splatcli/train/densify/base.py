@@ -1,6 +1,6 @@
-"""Strategy, the one interface between the training loop and densification, and Edit, a change of rows.
+"""Strategy, the interface between the training loop and densification, and Refinement, the change that it returns.
 
-An edit is applied to parameters, moments and statistics at once, so that they cannot disagree.
+A refinement is applied to parameters, moments and statistics together, so that they cannot disagree.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from splatcli.reproducible import logit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Edit:
-    """How M new rows come from N old ones.
+class Refinement:
+    """How M new rows follow from N old ones: kept, cloned, split, pruned or relocated.
 
     source: [M] int64, the old row that each new row is copied from.
     reset_moments: [M] bool, new rows that begin with zero moments.
     values: group -> [M, ...], columns that replace the copied ones.
     opacity_ceiling: logit that no opacity exceeds afterwards; the opacity moments of all rows are zeroed with it.
-    clear_stats: the statistics start anew; else each row keeps those of its source.
-    cloned, split, pruned, relocated: numbers of Gaussians, for the record.
+    clear_stats: the statistics start at zero; otherwise each row keeps those of its source.
+    cloned, split, pruned, relocated: numbers of Gaussians, for the Refined event.
     """
 
     source: Tensor
@@ -43,8 +43,8 @@ class Edit:
     relocated: int = 0
 
     @classmethod
-    def same_rows(cls, n: int, device: torch.device, *, opacity_ceiling: float | None = None) -> Edit:
-        """An edit that keeps all ``n`` rows with their statistics."""
+    def same_rows(cls, n: int, device: torch.device, *, opacity_ceiling: float | None = None) -> Refinement:
+        """Return a refinement that keeps all ``n`` rows with their statistics."""
         return cls(
             source=torch.arange(n, device=device),
             reset_moments=torch.zeros(n, dtype=torch.bool, device=device),
@@ -55,14 +55,14 @@ class Edit:
     def __len__(self) -> int:
         return self.source.shape[0]
 
-    def taken(self, old: Gaussians, store: TensorStorage = DEVICE_STORAGE) -> Gaussians:
-        """The rows that the new ones are copied from, of ``old`` with its SH rest in ``store``."""
+    def gather(self, old: Gaussians, store: TensorStorage = DEVICE_STORAGE) -> Gaussians:
+        """Return the rows of ``old`` that the new ones are copied from; its shN is in ``store``."""
         return old.map(lambda column: column[self.source], rest=lambda shN: store.rows(shN, self.source))
 
-    def in_order(self) -> Edit:
-        """The same with new rows beside those that they come from.
+    def sorted_by_source(self) -> Refinement:
+        """Return the same refinement with each new row beside its source.
 
-        Gaussians begin in Morton order, and so it stays: what a view reaches lies together in memory.
+        Gaussians start in Morton order. This keeps it: what a view reaches lies together in memory.
         """
         order = self.source.argsort(stable=True)
         values = {name: column[order] for name, column in self.values.items()}
@@ -70,61 +70,61 @@ class Edit:
 
 
 @torch.no_grad()
-def edited_rows(
-    edit: Edit,
+def refined_rows(
+    refinement: Refinement,
     gaussians: Gaussians,
     shares: Callable[[Gaussians], Tensor] | None = None,
     store: TensorStorage = DEVICE_STORAGE,
 ) -> Gaussians:
-    """The Gaussians after ``edit``; shares: see apply_edit(). store: of their SH rest."""
-    unknown = set(edit.values) - set(GROUPS)
+    """Return the Gaussians after ``refinement``. shares: see apply_refinement(). store: of their shN."""
+    unknown = set(refinement.values) - set(GROUPS)
     if unknown:
-        raise ValueError(f"an edit names unknown groups {sorted(unknown)}")
-    rows = edit.taken(gaussians, store)
-    for name, column in edit.values.items():
+        raise ValueError(f"a refinement names unknown groups {sorted(unknown)}")
+    rows = refinement.gather(gaussians, store)
+    for name, column in refinement.values.items():
         if column.shape != getattr(rows, name).shape:
             raise ValueError(f"{name}: {tuple(column.shape)} instead of {tuple(getattr(rows, name).shape)}")
         setattr(rows, name, store.copy(column, gaussians.device) if name == "shN" else column.clone())
-    if edit.opacity_ceiling is not None:
-        rows.logit_opacities = _lowered(rows, edit.opacity_ceiling, shares)
+    if refinement.opacity_ceiling is not None:
+        rows.logit_opacities = _lowered(rows, refinement.opacity_ceiling, shares)
     return rows
 
 
 @torch.no_grad()
-def apply_edit(
-    edit: Edit,
+def apply_refinement(
+    refinement: Refinement,
     gaussians: Gaussians,
     adam: AdamState,
     stats: DensifyStats,
     shares: Callable[[Gaussians], Tensor] | None = None,
 ) -> tuple[Gaussians, AdamState, DensifyStats]:
-    """New Gaussians, moments and statistics after ``edit``; the arguments stay as they are.
+    """Return new Gaussians, moments and statistics after ``refinement``; the arguments stay as they are.
 
-    shares: what a 3D filter leaves of the opacities of Gaussians, [M]. The ceiling is for what is left: lowered to it
-    before the filter, thin Gaussians would be too faint to be drawn, and would never be seen again.
+    shares: returns [M], the part of the opacities that a 3D filter leaves. The ceiling applies after the filter: under
+    a ceiling before it, thin Gaussians would be too faint to be rendered, and would never recover.
     """
-    rows = edited_rows(edit, gaussians, shares, adam.store)
+    rows = refined_rows(refinement, gaussians, shares, adam.store)
 
     def moments(old: Gaussians) -> Gaussians:
-        return edit.taken(old, adam.store).map(
-            lambda column: column.masked_fill_(as_column(edit.reset_moments, column), 0.0)
+        return refinement.gather(old, adam.store).map(
+            lambda column: column.masked_fill_(as_column(refinement.reset_moments, column), 0.0)
         )
 
     first, second = moments(adam.exp_avg), moments(adam.exp_avg_sq)
-    if edit.opacity_ceiling is not None:
+    if refinement.opacity_ceiling is not None:
         first.logit_opacities.zero_()
         second.logit_opacities.zero_()
 
-    if edit.clear_stats:
-        new_stats = DensifyStats.zeros(len(edit), gaussians.device)
+    if refinement.clear_stats:
+        new_stats = DensifyStats.zeros(len(refinement), gaussians.device)
     else:
-        new_stats = DensifyStats(stats.grad2d[edit.source], stats.count[edit.source])
-    new_adam = replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=adam.rest_steps[edit.source])
+        new_stats = DensifyStats(stats.grad2d[refinement.source], stats.count[refinement.source])
+    new_adam = replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=adam.rest_steps[refinement.source])
     return rows, new_adam, new_stats
 
 
 def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tensor] | None) -> Tensor:
-    """Logits [M] under a ceiling, itself a logit; with a filter none is lifted above 0.99 for it."""
+    """Return logits [M] under a ceiling, itself a logit; a filter does not raise an opacity above 0.99."""
     if shares is None:
         return rows.logit_opacities.clamp(max=ceiling)
     opacities = (1.0 / (1.0 + math.exp(-ceiling)) / shares(rows)).clamp(max=0.99)
@@ -132,32 +132,34 @@ def _lowered(rows: Gaussians, ceiling: float, shares: Callable[[Gaussians], Tens
 
 
 def as_column(mask: Tensor, like: Tensor) -> Tensor:
-    """[M] -> [M, 1, ...] with as many dimensions as ``like``, on its device."""
+    """Return a mask [M] as [M, 1, ...] with as many dimensions as ``like``, on its device."""
     return mask.to(like.device).reshape(-1, *[1] * (like.dim() - 1))
 
 
 @runtime_checkable
 class Strategy(Protocol):
-    """Decides from statistics and the step number; keeps no state of its own, so that a checkpoint misses none."""
+    """Decides from statistics and the step number. It has no state of its own that a checkpoint would have to hold."""
 
     @property
     def absgrad(self) -> bool:
-        """Whether the statistics take the pixels' gradients by their magnitudes (docs/math.md 6.3)."""
+        """Whether the statistics add the magnitudes of the pixels' gradients (docs/math.md 6.3)."""
 
     def collects_stats(self, step: int) -> bool:
-        """Whether the step about to be done, counted from 1, should add to the statistics."""
+        """Return whether step number ``step``, counted from 1, adds to the statistics."""
 
     def regularisation(self, step: int, means_lr: float) -> Regularisation:
-        """What moves Gaussians beside the image in step number ``step``.
+        """Return the regularisation of step number ``step``.
 
-        means_lr: the learning rate of the means in it, world units.
+        means_lr: the learning rate of the means in this step, world units.
         """
 
-    def edits(self, step: int) -> bool:
-        """Whether edit() may change anything after step number ``step``; a GPU is waited for only then."""
+    def refines_at(self, step: int) -> bool:
+        """Return whether refine() may change anything after step number ``step``; only then the engine is drained."""
 
-    def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit | None:
-        """What to change after step number ``step``; None changes nothing.
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        """Return the refinement after step number ``step``; None changes nothing.
 
         generator: on the CPU, whatever the device of the Gaussians, so that all devices draw the same numbers.
         """

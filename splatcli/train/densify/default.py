@@ -24,7 +24,7 @@ from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import exp, expm1, log, logit_of, normal, rotate, softplus
-from splatcli.train.densify.base import Edit
+from splatcli.train.densify.base import Refinement
 
 #: How long a half is. Second moments stay with halves DISTANCE standard deviations off: their squares sum to 1.
 SHRINK = 0.6
@@ -101,7 +101,7 @@ class AdcStrategy:
     @classmethod
     def of(cls, config: Config, extent: float) -> AdcStrategy:
         """Return the strategy for a run's settings."""
-        return cls(config.strategy, config.schedule, config.train.iterations, extent, config.most_gaussians())
+        return cls(config.strategy, config.schedule, config.train.iterations, extent, config.max_gaussians())
 
     @property
     def absgrad(self) -> bool:
@@ -113,23 +113,25 @@ class AdcStrategy:
     def regularisation(self, step: int, means_lr: float) -> Regularisation:
         return Regularisation(self.config.opacity_reg, self.config.scale_reg)
 
-    def edits(self, step: int) -> bool:
-        return self.refines(step) or self.resets(step)
+    def refines_at(self, step: int) -> bool:
+        return self.densifies(step) or self.resets_opacity(step)
 
-    def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit | None:
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
         lowered = max(RESET_OPACITY, min(2.0 * self.config.prune_opacity, MOST_LOWERED))
-        ceiling = logit_of(lowered) if self.resets(step) else None
-        if self.refines(step):
-            return self._refine(step, gaussians, stats, generator, ceiling)
+        ceiling = logit_of(lowered) if self.resets_opacity(step) else None
+        if self.densifies(step):
+            return self._densify(step, gaussians, stats, generator, ceiling)
         if ceiling is not None:
-            return Edit.same_rows(len(gaussians), gaussians.device, opacity_ceiling=ceiling)
+            return Refinement.same_rows(len(gaussians), gaussians.device, opacity_ceiling=ceiling)
         return None
 
-    def refines(self, step: int) -> bool:
+    def densifies(self, step: int) -> bool:
         """Whether rows are added and removed after ``step``."""
         return self._in_window(step) and step % self.schedule.refine_every == 0
 
-    def resets(self, step: int) -> bool:
+    def resets_opacity(self, step: int) -> bool:
         """Whether opacities are lowered after ``step``."""
         every = self.schedule.reset_every
         return self._in_window(step) and step % every == 0 and step + every <= self.iterations
@@ -138,9 +140,9 @@ class AdcStrategy:
         return self.schedule.refine_start < step < min(self.schedule.refine_stop, self.iterations)
 
     @torch.no_grad()
-    def _refine(
+    def _densify(
         self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator, ceiling: float | None
-    ) -> Edit:
+    ) -> Refinement:
         grad = stats.mean_grad2d()
         largest = gaussians.log_scales.amax(dim=1)
         if self.config.long_axis_split:
@@ -180,7 +182,7 @@ class AdcStrategy:
             logits = gaussians.logit_opacities.clone()
             logits[grow] = revised_opacities(logits[grow], SHRINK if self.config.long_axis_split else 1.0)
             values["logit_opacities"] = logits[source]
-        return Edit(
+        return Refinement(
             source,
             reset_moments,
             values,

@@ -18,7 +18,7 @@ from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import expm1, log, log1p, logit, sigmoid
-from splatcli.train.densify.base import Edit
+from splatcli.train.densify.base import Refinement
 
 #: Weights are counted in this unit. Sums of whole numbers have no order, so a GPU's have the bits of a CPU's; and 2^31
 #: rows of the largest weight fit into 63 bits.
@@ -70,7 +70,7 @@ class McmcStrategy:
     def of(cls, config: Config, extent: float) -> McmcStrategy:
         """Return the strategy for a run's settings; the scene's extent takes no part."""
         train = config.train
-        return cls(config.strategy, config.schedule, train.iterations, train.seed, config.most_gaussians())
+        return cls(config.strategy, config.schedule, train.iterations, train.seed, config.max_gaussians())
 
     @property
     def absgrad(self) -> bool:
@@ -79,7 +79,7 @@ class McmcStrategy:
     def collects_stats(self, step: int) -> bool:
         return False
 
-    def edits(self, step: int) -> bool:
+    def refines_at(self, step: int) -> bool:
         last = min(self.schedule.refine_stop, self.iterations)
         return self.schedule.refine_start < step < last and step % self.schedule.refine_every == 0
 
@@ -88,8 +88,10 @@ class McmcStrategy:
         return Regularisation(config.opacity_reg, config.scale_reg, config.noise_lr * means_lr, self.seed)
 
     @torch.no_grad()
-    def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit | None:
-        if not self.edits(step):
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        if not self.refines_at(step):
             return None
         rows = _Rows.of(gaussians)
         # Written so that a NaN is dead: it is drawn by nobody.
@@ -98,7 +100,7 @@ class McmcStrategy:
         added = self._grow(rows, generator)
         if moved == 0 and added == 0:
             return None
-        return Edit(
+        return Refinement(
             rows.source,
             rows.reset_moments,
             {"log_scales": rows.log_scales, "logit_opacities": rows.logits},

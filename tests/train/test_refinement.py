@@ -1,4 +1,4 @@
-"""apply_edit: parameters, moments and statistics change together."""
+"""apply_refinement: parameters, moments and statistics change together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from splatcli.gaussians import GROUPS
 from splatcli.rasterizer.step_inputs import DensifyStats
-from splatcli.train.densify import Edit, apply_edit
+from splatcli.train.densify import Refinement, apply_refinement
 from tests.train.worlds import random_adam, random_gaussians
 
 SOURCE = torch.tensor([4, 0, 2, 2])
@@ -17,7 +17,7 @@ FRESH = torch.tensor([False, False, False, True])
 def test_all_groups_moments_and_statistics_follow_their_source() -> None:
     gaussians = random_gaussians(5)
     adam, stats = random_adam(gaussians), DensifyStats(torch.arange(5.0), torch.arange(5.0) + 10)
-    rows, moments, kept = apply_edit(Edit(SOURCE, FRESH, clear_stats=False), gaussians, adam, stats)
+    rows, moments, kept = apply_refinement(Refinement(SOURCE, FRESH, clear_stats=False), gaussians, adam, stats)
     for name in GROUPS:
         assert torch.equal(getattr(rows, name), getattr(gaussians, name)[SOURCE])
         for new, old in ((moments.exp_avg, adam.exp_avg), (moments.exp_avg_sq, adam.exp_avg_sq)):
@@ -33,11 +33,13 @@ def test_new_rows_come_to_lie_beside_those_that_they_come_from() -> None:
     means = torch.arange(18.0).reshape(6, 3)
     gaussians = random_gaussians(5)
     adam, stats = random_adam(gaussians), DensifyStats(torch.arange(5.0), torch.arange(5.0))
-    edit = Edit(source, reset_moments, {"means": means}, clear_stats=False, cloned=3)
-    plain, sorted_rows = (apply_edit(e, gaussians, adam, stats) for e in (edit, edit.in_order()))
+    refinement = Refinement(source, reset_moments, {"means": means}, clear_stats=False, cloned=3)
+    plain, sorted_rows = (
+        apply_refinement(e, gaussians, adam, stats) for e in (refinement, refinement.sorted_by_source())
+    )
     order = [0, 1, 3, 2, 4, 5]
-    assert edit.in_order().source.tolist() == [0, 1, 1, 3, 3, 3]
-    assert (edit.in_order().cloned, edit.in_order().clear_stats) == (3, False)
+    assert refinement.sorted_by_source().source.tolist() == [0, 1, 1, 3, 3, 3]
+    assert (refinement.sorted_by_source().cloned, refinement.sorted_by_source().clear_stats) == (3, False)
     for name in GROUPS:
         assert torch.equal(getattr(sorted_rows[0], name), getattr(plain[0], name)[order])
         assert torch.equal(getattr(sorted_rows[1].exp_avg_sq, name), getattr(plain[1].exp_avg_sq, name)[order])
@@ -47,7 +49,7 @@ def test_new_rows_come_to_lie_beside_those_that_they_come_from() -> None:
 def test_statistics_start_anew_when_asked() -> None:
     gaussians = random_gaussians(5)
     stats = DensifyStats(torch.ones(5), torch.ones(5))
-    _, _, cleared = apply_edit(Edit(SOURCE, FRESH), gaussians, random_adam(gaussians), stats)
+    _, _, cleared = apply_refinement(Refinement(SOURCE, FRESH), gaussians, random_adam(gaussians), stats)
     assert len(cleared) == 4
     assert not cleared.grad2d.any()
     assert not cleared.count.any()
@@ -57,7 +59,7 @@ def test_given_values_replace_the_copied_ones() -> None:
     gaussians = random_gaussians(5)
     means = torch.randn(4, 3)
     stats = DensifyStats.zeros(5)
-    rows, _, _ = apply_edit(Edit(SOURCE, FRESH, {"means": means}), gaussians, random_adam(gaussians), stats)
+    rows, _, _ = apply_refinement(Refinement(SOURCE, FRESH, {"means": means}), gaussians, random_adam(gaussians), stats)
     assert torch.equal(rows.means, means)
     assert rows.means.data_ptr() != means.data_ptr()
     assert torch.equal(rows.sh0, gaussians.sh0[SOURCE])
@@ -67,8 +69,8 @@ def test_the_arguments_stay_as_they_were() -> None:
     gaussians = random_gaussians(5)
     adam = random_adam(gaussians)
     before, moments_before = gaussians.detach_clone(), adam.exp_avg.detach_clone()
-    edit = Edit.same_rows(5, gaussians.device, opacity_ceiling=-3.0)
-    rows, moments, _ = apply_edit(edit, gaussians, adam, DensifyStats.zeros(5))
+    refinement = Refinement.same_rows(5, gaussians.device, opacity_ceiling=-3.0)
+    rows, moments, _ = apply_refinement(refinement, gaussians, adam, DensifyStats.zeros(5))
     for name, tensor in gaussians.items():
         assert torch.equal(tensor, getattr(before, name))
         assert torch.equal(getattr(adam.exp_avg, name), getattr(moments_before, name))
@@ -78,8 +80,8 @@ def test_the_arguments_stay_as_they_were() -> None:
 
 def test_everything_can_go() -> None:
     gaussians = random_gaussians(5)
-    none = Edit(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
-    rows, moments, stats = apply_edit(none, gaussians, random_adam(gaussians), DensifyStats.zeros(5))
+    none = Refinement(torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.bool))
+    rows, moments, stats = apply_refinement(none, gaussians, random_adam(gaussians), DensifyStats.zeros(5))
     assert (len(rows), len(moments.exp_avg), len(stats)) == (0, 0, 0)
     assert rows.shN.shape == (0, 3, 3)
 
@@ -88,4 +90,4 @@ def test_everything_can_go() -> None:
 def test_a_malformed_edit_is_refused(values: dict[str, torch.Tensor]) -> None:
     gaussians = random_gaussians(5)
     with pytest.raises(ValueError, match=r"scales|means"):
-        apply_edit(Edit(SOURCE, FRESH, values), gaussians, random_adam(gaussians), DensifyStats.zeros(5))
+        apply_refinement(Refinement(SOURCE, FRESH, values), gaussians, random_adam(gaussians), DensifyStats.zeros(5))

@@ -21,7 +21,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.scene.scene import Scene
 from splatcli.train import events
-from splatcli.train.densify import Edit
+from splatcli.train.densify import Refinement
 from splatcli.train.events import Evaluated, Event, OpacityReset, Refined, Saved, Started, Stepped, Stopped
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain_renderer, short_config
@@ -283,10 +283,10 @@ def test_extending_keeps_the_schedule_and_goes_on_with_the_final_rate() -> None:
     list(trainer.run())
     longer, longer_run = resumed(run.saved[40], iterations=55)
     happened = list(longer.run())
-    assert isinstance(longer.steps.engine, PlainEngine)
-    rates = {call["lrs"]["means"] for call in longer.steps.engine.calls}  # type: ignore[index]
+    assert isinstance(longer.stepper.engine, PlainEngine)
+    rates = {call["lrs"]["means"] for call in longer.stepper.engine.calls}  # type: ignore[index]
     assert rates == {1.6e-6 * longer.state.dataset.extent}
-    assert len(longer.steps.engine.calls) == 15
+    assert len(longer.stepper.engine.calls) == 15
     assert not kinds(happened, Refined, OpacityReset)
     assert longer_run.saved[55].config.schedule == run.saved[40].config.schedule
     assert longer_run.saved[55].config.train.iterations == 55
@@ -430,12 +430,12 @@ class Doubling:
     def regularisation(self, step: int, means_lr: float) -> Regularisation:
         return Regularisation()
 
-    def edits(self, step: int) -> bool:
+    def refines_at(self, step: int) -> bool:
         return step == 5
 
-    def edit(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Edit:
+    def refine(self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator) -> Refinement:
         rows = torch.arange(len(gaussians))
-        return Edit(torch.cat([rows, rows]), torch.cat([torch.zeros_like(rows), torch.ones_like(rows)]).bool())
+        return Refinement(torch.cat([rows, rows]), torch.cat([torch.zeros_like(rows), torch.ones_like(rows)]).bool())
 
 
 def test_a_new_gaussian_copies_coefficients_that_miss_no_step() -> None:
@@ -448,6 +448,6 @@ def test_a_new_gaussian_copies_coefficients_that_miss_no_step() -> None:
     state.adam.step, state.adam.rest_steps = 5, torch.full((count,), 2, dtype=torch.int32)
     dense = state.adam.flushed(state.gaussians, state.config.optim.shN_lr).shN
     assert not torch.equal(dense, before)
-    list(trainer.density.edit(trainer.state, trainer.strategy, 5))
+    list(trainer.density.refine(trainer.state, trainer.strategy, 5))
     assert torch.equal(trainer.state.gaussians.shN, dense.repeat_interleave(2, dim=0))
     assert (trainer.state.adam.rest_steps == 5).all()

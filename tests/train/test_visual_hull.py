@@ -15,7 +15,7 @@ from PIL import Image
 from splatcli.config import Config, DataConfig, build_config
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.train.init import initial_gaussians, start_for
+from splatcli.train.init import initial_gaussians, resolve_init
 from splatcli.train.visual_hull import FINE, Silhouette, carve, hull_points, silhouettes
 from tests.train.worlds import made_scene, ring_cameras
 
@@ -152,10 +152,10 @@ def test_a_run_without_points_starts_from_the_hull(tmp_path: Path) -> None:
 def test_what_a_run_starts_from_is_known_before_its_rates_are(tmp_path: Path) -> None:
     clear, opaque = ball(tmp_path), ball(tmp_path / "opaque", opaque=True)
     settings = build_config({})
-    assert (start_for(settings, clear), start_for(settings, opaque)) == ("hull", "random")
-    assert start_for(settings, made_scene(points=20)) == "sfm"
-    assert start_for(settings, made_scene(points=0)) == "random"
-    assert start_for(build_config({"model.init": "random"}), clear) == "random"
+    assert (resolve_init(settings, clear), resolve_init(settings, opaque)) == ("hull", "random")
+    assert resolve_init(settings, made_scene(points=20)) == "sfm"
+    assert resolve_init(settings, made_scene(points=0)) == "random"
+    assert resolve_init(build_config({"model.init": "random"}), clear) == "random"
     sizes = [
         build_config({"model.init": start, "train.iterations": 3_000}).optim.log_scales_lr
         for start in ("sfm", "hull", "random")

@@ -17,7 +17,7 @@ from splatcli.train.trainer import Trainer
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 
-class BehindEngine(PlainEngine):
+class AsyncPlainEngine(PlainEngine):
     """Does each step only when two more have come, or when it is drained."""
 
     def __init__(self, breaks_at: int = 0) -> None:
@@ -66,7 +66,7 @@ def bits(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("stop_at", [None, 1, 11])
 def test_an_engine_behind_tells_the_same_story_and_saves_the_same_bits(stop_at: int | None) -> None:
-    told, run = story(BehindEngine(), stop_at)
+    told, run = story(AsyncPlainEngine(), stop_at)
     expected, twin = story(PlainEngine(), stop_at)
     assert told == expected
     assert run.metrics == twin.metrics
@@ -77,14 +77,14 @@ def test_an_engine_behind_tells_the_same_story_and_saves_the_same_bits(stop_at: 
 
 
 def test_a_loss_that_is_no_number_is_blamed_on_its_own_step() -> None:
-    engine = BehindEngine(breaks_at=6)
+    engine = AsyncPlainEngine(breaks_at=6)
     with pytest.raises(DivergedError, match="loss is nan at step 6"):
         story(engine, guard={"max_rollbacks": 0})
     assert len(engine.calls) <= 8, "training ends as soon as the loss is known"
 
 
 def test_steps_on_their_way_do_not_reach_the_state_that_a_run_goes_back_to() -> None:
-    engine = BehindEngine(breaks_at=6)
+    engine = AsyncPlainEngine(breaks_at=6)
     told, run = story(engine)
     (back,) = [event for event in told if isinstance(event, RolledBack)]
     assert (back.step, back.from_step) == (4, 7)
@@ -94,5 +94,5 @@ def test_steps_on_their_way_do_not_reach_the_state_that_a_run_goes_back_to() -> 
 
 
 def test_steps_are_told_once_each_and_in_order() -> None:
-    told, _ = story(BehindEngine())
+    told, _ = story(AsyncPlainEngine())
     assert [event.step for event in told if isinstance(event, Stepped)] == list(range(1, 31))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from splatcli.train.training_images import SHARE_OF_PHOTOS, Targets, photo_room, reduced
+from splatcli.train.training_images import REDUCED_IMAGE_SHARE, TrainingImages, reduced, training_image_bytes
 from tests.train.worlds import MadeImages, made_scene
 
 CPU = torch.device("cpu")
 
 
-def loads(targets: Targets) -> int:
+def loads(targets: TrainingImages) -> int:
     images = targets.scene.images
     assert isinstance(images, MadeImages)
     return len(images.loaded)
@@ -19,7 +19,7 @@ def loads(targets: Targets) -> int:
 
 def test_a_reduced_photo_is_the_mean_of_the_pixels_and_is_made_once_for_each_size() -> None:
     scene = made_scene(size=16)
-    targets = Targets(scene, CPU)
+    targets = TrainingImages(scene, CPU)
     for divisor in (4, 2):
         before = loads(targets)
         for _ in range(3):
@@ -36,7 +36,7 @@ def test_a_reduced_photo_is_the_mean_of_the_pixels_and_is_made_once_for_each_siz
 
 def test_whole_photos_are_fetched_ahead_again_when_the_reduced_ones_are_done_with() -> None:
     scene = made_scene(size=16)
-    targets, fetched = Targets(scene, CPU), []
+    targets, fetched = TrainingImages(scene, CPU), []
     scene.images.prefetch = fetched.append  # type: ignore[method-assign]
     view, other = scene.train[:2]
     targets.reduced(view, 2)
@@ -50,22 +50,22 @@ def test_whole_photos_are_fetched_ahead_again_when_the_reduced_ones_are_done_wit
 
 def test_reduced_photos_take_no_more_than_their_share() -> None:
     scene = made_scene(size=16)
-    targets = Targets(scene, CPU)
+    targets = TrainingImages(scene, CPU)
     whole = scene.images.most_bytes()
     for view in (*scene.train, *scene.test):
         targets.reduced(view, 2)
     kept = sum(target.nbytes for _, target in targets._reduced.values())
-    assert 0 < kept <= SHARE_OF_PHOTOS * whole
-    assert photo_room(scene, CPU, None, reduced=True) == int((1.0 + SHARE_OF_PHOTOS) * whole)
-    assert photo_room(scene, CPU, None) == whole
+    assert 0 < kept <= REDUCED_IMAGE_SHARE * whole
+    assert training_image_bytes(scene, CPU, None, reduced=True) == int((1.0 + REDUCED_IMAGE_SHARE) * whole)
+    assert training_image_bytes(scene, CPU, None) == whole
 
     scene.images.most_bytes = lambda kept=None: whole // 3  # type: ignore[method-assign]  # as of a small cache
-    targets = Targets(scene, CPU)
+    targets = TrainingImages(scene, CPU)
     before = loads(targets)
     for _ in range(2):
         for view in scene.train:
             again = targets.reduced(view, 2)[1].pixels
             assert torch.equal(again, reduced(scene.cameras[view], targets.load(view), 2)[1].pixels)
     kept = sum(target.nbytes for _, target in targets._reduced.values())
-    assert 0 < kept <= SHARE_OF_PHOTOS * whole / 3
+    assert 0 < kept <= REDUCED_IMAGE_SHARE * whole / 3
     assert loads(targets) - before > 3 * len(scene.train)

@@ -22,7 +22,7 @@ from splatcli.train.step_time import (
     seconds_of,
 )
 from splatcli.train.trainer import Trainer
-from splatcli.train.training_images import Target, Targets, reduced
+from splatcli.train.training_images import TrainingImage, TrainingImages, reduced
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
 
 
@@ -140,11 +140,11 @@ def test_steps_that_decode_photos_tell_nothing_of_later_ones_unless_they_take_lo
 def test_the_pace_counts_what_a_step_does_beside_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
-    def slowly(targets: Targets, view: int, divisor: int) -> tuple[Camera, Target]:
+    def slowly(targets: TrainingImages, view: int, divisor: int) -> tuple[Camera, TrainingImage]:
         now[0] += 0.003 * divisor
         return reduced(targets.scene.cameras[view], targets.load(view), divisor)
 
-    monkeypatch.setattr(Targets, "reduced", slowly)
+    monkeypatch.setattr(TrainingImages, "reduced", slowly)
     config = short_config(schedule={"num_downscales": 1})
     pace = measure_pace(config, made_scene(size=32), random_gaussians(30), PlainEngine(), lambda: now[0])
     assert pace.fixed == pytest.approx((0.003, 0.006))

@@ -66,7 +66,7 @@ class Run:
             renderer=plain_renderer,
             clock=self.time,
         )
-        self.trainer.keeper._sleep = self.time.sleep
+        self.trainer.checkpointer._sleep = self.time.sleep
         self.happened: list[Event] = []
 
     def train(self, should_stop: Callable[[], str | None] = lambda: None) -> list[Event]:
@@ -92,7 +92,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else() ->
     assert run.of(Stepped) == list(range(1, 41))
     assert isinstance(happened[-1], Stopped)
     assert run.of(Alarmed) == [5]
-    assert run.trainer.keeper.missed == []
+    assert run.trainer.checkpointer.missed == []
 
 
 def test_a_disk_full_from_the_start_ends_the_run_before_its_first_step() -> None:
@@ -141,7 +141,7 @@ def test_a_named_step_that_was_refused_is_remembered() -> None:
     run = Run(lambda now: 60 <= now < 200, short_config(20, save={"steps": (3, 7, 18)}))
     run.train()
     assert run.of(Saved) == [0, 3, 18, 20]
-    assert run.trainer.keeper.missed == [7]
+    assert run.trainer.checkpointer.missed == [7]
 
 
 def test_a_lack_of_memory_for_the_copy_is_no_reason_to_end() -> None:

@@ -19,8 +19,8 @@ from splatcli.rasterizer.memory import Budget
 from splatcli.rasterizer.memory_estimate import PairCount, predict_pairs
 from splatcli.train import memory_plan as forecasts
 from splatcli.train.events import Capped, Started, Stepped
-from splatcli.train.memory_plan import Forecast, SharedForecast, fullest_view, plan_memory
-from splatcli.train.monitor import PairsWatch
+from splatcli.train.memory_plan import MemoryPlan, ShardedMemoryPlan, fullest_view, plan_memory
+from splatcli.train.monitor import IntersectionMonitor
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
@@ -37,10 +37,10 @@ from tests.train.worlds import (
 CPU = torch.device("cpu")
 
 
-def forecast(n: int = 10_000, room: int = 4 << 30, *, grows: bool = True, pairs: int = 40_000) -> Forecast:
+def forecast(n: int = 10_000, room: int = 4 << 30, *, grows: bool = True, pairs: int = 40_000) -> MemoryPlan:
     (camera,) = ring_cameras(1, 800)
     work = forecasts.Workload(n, 3, 800, 800, PairCount(pairs, pairs, n))
-    return Forecast(float32(), 500 << 20, 100 << 20, work, camera, grows, room)
+    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, grows, room)
 
 
 @NEEDS_COMPILER
@@ -117,7 +117,7 @@ def test_the_lower_of_two_caps_holds() -> None:
     config = short_config(memory={"budget": "3GiB"}, strategy={"cap_max": 500})
     cap, (note,) = planned(config)
     assert "at the cap of 500 Gaussians" in note
-    assert resolve(config, memory_cap=cap).most_gaussians() == 500
+    assert resolve(config, memory_cap=cap).max_gaussians() == 500
 
 
 @NEEDS_COMPILER
@@ -226,7 +226,7 @@ def test_engine_and_renderer_share_the_budget() -> None:
         made_scene(),
         run_dir=MemoryRun(),  # type: ignore[arg-type]
     )
-    budget = trainer.steps.engine.frame.allowance.budget  # type: ignore[attr-defined]
+    budget = trainer.stepper.engine.frame.allowance.budget  # type: ignore[attr-defined]
     assert isinstance(budget, Budget)
     assert budget.limit == 3 << 30
 
@@ -240,17 +240,17 @@ def test_without_a_compiler_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_pairs_that_explode_raise_an_alarm_once() -> None:
-    watch = PairsWatch()
+    watch = IntersectionMonitor()
     pairs = [300] * 100 + [310] * 100 + [9000] * 50 + [300] * 50 + [9000] * 100
-    alarms = [alarm for step, n in enumerate(pairs, 1) if (alarm := watch.judge(step, n, 100)) is not None]
+    alarms = [alarm for step, n in enumerate(pairs, 1) if (alarm := watch.check(step, n, 100)) is not None]
     (alarm,) = alarms
     assert (alarm.step, alarm.alarm) == (300, "pairs")
     assert "90 tiles of the fullest view on average, 3.1 before" in alarm.text
 
 
 def test_an_engine_without_pairs_raises_none() -> None:
-    watch = PairsWatch()
-    assert not any(watch.judge(step, 0, 100) for step in range(1, 500))
+    watch = IntersectionMonitor()
+    assert not any(watch.check(step, 0, 100) for step in range(1, 500))
 
 
 @NEEDS_COMPILER
@@ -280,7 +280,7 @@ def test_parts_of_the_gaussians_take_parts_of_the_memory() -> None:
     work = replace(forecast(100_000).work, pairs=PairCount(400_000, 400_000, 10_000))  # a view sees a tenth
     whole = replace(forecast(), work=work, batched=True)
     fields = {name: getattr(whole, name) for name in whole.__dataclass_fields__}
-    half, quarter = (SharedForecast(**fields, parts=parts) for parts in (2, 4))
+    half, quarter = (ShardedMemoryPlan(**fields, parts=parts) for parts in (2, 4))
     assert quarter.least() < quarter.now() < quarter.at(100_000) < quarter.at(100_001)
     for count in (100_000, 1_000_000):
         assert quarter.at(count) < half.at(count) < whole.at(count)
