@@ -1,8 +1,8 @@
-"""Forecast: the memory of a run before it takes any; how many Gaussians fit, and what cannot fit is refused.
+"""MemoryPlan: the memory that a run needs, before it allocates any: the cap of the Gaussians, or an early refusal.
 
-Pairs are counted in the fullest view as the Gaussians are now. Later there are more and smaller Gaussians: their number
-goes into that of the pairs by a power below one (_PAIRS_GROW). A view whose pairs do not fit is made in bands, so that
-they never need more than a part of the memory.
+Tile intersections are counted in the fullest view of the present Gaussians. Later there are more and smaller Gaussians;
+the number of intersections grows with a power below one of theirs (_ISECTS_POWER). A view whose intersections do not
+fit is rendered in bands, so that they never need more than a part of the memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from splatcli.rasterizer.memory import (
     held_memory,
 )
 from splatcli.rasterizer.memory_estimate import (
+    MemoryEstimate,
     PairCount,
     Workload,
     line_bytes,
@@ -52,99 +53,88 @@ from splatcli.scene.scene import Scene
 from splatcli.sizes import gib
 from splatcli.train.training_images import IMAGE_MEMORY_SHARE, training_image_bytes
 
-#: Pairs of the fullest view go with this power of the number of Gaussians. It is 0.68 from the points of a scene to ten
-#: times as many (docs/memory.md).
-_PAIRS_GROW = 0.75
+#: Tile intersections of the fullest view grow with this power of the number of Gaussians. It is 0.68 from the points of
+#: a scene to ten times as many (docs/memory.md).
+_ISECTS_POWER = 0.75
 
-#: Of what pairs may need in a step, this part may be needed beside them while a view is scored.
-_SCORE_PAIRS = 0.25
+#: While a view is scored, its intersections may need this part of what those of a step may need.
+_SCORE_ISECTS = 0.25
 
 #: Bytes of a pixel while a held-out view is scored: both images, their moments, and windows of them.
 _SCORE_PIXEL = 420
 
-#: Bytes of a row while density control works out an edit, beside the new state.
-_EDIT_ROW = 64
+#: Bytes of a row while a refinement is computed, beside the new state.
+_REFINE_ROW = 64
 
-#: Pieces of SH rest that are worked on at once, when steps that were missed are made up for.
+#: Pieces of shN in memory at once while missed steps are caught up on.
 _PIECES = 6
-#: Bytes of a row as decisions look at it where processes hold a part of the rows each: all but colours, and statistics.
-_LOOKED_AT = 4 * (3 + 4 + 3 + 1 + 2)
+#: Bytes of a row of the columns that a refinement reads where processes hold shards: all but colours, and statistics.
+_GEOMETRY_ROW = 4 * (3 + 4 + 3 + 1 + 2)
 
 #: What a process holds is rounded up to this, so that two runs find the same cap.
 _GRAIN = 256 << 20
 
-#: Gaussians that are looked at: in all cameras together to find the fullest view, and in that view.
-_LOOKS = 400_000
-_IN_FULL = 500_000
-#: Cameras that are looked at, spread over all: it takes two milliseconds for each.
-_VIEWS = 1_000
+#: Gaussians that are projected: in all cameras together to find the fullest view, and in that view.
+_SAMPLED = 400_000
+_SAMPLED_IN_FULLEST = 500_000
+#: Cameras that are compared, spread over all: each takes two milliseconds.
+_CAMERAS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a run's memory goes with the number of its Gaussians.
+    """The memory of a run as a function of its number of Gaussians.
 
-    held: bytes of everything else: on the CPU the process itself. photos: bytes that they may take beside. work: the
-    largest image, and the pairs of the fullest view, now. camera: of that view. grows: whether density control is still
-    to come. room: bytes that there may be in all. batched: whether gradients of several views are summed up. store: of
-    the SH rest.
+    held: bytes of everything else; on the CPU of the process itself. images: bytes that training images may take.
+    work: the largest image, and the intersections of the fullest view, for the present Gaussians. camera: of that view.
+    densifies: whether the count can still grow. limit: bytes that the run may take in all. batched: whether gradients
+    of several views are summed. store: of shN.
     """
 
     backend: Backend
     held: int
-    photos: int
+    images: int
     work: Workload
     camera: Camera
-    grows: bool
-    room: int
+    densifies: bool
+    limit: int
     batched: bool = False
     store: TensorStorage = DEVICE_STORAGE
 
-    def least(self) -> int:
-        """Bytes without which not even a step in bands can be done."""
-        step = step_memory(self.backend, self.work)
-        pairs = min(step.pairs, line_bytes(self.backend, self.work))
-        return self.held + self._sums(self.work.gaussians) + step.total - step.pairs + pairs
+    def min_bytes(self) -> int:
+        """Return the bytes without which not even a step in bands is possible."""
+        step = self._step(self.work)
+        row = min(step.pairs, line_bytes(self.backend, self.work))
+        return self.held + self._batch_bytes(self.work.gaussians) + step.total - step.pairs + row
 
-    def now(self) -> int:
-        """Bytes of the first steps, in bands if need be."""
-        step = step_memory(self.backend, self.work)
-        sums = self._sums(self.work.gaussians)
-        return self.held + self.photos + sums + step.total - step.pairs + min(step.pairs, self._most_pairs())
+    def start_bytes(self) -> int:
+        """Return the bytes of the first steps, in bands if necessary."""
+        return self.held + self.images + self._batch_bytes(self.work.gaussians) + self._banded(self._step(self.work))
 
-    def at(self, count: int) -> int:
-        """Bytes at the worst moment with ``count`` Gaussians: scoring a view, or replacing rows by new ones."""
-        factor = math.pow(count / max(1, self.work.gaussians), _PAIRS_GROW)
-        work = replace(self.work, gaussians=count, pairs=self.work.pairs.times(factor))
-        step = step_memory(self.backend, work)
-        shown = render_memory(self.backend, work)
-        most = self._most_pairs()
-        sums = count * (4 * abi.ROW + 4) if step.pairs > most else 0
-        # SH coefficients brought up to date, all of them or those that lie elsewhere piece by piece.
-        late = rest_bytes(count, work.sh_degree)
-        pieces = _PIECES * rest_bytes(min(count, ROWS), work.sh_degree) if work.offloads else 0
-        scoring = (0 if work.offloads else late) + shown.frame + min(shown.pairs, int(_SCORE_PAIRS * most))
-        scoring += work.width * work.height * _SCORE_PIXEL
-        growing = state_bytes(count, work.sh_degree, offloads=work.offloads) + _EDIT_ROW * count if self.grows else 0
-        banded = step.total - step.pairs + min(step.pairs, most) + sums
-        return self.held + self.photos + self._sums(count) + banded + max(scoring, growing) + pieces
+    def peak_bytes(self, count: int) -> int:
+        """Return the bytes at the worst moment with ``count`` Gaussians."""
+        work = self._work_at(count)
+        step = self._step(work)
+        sums = self._band_rows(work) * (4 * abi.ROW + 4) if step.pairs > self._max_isect_bytes() else 0
+        beside = self.held + self.images + self._batch_bytes(count)
+        return beside + self._banded(step) + sums + self._between_steps(work)
 
-    def most(self) -> int:
-        """The most Gaussians that fit; rounded down to three digits."""
-        return _most(lambda count: self.at(count) <= self.room)
+    def max_gaussians(self) -> int:
+        """Return the most Gaussians that fit, rounded down to three digits."""
+        return _largest(lambda count: self.peak_bytes(count) <= self.limit)
 
-    def elsewhere(self, count: int) -> int:
-        """Bytes that are offloaded at the worst moment with ``count`` Gaussians."""
+    def offloaded_bytes(self, count: int) -> int:
+        """Return the bytes that are offloaded at the worst moment with ``count`` Gaussians."""
         one = self.store.nbytes(rest_bytes(count, self.work.sh_degree))
         # Coefficients and two moments; twice that while rows are replaced, or the coefficients while a view is scored.
-        return (6 if self.grows else 4) * one
+        return (6 if self.densifies else 4) * one
 
-    def most_elsewhere(self, free: int) -> int:
-        """The most Gaussians for which ``free`` bytes there are enough; rounded down to three digits."""
-        return _most(lambda count: self.elsewhere(count) <= free)
+    def max_offloaded(self, free: int) -> int:
+        """Return the most Gaussians that can be offloaded into ``free`` bytes, rounded down to three digits."""
+        return _largest(lambda count: self.offloaded_bytes(count) <= free)
 
-    def crowd(self, gaussians: Gaussians) -> IntersectionOverflow:
-        """The fullest view, in words."""
+    def overflow(self, gaussians: Gaussians) -> IntersectionOverflow:
+        """Return the report on the fullest view, whose intersections do not fit."""
         tiles, scales = tiles_of_each(gaussians, self.camera), gaussians.log_scales.detach().amax(dim=1)
         # Those with most tiles, the largest first among equals.
         by_scale = scales.argsort(descending=True, stable=True)
@@ -158,58 +148,88 @@ class MemoryPlan:
             pairs=self.work.pairs.boxes,
             wanted=step.pairs,
             line_wanted=None,
-            left=max(0, self.room - self.held - (step.total - step.pairs)),
+            left=max(0, self.limit - self.held - (step.total - step.pairs)),
             largest=Largest(worst.tolist(), tiles[worst].tolist(), scales[worst].double().exp().tolist()),
         )
 
     def is_absurd(self) -> bool:
-        """Whether these cannot be the Gaussians of a scene, and their pairs do not fit."""
-        pairs = self.work.pairs
-        covers = pairs.boxes >= ABSURD_SHARE * _tiles(self.camera) * pairs.visible
+        """Return whether these cannot be the Gaussians of a scene, and their intersections do not fit."""
+        isects = self.work.pairs
+        covers = isects.boxes >= ABSURD_SHARE * _tiles(self.camera) * isects.visible
         step = step_memory(self.backend, self.work)
-        return pairs.visible >= ABSURD_COUNT and covers and self.held + step.total > self.room
+        return isects.visible >= ABSURD_COUNT and covers and self.held + step.total > self.limit
 
-    def _sums(self, count: int) -> int:
-        """Bytes of a view's gradients, of their sum, and of what comes from other ranks, where steps have batches."""
+    def _step(self, work: Workload) -> MemoryEstimate:
+        return step_memory(self.backend, work)
+
+    def _banded(self, step: MemoryEstimate) -> int:
+        """Return the bytes of a step, in bands if its intersections take more than their part of the memory."""
+        return step.total - step.pairs + min(step.pairs, self._max_isect_bytes())
+
+    def _max_isect_bytes(self) -> int:
+        return int(PAIRS_SHARE * self.limit)
+
+    def _batch_bytes(self, count: int) -> int:
+        """Return the bytes of a view's gradients, their sum, and those of other ranks, where steps have batches."""
         return 3 * 4 * (16 + 3 * SH_REST[self.work.sh_degree]) * count if self.batched else 0
 
-    def _most_pairs(self) -> int:
-        return int(PAIRS_SHARE * self.room)
+    def _work_at(self, count: int) -> Workload:
+        """Return the workload of a step with ``count`` Gaussians."""
+        factor = math.pow(count / max(1, self.work.gaussians), _ISECTS_POWER)
+        return replace(self.work, gaussians=count, pairs=self.work.pairs.times(factor))
+
+    def _band_rows(self, work: Workload) -> int:
+        """Return the Gaussians whose gradients are summed from band to band."""
+        return work.gaussians
+
+    def _scoring(self, work: Workload) -> int:
+        """Return the bytes of scoring a view, beside the Gaussians that it renders."""
+        isects = min(render_memory(self.backend, work).pairs, int(_SCORE_ISECTS * self._max_isect_bytes()))
+        return isects + work.width * work.height * _SCORE_PIXEL
+
+    def _between_steps(self, work: Workload) -> int:
+        """Return the bytes of scoring a view, or of replacing rows by new ones, beside a step's buffers."""
+        count, degree = work.gaussians, work.sh_degree
+        # shN flushed: all of it, or that which is offloaded piece by piece.
+        pieces = _PIECES * rest_bytes(min(count, ROWS), degree) if work.offloads else 0
+        scoring = 0 if work.offloads else rest_bytes(count, degree)
+        scoring += render_memory(self.backend, work).frame + self._scoring(work)
+        refining = state_bytes(count, degree, offloads=work.offloads) + _REFINE_ROW * count if self.densifies else 0
+        return max(scoring, refining) + pieces
 
 
 @dataclass(frozen=True, slots=True)
 class ShardedMemoryPlan(MemoryPlan):
-    """The same of a process that holds one of ``parts`` parts of the Gaussians; ``work`` and counts are of all."""
+    """The same of a process that holds one of ``shards`` shards; ``work`` and counts are of all Gaussians."""
 
-    parts: int = 1
+    shards: int = 1
 
-    def least(self) -> int:
-        step = shared_memory_estimate(self.backend, self.work, self.parts)
-        pairs = min(step.pairs, line_bytes(self.backend, self.work))
-        return self.held + step.total - step.pairs + pairs
+    def _step(self, work: Workload) -> MemoryEstimate:
+        return shared_memory_estimate(self.backend, work, self.shards)
 
-    def now(self) -> int:
-        step = shared_memory_estimate(self.backend, self.work, self.parts)
-        return self.held + self.photos + step.total - step.pairs + min(step.pairs, self._most_pairs())
+    def _batch_bytes(self, count: int) -> int:
+        return 0  # shared_memory_estimate() has the sums
 
-    def at(self, count: int) -> int:
-        more = count / max(1, self.work.gaussians)
-        # More Gaussians are smaller, but as large a part of them is seen.
-        pairs = replace(self.work.pairs.times(math.pow(more, _PAIRS_GROW)), visible=self.work.pairs.times(more).visible)
-        work = replace(self.work, gaussians=count, pairs=pairs)
-        step, shown = shared_memory_estimate(self.backend, work, self.parts), render_memory(self.backend, work)
-        most, own, degree = self._most_pairs(), -(-count // self.parts), work.sh_degree
-        sums = work.pairs.visible * (4 * abi.ROW + 4) if step.pairs > most else 0
-        column = 4 * 3 * max(1, SH_REST[degree])  # the widest one there is
-        scoring = column * own + min(shown.pairs, int(_SCORE_PAIRS * most)) + work.width * work.height * _SCORE_PIXEL
+    def _work_at(self, count: int) -> Workload:
+        work = MemoryPlan._work_at(self, count)
+        # More Gaussians are smaller, but the same part of them is visible.
+        visible = self.work.pairs.times(count / max(1, self.work.gaussians)).visible
+        return replace(work, pairs=replace(work.pairs, visible=visible))
+
+    def _band_rows(self, work: Workload) -> int:
+        return work.pairs.visible
+
+    def _between_steps(self, work: Workload) -> int:
+        count, degree = work.gaussians, work.sh_degree
+        own = -(-count // self.shards)
+        column = 4 * 3 * max(1, SH_REST[degree])  # the widest one
+        scoring = column * own + self._scoring(work)
         saving = column * (count + own)
-        growing = 0
-        if self.grows:
-            # What decisions look at before, after and in another order, and what they are worked out with; and columns
-            # on their way.
-            growing = (3 * _LOOKED_AT + _EDIT_ROW) * count + state_bytes(own, degree) + 3 * column * own
-        banded = step.total - step.pairs + min(step.pairs, most) + sums
-        return self.held + self.photos + banded + max(scoring, growing, saving)
+        refining = 0
+        if self.densifies:
+            # The geometry before, after and sorted, the refinement, the new state, and columns in transit.
+            refining = (3 * _GEOMETRY_ROW + _REFINE_ROW) * count + state_bytes(own, degree) + 3 * column * own
+        return max(scoring, refining, saving)
 
 
 def plan_memory(
@@ -219,92 +239,92 @@ def plan_memory(
     device: torch.device,
     *,
     own: int,
-    parts: int = 1,
+    shards: int = 1,
     store: TensorStorage = DEVICE_STORAGE,
 ) -> tuple[int | None, list[str]]:
-    """Return the cap that the memory allows a run that begins with ``gaussians``, and sentences for the user.
+    """Return the cap that the memory allows a run that starts with ``gaussians``, and sentences for the user.
 
-    own: bytes that the process holds of this state already. parts: shards of the Gaussians. store: of
-    the SH rest. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises ResourceError,
-    before anything large is allocated, when the state and a step on it cannot fit.
+    own: bytes of this state that the process holds already. shards: into which the Gaussians are divided among
+    processes. store: of shN. The cap is ``config.memory.cap`` where that is set, and None without a budget. Raises
+    ResourceError, before any large allocation, when the state and a step on it cannot fit.
     """
     budget = config.memory.budget
     try:
         backend = backend_for(device)
     except NoCompilerError:
-        return config.memory.cap, []  # plain torch: whoever waits for it has other worries
+        return config.memory.cap, []  # plain torch is far too slow for runs that fill a memory
     held = max(0, held_memory(device, offloads=store.offloads) - own)
     if budget is None:
-        room = held + own + int(SHARE * free_memory(device))
+        limit = held + own + int(SHARE * free_memory(device))
     else:
-        room, held = budget, -(-held // _GRAIN) * _GRAIN
+        limit, held = budget, -(-held // _GRAIN) * _GRAIN
     if device.type == "cpu" and (budget is not None or config.data.cache_bytes is None):
-        scene.images.limit(int(IMAGE_MEMORY_SHARE * room))
-    camera, pairs = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
+        scene.images.limit(int(IMAGE_MEMORY_SHARE * limit))
+    camera, isects = fullest_view(gaussians, [scene.cameras[i] for i in scene.train])
     largest = max((scene.cameras[i] for i in (*scene.train, *scene.test)), key=lambda c: c.width * c.height)
-    forecast = (MemoryPlan if parts == 1 else partial(ShardedMemoryPlan, parts=parts))(
+    plan = (MemoryPlan if shards == 1 else partial(ShardedMemoryPlan, shards=shards))(
         backend=backend,
         held=held,
-        photos=training_image_bytes(scene, device, room, reduced=config.schedule.num_downscales > 0),
+        images=training_image_bytes(scene, device, limit, reduced=config.schedule.num_downscales > 0),
         work=Workload(
             len(gaussians),
             gaussians.sh_degree,
             largest.width,
             largest.height,
-            pairs,
+            isects,
             exposed=config.views.exposure,
             gridded=config.views.bilateral_grid,
             depths=config.depth_lambda > 0.0,
             offloads=store.offloads,
         ),
         camera=camera,
-        grows=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
-        room=room,
+        densifies=config.schedule.refine_start < min(config.schedule.refine_stop, config.train.iterations),
+        limit=limit,
         batched=config.train.batch_size > 1,
         store=store,
     )
-    if forecast.is_absurd():
-        raise forecast.crowd(gaussians).refusal()
-    if (least := forecast.least()) > room:
-        raise _refusal(forecast, least, budget is not None)
+    if plan.is_absurd():
+        raise plan.overflow(gaussians).refusal()
+    if (needed := plan.min_bytes()) > limit:
+        raise _refusal(plan, needed, budget is not None)
     if budget is not None:
-        config = resolve(config, memory_cap=config.memory.cap or max(len(gaussians), forecast.most()))
-    return config.memory.cap, _sentences(config, forecast) + _offloaded(config, forecast)
+        config = resolve(config, memory_cap=config.memory.cap or max(len(gaussians), plan.max_gaussians()))
+    return config.memory.cap, _memory_notes(config, plan) + _offload_notes(config, plan)
 
 
 def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camera, PairCount]:
-    """The camera with most pairs, and how many: found with a part of Gaussians and cameras where there are many."""
-    cameras = cameras[:: -(-len(cameras) // _VIEWS)]
-    step = -(-len(gaussians) * len(cameras) // _LOOKS) or 1
-    some = gaussians.map(lambda t: t[::step].detach().cpu())
-    boxes = [predict_boxes(some, camera) for camera in cameras]
-    best = boxes.index(max(boxes))
-    finer = -(-len(gaussians) // _IN_FULL) or 1
-    most = gaussians.map(lambda t: t[::finer].detach().cpu())
-    return cameras[best], predict_pairs(most, cameras[best]).times(len(gaussians) / len(most))
+    """Return the camera with most intersections, and their number; of many Gaussians and cameras a sample is taken."""
+    cameras = cameras[:: -(-len(cameras) // _CAMERAS)]
+    step = -(-len(gaussians) * len(cameras) // _SAMPLED) or 1
+    sample = gaussians.map(lambda t: t[::step].detach().cpu())
+    boxes = [predict_boxes(sample, camera) for camera in cameras]
+    fullest = cameras[boxes.index(max(boxes))]
+    step = -(-len(gaussians) // _SAMPLED_IN_FULLEST) or 1
+    sample = gaussians.map(lambda t: t[::step].detach().cpu())
+    return fullest, predict_pairs(sample, fullest).times(len(gaussians) / len(sample))
 
 
-def _sentences(config: Config, forecast: MemoryPlan) -> list[str]:
-    """What a person wants to know."""
-    memory, count = config.memory, forecast.work.gaussians
-    text = f"memory: about {gib(forecast.now())} now"
-    cap = config.max_gaussians() if forecast.grows else None
-    allowed = f"the budget is {gib(forecast.room)}" if memory.budget else f"{gib(forecast.room)} can be had"
+def _memory_notes(config: Config, plan: MemoryPlan) -> list[str]:
+    """Return sentences about the memory for the user."""
+    memory, count = config.memory, plan.work.gaussians
+    text = f"memory: about {gib(plan.start_bytes())} now"
+    cap = config.max_gaussians() if plan.densifies else None
+    limit = f"the budget is {gib(plan.limit)}" if memory.budget else f"{gib(plan.limit)} can be had"
     if cap is None or cap <= count:
-        more = f", enough for about {forecast.most():,} Gaussians" if forecast.grows and cap is None else ""
-        return [f"{text}; {allowed}{more}"]
-    at_cap = forecast.at(cap)
-    notes = [f"{text}, {gib(at_cap)} at the cap of {cap:,} Gaussians; {allowed}"]
+        more = f", enough for about {plan.max_gaussians():,} Gaussians" if plan.densifies and cap is None else ""
+        return [f"{text}; {limit}{more}"]
+    at_cap = plan.peak_bytes(cap)
+    notes = [f"{text}, {gib(at_cap)} at the cap of {cap:,} Gaussians; {limit}"]
     if cap == memory.cap:
         notes.append(f"growth stops at {cap:,} Gaussians, for which the memory suffices")
-    elif at_cap > forecast.room:
-        notes.append(f"the memory suffices for about {forecast.most():,} Gaussians; --cap-max {cap} is more")
+    elif at_cap > plan.limit:
+        notes.append(f"the memory suffices for about {plan.max_gaussians():,} Gaussians; --cap-max {cap} is more")
     return notes
 
 
-def _offloaded(config: Config, forecast: MemoryPlan) -> list[str]:
-    """The same about what is offloaded. Raises ResourceError where there is no room for it."""
-    store, count, degree = forecast.store, forecast.work.gaussians, forecast.work.sh_degree
+def _offload_notes(config: Config, plan: MemoryPlan) -> list[str]:
+    """Return sentences about offloaded tensors. Raises ResourceError where there is no room for them."""
+    store, count, degree = plan.store, plan.work.gaussians, plan.work.sh_degree
     if not store.offloads:
         return []
     if degree == 0:
@@ -314,20 +334,20 @@ def _offloaded(config: Config, forecast: MemoryPlan) -> list[str]:
         raise ResourceError(
             f"the SH coefficients of {count:,} Gaussians and their moments take {gib(now)} {store.place()}; "
             f"{gib(free)} are free there",
-            remedy=f"free some space there, --sh-degree {degree - 1}, or --cap-max {forecast.most_elsewhere(free)}",
+            remedy=f"free some space there, --sh-degree {degree - 1}, or --cap-max {plan.max_offloaded(free)}",
         )
     text = f"offloaded {store.place()}: {gib(now)} now"
-    cap = config.max_gaussians() if forecast.grows else None
-    most = forecast.elsewhere(max(count, cap or 0))
-    text += f", {gib(most)} at most" if cap is not None or not forecast.grows else ""
+    cap = config.max_gaussians() if plan.densifies else None
+    peak = plan.offloaded_bytes(max(count, cap or 0))
+    text += f", {gib(peak)} at most" if cap is not None or not plan.densifies else ""
     notes = [f"{text}; {gib(free)} are free there"]
-    if most > free:
-        notes.append(f"that suffices for about {forecast.most_elsewhere(free):,} Gaussians; --cap-max takes a number")
+    if peak > free:
+        notes.append(f"that suffices for about {plan.max_offloaded(free):,} Gaussians; --cap-max takes a number")
     return notes + store.notes()
 
 
-def _most(fits: Callable[[int], bool]) -> int:
-    """The largest count that fits, rounded down to three digits; with one that does, all below do."""
+def _largest(fits: Callable[[int], bool]) -> int:
+    """Return the largest count that fits, rounded down to three digits; if a count fits, all below it do."""
     low, high = 0, 1
     while fits(high):
         low, high = high, 2 * high
@@ -338,15 +358,15 @@ def _most(fits: Callable[[int], bool]) -> int:
     return int(low // grain * grain)
 
 
-def _refusal(forecast: MemoryPlan, least: int, has_budget: bool) -> ResourceError:
-    work = forecast.work
-    allowed = "the budget is" if has_budget else "there are"
-    fits = forecast.most()
+def _refusal(plan: MemoryPlan, needed: int, has_budget: bool) -> ResourceError:
+    work = plan.work
+    limit = "the budget is" if has_budget else "there are"
+    fits = plan.max_gaussians()
     fewer = f"--cap-max {fits} starts with fewer points, " if fits else ""
     larger = "a larger --vram-budget allows more" if has_budget else "or a device with more memory"
     return ResourceError(
         f"{work.gaussians:,} Gaussians and a training step on a {work.width}x{work.height} view take at least "
-        f"{gib(least)}; {allowed} {gib(forecast.room)}",
+        f"{gib(needed)}; {limit} {gib(plan.limit)}",
         remedy=f"-r 2, 4 or 8 for smaller images, {fewer}{larger}",
     )
 

@@ -230,8 +230,8 @@ def new_state(
     notes = [*found, *notes]
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
-        parts = 1 if place is None else place[1]
-        cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, parts=parts, store=store)
+        shards = 1 if place is None else place[1]
+        cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, store=store)
         config, notes = resolve(config, memory_cap=cap), notes + more
     shard = None if place is None else Shard(*place, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, len(scene.train)), None
@@ -299,8 +299,8 @@ def resumed_state(
     notes += more
     store = storage_for(config.memory.offload, device, folder)
     if planned:
-        parts = 1 if place is None else place[1]
-        config, more = _plan_again(checkpoint, scene, torch.device(device), config, parts, store)
+        shards = 1 if place is None else place[1]
+        config, more = _plan_again(checkpoint, scene, torch.device(device), config, shards, store)
         notes += more
     state = shard_of(checkpoint, place, device, store=store)
     if lengthened and config.train.iterations < state.step:
@@ -339,14 +339,14 @@ def _placed(gaussians: Gaussians, device: str, store: TensorStorage) -> Gaussian
 
 
 def _plan_again(
-    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, parts: int, store: TensorStorage
+    checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, shards: int, store: TensorStorage
 ) -> tuple[Config, list[str]]:
     """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
         config = with_settings(config, {"memory.cap": None})
     # A run that offloads maps its checkpoint, and so do processes with a part each: it counts as little as what they
     # offload.
-    mapped = store.offloads or parts > 1
+    mapped = store.offloads or shards > 1
     own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
-    cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, parts=parts, store=store)
+    cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, shards=shards, store=store)
     return resolve(config, memory_cap=cap), notes

@@ -17,7 +17,7 @@ from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory import Budget
 from splatcli.rasterizer.memory_estimate import PairCount, predict_pairs
-from splatcli.train import memory_plan as forecasts
+from splatcli.train import memory_plan
 from splatcli.train.events import Capped, Started, Stepped
 from splatcli.train.memory_plan import MemoryPlan, ShardedMemoryPlan, fullest_view, plan_memory
 from splatcli.train.monitor import IntersectionMonitor
@@ -37,36 +37,44 @@ from tests.train.worlds import (
 CPU = torch.device("cpu")
 
 
-def forecast(n: int = 10_000, room: int = 4 << 30, *, grows: bool = True, pairs: int = 40_000) -> MemoryPlan:
+def memory_plan_of(n: int = 10_000, room: int = 4 << 30, *, densifies: bool = True, pairs: int = 40_000) -> MemoryPlan:
     (camera,) = ring_cameras(1, 800)
-    work = forecasts.Workload(n, 3, 800, 800, PairCount(pairs, pairs, n))
-    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, grows, room)
+    work = memory_plan.Workload(n, 3, 800, 800, PairCount(pairs, pairs, n))
+    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, densifies, room)
 
 
 @NEEDS_COMPILER
 def test_the_cap_is_the_most_that_fits() -> None:
     for room in (1 << 30, 4 << 30, 24 << 30):
-        told = forecast(room=room)
-        assert told.at(told.most()) <= room
-        assert told.at(int(1.02 * told.most()) + 10) > room
+        plan = memory_plan_of(room=room)
+        assert plan.peak_bytes(plan.max_gaussians()) <= room
+        assert plan.peak_bytes(int(1.02 * plan.max_gaussians()) + 10) > room
 
 
 @NEEDS_COMPILER
 def test_more_gaussians_pixels_and_photos_need_more() -> None:
-    told = forecast()
-    assert told.least() < told.now() < told.at(10_000) < told.at(10_001) < told.at(100_000)
-    assert replace(told, photos=200 << 20).at(10_000) == told.at(10_000) + (100 << 20)
-    assert replace(told, photos=200 << 20).least() == told.least(), "photos that do not fit are not kept"
-    larger = replace(told, work=replace(told.work, width=1600))
-    assert larger.at(10_000) > told.at(10_000)
-    assert forecast(grows=False).most() > told.most(), "rows are replaced only where there is density control"
+    plan = memory_plan_of()
+    assert (
+        plan.min_bytes()
+        < plan.start_bytes()
+        < plan.peak_bytes(10_000)
+        < plan.peak_bytes(10_001)
+        < plan.peak_bytes(100_000)
+    )
+    assert replace(plan, images=200 << 20).peak_bytes(10_000) == plan.peak_bytes(10_000) + (100 << 20)
+    assert replace(plan, images=200 << 20).min_bytes() == plan.min_bytes(), "photos that do not fit are not kept"
+    larger = replace(plan, work=replace(plan.work, width=1600))
+    assert larger.peak_bytes(10_000) > plan.peak_bytes(10_000)
+    assert memory_plan_of(densifies=False).max_gaussians() > plan.max_gaussians(), (
+        "rows are replaced only where there is density control"
+    )
 
 
 @NEEDS_COMPILER
 def test_pairs_need_no_more_than_their_part_for_then_there_are_bands() -> None:
-    crowded = forecast(pairs=10**9)
-    assert crowded.at(10_000) < 600 * 2**20 + 1.25 * 2**31 + 10**9
-    assert crowded.least() > forecast().least()
+    crowded = memory_plan_of(pairs=10**9)
+    assert crowded.peak_bytes(10_000) < 600 * 2**20 + 1.25 * 2**31 + 10**9
+    assert crowded.min_bytes() > memory_plan_of().min_bytes()
 
 
 @NEEDS_COMPILER
@@ -77,8 +85,8 @@ def test_the_fullest_view_is_found_with_a_part_of_the_gaussians(monkeypatch: pyt
     camera, pairs = fullest_view(gaussians, cameras)
     assert camera is max(zip(exact, cameras, strict=True), key=lambda both: both[0].boxes)[1]
     assert pairs == max(exact, key=lambda count: count.boxes)
-    monkeypatch.setattr(forecasts, "_LOOKS", 2000)
-    monkeypatch.setattr(forecasts, "_IN_FULL", 2500)
+    monkeypatch.setattr(memory_plan, "_SAMPLED", 2000)
+    monkeypatch.setattr(memory_plan, "_SAMPLED_IN_FULLEST", 2500)
     same, about = fullest_view(gaussians, cameras)
     assert same is camera
     assert about.boxes == pytest.approx(pairs.boxes, rel=0.2)
@@ -235,7 +243,7 @@ def test_without_a_compiler_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
     def absent(device: torch.device) -> None:
         raise NoCompilerError("no g++")
 
-    monkeypatch.setattr(forecasts, "backend_for", absent)
+    monkeypatch.setattr(memory_plan, "backend_for", absent)
     assert planned(short_config()) == (None, [])
 
 
@@ -277,16 +285,18 @@ def test_native_engines_tell_their_pairs() -> None:
 
 @NEEDS_COMPILER
 def test_parts_of_the_gaussians_take_parts_of_the_memory() -> None:
-    work = replace(forecast(100_000).work, pairs=PairCount(400_000, 400_000, 10_000))  # a view sees a tenth
-    whole = replace(forecast(), work=work, batched=True)
+    work = replace(memory_plan_of(100_000).work, pairs=PairCount(400_000, 400_000, 10_000))  # a view sees a tenth
+    whole = replace(memory_plan_of(), work=work, batched=True)
     fields = {name: getattr(whole, name) for name in whole.__dataclass_fields__}
-    half, quarter = (ShardedMemoryPlan(**fields, parts=parts) for parts in (2, 4))
-    assert quarter.least() < quarter.now() < quarter.at(100_000) < quarter.at(100_001)
+    half, quarter = (ShardedMemoryPlan(**fields, shards=parts) for parts in (2, 4))
+    assert quarter.min_bytes() < quarter.start_bytes() < quarter.peak_bytes(100_000) < quarter.peak_bytes(100_001)
     for count in (100_000, 1_000_000):
-        assert quarter.at(count) < half.at(count) < whole.at(count)
-    assert 1.3 * 1.3 * whole.most() < 1.3 * half.most() < quarter.most()
-    for told in (half, quarter):
-        assert told.at(told.most()) <= told.room < told.at(int(1.02 * told.most()) + 10)
+        assert quarter.peak_bytes(count) < half.peak_bytes(count) < whole.peak_bytes(count)
+    assert 1.3 * 1.3 * whole.max_gaussians() < 1.3 * half.max_gaussians() < quarter.max_gaussians()
+    for plan in (half, quarter):
+        assert (
+            plan.peak_bytes(plan.max_gaussians()) <= plan.limit < plan.peak_bytes(int(1.02 * plan.max_gaussians()) + 10)
+        )
 
 
 @NEEDS_COMPILER
@@ -296,7 +306,7 @@ def test_ranks_with_parts_plan_for_all() -> None:
     for parts in (1, 4):
         # Much more than what the process of the tests holds by now, which each part has to leave room for.
         config = short_config(train={"batch_size": 4}, memory={"budget": 32 << 30})
-        cap, _ = plan_memory(config, made_scene(size=64), random_gaussians(20, degree=2), CPU, own=0, parts=parts)
+        cap, _ = plan_memory(config, made_scene(size=64), random_gaussians(20, degree=2), CPU, own=0, shards=parts)
         caps.append(cap)
     assert caps[0] is not None
     assert caps[1] is not None

@@ -32,7 +32,7 @@ from splatcli.rasterizer.memory_estimate import (
 from splatcli.rasterizer.offload import DEVICE_STORAGE, MemoryMapped, Pinned, TensorStorage
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
-from splatcli.train import memory_plan as forecasts
+from splatcli.train import memory_plan
 from splatcli.train.data_parallel import state_digest
 from splatcli.train.events import Event, OpacityReset, Probed, Refined, RolledBack, Stepped
 from splatcli.train.memory_plan import MemoryPlan, plan_memory
@@ -102,11 +102,11 @@ def test_a_run_has_the_same_bits_with_and_without(engine: str, strategy: str, la
     make = ENGINES[engine]
     with RunDir.create(tmp_path / "plain") as folder:
         plain = start(folder, make, strategy, offload=False)
-        told = story(plain.run(stop_at=last))
+        expected = story(plain.run(stop_at=last))
     assert not away(plain)
-    assert any("Refined" in line for line in told)
-    assert any("Probed" in line for line in told)
-    assert strategy != "default" or any("OpacityReset" in line for line in told)
+    assert any("Refined" in line for line in expected)
+    assert any("Probed" in line for line in expected)
+    assert strategy != "default" or any("OpacityReset" in line for line in expected)
     with RunDir.create(tmp_path / "away") as folder:
         trainer = start(folder, make, strategy, offload=True)
         late = 0
@@ -115,7 +115,7 @@ def test_a_run_has_the_same_bits_with_and_without(engine: str, strategy: str, la
             assert away(trainer), event
             late = max(late, int((trainer.state.adam.rest_steps < trainer.state.adam.step).sum()))
             events.append(event)
-    assert story(iter(events)) == told
+    assert story(iter(events)) == expected
     assert late > 10, "some rows are outside the views"
     assert state_digest(trainer.state) == state_digest(plain.state)
     for step in sorted({8, min(16, last), last}):
@@ -236,25 +236,25 @@ def test_a_gaussian_s_state_is_split_between_here_and_there() -> None:
         assert parameter_bytes(degree) == 56 + rest_bytes(1, degree)
 
 
-def forecast(store: TensorStorage, *, grows: bool = True) -> MemoryPlan:
+def memory_plan_of(store: TensorStorage, *, densifies: bool = True) -> MemoryPlan:
     (camera,) = ring_cameras(1, 160)
     work = Workload(1_000_000, 3, 160, 160, PairCount(400_000, 500_000, 200_000), offloads=store.offloads)
-    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, grows, 4 << 30, store=store)
+    return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, densifies, 4 << 30, store=store)
 
 
 @NEEDS_COMPILER
 def test_what_is_offloaded_is_not_counted_here_and_all_of_it_there(tmp_path: Path) -> None:
-    plain, mapped, pinned = (forecast(store) for store in (DEVICE_STORAGE, MemoryMapped(tmp_path), Pinned()))
+    plain, mapped, pinned = (memory_plan_of(store) for store in (DEVICE_STORAGE, MemoryMapped(tmp_path), Pinned()))
     count = 1_000_000
-    assert plain.now() - mapped.now() == plain.least() - mapped.least() == 540 * count
+    assert plain.start_bytes() - mapped.start_bytes() == plain.min_bytes() - mapped.min_bytes() == 540 * count
     # While rows are replaced, both of them; beside it some pieces.
     pieces = 6 * rest_bytes(1 << 16, 3)
-    assert plain.at(count) - mapped.at(count) == 2 * 540 * count - pieces
-    assert mapped.most() > 2 * plain.most()
-    assert mapped.elsewhere(count) == 6 * 180 * count
-    assert forecast(MemoryMapped(tmp_path), grows=False).elsewhere(count) == 4 * 180 * count
-    assert pinned.elsewhere(count) == 6 << 28
-    assert mapped.most_elsewhere(6 * 180 * count) == count
+    assert plain.peak_bytes(count) - mapped.peak_bytes(count) == 2 * 540 * count - pieces
+    assert mapped.max_gaussians() > 2 * plain.max_gaussians()
+    assert mapped.offloaded_bytes(count) == 6 * 180 * count
+    assert memory_plan_of(MemoryMapped(tmp_path), densifies=False).offloaded_bytes(count) == 4 * 180 * count
+    assert pinned.offloaded_bytes(count) == 6 << 28
+    assert mapped.max_offloaded(6 * 180 * count) == count
     assert step_memory(float32(), mapped.work).state == 180 * count
 
 
@@ -290,7 +290,7 @@ def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkey
     )
     assert Budget(cpu, 2 * counted).left() == 0
     assert Budget(cpu, 2 * counted, offloads=True).left() == counted
-    monkeypatch.setattr(forecasts, "held_memory", lambda device, *, offloads=False: (1 << 30) * (2 - offloads))
+    monkeypatch.setattr(memory_plan, "held_memory", lambda device, *, offloads=False: (1 << 30) * (2 - offloads))
     caps = []
     for store in (DEVICE_STORAGE, MemoryMapped(tmp_path)):
         config = short_config(memory={"offload": store.offloads, "budget": "4GiB"})
