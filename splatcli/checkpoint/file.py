@@ -19,11 +19,11 @@ from splatcli.checkpoint.activation_check import activation_cost, checkpoint_spa
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.container import DIGEST_KEY, MANIFEST_KEY, read_container
 from splatcli.checkpoint.schema import (
+    FILTER_3D,
     FORMAT,
     FORMAT_VERSION,
     MOMENT_PREFIXES,
-    REST_STEPS,
-    SMOOTHING,
+    SH_LAST_STEP,
     STORED_NAMES,
     VIEW_PREFIX,
     CameraSpec,
@@ -61,10 +61,10 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
         for group in GROUPS:
             for prefix, moment in zip(MOMENT_PREFIXES, checkpoint.moments[group], strict=True):
                 named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
-    if checkpoint.rest_steps is not None:
-        named[REST_STEPS] = checkpoint.rest_steps
-    if checkpoint.smoothing is not None:
-        named[SMOOTHING] = checkpoint.smoothing
+    if checkpoint.sh_last_step is not None:
+        named[SH_LAST_STEP] = checkpoint.sh_last_step
+    if checkpoint.filter_3d is not None:
+        named[FILTER_3D] = checkpoint.filter_3d
     named.update({f"strategy.{key}": v for key, v in checkpoint.strategy.items() if isinstance(v, Tensor)})
     named.update({VIEW_PREFIX + key: tensor for key, tensor in checkpoint.views.items()})
     named.update({f"rng.{key}": state for key, state in checkpoint.rng.items()})
@@ -104,7 +104,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
         format=FORMAT,
         format_version=list(FORMAT_VERSION),
         min_reader=list(FORMAT_VERSION),
-        requires=[SMOOTHING] if SMOOTHING in tensors else [],
+        requires=[FILTER_3D] if FILTER_3D in tensors else [],
         writer=writer_info(),
         sh_basis="real, INRIA signs",
         tensors=specs,
@@ -152,7 +152,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         gaussians=gaussians,
         moments=_moments(tensors),
         adam_step=manifest.train.adam_step,
-        rest_steps=_rest_steps(manifest, tensors, where),
+        sh_last_step=_sh_last_step(manifest, tensors, where),
         active_sh_degree=manifest.train.active_sh_degree,
         strategy=strategy,
         rng=_under("rng.", tensors),
@@ -162,7 +162,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         train=list(manifest.train_views),
         test=list(manifest.test_views),
         views=_views(manifest, tensors, where),
-        smoothing=_smoothing(tensors, where),
+        filter_3d=_filter_3d(tensors, where),
         dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
         writer=dict(manifest.writer),
     )
@@ -191,21 +191,21 @@ def _moments(tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | N
     return pairs
 
 
-def _rest_steps(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Tensor | None:
-    steps = tensors.get(REST_STEPS)
+def _sh_last_step(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Tensor | None:
+    steps = tensors.get(SH_LAST_STEP)
     if steps is not None and len(steps) and not 0 <= int(steps.min()) <= int(steps.max()) <= manifest.train.adam_step:
         raise ModelFileError(
-            f"{REST_STEPS} goes from {int(steps.min())} to {int(steps.max())}, beyond the optimiser's "
+            f"{SH_LAST_STEP} goes from {int(steps.min())} to {int(steps.max())}, beyond the optimiser's "
             f"{manifest.train.adam_step} steps",
             where=where,
         )
     return steps
 
 
-def _smoothing(tensors: dict[str, Tensor], where: object) -> Tensor | None:
-    sizes = tensors.get(SMOOTHING)
+def _filter_3d(tensors: dict[str, Tensor], where: object) -> Tensor | None:
+    sizes = tensors.get(FILTER_3D)
     if sizes is not None and bool((sizes < 0.0).any()):
-        raise ModelFileError(f"{SMOOTHING} holds sizes below zero, the least is {float(sizes.min()):g}", where=where)
+        raise ModelFileError(f"{FILTER_3D} holds sizes below zero, the least is {float(sizes.min()):g}", where=where)
     return sizes
 
 
@@ -294,8 +294,8 @@ def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
     """What the file of ``checkpoint`` takes at most; ``count`` asks as if it had so many Gaussians."""
     per_row = sum(tensor[:1].nbytes for _, tensor in checkpoint.gaussians.items())
     rows = 3 * per_row if checkpoint.moments is not None else per_row
-    rows += 0 if checkpoint.rest_steps is None else checkpoint.rest_steps[:1].nbytes
-    rows += 0 if checkpoint.smoothing is None else checkpoint.smoothing[:1].nbytes
+    rows += 0 if checkpoint.sh_last_step is None else checkpoint.sh_last_step[:1].nbytes
+    rows += 0 if checkpoint.filter_3d is None else checkpoint.filter_3d[:1].nbytes
     rows += sum(v[:1].nbytes for v in checkpoint.strategy.values() if isinstance(v, Tensor))
     fixed = sum(state.nbytes for states in (checkpoint.rng, checkpoint.views) for state in states.values())
     cameras = sum(_CAMERA_JSON + len(camera.name.encode()) for camera in checkpoint.cameras)

@@ -53,14 +53,14 @@ MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
 
 #: [N] int32, the step that _features_rest and its moments stand at (see AdamState); new in format 1.1, without which
 #: all stand at the optimiser's step.
-REST_STEPS = "adam.rest_steps"
+SH_LAST_STEP = "adam.rest_steps"
 
 #: [N] float32, sizes of the 3D filter (rasterizer/filter_3d.py): images differ without them, so a file with them
 #: requires a reader that knows them.
-SMOOTHING = "filter_3d"
+FILTER_3D = "filter_3d"
 
 #: Entries of ``requires`` that this version understands.
-KNOWN_FEATURES = (SMOOTHING,)
+KNOWN_FEATURES = (FILTER_3D,)
 
 #: What may be trained of the training views, and the shape of a view's row (train/corrections.py): the motion of a
 #: camera, and an affine map of colours, or a grid of them. Each has its Adam beside it, see VIEW_PARTS.
@@ -250,7 +250,7 @@ def space_of(name: str) -> tuple[str, str]:
         return PARAMETER_SPACES[name]
     if name.startswith(MOMENT_PREFIXES):
         return ("gradient" if name.startswith(MOMENT_PREFIXES[0]) else "gradient_squared", "1")
-    if name == SMOOTHING:
+    if name == FILTER_3D:
         return ("world", "scene units")
     if name.startswith(VIEW_PREFIX):
         table, _, part = name.removeprefix(VIEW_PREFIX).partition(".")
@@ -273,7 +273,7 @@ def name_problems(names: list[str]) -> list[str]:
     for stored in tables.values():
         if present & stored:
             problems += [f"{name} is missing" for name in sorted(stored - present)]
-    for name in sorted(present.difference(parameters, moments, {REST_STEPS, SMOOTHING}, *tables.values())):
+    for name in sorted(present.difference(parameters, moments, {SH_LAST_STEP, FILTER_3D}, *tables.values())):
         if _ACTIVATED_NAME.fullmatch(name.rsplit(".", 1)[-1]):
             problems.append(
                 f"{name} names an activated tensor; checkpoints hold raw parameters only "
@@ -306,9 +306,9 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
                 problems.append(f"{name} is {dtype_name(tensor)}, not float32")
             if tuple(tensor.shape) != shapes[base]:
                 problems.append(f"{name} has shape {list(tensor.shape)}, not {list(shapes[base])}")
-        elif name == REST_STEPS and (tensor.dtype != torch.int32 or tuple(tensor.shape) != (count,)):
+        elif name == SH_LAST_STEP and (tensor.dtype != torch.int32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not int32 [{count}]")
-        elif name == SMOOTHING and (tensor.dtype != torch.float32 or tuple(tensor.shape) != (count,)):
+        elif name == FILTER_3D and (tensor.dtype != torch.float32 or tuple(tensor.shape) != (count,)):
             problems.append(f"{name} is {dtype_name(tensor)} {list(tensor.shape)}, not float32 [{count}]")
         elif name.startswith(VIEW_PREFIX):
             problems += _view_problems(name, tensor, tensors)

@@ -39,14 +39,14 @@ class Checkpoint:
     gaussians: raw parameters, float32.
     moments: parameter group -> Adam's (exp_avg, exp_avg_sq), each of the group's shape; None before training.
     adam_step: steps that Adam has counted.
-    rest_steps: [N] int32, the step that shN of each Gaussian and its moments stand at; None: all at adam_step.
+    sh_last_step: [N] int32, the step that shN of each Gaussian and its moments stand at; None: all at adam_step.
     active_sh_degree: SH degree in use, at most ``gaussians.sh_degree``.
     strategy: the strategy's accumulators and numbers, by name.
     rng: states of torch generators, uint8 [S], by name.
     sampler: the counters from which the order of the views follows.
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: what is trained of the training views, [T, ...] with a row for each (VIEW_TABLES of the schema).
-    smoothing: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
+    filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
     writer: version and machine that wrote the file; empty before it is written.
     """
 
@@ -54,7 +54,7 @@ class Checkpoint:
     gaussians: Gaussians
     moments: dict[str, tuple[Tensor, Tensor]] | None
     adam_step: int
-    rest_steps: Tensor | None
+    sh_last_step: Tensor | None
     active_sh_degree: int
     strategy: dict[str, Tensor | Scalar]
     rng: dict[str, Tensor]
@@ -65,7 +65,7 @@ class Checkpoint:
     test: list[int]
     dataset: DatasetInfo
     views: dict[str, Tensor] = field(default_factory=dict)
-    smoothing: Tensor | None = None
+    filter_3d: Tensor | None = None
     writer: dict[str, str] = field(default_factory=dict)
 
     def refined_cameras(self) -> list[Camera]:

@@ -70,8 +70,8 @@ class TimeBudget:
             RANDOM_POINTS,
             TimePlanner,
             halvings_for,
-            measure_pace,
-            measure_scoring,
+            measure_scoring_time,
+            measure_step_time,
         )
 
         ends = time.monotonic() + limit - process_age()
@@ -86,8 +86,8 @@ class TimeBudget:
         self._start = len(gaussians)
         self._given_cap = asked.strategy.cap_max
         self._most = auto_cap(scene, self._start) if self._given_cap == "auto" else asked.max_gaussians()
-        pace = measure_pace(asked, scene, gaussians, engine_for(device))
-        scoring = SCORING_MARGIN * len(scene.test) * measure_scoring(asked, scene, gaussians)
+        pace = measure_step_time(asked, scene, gaussians, engine_for(device))
+        scoring = SCORING_MARGIN * len(scene.test) * measure_scoring_time(asked, scene, gaussians)
         self.deadline = ends - END_SECONDS - scoring
         self._pacer = TimePlanner(pace, self.deadline, views=len(scene.train))
         left = self._pacer.left()
@@ -112,7 +112,7 @@ class TimeBudget:
 
         state = trainer.state
         count, cap = len(state.gaussians), state.config.max_gaussians()
-        steps = self._pacer.look(state.step, state.config.train.iterations, count, cap or count)
+        steps = self._pacer.replan(state.step, state.config.train.iterations, count, cap or count)
         if steps is None:
             return None
         wanted = max(self._start, count, GAUSSIANS_PER_STEP * steps)

@@ -49,7 +49,7 @@ class DensityControl:
             """Return [M], the part of the opacities of ``rows`` that the 3D filter leaves."""
             return opacity_shares(rows, filter_sizes(rows.means, state.training_cameras()))
 
-        filtered = None if state.smoothing is None else shares
+        filtered = None if state.filter_3d is None else shares
         if state.shard is not None:
             assert self._group is not None
             redistribute(refinement, gaussians, stats, state, self._group, filtered)
@@ -58,7 +58,7 @@ class DensityControl:
                 refinement, gaussians, state.adam, stats, filtered
             )
         del gaussians, stats
-        if state.smoothing is not None:
+        if state.filter_3d is not None:
             self.update_filter_3d(state)
         check_count(step, state.count)
         events: list[Event] = []

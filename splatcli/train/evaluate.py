@@ -1,6 +1,6 @@
-"""Quality on views: PSNR and SSIM, the protocol that makes figures comparable, and the scorer of held-out views.
+"""Evaluation: PSNR and SSIM of views, the protocol that makes figures comparable, and the Scorer of a run.
 
-Scoring draws no random number and changes nothing of the state.
+Scoring draws no random number and does not change the state.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import tensor_of
 
-#: A mean squared error below this counts as this, so that equal images have a PSNR (100 dB) that JSON can hold.
+#: Least mean squared error: equal images have a PSNR of 100 dB, which JSON can hold.
 MIN_MSE = 1e-10
 
-#: A variance below this is rounding: one pixel in ten million that is one of 256 levels off has more.
+#: A smaller variance is rounding: one pixel in ten million that differs by one of 256 levels has more.
 MIN_SPREAD = 1e-13
 
 
 def psnr(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
-    """Peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
+    """Return the peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
 
-    hidden: [H, W] bool, the pixels that do not count; NaN when none does.
+    hidden: [H, W] bool, the masked pixels, which do not count; NaN when all are masked.
     """
     squares = (x.double() - y.double()).square()
     mse = float((squares if hidden is None else squares[~hidden]).mean())
@@ -44,9 +44,9 @@ def psnr(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
 
 @torch.no_grad()
 def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
-    """Mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding.
+    """Return the mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding.
 
-    hidden: [H, W] bool, the pixels that are black in both images and no window's centre; NaN when all are.
+    hidden: [H, W] bool, the masked pixels: black in both images and no window's centre; NaN when all are masked.
     """
     if hidden is None:
         return float(ssim_map_reference(x, y).mean())
@@ -54,18 +54,18 @@ def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
 
 
 def mask_out(image: Tensor, hidden: Tensor | None) -> Tensor:
-    """``image`` [H, W, 3] with its hidden pixels [H, W] black; itself where None is hidden."""
+    """Return ``image`` [H, W, 3] with its masked pixels [H, W] black; the image itself without a mask."""
     return image if hidden is None else image.masked_fill(hidden[..., None], 0.0)
 
 
 @torch.no_grad()
 def color_corrected(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> Tensor:
-    """[H, W, 3] ``clamp(A x + b, 0, 1)`` with the A [3, 3] and b [3] that bring it next to ``y`` in least squares.
+    """Return [H, W, 3] ``clamp(A x + b, 0, 1)``, with A [3, 3] and b [3] fitted to ``y`` by least squares.
 
-    A photo differs from others of its scene by exposure and white balance, which no model of the scene can know; this
-    takes out of a render x what such a linear change explains. hidden: [H, W] bool, the pixels that take no part in
-    the fit; the transform is applied to all. What a colour that x does not vary in should become is left as it is
-    least: A is the smallest of the best.
+    An image differs from others of its scene by exposure and white balance, which no model of the scene can predict.
+    This removes from a render x what such a linear change explains. hidden: [H, W] bool, the masked pixels, which take
+    no part in the fit; the transform is applied to all. Where x does not vary in a colour, A is the smallest of the
+    best fits.
     """
     seen = slice(None) if hidden is None else ~hidden
     source, target = (image.double()[seen].reshape(-1, 3) for image in (x, y))
@@ -79,14 +79,14 @@ def color_corrected(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> Tenso
 
 
 def quantised(image: Tensor) -> Tensor:
-    """``image`` clamped to 0..1 and rounded to what an 8-bit file can hold."""
+    """Return ``image`` clamped to 0..1 and rounded to 8 bits."""
     return (image.clamp(0.0, 1.0) * 255.0).round() / 255.0
 
 
 def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> Iterator[ViewScore]:
-    """The scores of views ``indices`` of ``scene``, one after another; none of a view that is hidden altogether.
+    """Yield the scores of views ``indices`` of ``scene``, except of views that are completely masked.
 
-    render: gives the [H, W, 3] float image of a camera, with the scene's size; it is quantised to 8 bits first.
+    render: returns the [H, W, 3] float image of a camera, with the scene's size; it is quantised to 8 bits first.
     """
     for i in indices:
         scores = score_view(render(scene.cameras[i]), scene, i)
@@ -95,7 +95,7 @@ def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Itera
 
 
 def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] | None:
-    """(PSNR, SSIM) of a rendered image [H, W, 3] of view ``index``, see score_views()."""
+    """Return (PSNR, SSIM) of a rendered image [H, W, 3] of view ``index``, see score_views()."""
     image = quantised(image)
     target, hidden = load_image(scene, index, image.device)
     if hidden is not None and bool(hidden.all()):
@@ -105,21 +105,21 @@ def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] |
 
 
 def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:
-    """``score_views``, all at once."""
+    """Return the list of score_views()."""
     return list(score_views(render, scene, indices))
 
 
 def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
-    """(mean of the views' PSNR, mean of their SSIM); ValueError where there are none."""
+    """Return (mean of the views' PSNR, mean of their SSIM). Raises ValueError without views."""
     if not views:
         raise ValueError("no view was scored")
     return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
 
 
 def load_image(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:
-    """([H, W, 3] uint8, [H, W] bool or None): the photo of view ``index`` on ``device`` and what is hidden in it.
+    """Return the image of view ``index`` on ``device``, [H, W, 3] uint8, and its masked pixels, [H, W] bool or None.
 
-    Over black where the background is new each step, as it is scored.
+    With a random training background it is composited over black, as renders are that are scored.
     """
     photo = scene.images.photo(index)
     pixels = tensor_of(photo.pixels).to(device)
@@ -127,7 +127,7 @@ def load_image(scene: Scene, index: int, device: torch.device | str) -> tuple[Te
 
 
 def protocol(config: Config, scene: Scene, indices: Sequence[int]) -> dict[str, object]:
-    """How figures were obtained, for the record beside them; two figures compare only if these agree."""
+    """Return how figures were obtained. Figures are comparable only if their protocols are equal."""
     return {
         "images": config.data.images or "the layout's own folder",
         "downscale": "none" if config.data.resolution == 1 else "resized on load, unless the folder holds that size",
@@ -159,18 +159,18 @@ def _split(config: Config, scene: Scene) -> str:
 
 
 def evaluation_background(config: Config) -> str:
-    """The colour behind evaluated renders: that of training; black where training draws it at random."""
+    """Return the background of evaluated renders: that of training, black where training draws it at random."""
     return "white" if config.train.background == "white" else "black"
 
 
-#: Figures of a view that processes tell each other, after whether there are any.
+#: Figures of a view that processes exchange, beside a flag whether there are any.
 MEASURES = 3
 
 BACKGROUNDS = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
 
 
 class Renderer(Protocol):
-    """Gives the float image [H, W, 3] of a view."""
+    """Returns the float image [H, W, 3] of a view."""
 
     def __call__(
         self, gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
@@ -178,7 +178,7 @@ class Renderer(Protocol):
 
 
 def make_renderer(budget: MemoryBudget | None) -> Renderer:
-    """The Renderer of the state's device; ``budget`` has the bytes for tile pairs, None takes what is free."""
+    """Return the Renderer of the state's device. budget: bytes for tile intersections; None takes the free memory."""
 
     def render_image(
         gaussians: Gaussians, camera: Camera, *, sh_degree: int, background: Tensor, antialiased: bool
@@ -191,7 +191,7 @@ def make_renderer(budget: MemoryBudget | None) -> Renderer:
 
 
 class _RenderSettings(TypedDict):
-    """How pictures are drawn to be scored."""
+    """Settings of renders that are scored."""
 
     sh_degree: int
     background: Tensor
@@ -199,9 +199,9 @@ class _RenderSettings(TypedDict):
 
 
 class Scorer:
-    """Scores the held-out views, and measures the probe views, of a state on ``scene``.
+    """Scores the held-out views and the probe views with a state on ``scene``.
 
-    problem: why the last evaluation gave no figures; None when it did.
+    problem: why the last evaluation has no figures; None when it has.
     """
 
     def __init__(self, scene: Scene, renderer: Renderer) -> None:
@@ -212,7 +212,7 @@ class Scorer:
     def evaluate(
         self, state: TrainState, should_stop: Callable[[], str | None]
     ) -> tuple[Evaluated | Alarmed | None, str | None]:
-        """Scores of the held-out views; None where there are none, or with the reason for a stop in between."""
+        """Return (scores of the held-out views, None), or (None, the reason for a stop in between)."""
         self.problem = None
         scores = []
         cameras = [self.scene.cameras[view] for view in state.test]
@@ -221,9 +221,9 @@ class Scorer:
             return score_view(image, self.scene, state.test[i])
 
         try:
-            for camera, found in zip(cameras, self._measured(state, cameras, score), strict=False):
-                if found is not None:
-                    scores.append(ViewScore(camera.name, *found))
+            for camera, figures in zip(cameras, self._measure(state, cameras, score), strict=False):
+                if figures is not None:
+                    scores.append(ViewScore(camera.name, *figures))
                 if (reason := should_stop()) is not None:
                     return None, reason
         except Exception as error:
@@ -235,23 +235,23 @@ class Scorer:
         return Evaluated(state.step, *mean_scores(scores), state.count, scores), None
 
     def probe(self, state: TrainState) -> Probed | Alarmed:
-        """Mean PSNR of the probe views: training views, evenly spaced, the same ones all through a run."""
+        """Return the mean PSNR of the probe views: evenly spaced training views, the same ones throughout a run."""
         count = min(state.config.guard.probe_views, len(state.train))
         rows = [i * len(state.train) // count for i in range(count)]
         cameras = [state.per_view_params.camera(row, self.scene.cameras[state.train[row]]) for row in rows]
         try:
-            found = self._measured(state, cameras, lambda i, image: self._psnr(state, rows[i], image))
-            values = [numbers[0] for numbers in found if numbers is not None]
+            measured = self._measure(state, cameras, lambda i, image: self._psnr(state, rows[i], image))
+            values = [figures[0] for figures in measured if figures is not None]
         except Exception as error:
             problem = _as_scoring_problem(error)
             return Alarmed(state.step, "evaluation", f"the probe views could not be measured: {problem.what}")
         mean = sum(values) / len(values) if values else math.nan
         return Probed(state.step, mean, state.count)
 
-    def _measured(
+    def _measure(
         self, state: TrainState, cameras: Sequence[Camera], measure: Callable[[int, Tensor], Sequence[float] | None]
     ) -> Iterator[Sequence[float] | None]:
-        """What ``measure`` finds in the image of each camera, whose number it is told."""
+        """Yield ``measure(i, image)`` of the image of each camera i."""
         if not cameras:
             return
         gaussians = state.flushed()
@@ -261,7 +261,7 @@ class Scorer:
             yield measure(i, image)
 
     def _psnr(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:
-        """PSNR of a training view in dB, as it is trained on; None where a mask hides all of it."""
+        """Return the PSNR of a training view in dB, with its trained parameters; None where all of it is masked."""
         image = quantised(state.per_view_params.recolour(row, image))
         target, hidden = load_image(self.scene, state.train[row], image.device)
         if hidden is not None and bool(hidden.all()):
@@ -270,16 +270,16 @@ class Scorer:
 
 
 class ShardedScorer(Scorer):
-    """The same by processes of which each holds some of the Gaussians: each draws and measures some of the views.
+    """The same by processes that hold shards: each renders and scores some of the views.
 
-    All get the figures, which are those of one process; every one has to ask for them.
+    All receive the figures, which are those of one process; every process has to call the methods.
     """
 
     def __init__(self, scene: Scene, renderer: Renderer, engine: ShardedEngine) -> None:
         super().__init__(scene, renderer)
         self.engine = engine
 
-    def _measured(
+    def _measure(
         self, state: TrainState, cameras: Sequence[Camera], measure: Callable[[int, Tensor], Sequence[float] | None]
     ) -> Iterator[Sequence[float] | None]:
         if not cameras:
@@ -300,7 +300,7 @@ class ShardedScorer(Scorer):
 
 
 def make_scorer(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
-    """What scores a run's views: one process, or with a ShardedEngine those that the Gaussians are shared out among."""
+    """Return the scorer of a run's views: of one process, or with a ShardedEngine of all that hold shards."""
     return ShardedScorer(scene, renderer, engine) if isinstance(engine, ShardedEngine) else Scorer(scene, renderer)
 
 
@@ -311,7 +311,7 @@ def _render_settings(state: TrainState) -> _RenderSettings:
 
 
 def _as_scoring_problem(error: Exception) -> SplatError:
-    """What keeps views from being scored and need not keep a run from going on; raises ``error`` if it is more."""
+    """Return ``error`` for users if training can continue without the scores; raise it if not."""
     if isinstance(error, SceneError) or is_out_of_memory(error):
         return as_splat_error(error)
     raise error

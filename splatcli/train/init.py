@@ -1,6 +1,6 @@
-"""The Gaussians before the first step: from SfM points, silhouettes, random points, or a given model.
+"""Initialisation: the Gaussians before the first step, from SfM points, silhouettes, random points, or a model.
 
-``cap_max = "auto"`` is the number of Gaussians that the images can resolve.
+``cap_max = "auto"`` estimates the number of Gaussians that the images can resolve.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
 from splatcli.train.visual_hull import hull_points, shows_silhouettes
 
-#: Gaussians for each pixel of a photo: more brought nothing where it was tried (benchmarks/README.md).
+#: Gaussians per pixel of an image: more brought no improvement in benchmarks (benchmarks/README.md).
 PER_PIXEL = 0.5
 
-#: So many views see about one side of a scene. More show more of it, each overlapping with the others: by the root.
+#: This many views show about one side of a scene. More views show more of it and overlap: the cap grows by the root.
 VIEWS = 40
 
 
 def auto_cap(scene: Scene, start: int) -> int:
-    """The most Gaussians of a run on ``scene``, rounded to two digits; at least the ``start`` that it begins with."""
+    """Return the cap of a run on ``scene``, rounded to two digits; at least ``start``, the initial count."""
     cameras = [scene.cameras[i] for i in scene.train]
     pixels = sum(camera.width * camera.height for camera in cameras) / len(cameras)
     cap = PER_PIXEL * pixels * math.sqrt(max(1.0, len(cameras) / VIEWS))
@@ -37,33 +37,33 @@ def auto_cap(scene: Scene, start: int) -> int:
 
 
 def resolve_cap(config: Config, scene: Scene, start: int) -> tuple[Config, list[str]]:
-    """Return the settings with a number in the place of "auto", and a note about it for the user."""
+    """Return the settings with a number in place of "auto", and a note about it for the user."""
     if config.strategy.cap_max != "auto":
         return config, []
     cap = auto_cap(scene, start)
-    note = f"growth stops at {cap:,} Gaussians, as many as the photos can tell apart"
+    note = f"growth stops at {cap:,} Gaussians, about as many as the images can resolve"
     return resolve(config, auto_cap=cap), [note]
 
 
-#: A mean squared neighbour distance below this is raised to it (INRIA), so that no scale starts at log(0).
+#: Least mean squared distance to neighbours (INRIA), so that no scale starts at log(0).
 MIN_SQUARED_DISTANCE = 1e-7
 
-#: Fewer distinct points than this have no three neighbours to take a size from.
+#: With fewer distinct points, none has three neighbours.
 MIN_POINTS = 4
 
-#: A point nearer to a camera centre than this, times the extent, is noise that would fill that camera's view.
+#: A point nearer to a camera's centre, in scene extents, is noise that would fill that camera's view.
 MIN_CAMERA_DISTANCE = 1e-4
 
-#: Random points of a run whose cap leaves room for them (INRIA), and at least.
+#: Random points of a run whose cap leaves room for them (INRIA), and their minimum.
 RANDOM_POINTS, LEAST_RANDOM_POINTS = 100_000, 1_000
 
-#: Half the edge of the cube that random points fill: in a Blender scene, and elsewhere in scene extents.
+#: Half the edge of the cube of random points: in a Blender scene, and elsewhere in scene extents.
 BLENDER_HALF_EDGE = 1.3
 RANDOM_HALF_EDGE = 3.0
 
 
 def resolve_init(config: Config, scene: Scene) -> str:
-    """What ``config.model.init`` comes to for ``scene``: without points there is nothing but making some."""
+    """Return the init for ``scene``: without points it is a visual hull, or random points."""
     if config.model.init != SFM or (scene.points is not None and len(scene.points.xyz)):
         return config.model.init
     return HULL if shows_silhouettes(scene) else RANDOM
@@ -72,9 +72,9 @@ def resolve_init(config: Config, scene: Scene) -> str:
 def initial_gaussians(
     config: Config, scene: Scene, generator: torch.Generator, given: Gaussians | None = None
 ) -> tuple[Gaussians, list[str]]:
-    """The Gaussians that ``config.model.init`` asks for, on the CPU, and notes for the user.
+    """Return the Gaussians that ``config.model.init`` requests, on the CPU, and notes for the user.
 
-    generator: on the CPU; drawn from for random points and for the choice among too many.
+    generator: on the CPU; for random points, and for a sample of points above the cap.
     given: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
     Raises SceneError for points that are not finite, UsageError for a given model above the cap.
     """
@@ -87,20 +87,20 @@ def initial_gaussians(
     cap = config.max_gaussians()
     points = _sfm_points(scene, notes) if config.model.init == SFM else None
     if points is None:
-        xyz, rgb = _made_points(config, scene, generator, notes)
+        xyz, rgb = _new_points(config, scene, generator, notes)
     else:
         xyz, rgb = points
         if cap is not None and len(xyz) > cap:
             rows = torch.randperm(len(xyz), generator=generator)[:cap].sort().values.numpy()
             notes.append(f"kept {cap} of {len(xyz)} points, the cap")
             xyz, rgb = xyz[rows], rgb[rows]
-    # What a view reaches then lies together, and so do its descendants: density control appends in the order of rows.
+    # What a view reaches then lies together in memory, and stays so: new rows are put beside their sources.
     order = morton_order(xyz)
     return gaussians_from_points(xyz[order], rgb[order], config), notes
 
 
 def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], config: Config) -> Gaussians:
-    """Round, grey-lobed Gaussians at ``xyz`` [P, 3] (world units) with colours ``rgb`` [P, 3] in 0..1."""
+    """Return isotropic Gaussians at ``xyz`` [P, 3] (world units) with colours ``rgb`` [P, 3] in 0..1; shN is zero."""
     model = config.model
     n = len(xyz)
     log_scale = 0.5 * log(torch.from_numpy(mean_squared_distance(xyz))) + math.log(model.init_scale)
@@ -115,9 +115,9 @@ def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], co
 
 
 def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
-    """[P] mean of the squared distances to the three nearest other points, at least MIN_SQUARED_DISTANCE.
+    """Return [P], the mean squared distance to the three nearest other points, at least MIN_SQUARED_DISTANCE.
 
-    With fewer than four points, to all others; a point alone gets MIN_SQUARED_DISTANCE.
+    With fewer than four points, to all others; a single point has MIN_SQUARED_DISTANCE.
     """
     points = xyz.astype(np.float64)
     neighbours = min(3, len(points) - 1)
@@ -129,7 +129,7 @@ def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-    """Distinct points of the scene in file order and their colours in 0..1; None when there are too few."""
+    """Return distinct points of the scene in file order and their colours in 0..1; None when there are too few."""
     if scene.points is None or len(scene.points.xyz) == 0:
         notes.append("the scene has no points")
         return None
@@ -158,22 +158,25 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
     return xyz, rgb.astype(np.float32) / 255.0
 
 
-def _made_points(
+def _new_points(
     config: Config, scene: Scene, generator: torch.Generator, notes: list[str]
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Points for a scene that has none, or whose own are not wanted: on the hull of what its photos show where these
-    are transparent around it, unless random ones are asked for; in Blender's usual cube, else around the cameras."""
+    """Return points for a scene that has none, or whose own are not used, and their colours.
+
+    They are on the visual hull if the images have transparency, unless ``init`` is "random"; otherwise at random in
+    Blender's usual cube, or around the cameras.
+    """
     if scene.kind == "blender" and not scene.offset.any():
         center, half = np.zeros(3), BLENDER_HALF_EDGE
     else:
         center = np.mean([scene.cameras[i].center for i in scene.train], axis=0)
         half = RANDOM_HALF_EDGE * scene.extent
-    count = _made_count(config, scene)
+    count = _new_point_count(config, scene)
     if config.model.init != RANDOM and shows_silhouettes(scene):
-        found = hull_points(scene, center, half, count, generator)
-        if found is not None:
+        hull = hull_points(scene, center, half, count, generator)
+        if hull is not None:
             notes.append(f"started from {count} points on the hull of what is opaque in the photos")
-            return found
+            return hull
         notes.append("the photos' transparency leaves no hull: poses or masks are off, or the scene is elsewhere")
     elif config.model.init == HULL:
         notes.append("too few photos have transparency for a hull")
@@ -183,15 +186,17 @@ def _made_points(
     return (center + half * cube).astype(np.float32), rgb
 
 
-def _made_count(config: Config, scene: Scene) -> int:
-    """How many points a run starts from that has to make its own. A start at the cap would leave no room to grow where
-    it is wanted until the others, most of which are in empty space, have faded."""
+def _new_point_count(config: Config, scene: Scene) -> int:
+    """Return the number of points that a run makes for itself.
+
+    At the cap there would be no room for growth until most of them, which are in empty space, are pruned.
+    """
     cap = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else config.max_gaussians()
-    asked = config.model.random_points
-    if asked is None:
-        asked = RANDOM_POINTS if cap is None else min(RANDOM_POINTS, max(LEAST_RANDOM_POINTS, cap // 10))
-    most = config.max_gaussians()
-    return asked if most is None else min(asked, most)
+    count = config.model.random_points
+    if count is None:
+        count = RANDOM_POINTS if cap is None else min(RANDOM_POINTS, max(LEAST_RANDOM_POINTS, cap // 10))
+    limit = config.max_gaussians()
+    return count if limit is None else min(count, limit)
 
 
 def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]:

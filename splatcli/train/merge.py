@@ -41,7 +41,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
     parts: list[Checkpoint] = []
     for block in range(len(grid)):
         path, checkpoint = load(block)
-        if checkpoint.moments is None or checkpoint.rest_steps is None:
+        if checkpoint.moments is None or checkpoint.sh_last_step is None:
             raise ModelFileError("this checkpoint holds no state of a training run", where=path)
         if parts:
             _check_alike(parts[0], checkpoint, path)
@@ -50,7 +50,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
     strategy: dict[str, Tensor | Scalar] = {"grad2d": torch.zeros(count), "count": torch.zeros(count)}
-    smoothing = None if first.smoothing is None else _joined([_required(part.smoothing) for part in parts])
+    filter_3d = None if first.filter_3d is None else _joined([_required(part.filter_3d) for part in parts])
     return replace(
         first,
         gaussians=gaussians,
@@ -61,7 +61,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
             )
             for name in GROUPS
         },
-        rest_steps=_joined([_required(part.rest_steps) for part in parts]),
+        sh_last_step=_joined([_required(part.sh_last_step) for part in parts]),
         strategy=strategy,
         sampler=ViewSampler(len(scene.train), first.config.train.seed).state(),
         config=_whole(first.config, count),
@@ -69,7 +69,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         test=list(scene.test),
         dataset=replace(first.dataset, root=str(scene.root)),
         views={},
-        smoothing=smoothing,
+        filter_3d=filter_3d,
     )
 
 
@@ -103,8 +103,8 @@ def _cut(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
         checkpoint,
         gaussians=checkpoint.gaussians.map(lambda tensor: tensor[rows]),
         moments={name: (a[rows], b[rows]) for name, (a, b) in _required(checkpoint.moments).items()},
-        rest_steps=_required(checkpoint.rest_steps)[rows],
-        smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing[rows],
+        sh_last_step=_required(checkpoint.sh_last_step)[rows],
+        filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d[rows],
         strategy={},
     )
 

@@ -34,14 +34,14 @@ GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 def rows_of(checkpoint: Checkpoint, rows: slice | Tensor) -> Checkpoint:
     """Return some rows of a checkpoint as a checkpoint; a slice shares its memory."""
-    moments, steps, sizes = checkpoint.moments, checkpoint.rest_steps, checkpoint.smoothing
+    moments, steps, sizes = checkpoint.moments, checkpoint.sh_last_step, checkpoint.filter_3d
     return replace(
         checkpoint,
         gaussians=checkpoint.gaussians.map(lambda column: column[rows]),
         moments=None if moments is None else {name: (a[rows], b[rows]) for name, (a, b) in moments.items()},
-        rest_steps=None if steps is None else steps[rows],
+        sh_last_step=None if steps is None else steps[rows],
         strategy={k: v[rows] if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
-        smoothing=None if sizes is None else sizes[rows],
+        filter_3d=None if sizes is None else sizes[rows],
     )
 
 
@@ -77,14 +77,14 @@ def _all_of(
         state.gaussians, state.adam, state.stats = apply_refinement(
             refinement, state.gaussians, state.adam, state.stats
         )
-        state.smoothing = None if state.smoothing is None else state.smoothing[source]
+        state.filter_3d = None if state.filter_3d is None else state.filter_3d[source]
     return state
 
 
 def _columns_of(checkpoint: Checkpoint) -> Iterator[Tensor]:
     yield from (column for _, column in checkpoint.gaussians.items())
     yield from (moment for pair in (checkpoint.moments or {}).values() for moment in pair)
-    others = (checkpoint.rest_steps, checkpoint.smoothing, *checkpoint.strategy.values())
+    others = (checkpoint.sh_last_step, checkpoint.filter_3d, *checkpoint.strategy.values())
     yield from (column for column in others if isinstance(column, Tensor))
 
 
@@ -185,7 +185,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
     def bundle(columns: Gaussians) -> list[Tensor | None]:
         return [gathered(column) for _, column in columns.items()]
 
-    adam, stats, sizes = state.adam, state.stats, state.smoothing
+    adam, stats, sizes = state.adam, state.stats, state.filter_3d
     bundles = [bundle(columns) for columns in (state.gaussians, adam.exp_avg, adam.exp_avg_sq)]
     others = [gathered(column) for column in (adam.rest_steps, stats.grad2d, stats.count)]
     sizes = None if sizes is None else gathered(sizes)
@@ -201,7 +201,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
         gaussians=parameters,
         adam=replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=steps),
         stats=DensifyStats(grad2d, count),
-        smoothing=sizes,
+        filter_3d=sizes,
         shard=None,
     )
 

@@ -1,4 +1,4 @@
-"""The state a run starts from: a new one, or a checkpoint's; whether scene and settings still fit it."""
+"""The state that a run starts from: a new one, or a checkpoint's, and whether scene and settings still match it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from splatcli.train.state import TRAINING_STREAMS, TrainState, stream_generator
 #: Differences that a message lists.
 _LISTED = 8
 
-#: Relative to the scene extent, and to the focal length: what another version of a reader's arithmetic may do.
+#: Relative to the scene extent and to the focal length: the rounding of another version of a scene reader.
 _TOLERANCE = 1e-5
 
 
-#: What the entries of a fingerprint are called.
+#: Names of the entries of a fingerprint in messages.
 _FINGERPRINT = {
     "count": "the number of photos",
     "sha256": "the digest of the photos",
@@ -46,22 +46,22 @@ _FINGERPRINT = {
     "depths": "the digest of the depth maps",
 }
 
-#: What may differ if the user says so, and how that is said.
+#: Differences of the scene that --allow-config-change accepts.
 CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
 
 
 def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:
-    """Raises SceneError, listing the differences, unless photos, split and cameras are those of the run.
+    """Raise SceneError, listing the differences, unless images, split and cameras are those of the run.
 
-    allowed: names in CONSENT: of "photos" the content may differ, of "cameras" lens and pose (the run goes on with
-        those that it has). Names, sizes and the split may not.
+    allowed: names in CONSENT: with "photos" the content of images may differ, with "cameras" lens and pose (the run
+        keeps its own). Names, sizes and the split may not.
     """
-    found = [(kind, text) for kind, text in _differences(checkpoint, scene) if kind not in allowed]
-    if not found:
+    differences = [(kind, text) for kind, text in _differences(checkpoint, scene) if kind not in allowed]
+    if not differences:
         return
-    listed = [text for _, text in found[:_LISTED]]
-    more = f"; and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
-    kinds = sorted({kind for kind, _ in found})
+    listed = [text for _, text in differences[:_LISTED]]
+    more = f"; and {len(differences) - _LISTED} more" if len(differences) > _LISTED else ""
+    kinds = sorted({kind for kind, _ in differences})
     remedy = "give the folder that the run was started on, or start a new run from its model: "
     remedy += "splat train SCENE --init CKPT"
     if set(kinds) <= CONSENT.keys():
@@ -75,7 +75,7 @@ def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[s
 
 
 def _differences(checkpoint: Checkpoint, scene: Scene) -> Iterator[tuple[str, str]]:
-    """(kind, sentence) of each; kinds beside those of CONSENT are "views" and "sizes"."""
+    """Yield (kind, sentence) of each difference; kinds beside those of CONSENT are "views" and "sizes"."""
     before, now = checkpoint.dataset.fingerprint, scene.fingerprint()
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
@@ -113,29 +113,29 @@ def _short(value: str | int | None) -> str:
     return text if len(text) <= 12 else text[:12] + "..."
 
 
-#: They touch no bit that is trained.
+#: Settings that affect no trained bit.
 _HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "memory.offload")
 
-#: They were used up before the first step.
+#: Settings that took effect before the first step.
 _FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid")
 _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
-#: What the moments of SH coefficients that are behind are made up for with (AdamState.rest_steps).
-_CATCHING_UP = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
+#: Settings with which shN catches up on missed steps (AdamState).
+_FLUSH_SETTINGS = {"optim.shN_lr", "optim.beta1", "optim.beta2", "optim.eps"}
 
 
 def changed_config(
     stored: Config, *, file: Path | None = None, assignments: list[str] | None = None, allowed: Iterable[str] = ()
 ) -> tuple[Config, list[str]]:
-    """The settings to go on with, and a sentence for each that is another now.
+    """Return the settings to continue with, and a sentence for each changed one.
 
     file: settings as they were given to the run; differences are refused, unless they are harmless or ``allowed``.
-    assignments: ``key=value`` strings, which state a wish.
-    Raises UsageError, listing the differences that need consent and those that cannot be.
+    assignments: ``key=value`` strings, which request a change.
+    Raises UsageError, listing the differences that need consent and those that are not possible.
     """
     before = flat_settings(stored)
     allowed = _known_keys(allowed, before)
-    wished = set(read_settings(assignments=assignments))
+    requested = set(read_settings(assignments=assignments))
     values = {
         key: value
         for key, value in read_settings(file=file, assignments=assignments).items()
@@ -144,32 +144,32 @@ def changed_config(
     config = with_settings(stored, values)
     after = flat_settings(config)
     different = [key for key in values if after[key] != before[key]]
-    told = {key: f"{key} was {shown(before[key])}, is {shown(after[key])}" for key in different}
-    if "train.iterations" in told:
-        told["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
+    changes = {key: f"{key} was {shown(before[key])}, is {shown(after[key])}" for key in different}
+    if "train.iterations" in changes:
+        changes["train.iterations"] += "; the schedule stays, added steps have the final learning rate"
     fixed = [
         key for key in different if key in _FIXED_VIEWS or (key.startswith(_FIXED) and not key.startswith(_HARMLESS))
     ]
     if fixed:
         raise UsageError(
-            "these settings are fixed when a run is made: " + "; ".join(told[key] for key in fixed),
+            "these settings are fixed when a run is made: " + "; ".join(changes[key] for key in fixed),
             where=file,
             remedy="leave them out, or start a new run from this one's model: splat train SCENE --init CKPT",
         )
-    refused = [key for key in different if key not in wished | allowed and not key.startswith(_HARMLESS)]
+    refused = [key for key in different if key not in requested | allowed and not key.startswith(_HARMLESS)]
     if refused:
         raise UsageError(
-            "these settings are not those of the run: " + "; ".join(told[key] for key in refused),
+            "these settings are not those of the run: " + "; ".join(changes[key] for key in refused),
             where=file,
             remedy=" ".join(f"--allow-config-change {key}" for key in refused) + " goes on with them",
         )
-    return config, [f"changed: {text}" for text in told.values()]
+    return config, [f"changed: {text}" for text in changes.values()]
 
 
 def apply_config(state: TrainState, config: Config) -> None:
-    """``state`` goes on with ``config``; what was left to be done under the old settings is done first."""
+    """Continue ``state`` with ``config``; shN catches up under the old settings first."""
     before, after = flat_settings(state.config), flat_settings(config)
-    if any(before[key] != after[key] for key in _CATCHING_UP):
+    if any(before[key] != after[key] for key in _FLUSH_SETTINGS):
         state.adam.flush(state.gaussians, state.config.optim.shN_lr)
     state.config = config
     optim = config.optim
@@ -190,7 +190,7 @@ def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:
 
 
 def shown(value: Any) -> str:
-    """A setting's value in a message."""
+    """Return a setting's value for a message."""
     return "none" if value is None else str(value)
 
 
@@ -205,13 +205,13 @@ def new_state(
     folder: Path | None = None,
     place: tuple[int, int] | None = None,
 ) -> tuple[TrainState, list[str]]:
-    """The state of a new run on ``device``, and notes for the user.
+    """Return the state of a new run on ``device``, and notes for the user.
 
     given: the model that ``config.model.init`` names.
-    first: what first_gaussians() gives, where it has been asked before.
-    planned: whether the memory of the device's own engine is looked at, see plan_memory().
-    folder: where a run that offloads on the CPU has its file, see storage_for().
-    place: (rank, size) of this process, where each holds a shard of the Gaussians; None: it holds all.
+    first: the result of first_gaussians(), if it is known already.
+    planned: whether to plan the memory of the device's own engine, see plan_memory().
+    folder: of the file of a run that offloads on the CPU, see storage_for().
+    place: (rank, size) of this process where each holds a shard; None: it holds all Gaussians.
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
     if not scene.train:
@@ -225,9 +225,9 @@ def new_state(
     if config.depth_lambda > 0.0:
         check_depths(scene)
     seed, store = config.train.seed, storage_for(config.memory.offload, device, folder)
-    gaussians, found = first or first_gaussians(config, scene, given)
+    gaussians, init_notes = first or first_gaussians(config, scene, given)
     config, notes = resolve_cap(config, scene, len(gaussians))
-    notes = [*found, *notes]
+    notes = [*init_notes, *notes]
     if planned:
         own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
         shards = 1 if place is None else place[1]
@@ -243,7 +243,7 @@ def new_state(
         origin = digest_of(column for _, column in gaussians.items())
         gaussians = gaussians.map(lambda column: column[shard.rows].clone())
         sizes = None if sizes is None else sizes[shard.rows].clone()
-    gaussians = _placed(gaussians, device, store)
+    gaussians = _to_device(gaussians, device, store)
     state = TrainState(
         config=config,
         step=0,
@@ -259,7 +259,7 @@ def new_state(
             str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
         ),
         per_view_params=per_view_params,
-        smoothing=sizes,
+        filter_3d=sizes,
         shard=shard,
         origin=origin,
     )
@@ -267,7 +267,7 @@ def new_state(
 
 
 def first_gaussians(config: Config, scene: Scene, given: Gaussians | None) -> tuple[Gaussians, list[str]]:
-    """The Gaussians before the first step, on the CPU, and notes for the user. given: see new_state()."""
+    """Return the Gaussians before the first step, on the CPU, and notes for the user. given: see new_state()."""
     return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), given)
 
 
@@ -282,10 +282,10 @@ def resumed_state(
     folder: Path | None = None,
     place: tuple[int, int] | None = None,
 ) -> tuple[TrainState, Scene, list[str]]:
-    """The state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
+    """Return the state of ``checkpoint`` on ``device``, the scene with the stored cameras, and notes for the user.
 
-    config: settings to go on with in place of the stored ones.
-    allowed: what of the scene may have changed, see check_same_scene().
+    config: settings to continue with in place of the stored ones.
+    allowed: accepted differences of the scene, see check_same_scene().
     planned, folder, place: as for a new run.
     Raises SceneError when the scene is not the one that was trained on, UsageError for a length already passed,
     ResourceError where the memory cannot suffice.
@@ -300,7 +300,7 @@ def resumed_state(
     store = storage_for(config.memory.offload, device, folder)
     if planned:
         shards = 1 if place is None else place[1]
-        config, more = _plan_again(checkpoint, scene, torch.device(device), config, shards, store)
+        config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, store)
         notes += more
     state = shard_of(checkpoint, place, device, store=store)
     if lengthened and config.train.iterations < state.step:
@@ -311,12 +311,12 @@ def resumed_state(
     apply_config(state, config)
     if "photos" in allowed:
         state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())
-    # The stored cameras are the ones trained on, to the last bit, whatever read the scene this time.
+    # The stored cameras are bit-identical to those trained on; the scene's may be rounded differently.
     return state, dataclasses.replace(scene, cameras=state.cameras), notes
 
 
 def _rounding_notes(checkpoint: Checkpoint, device: str) -> list[str]:
-    """A note where the CPU library's instruction set rounds otherwise than the one that the run was saved with."""
+    """Return a note if the CPU library's instruction set rounds differently than the one the run was saved with."""
     before, now = checkpoint.writer.get("cpu_isa"), chosen_isa()
     if before is None or torch.device(device).type != "cpu" or same_rounding(before, now):
         return []
@@ -327,25 +327,24 @@ def _rounding_notes(checkpoint: Checkpoint, device: str) -> list[str]:
 
 
 def gaussian_bytes(gaussians: Gaussians) -> int:
-    """What the six tensors hold."""
+    """Return the bytes of the six tensors."""
     return sum(tensor.nbytes for _, tensor in gaussians.items())
 
 
-def _placed(gaussians: Gaussians, device: str, store: TensorStorage) -> Gaussians:
-    """``gaussians`` where the run wants them; tensors that are there already are shared."""
+def _to_device(gaussians: Gaussians, device: str, store: TensorStorage) -> Gaussians:
+    """Return ``gaussians`` on the run's device and in its store; tensors that are there already are shared."""
     if not store.offloads:
         return gaussians.to(device)
     return gaussians.map(lambda tensor: tensor.to(device), rest=lambda tensor: store.copy(tensor, device))
 
 
-def _plan_again(
+def _plan_resumed(
     checkpoint: Checkpoint, scene: Scene, device: torch.device, config: Config, shards: int, store: TensorStorage
 ) -> tuple[Config, list[str]]:
     """Return the settings of a resumed run and notes: it keeps the memory cap, unless it is given another budget."""
     if config.memory.budget != checkpoint.config.memory.budget and config.memory.cap == checkpoint.config.memory.cap:
         config = with_settings(config, {"memory.cap": None})
-    # A run that offloads maps its checkpoint, and so do processes with a part each: it counts as little as what they
-    # offload.
+    # A run that offloads maps its checkpoint, and so do processes with shards: it does not count as memory.
     mapped = store.offloads or shards > 1
     own = 3 * gaussian_bytes(checkpoint.gaussians) if device.type == "cpu" and not mapped else 0
     cap, notes = plan_memory(config, scene, checkpoint.gaussians, device, own=own, shards=shards, store=store)

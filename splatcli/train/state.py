@@ -38,7 +38,7 @@ class TrainState:
     generators: one for each of TRAINING_STREAMS, on the CPU.
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
     per_view_params: trained parameters of the training views, a row for each of ``train``.
-    smoothing: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
+    filter_3d: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
     shard: the rows of the run that these are, where each process holds a shard; None: all.
     origin: digest of all rows when the shards were cut; it has to be the same in all processes.
     """
@@ -55,7 +55,7 @@ class TrainState:
     test: list[int]
     dataset: DatasetInfo
     per_view_params: PerViewParams = field(default_factory=PerViewParams)
-    smoothing: Tensor | None = None
+    filter_3d: Tensor | None = None
     shard: Shard | None = None
     origin: int = 0
 
@@ -71,11 +71,11 @@ class TrainState:
     def flushed(self) -> Gaussians:
         """Return the Gaussians to render: shN of this step, 3D filter applied. The state stays as it is."""
         gaussians = self.adam.flushed(self.gaussians, self.config.optim.shN_lr)
-        return gaussians if self.smoothing is None else smoothed(gaussians, self.smoothing)
+        return gaussians if self.filter_3d is None else smoothed(gaussians, self.filter_3d)
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
-        self.smoothing = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
+        self.filter_3d = filter_sizes(self.gaussians.means, self.training_cameras(), largest_of_all)
 
     def training_cameras(self) -> list[Camera]:
         """Return the cameras of the training views with their trained poses."""
@@ -93,7 +93,7 @@ class TrainState:
             gaussians=self.gaussians.map(lambda t: t.detach().cpu()),
             moments={name: (getattr(first, name), getattr(second, name)) for name in GROUPS},
             adam_step=self.adam.step,
-            rest_steps=self.adam.rest_steps.cpu(),
+            sh_last_step=self.adam.rest_steps.cpu(),
             active_sh_degree=self.sh_degree(),
             strategy=strategy,
             rng={name: generator.get_state() for name, generator in self.generators.items()},
@@ -104,7 +104,7 @@ class TrainState:
             test=self.test,
             dataset=self.dataset,
             views=self.per_view_params.stored(),
-            smoothing=None if self.smoothing is None else self.smoothing.cpu(),
+            filter_3d=None if self.filter_3d is None else self.filter_3d.cpu(),
         )
 
     @classmethod
@@ -140,7 +140,7 @@ class TrainState:
             test=list(checkpoint.test),
             dataset=checkpoint.dataset,
             per_view_params=PerViewParams.from_checkpoint(checkpoint),
-            smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing.to(device, copy=True),
+            filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.to(device, copy=True),
         )
 
 
@@ -170,7 +170,7 @@ def _generator(name: str, state: Tensor) -> torch.Generator:
 
 def _adam(checkpoint: Checkpoint) -> AdamState:
     """Return the optimiser's state; it shares tensors with ``checkpoint``."""
-    optim, steps, moments = checkpoint.config.optim, checkpoint.rest_steps, checkpoint.moments
+    optim, steps, moments = checkpoint.config.optim, checkpoint.sh_last_step, checkpoint.moments
     assert moments is not None
     first, second = (Gaussians(**{name: moments[name][i] for name in GROUPS}) for i in (0, 1))
     if steps is None:
@@ -181,9 +181,9 @@ def _adam(checkpoint: Checkpoint) -> AdamState:
 def flushed(checkpoint: Checkpoint) -> Gaussians:
     """Return the Gaussians of a checkpoint to render or to export: shN of its step, 3D filter applied."""
     gaussians = checkpoint.gaussians
-    if checkpoint.moments is not None and checkpoint.rest_steps is not None:
+    if checkpoint.moments is not None and checkpoint.sh_last_step is not None:
         gaussians = _adam(checkpoint).flushed(gaussians, checkpoint.config.optim.shN_lr)
-    return gaussians if checkpoint.smoothing is None else smoothed(gaussians, checkpoint.smoothing)
+    return gaussians if checkpoint.filter_3d is None else smoothed(gaussians, checkpoint.filter_3d)
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device, store: TensorStorage) -> Gaussians:
@@ -211,7 +211,7 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     epoch, position = checkpoint.sampler.get("epoch", -1), checkpoint.sampler.get("position", -1)
     if set(checkpoint.sampler) != {"epoch", "position"} or epoch < 0 or not 0 <= position < len(checkpoint.train):
         yield f"its position in the order of views, {checkpoint.sampler}, is not valid"
-    if checkpoint.config.train.filter_3d and checkpoint.smoothing is None:
+    if checkpoint.config.train.filter_3d and checkpoint.filter_3d is None:
         yield "the sizes of its 3D filter are missing"
     views = checkpoint.config.views
     settings = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}

@@ -190,7 +190,7 @@ def step_inputs(
         absgrad=strategy.absgrad,
         view_params=_view_params(state, step, row, camera),
         depth=image.depth,
-        smoothing=state.smoothing,
+        smoothing=state.filter_3d,
         shard=state.shard,
     )
 

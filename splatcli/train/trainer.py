@@ -282,7 +282,7 @@ class Trainer:
                 self.quality_monitor.reset(step)
             # The step is reported with the count after its refinement.
             reported[-1] = dataclasses.replace(reported[-1], num_gaussians=state.count)
-        elif state.smoothing is not None and step % FILTER_3D_EVERY == 0:
+        elif state.filter_3d is not None and step % FILTER_3D_EVERY == 0:
             reported += self.stepper.drain(state)
             self.density.update_filter_3d(state)
         state.step = step

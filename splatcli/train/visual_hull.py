@@ -1,8 +1,8 @@
-"""Hull: points on the visual hull of what is opaque in the photos, for a scene that has transparency and no points.
+"""Visual hull: points on the hull of the silhouettes of images with transparency, for a scene without points.
 
-A place that one photo sees through is empty; what no photo sees through is the hull (Laurentini, 1994). It is found on
-a grid of cells, first in the whole box and then, finer, where something was left. Its surface lies on or before that of
-what is in it, hollows are filled: a start for training, where random points have to find all of it.
+A place that is transparent in one image is empty; the rest is the visual hull (Laurentini, 1994). It is carved from a
+grid of cells, first in the whole box, then on a finer grid where cells are left. It contains the object, with hollows
+filled: a better start for training than random points.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import OPAQUE
 from splatcli.scene.scene import Scene
 
-#: At most so many photos are looked at, spread over all; more of them hardly take anything away.
+#: Most images that carve, spread over all; more of them remove hardly any cells.
 VIEWS = 48
 
-#: Fewer photos with transparency than this have a hull too far from what is in it.
-FEWEST_VIEWS = 3
+#: Least images with transparency; the hull of fewer is too far from the object.
+MIN_VIEWS = 3
 
-#: What fewer than this part of the photos have in sight is not taken for full: nobody could have said otherwise.
+#: A cell that fewer than this part of the images have in sight does not count as full: too few could have carved it.
 SEEN_BY = 0.5
 
-#: Cells along the longest edge of the box, at first and then.
+#: Cells along the longest edge of the box, in the first and the second grid.
 COARSE, FINE = 64, 96
 
-#: Photos are reduced to this, in pixels of the longer side: a cell covers a few of them.
+#: Pixels of the longer side of reduced images: a cell covers a few of them.
 SILHOUETTE_SIDE = 400
 
 #: Cells over which occupancy is averaged for a normal.
 NORMAL_CELLS = 5
 
-#: A photo tells the colour of a surface turned towards it: above this cosine, the more the higher.
+#: An image gives the colour of a surface that faces it: from this cosine on, with growing weight.
 FACING = 0.3
 
 Floats = NDArray[np.float32]
@@ -49,10 +49,10 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Silhouette:
-    """What one photo says, at a size of at most SILHOUETTE_SIDE.
+    """The silhouette in one image, of at most SILHOUETTE_SIDE pixels a side.
 
-    pixels: [H, W, 3] uint8 over black; alpha: [H, W] uint8; both the mean of what a pixel covers.
-    opaque: [H, W] bool, whether anything that it covers is.
+    pixels: [H, W, 3] uint8 over black; alpha: [H, W] uint8; both are means over the full-size pixels.
+    opaque: [H, W] bool, whether any full-size pixel is opaque.
     """
 
     camera: Camera
@@ -75,9 +75,9 @@ class Silhouette:
         )
 
     def at(self, places: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], Flags]:
-        """Column and row of each place [P, 3], and whether it is in sight; 0, 0 where it is not."""
+        """Return column and row of each place [P, 3], and whether it is in sight; 0, 0 where it is not."""
         camera = self.camera
-        # Sums in one order, whatever the number of threads: every process of a run starts from the same points.
+        # Sums in a fixed order for any number of threads: every process of a run starts from the same points.
         x, y, z = (
             (row[0] * places[:, 0] + row[1] * places[:, 1] + row[2] * places[:, 2] + row[3])
             for row in camera.viewmat[:3].astype(np.float32)
@@ -90,7 +90,7 @@ class Silhouette:
         return np.where(inside, u, 0), np.where(inside, v, 0), inside
 
     def outline(self, center: Floats, cell: float) -> Flags:
-        """[H, W] where a cell of edge ``cell`` may be full: something opaque within what it covers near ``center``."""
+        """Return [H, W], where a cell of edge ``cell`` near ``center`` may be full: it covers an opaque pixel."""
         depth = float(self.camera.viewmat[2, :3] @ center + self.camera.viewmat[2, 3])
         reach = 2 * math.ceil(0.5 * self.camera.fx * cell / max(depth, cell)) + 1
         return np.asarray(ndimage.maximum_filter(self.opaque, size=reach, mode="constant", cval=0))
@@ -99,13 +99,13 @@ class Silhouette:
 def hull_points(
     scene: Scene, center: NDArray[np.float64], half: float, n: int, generator: torch.Generator
 ) -> tuple[Floats, Floats] | None:
-    """``n`` points [n, 3] (world units) on the hull of what the training photos show, and colours [n, 3] in 0..1.
+    """Return ``n`` points [n, 3] (world units) on the visual hull of the training images, and colours [n, 3] in 0..1.
 
-    center, half: the box that is looked at, world units. generator: on the CPU.
-    None where too few photos have transparency, or where they leave nothing.
+    center, half: of the box to carve, world units. generator: on the CPU.
+    None where too few images have transparency, or where no cell is left.
     """
     views = silhouettes(scene)
-    if len(views) < FEWEST_VIEWS:
+    if len(views) < MIN_VIEWS:
         return None
     low = (center - half).astype(np.float32)
     cells, _, cell = _grid(low, low + np.float32(2.0 * half), COARSE)
@@ -126,21 +126,21 @@ def hull_points(
 
 
 def shows_silhouettes(scene: Scene) -> bool:
-    """Whether enough of the training photos may be transparent, told without decoding them."""
-    return sum(1 for _ in _transparent(scene)) >= FEWEST_VIEWS
+    """Return whether enough of the training images may be transparent, without decoding them."""
+    return sum(1 for _ in _transparent(scene)) >= MIN_VIEWS
 
 
 def silhouettes(scene: Scene) -> list[Silhouette]:
-    """Of the training photos that are partly transparent, at most VIEWS, spread over all.
+    """Return the silhouettes of partly transparent training images, at most VIEWS, spread over all.
 
-    One in which nothing is opaque is passed over: a mask that failed, more often than not, would leave nothing.
+    An image without an opaque pixel is skipped: usually its mask failed, and it would carve all cells.
     """
-    store, found = scene.images.with_alpha(), []
+    images, found = scene.images.with_alpha(), []
     for i in _transparent(scene):
         try:
-            photo = store.photo(i)
+            photo = images.photo(i)
         except SceneError:
-            continue  # whoever trains on it tells
+            continue  # training on it reports the error
         if photo.alpha is None or photo.hidden is not None:
             continue
         opaque = photo.alpha >= OPAQUE
@@ -150,18 +150,18 @@ def silhouettes(scene: Scene) -> list[Silhouette]:
 
 
 def _transparent(scene: Scene) -> Iterator[int]:
-    """Of VIEWS training photos, spread over all, those that may be transparent."""
+    """Yield those of VIEWS training images, spread over all, that may be transparent."""
     count = min(VIEWS, len(scene.train))
     for i in (scene.train[k * len(scene.train) // count] for k in range(count)):
         try:
             if scene.images.may_be_transparent(i):
                 yield i
         except SceneError:
-            continue  # whoever trains on it tells
+            continue  # training on it reports the error
 
 
 def carve(views: list[Silhouette], places: Floats, cell: float) -> Flags:
-    """[P] whether no photo sees through the cell of edge ``cell`` around each of ``places`` [P, 3]."""
+    """Return [P], whether no image is transparent in the cell of edge ``cell`` around each of ``places`` [P, 3]."""
     left = np.arange(len(places))
     seen = np.zeros(len(places), np.int32)
     center = places.mean(axis=0)
@@ -171,12 +171,12 @@ def carve(views: list[Silhouette], places: Floats, cell: float) -> Flags:
         seen[left] += inside
         left = left[outline[v, u] | ~inside]
     full = np.zeros(len(places), np.bool_)
-    full[left] = seen[left] >= max(FEWEST_VIEWS, SEEN_BY * len(views))
+    full[left] = seen[left] >= max(MIN_VIEWS, SEEN_BY * len(views))
     return full
 
 
 def _grid(low: Floats, high: Floats, cells: int) -> tuple[Floats, tuple[int, int, int], float]:
-    """Centres [P, 3] of cubic cells that fill a box, so many along its longest edge; how many each way; their edge."""
+    """Return (centres [P, 3] of cubic cells that fill a box, their numbers along x, y and z, their edge)."""
     cell = float((high - low).max()) / cells
     x, y, z = (max(1, math.ceil(float(span) / cell - 1e-3)) for span in high - low)
     axes = [low[k] + cell * (np.arange(count, dtype=np.float32) + 0.5) for k, count in enumerate((x, y, z))]
@@ -184,7 +184,7 @@ def _grid(low: Floats, high: Floats, cells: int) -> tuple[Floats, tuple[int, int
 
 
 def _normals(full: Flags, chosen: NDArray[np.intp]) -> Floats:
-    """[n, 3] unit, out of what is full, at the cells ``chosen``; zero where that is in all directions."""
+    """Return [n, 3], outward unit normals at the cells ``chosen``; zero where there is no direction."""
     smooth = full.astype(np.float32)
     for _ in range(2):
         smooth = ndimage.uniform_filter(smooth, NORMAL_CELLS, mode="constant")
@@ -194,7 +194,7 @@ def _normals(full: Flags, chosen: NDArray[np.intp]) -> Floats:
 
 
 def _colours(views: list[Silhouette], points: Floats, normals: Floats) -> Floats:
-    """[n, 3] in 0..1: the mean of what the photos show there that the surface is turned to; grey where none is."""
+    """Return [n, 3] in 0..1: the mean colour in the images that the surface faces; grey without one."""
     total, weights = np.zeros((len(points), 3), np.float32), np.zeros((len(points), 1), np.float32)
     for view in views:
         u, v, inside = view.at(points)

@@ -48,7 +48,7 @@ def random_checkpoint(count: int = 20, degree: int = 1, *, step: int = 300, seed
             for name, t in gaussians.items()
         },
         adam_step=step,
-        rest_steps=torch.randint(step + 1, (count,), generator=rng, dtype=torch.int32),
+        sh_last_step=torch.randint(step + 1, (count,), generator=rng, dtype=torch.int32),
         active_sh_degree=0,
         strategy={
             "grad2d": torch.rand(count, generator=rng),

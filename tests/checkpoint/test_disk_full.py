@@ -171,7 +171,7 @@ def fail(folder: RunDir) -> None:
 
 def test_a_start_that_fails_leaves_nothing_behind(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     def save_and_fail(folder: RunDir) -> None:
-        folder.save(replace(checkpoint_of(), step=0, adam_step=0, rest_steps=None))
+        folder.save(replace(checkpoint_of(), step=0, adam_step=0, sh_last_step=None))
         fail(folder)
 
     with pytest.raises(ZeroDivisionError):
@@ -193,7 +193,7 @@ def test_what_is_not_the_run_s_stays(tmp_path: Path) -> None:
 
 def test_a_run_of_which_something_has_come_stays(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     def keep_and_fail(folder: RunDir) -> None:
-        folder.save(replace(checkpoint_of(), step=0, adam_step=0, rest_steps=None))
+        folder.save(replace(checkpoint_of(), step=0, adam_step=0, sh_last_step=None))
         folder.keep()
         fail(folder)
 

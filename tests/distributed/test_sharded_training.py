@@ -85,15 +85,15 @@ def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:
     assert expected.moments is not None
     for name, moments in expected.moments.items():
         assert all(torch.equal(a, b) for a, b in zip(got.moments[name], moments, strict=True)), name
-    assert got.rest_steps is not None
-    assert expected.rest_steps is not None
-    assert torch.equal(got.rest_steps, expected.rest_steps)
+    assert got.sh_last_step is not None
+    assert expected.sh_last_step is not None
+    assert torch.equal(got.sh_last_step, expected.sh_last_step)
     for values, wanted in [(got.strategy, expected.strategy), (got.rng, expected.rng), (got.views, expected.views)]:
         assert values.keys() == wanted.keys()
         for key, tensor in wanted.items():
             assert torch.equal(values[key], tensor), key  # type: ignore[arg-type]
-    assert (got.smoothing is None) == (expected.smoothing is None)
-    assert got.smoothing is None or torch.equal(got.smoothing, expected.smoothing)  # type: ignore[arg-type]
+    assert (got.filter_3d is None) == (expected.filter_3d is None)
+    assert got.filter_3d is None or torch.equal(got.filter_3d, expected.filter_3d)  # type: ignore[arg-type]
     for name in ("step", "adam_step", "active_sh_degree", "sampler", "config", "train", "test", "dataset"):
         assert getattr(got, name) == getattr(expected, name), name
 

@@ -34,7 +34,7 @@ def small_checkpoint(count: int, degree: int = 1, *, step: int = 300, seed: int 
         gaussians=gaussians,
         moments={name: (normal(*t.shape), normal(*t.shape).square()) for name, t in gaussians.items()},
         adam_step=step,
-        rest_steps=torch.randint(step + 1, (count,), generator=generator, dtype=torch.int32),
+        sh_last_step=torch.randint(step + 1, (count,), generator=generator, dtype=torch.int32),
         active_sh_degree=degree,
         strategy={"grad2d": normal(count).square(), "count": normal(count).square()},
         rng={name: stream_generator(seed, name).get_state() for name in TRAINING_STREAMS},

@@ -51,30 +51,30 @@ def sizes_now(state: TrainState) -> torch.Tensor:
 
 def test_sizes_are_those_of_the_gaussians_after_each_edit() -> None:
     trainer = new(config())
-    assert trainer.state.smoothing is not None
-    assert torch.equal(trainer.state.smoothing, sizes_now(trainer.state))
+    assert trainer.state.filter_3d is not None
+    assert torch.equal(trainer.state.filter_3d, sizes_now(trainer.state))
     edits = 0
     for event in trainer.run():
         state = trainer.state
-        assert state.smoothing is not None
-        assert len(state.smoothing) == len(state.gaussians)
+        assert state.filter_3d is not None
+        assert len(state.filter_3d) == len(state.gaussians)
         if isinstance(event, Refined | OpacityReset):
             edits += 1
-            assert torch.equal(state.smoothing, sizes_now(state))
+            assert torch.equal(state.filter_3d, sizes_now(state))
     assert edits > 5
 
 
 def test_without_edits_sizes_are_measured_every_hundred_steps_and_not_between() -> None:
     quiet = {"refine_start": 1000, "refine_stop": 1000, "reset_every": 1000}
     trainer = new(short_config(2 * FILTER_3D_EVERY, schedule=quiet, train={"filter_3d": True}))
-    before = trainer.state.smoothing
+    before = trainer.state.filter_3d
     list(trainer.run(stop_at=FILTER_3D_EVERY - 1))
-    assert trainer.state.smoothing is before
+    assert trainer.state.filter_3d is before
     list(trainer.run(stop_at=FILTER_3D_EVERY))
-    assert trainer.state.smoothing is not None
-    assert torch.equal(trainer.state.smoothing, sizes_now(trainer.state))
+    assert trainer.state.filter_3d is not None
+    assert torch.equal(trainer.state.filter_3d, sizes_now(trainer.state))
     assert before is not None
-    assert not torch.equal(trainer.state.smoothing, before)
+    assert not torch.equal(trainer.state.filter_3d, before)
 
 
 @NEEDS_COMPILER
@@ -92,17 +92,17 @@ def test_a_run_is_resumed_with_the_same_bits(behind: bool, tmp_path: Path) -> No
     first = Trainer.start(settings, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
     list(first.run(stop_at=23))
     state = first.state
-    assert state.smoothing is not None
-    assert not torch.equal(state.smoothing, sizes_now(state))
+    assert state.filter_3d is not None
+    assert not torch.equal(state.filter_3d, sizes_now(state))
     save_checkpoint(tmp_path / "ckpt.pt", state.to_checkpoint())
     stored = load_checkpoint(tmp_path / "ckpt.pt")
-    assert stored.smoothing is not None
-    assert torch.equal(stored.smoothing, state.smoothing)
+    assert stored.filter_3d is not None
+    assert torch.equal(stored.filter_3d, state.filter_3d)
     second = Trainer.resume(stored, made_scene(), run_dir=MemoryRun(), engine=engine())  # type: ignore[arg-type]
     list(second.run())
     for name in GROUPS:
         assert torch.equal(getattr(second.state.gaussians, name), getattr(whole.state.gaussians, name)), name
-    assert torch.equal(second.state.smoothing, whole.state.smoothing)  # type: ignore[arg-type]
+    assert torch.equal(second.state.filter_3d, whole.state.filter_3d)  # type: ignore[arg-type]
 
 
 def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
@@ -111,8 +111,8 @@ def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
     state = trainer.state
     checkpoint = state.to_checkpoint()
     assert torch.equal(checkpoint.gaussians.log_scales, state.gaussians.log_scales)
-    assert state.smoothing is not None
-    wanted = smoothed(state.gaussians, state.smoothing)
+    assert state.filter_3d is not None
+    wanted = smoothed(state.gaussians, state.filter_3d)
     for shown in (state.flushed(), flushed(checkpoint)):
         for name in ("means", "log_scales", "logit_opacities"):
             assert torch.equal(getattr(shown, name), getattr(wanted, name)), name
@@ -139,11 +139,11 @@ def test_a_reset_leaves_thin_gaussians_as_visible_as_thick_ones() -> None:
 def test_a_checkpoint_without_its_sizes_is_not_resumed_and_bad_sizes_are_not_loaded(tmp_path: Path) -> None:
     trainer = new(config())
     checkpoint = trainer.state.to_checkpoint()
-    checkpoint.smoothing = None
+    checkpoint.filter_3d = None
     with pytest.raises(ModelFileError, match="3D filter are missing"):
         TrainState.from_checkpoint(checkpoint)
     for bad, match in ((torch.full((20,), -1.0), "below zero"), (torch.ones(3), r"not float32 \[20\]")):
-        checkpoint.smoothing = bad
+        checkpoint.filter_3d = bad
         with pytest.raises(SplatError, match=match):
             save_checkpoint(tmp_path / "bad.pt", checkpoint)  # which verifies what it wrote
 
@@ -155,6 +155,6 @@ def test_the_filter_is_fixed_when_a_run_is_made() -> None:
 
 def test_a_run_without_the_filter_has_no_sizes() -> None:
     trainer = new(short_config())
-    assert trainer.state.smoothing is None
-    assert trainer.state.to_checkpoint().smoothing is None
+    assert trainer.state.filter_3d is None
+    assert trainer.state.to_checkpoint().filter_3d is None
     assert isinstance(trainer.state.flushed(), Gaussians)

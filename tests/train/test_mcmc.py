@@ -14,7 +14,7 @@ from splatcli.config import Schedule, StrategyConfig, build_config
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.train.densify import McmcStrategy, Refinement, apply_refinement, make_strategy
-from splatcli.train.densify.mcmc import MOST_COPIES, draw, shared
+from splatcli.train.densify.mcmc import MAX_COPIES, compute_relocation, sample_rows
 from splatcli.train.events import Refined
 from splatcli.train.trainer import Trainer
 from tests.train.worlds import (
@@ -55,12 +55,12 @@ def profile(opacity: float, scale: float, copies: int, at: Tensor) -> Tensor:
     return 1.0 - (1.0 - opacity * torch.exp(-0.5 * (at / scale) ** 2)) ** copies
 
 
-@pytest.mark.parametrize("copies", [1, 2, 3, 10, MOST_COPIES])
+@pytest.mark.parametrize("copies", [1, 2, 3, 10, MAX_COPIES])
 @pytest.mark.parametrize("opacity", [0.01, 0.3, 0.9, 0.999])
 def test_copies_hide_as_much_as_the_one_they_replace(opacity: float, copies: int) -> None:
     """In the centre exactly; and in sum over a line through it, which is what the paper's equation asks for."""
     logit = torch.logit(torch.tensor([opacity], dtype=F64))
-    logits, shrink = shared(logit, torch.tensor([copies]))
+    logits, shrink = compute_relocation(logit, torch.tensor([copies]))
     each, scale = float(logits.sigmoid()), float(shrink.exp())
     assert 1.0 - (1.0 - each) ** copies == pytest.approx(opacity, rel=1e-9)
     at = torch.linspace(-12.0, 12.0, 200_001, dtype=F64)
@@ -70,14 +70,14 @@ def test_copies_hide_as_much_as_the_one_they_replace(opacity: float, copies: int
 
 def test_one_of_one_stays() -> None:
     logits = torch.tensor([-6.0, 0.0, 3.0])
-    same, shrink = shared(logits, torch.ones(3, dtype=torch.int64))
+    same, shrink = compute_relocation(logits, torch.ones(3, dtype=torch.int64))
     assert_close(same, logits, rtol=1e-5, atol=1e-6)
     assert_close(shrink, torch.zeros(3), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("logit", [15.0, 20.0, 60.0, math.inf])
 def test_fully_opaque_gaussians_can_be_shared(logit: float) -> None:
-    logits, shrink = shared(torch.tensor([logit]), torch.tensor([MOST_COPIES]))
+    logits, shrink = compute_relocation(torch.tensor([logit]), torch.tensor([MAX_COPIES]))
     assert bool(logits.isfinite().all())
     assert bool(shrink.isfinite().all())
 
@@ -87,14 +87,14 @@ def test_fully_opaque_gaussians_can_be_shared(logit: float) -> None:
 
 def test_rows_are_drawn_in_proportion() -> None:
     weights = torch.tensor([0.1, 0.0, 0.4, math.nan, 0.5])
-    drawn = draw(weights, 100_000, torch.Generator().manual_seed(1))
+    drawn = sample_rows(weights, 100_000, torch.Generator().manual_seed(1))
     share = torch.bincount(drawn, minlength=5) / 100_000
     assert_close(share, torch.tensor([0.1, 0.0, 0.4, 0.0, 0.5]), rtol=0, atol=0.01)
 
 
 def test_nothing_is_drawn_of_nothing() -> None:
     for weights, count in ((torch.zeros(4), 3), (torch.empty(0), 3), (torch.ones(4), 0)):
-        assert len(draw(weights, count, torch.Generator())) == 0
+        assert len(sample_rows(weights, count, torch.Generator())) == 0
 
 
 def test_more_rows_than_multinomial_takes_can_be_drawn_from() -> None:
@@ -102,7 +102,7 @@ def test_more_rows_than_multinomial_takes_can_be_drawn_from() -> None:
     weights = torch.zeros(2**24 + 9)
     weights[-1] = 1e-6
     weights[2**24 + 1] = 1e-6
-    drawn = draw(weights, 64, torch.Generator().manual_seed(0))
+    drawn = sample_rows(weights, 64, torch.Generator().manual_seed(0))
     assert set(drawn.tolist()) == {2**24 + 1, 2**24 + 8}
 
 

@@ -130,9 +130,9 @@ def same_checkpoint(one: Checkpoint, other: Checkpoint) -> None:
         assert torch.equal(tensor, getattr(other.gaussians, name)), name
         for mine, theirs in zip(one.moments[name], other.moments[name], strict=True):
             assert torch.equal(mine, theirs), name
-    assert one.rest_steps is not None
-    assert other.rest_steps is not None
-    assert torch.equal(one.rest_steps, other.rest_steps)
+    assert one.sh_last_step is not None
+    assert other.sh_last_step is not None
+    assert torch.equal(one.sh_last_step, other.sh_last_step)
 
 
 @NEEDS_COMPILER

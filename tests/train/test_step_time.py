@@ -11,14 +11,14 @@ from splatcli.gaussians import GROUPS
 from splatcli.scene.camera import Camera
 from splatcli.train.events import Evaluated, Rescheduled, Stepped, Stopped
 from splatcli.train.step_time import (
-    FEWEST_STEPS,
     GAUSSIANS_PER_STEP,
     MEAN_SHARE,
+    MIN_STEPS,
     StepTimeModel,
     TimePlanner,
     halvings_for,
-    measure_pace,
-    measure_scoring,
+    measure_scoring_time,
+    measure_step_time,
     seconds_of,
 )
 from splatcli.train.trainer import Trainer
@@ -44,8 +44,8 @@ def test_a_cap_is_kept_and_leaves_more_time_for_steps() -> None:
 
 
 def test_no_time_is_a_plan_for_few_steps() -> None:
-    assert StepTimeModel((10.0,), (0.0,)).plan(1.0, 50, None)[0] == FEWEST_STEPS
-    assert StepTimeModel((10.0,), (0.0,)).plan(-5.0, 50, None)[0] == FEWEST_STEPS
+    assert StepTimeModel((10.0,), (0.0,)).plan(1.0, 50, None)[0] == MIN_STEPS
+    assert StepTimeModel((10.0,), (0.0,)).plan(-5.0, 50, None)[0] == MIN_STEPS
 
 
 def test_the_pace_is_measured_with_few_and_with_many_and_changes_nothing() -> None:
@@ -66,7 +66,7 @@ def test_the_pace_is_measured_with_few_and_with_many_and_changes_nothing() -> No
             return super().step(gaussians, adam, inputs)
 
     engine = Counting()
-    pace = measure_pace(short_config(), made_scene(), gaussians, engine, clock)
+    pace = measure_step_time(short_config(), made_scene(), gaussians, engine, clock)
     assert pace.fixed == pytest.approx((0.002,))
     assert pace.each == pytest.approx((0.001,))
     assert {call["count"] for call in calls} == {30, 120}
@@ -111,13 +111,13 @@ def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(
     deadline, cap = 100.0, 20_000
     now, step, count = 0.0, 0, 5_000
     planned, _ = guess.plan(deadline, count, cap)
-    pacer = TimePlanner(guess, deadline, lambda: now)
+    planner = TimePlanner(guess, deadline, lambda: now)
     plans = [planned]
     while step < planned and now < deadline:
         now += (early if now < 0.1 * deadline else late) * guess.step(count, step / planned)
         step += 1
         count = min(cap, count + 5)
-        planned = pacer.look(step, planned, count, cap) or planned
+        planned = planner.replan(step, planned, count, cap) or planned
         plans.append(planned)
     assert step == planned, "the last step of the plan is done, not cut off"
     assert 0.9 * deadline < now <= deadline
@@ -128,11 +128,11 @@ def test_a_run_fills_its_time_whatever_its_steps_turn_out_to_take(
 def test_steps_that_decode_photos_tell_nothing_of_later_ones_unless_they_take_long(decoding: float) -> None:
     """decoding: seconds that each of the first 100 steps takes more than the planned 2 ms (COARSE)."""
     now, planned = 0.0, 5_000
-    pacer = TimePlanner(COARSE, 60.0, lambda: now, views=100)
+    planner = TimePlanner(COARSE, 60.0, lambda: now, views=100)
     plans = []
     for step in range(1, 400):
         now += COARSE.step(5_000, step / planned) + (decoding if step <= 100 else 0.0)
-        plans.append(pacer.look(step, planned, 5_000, 5_000))
+        plans.append(planner.replan(step, planned, 5_000, 5_000))
     shorter = [plan for plan in plans if plan is not None and plan < 0.9 * planned]
     assert bool(shorter) == (decoding > 0.1)
 
@@ -146,16 +146,16 @@ def test_the_pace_counts_what_a_step_does_beside_the_kernels(monkeypatch: pytest
 
     monkeypatch.setattr(TrainingImages, "reduced", slowly)
     config = short_config(schedule={"num_downscales": 1})
-    pace = measure_pace(config, made_scene(size=32), random_gaussians(30), PlainEngine(), lambda: now[0])
+    pace = measure_step_time(config, made_scene(size=32), random_gaussians(30), PlainEngine(), lambda: now[0])
     assert pace.fixed == pytest.approx((0.003, 0.006))
 
 
 def test_a_plan_that_holds_changes_only_to_use_what_was_kept_back() -> None:
     now, planned = 0.0, 9_700
-    pacer = TimePlanner(StepTimeModel((0.01,), (0.0,)), 100.0, lambda: now)
+    planner = TimePlanner(StepTimeModel((0.01,), (0.0,)), 100.0, lambda: now)
     for step in range(1, 10_001):
         now += 0.01
-        wanted = pacer.look(step, planned, 1_000, 1_000) or planned
+        wanted = planner.replan(step, planned, 1_000, 1_000) or planned
         assert planned <= wanted < 10_000
         planned = wanted
         if step == planned:
@@ -165,7 +165,7 @@ def test_a_plan_that_holds_changes_only_to_use_what_was_kept_back() -> None:
 
 def test_scoring_is_measured_with_a_held_out_view_the_second_time() -> None:
     ticks = iter([0.0, 50.0, 100.0, 102.0])
-    assert measure_scoring(short_config(), made_scene(), random_gaussians(30), lambda: next(ticks)) == 2.0
+    assert measure_scoring_time(short_config(), made_scene(), random_gaussians(30), lambda: next(ticks)) == 2.0
 
 
 def test_a_run_goes_on_with_another_length_and_tells_so() -> None:

@@ -237,7 +237,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         gaussians=checkpoint.gaussians.detach_clone(),
         moments={name: (a.clone(), b.clone()) for name, (a, b) in checkpoint.moments.items()},
         adam_step=checkpoint.adam_step,
-        rest_steps=None if checkpoint.rest_steps is None else checkpoint.rest_steps.clone(),
+        sh_last_step=None if checkpoint.sh_last_step is None else checkpoint.sh_last_step.clone(),
         active_sh_degree=checkpoint.active_sh_degree,
         strategy={k: v.clone() if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
         rng={k: v.clone() for k, v in checkpoint.rng.items()},
@@ -248,7 +248,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         test=list(checkpoint.test),
         dataset=checkpoint.dataset,
         views={k: v.clone() for k, v in checkpoint.views.items()},
-        smoothing=None if checkpoint.smoothing is None else checkpoint.smoothing.clone(),
+        filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.clone(),
     )
 
 

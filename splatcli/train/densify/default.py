@@ -1,7 +1,8 @@
 """AdcStrategy: adaptive density control as in the original 3DGS and gsplat.
 
-After each ``refine_every`` steps: clone small and split large Gaussians whose projected mean has a large gradient, then
-prune faint and, later, huge ones. At intervals all opacities fall to 0.01, so that only useful Gaussians recover.
+Every ``refine_every`` steps small Gaussians whose projected mean has a large gradient are cloned and large ones split;
+then transparent and, later, huge ones are pruned. At intervals all opacities are reset to 0.01 or less, so that only
+useful Gaussians recover.
 Decisions compare raw values (logits, logarithms) with the logarithm of the threshold; nothing is activated but the
 scales of the few Gaussians that split. With the name "absgrad" the projected mean's gradient is taken by the pixels'
 magnitudes (AbsGS, Ye et al., 2024). ``revised_opacity``: clone and split preserve total opacity (Rota Bulo et al.,
@@ -26,33 +27,34 @@ from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import exp, expm1, log, logit_of, normal, rotate, softplus
 from splatcli.train.densify.base import Refinement
 
-#: How long a half is. Second moments stay with halves DISTANCE standard deviations off: their squares sum to 1.
+#: Factor of the longest axis in a long-axis split; its children are DISTANCE standard deviations from the centre. The
+#: second moment stays: the squares sum to 1.
 SHRINK = 0.6
 DISTANCE = math.sqrt(1.0 - SHRINK**2)
 
-#: A child at random has its parent's standard deviations divided by this: 0.8 times 2 children (INRIA).
+#: A sampled child has its parent's standard deviations divided by this: 0.8 times 2 children (INRIA).
 SPLIT_SHRINK = 1.6
 
 
 def long_axis_split(gaussians: Gaussians, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: all first ones, then all second."""
+    """Return means and log-scales, each [2 S, 3], of two children of each of ``rows`` [S]: first all first ones."""
     means, log_scales = gaussians.means[rows], gaussians.log_scales[rows]
     offsets = _offsets(gaussians, rows, DISTANCE * _longest(log_scales) * exp(log_scales))
     return torch.cat([means + offsets, means - offsets]), long_axis_scales(log_scales).repeat(2, 1)
 
 
 def long_axis_scales(log_scales: Tensor) -> Tensor:
-    """[N, 3] what halves() makes of log-scales [N, 3]."""
+    """Return [N, 3], the log-scales of long_axis_split() for log-scales [N, 3]."""
     return log_scales + math.log(SHRINK) * _longest(log_scales)
 
 
 def _longest(log_scales: Tensor) -> Tensor:
-    """[N, 3] 1 for the longest axis, of equal ones the first, 0 for the others."""
+    """Return [N, 3], 1 for the longest axis (of equal ones the first), 0 for the others."""
     return torch.nn.functional.one_hot(log_scales.argmax(dim=1), 3).to(log_scales)
 
 
 def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """As halves(), with children distributed as the Gaussian itself."""
+    """As long_axis_split(), with children sampled from the Gaussian."""
     rows = torch.cat([rows, rows])
     noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
     offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))
@@ -60,10 +62,10 @@ def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator)
 
 
 def revised_opacities(logits: Tensor, length: float) -> Tensor:
-    """Logits of each of two Gaussians ``length`` times as long as one with ``logits`` [N] that they take the place of.
+    """Return logits [N] for both of two Gaussians, ``length`` times as long as the one with ``logits`` [N] they replace.
 
-    Optical depth -log(1 - o), times length, is as much as it was: 1 - (1 - o)^(1 / (2 length)). In one place, with
-    length 1, two are together as opaque as the one.
+    The optical depth -log(1 - o), times length, is preserved: 1 - (1 - o)^(1 / (2 length)). In one place, with length
+    1, the two together have the opacity of the one.
     """
     # log(1 - o) = -softplus(x), so the depth of each is this, and the logit of 1 - exp(-depth) log(exp(depth) - 1).
     depth = softplus(logits) * (0.5 / length)
@@ -71,22 +73,23 @@ def revised_opacities(logits: Tensor, length: float) -> Tensor:
 
 
 def _offsets(gaussians: Gaussians, rows: Tensor, local: Tensor) -> Tensor:
-    """[S, 3] in world axes, in the dtype of the means: ``local`` [S, 3] in the axes of the Gaussians ``rows``."""
+    """Return [S, 3], ``local`` [S, 3] rotated from the axes of the Gaussians ``rows`` into world axes."""
     return rotate(gaussians.quats[rows], local).to(gaussians.means.dtype)
 
 
-#: A reset brings opacities down to this (INRIA), or to twice the pruning bound (gsplat) where that is more.
+#: A reset lowers opacities to this (INRIA), or to twice the pruning bound (gsplat) where that is larger, at most to
+#: MAX_RESET_OPACITY.
 RESET_OPACITY = 0.01
-MOST_LOWERED = 0.5
+MAX_RESET_OPACITY = 0.5
 
 
 class AdcStrategy:
     """ADC; see Strategy for the interface.
 
     iterations: the run's length: its last step neither refines nor resets, and a reset needs a whole
-        ``reset_every`` before the end, so that no run stops in the dip that follows a reset.
+        ``reset_every`` before the end, so that no run ends in the dip after a reset.
     extent: world units.
-    cap: never more Gaussians than this.
+    cap: of the Gaussians.
     """
 
     def __init__(
@@ -119,7 +122,7 @@ class AdcStrategy:
     def refine(
         self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
     ) -> Refinement | None:
-        lowered = max(RESET_OPACITY, min(2.0 * self.config.prune_opacity, MOST_LOWERED))
+        lowered = max(RESET_OPACITY, min(2.0 * self.config.prune_opacity, MAX_RESET_OPACITY))
         ceiling = logit_of(lowered) if self.resets_opacity(step) else None
         if self.densifies(step):
             return self._densify(step, gaussians, stats, generator, ceiling)
@@ -128,11 +131,11 @@ class AdcStrategy:
         return None
 
     def densifies(self, step: int) -> bool:
-        """Whether rows are added and removed after ``step``."""
+        """Return whether Gaussians are added and pruned after ``step``."""
         return self._in_window(step) and step % self.schedule.refine_every == 0
 
     def resets_opacity(self, step: int) -> bool:
-        """Whether opacities are lowered after ``step``."""
+        """Return whether opacities are reset after ``step``."""
         every = self.schedule.reset_every
         return self._in_window(step) and step % every == 0 and step + every <= self.iterations
 
@@ -151,12 +154,12 @@ class AdcStrategy:
         else:
             large = largest > math.log(self.config.grow_scale3d * self.extent)
             largest_child = largest - math.log(SPLIT_SHRINK)
-        # Comparisons are written so that a NaN is pruned: such a Gaussian is never drawn and never gets better.
+        # Comparisons are written so that a NaN is pruned: such a Gaussian is never rendered and never recovers.
         solid = gaussians.logit_opacities >= logit_of(self.config.prune_opacity)
         huge = math.log(self.config.prune_scale3d * self.extent) if step > self.schedule.prune_huge_start else math.inf
         fits, children_fit = largest <= huge, largest_child <= huge
 
-        # A candidate that is pruned anyway, with its offspring, does not count against the cap.
+        # A candidate that is pruned anyway, with its children, does not count against the cap.
         kept = solid & fits
         becomes = torch.where(large, 2 * (solid & children_fit).long(), 2 * kept.long())
         grow = (grad > self.config.grow_threshold) & (becomes > 0)
@@ -193,11 +196,11 @@ class AdcStrategy:
         )
 
     def _room(self, step: int, count: int) -> int:
-        """How many rows may be added after ``step`` to the ``count`` that stay.
+        """Return how many rows may be added after ``step`` to the ``count`` that stay.
 
-        The way to the cap is spread over the whole refine window, fast first: with r refinements left, 2 / (r + 1)
-        of the gap is filled, which follows cap - (cap - start) (1 - t)^2 over the window. Taking the steepest
-        candidates little by little spends the cap better than filling it with the first ones that qualify.
+        Growth to the cap is spread over the refinement window, fast first: with r refinements left, 2 / (r + 1) of the
+        gap is filled, which follows cap - (cap - start) (1 - t)^2. The candidates with the largest gradients of every
+        refinement use the cap better than the first ones that qualify.
         """
         gap = self.cap - count if self.cap is not None else 0
         last = min(self.schedule.refine_stop, self.iterations) - 1
@@ -206,7 +209,7 @@ class AdcStrategy:
 
     @staticmethod
     def _within_cap(grow: Tensor, grad: Tensor, cost: Tensor, budget: int) -> Tensor:
-        """[N] bool: the part of ``grow`` that adds at most ``budget`` rows; steepest first, ties by index."""
+        """Return [N] bool, the rows of ``grow`` that fit into ``budget`` rows; largest gradient first, ties by index."""
         candidates = grow.nonzero().squeeze(1)
         order = torch.sort(grad[candidates], descending=True, stable=True).indices
         ranked = candidates[order]

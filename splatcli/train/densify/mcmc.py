@@ -1,9 +1,9 @@
 """McmcStrategy: density control by relocation, as in 3DGS-MCMC (Kheradmand et al., 2024) and gsplat.
 
-Gaussians are samples of a distribution. Noise lets the faint ones explore; those that have faded move onto others,
-drawn by opacity, and share what they find there so that the image stays; the count grows by a factor until the cap.
-Nothing is split by a threshold, nothing is reset. Two regularisers let what is not needed fade. docs/math.md 8.2 to 10.
-Rows are drawn in proportion to weights with the same result on every device and for any number of rows.
+Gaussians are samples of a distribution. Noise moves transparent ones. Dead ones, below an opacity, are relocated onto
+others that are sampled by opacity; the copies share their opacity so that the image stays. The count grows by a factor
+up to the cap. There is no threshold of gradients and no reset. Two regularisers lower what is not needed. docs/math.md
+8.2 to 10. Rows are sampled in proportion to weights with the same result on every device and for any number of rows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
 from splatcli.reproducible import expm1, log, log1p, logit, sigmoid
 from splatcli.train.densify.base import Refinement
 
-#: Weights are counted in this unit. Sums of whole numbers have no order, so a GPU's have the bits of a CPU's; and 2^31
-#: rows of the largest weight fit into 63 bits.
+#: Weights are integers of this unit. Sums of integers are exact, so a GPU's are equal to a CPU's; and 2^31 rows of the
+#: largest weight fit into 63 bits.
 _UNITS = 2.0**31
 
 
-def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """[count] int64 rows, drawn with replacement in proportion to ``weights``; none where all weights are 0.
+def sample_rows(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return [count] int64 rows, sampled with replacement in proportion to ``weights``; none where all weights are 0.
 
-    weights: [N] in 0..1, any device; NaN counts as 0. ``torch.multinomial`` ends at 2^24 of them.
+    weights: [N] in 0..1, any device; NaN counts as 0. ``torch.multinomial`` takes at most 2^24 of them.
     generator: on the CPU.
     """
     units = (weights.nan_to_num(0.0).clamp(0.0, 1.0).double() * _UNITS).round().long()
@@ -42,11 +42,11 @@ def draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
     return torch.searchsorted(through, ticks, right=True)
 
 
-#: At most so many Gaussians in one place after one refinement: the sums of docs/math.md 10 cancel beyond (gsplat).
-MOST_COPIES = 51
+#: Most copies in one place after one refinement: with more, the sums of docs/math.md 10 cancel (gsplat).
+MAX_COPIES = 51
 
-#: Copies are not more opaque than this; a logit has to exist.
-MOST_OPAQUE = 1.0 - 1e-7
+#: Largest opacity of copies, whose logit is finite.
+MAX_OPACITY = 1.0 - 1e-7
 
 
 class McmcStrategy:
@@ -54,7 +54,7 @@ class McmcStrategy:
 
     iterations: the run's length; its last step does not refine.
     seed: of the noise.
-    cap: never more Gaussians than this.
+    cap: of the Gaussians.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class McmcStrategy:
         if not self.refines_at(step):
             return None
         rows = _Rows.of(gaussians)
-        # Written so that a NaN is dead: it is drawn by nobody.
+        # Written so that a NaN is dead.
         dead = ~(rows.logits > math.log(self.config.prune_opacity / (1.0 - self.config.prune_opacity)))
         moved = self._relocate(rows, dead, generator)
         added = self._grow(rows, generator)
@@ -109,9 +109,9 @@ class McmcStrategy:
         )
 
     def _relocate(self, rows: _Rows, dead: Tensor, generator: torch.Generator) -> int:
-        """Dead rows become copies of living ones, in their places; how many."""
+        """Relocate dead rows: they become copies of living ones. Return their number."""
         places = dead.nonzero().squeeze(1)
-        chosen = draw(rows.weights().masked_fill(dead, 0.0), len(places), generator)
+        chosen = sample_rows(rows.weights().masked_fill(dead, 0.0), len(places), generator)
         if len(chosen) == 0:
             return 0
         rows.share(chosen)
@@ -119,12 +119,12 @@ class McmcStrategy:
         return len(places)
 
     def _grow(self, rows: _Rows, generator: torch.Generator) -> int:
-        """Appends copies, ``grow_factor`` times as many rows in all but at most the cap; how many."""
+        """Append copies up to ``grow_factor`` times the count, at most up to the cap. Return their number."""
         count = len(rows.source)
         target = int(self.config.grow_factor * count)
         if self.cap is not None:
             target = min(target, self.cap)
-        chosen = draw(rows.weights(), max(0, target - count), generator)
+        chosen = sample_rows(rows.weights(), max(0, target - count), generator)
         if len(chosen) == 0:
             return 0
         rows.share(chosen)
@@ -134,7 +134,7 @@ class McmcStrategy:
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """The rows as they will be: where each comes from [M], whether it is new [M], and what changes in it."""
+    """The new rows: their sources [M], whether their moments are reset [M], logits and log-scales."""
 
     source: Tensor
     reset_moments: Tensor
@@ -148,41 +148,41 @@ class _Rows:
         return cls(source, reset_moments, gaussians.logit_opacities.clone(), gaussians.log_scales.clone())
 
     def weights(self) -> Tensor:
-        """[M] how likely a row is drawn: its opacity."""
+        """Return [M], the sampling weight of each row: its opacity."""
         return sigmoid(self.logits)
 
     def share(self, chosen: Tensor) -> None:
-        """Rows that were ``chosen`` become one of several of themselves that look like one; they begin anew."""
+        """Let each of the ``chosen`` rows share its opacity with its copies; its moments are reset."""
         times = torch.bincount(chosen, minlength=len(self.source))
         rows = times.nonzero().squeeze(1)
-        copies = (times[rows] + 1).clamp(max=MOST_COPIES)
-        self.logits[rows], shrink = shared(self.logits[rows], copies)
+        copies = (times[rows] + 1).clamp(max=MAX_COPIES)
+        self.logits[rows], shrink = compute_relocation(self.logits[rows], copies)
         self.log_scales[rows] += shrink[:, None]
         self.reset_moments[rows] = True
 
     def copy(self, places: Tensor, chosen: Tensor) -> None:
-        """``places`` take the numbers of ``chosen``."""
+        """Replace the rows ``places`` by copies of ``chosen``."""
         for values in (self.source, self.logits, self.log_scales):
             values[places] = values[chosen]
         self.reset_moments[places] = True
 
     def append(self, chosen: Tensor) -> None:
-        """New rows with the numbers of ``chosen``."""
+        """Append copies of ``chosen``."""
         self.source = torch.cat([self.source, self.source[chosen]])
         self.logits = torch.cat([self.logits, self.logits[chosen]])
         self.log_scales = torch.cat([self.log_scales, self.log_scales[chosen]])
         self.reset_moments = torch.cat([self.reset_moments, torch.ones_like(chosen, dtype=torch.bool)])
 
 
-def shared(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
-    """What each of ``copies`` Gaussians in one place must be for all together to look like the one they replace.
+def compute_relocation(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what each of ``copies`` Gaussians in one place has to be to look together like the one that they replace.
 
     logits: [S]. copies: [S] int64, at least 1.
     Returns logits [S], and what is added to the logarithm of each standard deviation [S]. docs/math.md 10
     """
     opacity = sigmoid(logits)
     n = copies.double()
-    each = -expm1(log1p(-opacity.clamp(max=MOST_OPAQUE)) / n)
+    each = -expm1(log1p(-opacity.clamp(max=MAX_OPACITY)) / n)
     # Term after term: the order of a sum over a dimension depends on the instruction set.
     binomial = _BINOMIAL.to(logits.device)
     total, term = torch.zeros_like(each), -torch.ones_like(each)
@@ -194,5 +194,5 @@ def shared(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
 
 #: [n, k] n over k, 0 beyond n; all of them exact in float64.
 _BINOMIAL = torch.tensor(
-    [[math.comb(n, k) for k in range(MOST_COPIES + 1)] for n in range(MOST_COPIES + 1)], dtype=torch.float64
+    [[math.comb(n, k) for k in range(MAX_COPIES + 1)] for n in range(MAX_COPIES + 1)], dtype=torch.float64
 )
