@@ -62,7 +62,7 @@ def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator)
 
 
 def revised_opacities(logits: Tensor, length: float) -> Tensor:
-    """Return logits [N] for both of two Gaussians, ``length`` times as long as the one with ``logits`` [N] they replace.
+    """Return logits [N] for two Gaussians, each ``length`` times as long as the one with ``logits`` [N] they replace.
 
     The optical depth -log(1 - o), times length, is preserved: 1 - (1 - o)^(1 / (2 length)). In one place, with length
     1, the two together have the opacity of the one.
@@ -209,7 +209,7 @@ class AdcStrategy:
 
     @staticmethod
     def _within_cap(grow: Tensor, grad: Tensor, cost: Tensor, budget: int) -> Tensor:
-        """Return [N] bool, the rows of ``grow`` that fit into ``budget`` rows; largest gradient first, ties by index."""
+        """Return [N] bool, the rows of ``grow`` that fit ``budget`` rows; largest gradient first, ties by index."""
         candidates = grow.nonzero().squeeze(1)
         order = torch.sort(grad[candidates], descending=True, stable=True).indices
         ranked = candidates[order]
