@@ -1,16 +1,16 @@
-"""The tree of errors a user can meet; each one knows its exit code and its remedy.
+"""The tree of errors for users; each has an exit code and a remedy.
 
     SplatError              70  a bug of ours, if raised bare
     ├── UsageError           2  the command line or the settings
     ├── SceneError           3  input data: photos, cameras, points
     ├── ResourceError        4  memory, GPU, compiler
     ├── ModelFileError       5  a checkpoint, PLY or other model file that cannot be trusted
-    │   └── UnreadableError  5  one that the system does not let us read: nothing is known against its content
+    │   └── UnreadableError  5  one that the system refuses to read; its content may be sound
     ├── VersionError         6  a file made by a version that this one cannot read
     ├── DistributedError     7  ranks disagree
     ├── OutputError          8  the place results go to: permission, space, already there
     ├── LockedError          9  another process holds the run
-    ├── DivergedError       10  training ran away
+    ├── DivergedError       10  training diverged
     └── OlderModelError     11  the newest checkpoint of a run is damaged, and only an older one is sound
 
 Interrupted runs leave with 129 (SIGHUP), 130 (SIGINT) or 143 (SIGTERM).
@@ -27,11 +27,11 @@ from typing import ClassVar
 
 
 class SplatError(Exception):
-    """What went wrong, where, and what to do about it.
+    """An error: what went wrong, where, and what to do about it.
 
     what: one sentence, with what was found and what was expected.
     where: the file, line, byte, key or flag concerned.
-    remedy: what the user can do, a command when there is one; where none is given, what usually helps.
+    remedy: what the user can do, a command if there is one; without one, the class's usual remedy.
     """
 
     exit_code: ClassVar[int] = 70
@@ -49,7 +49,7 @@ class SplatError(Exception):
         return text if self.remedy is None else f"{text}\n  help: {self.remedy}"
 
     def lines(self) -> list[str]:
-        """The message for people."""
+        """Return the lines of the message."""
         lines = [f"error[{self.code}]: {self.what}"]
         if self.where is not None:
             lines.append(f"  where: {self.where}")
@@ -58,7 +58,7 @@ class SplatError(Exception):
         return lines
 
     def as_dict(self) -> dict[str, object]:
-        """The same facts for ``--json``."""
+        """Return the same facts for ``--json``."""
         return {
             "error": self.code,
             "what": self.what,
@@ -69,7 +69,7 @@ class SplatError(Exception):
 
 
 class UsageError(SplatError):
-    """The command line or the settings cannot be followed."""
+    """The command line or the settings are not valid."""
 
     exit_code = 2
     code = "E002"
@@ -83,7 +83,7 @@ class SceneError(SplatError):
 
 
 class ResourceError(SplatError):
-    """Memory, device or compiler is not there or does not suffice."""
+    """Memory, device or compiler is missing or does not suffice."""
 
     exit_code = 4
     code = "E004"
@@ -121,7 +121,7 @@ class DistributedError(SplatError):
 
 
 class OutputError(SplatError):
-    """Results cannot be written where they were asked for."""
+    """Results cannot be written to the requested place."""
 
     exit_code = 8
     code = "E008"
@@ -136,7 +136,7 @@ class LockedError(SplatError):
 
 
 class DivergedError(SplatError):
-    """Training ran away and could not be brought back."""
+    """Training diverged and could not recover."""
 
     exit_code = 10
     code = "E010"
@@ -151,19 +151,19 @@ class OlderModelError(SplatError):
 
 # --- errors of the operating system -----------------------------------------------------------------------------------
 
-#: Of the machine rather than of a file.
+#: Errors of the machine rather than of a file.
 _RESOURCES = {
     errno.ENOMEM: ("the machine is out of memory", "end other programs, or use fewer or smaller images (-r)"),
     errno.EMFILE: ("too many files are open in this process", "allow more: ulimit -n 4096"),
     errno.ENFILE: ("too many files are open on this machine", "end other programs"),
 }
 
-#: A disk or a share that takes no data is always about what is written.
+#: Errors of a disk that takes no data; they always concern output.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def from_os_error(error: OSError, kind: type[SplatError], where: object = None) -> SplatError:
-    """The user's view of a call that the system refused: ``kind``, or what says more about it.
+    """Return the error for users of a call that the system refused: ``kind``, or a more specific one.
 
     where: the place concerned, for errors that do not name it themselves.
     """
@@ -184,7 +184,7 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
 
 @contextlib.contextmanager
 def os_errors(kind: type[SplatError], where: object = None) -> Iterator[None]:
-    """Turn what the system refuses in the block into the user's errors, see ``from_os_error``."""
+    """Turn OSErrors in the block into errors for users, see from_os_error()."""
     try:
         yield
     except OSError as error:
@@ -200,10 +200,10 @@ _NO_MEMORY = (
 
 
 def system_error(error: BaseException) -> OSError | None:
-    """The failure of the system that is behind an exception of zipfile, torch or another library; None without one.
+    """Return the system's failure that caused an exception of zipfile, torch or another library; None without one.
 
-    What such a failure ends in looks like damage: "not a zip file". EINVAL is none, for a seek in a file that is too
-    short gives it.
+    Without it such a failure looks like damage: "not a zip file". EINVAL is no such failure: a seek in a file that is
+    too short raises it.
     """
     seen: BaseException | None = error
     while seen is not None:

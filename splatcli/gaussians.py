@@ -1,4 +1,4 @@
-"""Gaussians: the raw, pre-activation parameters of a scene; there is no other form of them.
+"""Gaussians: the raw, pre-activation parameters of a scene, which are their only form.
 
 Nothing in this package holds exp(log_scales), sigmoid(logit_opacities) or normalised quaternions:
 activation happens inside the rasterizer and nowhere else, so nothing can be activated twice.
@@ -33,8 +33,8 @@ class Gaussians:
     sh0              [N, 3]    constant SH coefficient of R G B; colour = 0.5 + 0.2820948 sh0 + ...
     shN              [N, K, 3] the other coefficients, K = 0, 3, 8, 15 or 24 (INRIA's order and signs)
 
-    The object is a bundle of names: optimisers change the numbers in place. Of Gaussians on a GPU, shN may lie in
-    pinned memory of the host, which kernels reach too (rasterizer/offload.py).
+    Optimisers change the tensors in place. Of Gaussians on a GPU, shN may be in pinned host memory, which kernels
+    can read as well (rasterizer/offload.py).
     """
 
     means: Tensor
@@ -73,16 +73,16 @@ class Gaussians:
 
     @property
     def sh_degree(self) -> int:
-        """The highest SH degree that shN has room for, 0 to 4."""
+        """The SH degree of shN, 0 to 4."""
         return SH_REST.index(self.shN.shape[1])
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) for each group, in the order of GROUPS."""
+        """Yield (name, tensor) of each group, in the order of GROUPS."""
         for name in GROUPS:
             yield name, getattr(self, name)
 
     def map(self, fn: Callable[[Tensor], Tensor], rest: Callable[[Tensor], Tensor] | None = None) -> Gaussians:
-        """A new bundle with ``fn`` applied to each tensor, or ``rest`` to shN."""
+        """Return new Gaussians with ``fn`` applied to each tensor, or ``rest`` to shN."""
         own = {} if rest is None else {"shN": rest}
         return Gaussians(**{name: own.get(name, fn)(tensor) for name, tensor in self.items()})
 
@@ -94,6 +94,6 @@ class Gaussians:
 
 
 def reachable(tensor: Tensor, device: torch.device) -> bool:
-    """Whether kernels on ``device``, a GPU, reach a tensor of the host at its own address: pinned memory, all of which
-    has one address for both."""
+    """Return whether kernels on ``device``, a GPU, can read a host tensor at its address: pinned memory has one address
+    for both."""
     return device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()

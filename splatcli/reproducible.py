@@ -1,4 +1,4 @@
-"""Elementary functions, normal draws and sums whose bits depend on nothing but their arguments.
+"""Elementary functions, normal samples and sums whose bits depend only on their arguments.
 
 torch's exp, log, sigmoid, softplus and pow take a vectorised path for most of a tensor and the scalar library for its
 end. The two differ in the last bit, and where the end of a chunk lies depends on the number of threads; the vectorised
@@ -130,7 +130,7 @@ def normal(*shape: int, generator: torch.Generator) -> Tensor:
 
 
 def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
-    """``vectors`` [N, 3] turned by unnormalised quaternions [N, 4] (w, x, y, z), float64."""
+    """Return ``vectors`` [N, 3] rotated by unnormalised quaternions [N, 4] (w, x, y, z), float64."""
     w, x, y, z = quats.double().unbind(dim=1)
     norm = sqrt((w * w + x * x) + (y * y + z * z)).clamp(min=1e-12)
     w, x, y, z = (w / norm, x / norm, y / norm, z / norm)

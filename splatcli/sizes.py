@@ -1,10 +1,10 @@
-"""Sizes: numbers of bytes as people write and read them."""
+"""Parse and format numbers of bytes."""
 
 from __future__ import annotations
 
 import re
 
-#: A number below this is no number of bytes that anyone means.
+#: A smaller size is a mistake: usually its unit is missing.
 _LEAST = 1 << 20
 
 #: A letter alone is a power of 1024, as graphics cards are sold.
@@ -13,7 +13,7 @@ _UNITS |= {"t": 1 << 40, "tib": 1 << 40, "tb": 10**12}
 
 
 def parse_size(value: object) -> object:
-    """Bytes of ``"8GiB"``, ``"8G"`` (the same), ``"8GB"`` (8e9) or ``"800M"``; what is no text is left as it is.
+    """Return the bytes of ``"8GiB"``, ``"8G"`` (the same), ``"8GB"`` (8e9) or ``"800M"``; other types as they are.
 
     Raises ValueError for other texts.
     """
@@ -29,5 +29,5 @@ def parse_size(value: object) -> object:
 
 
 def gib(count: int) -> str:
-    """``1.5 GiB``, or MiB where that is less than a tenth."""
+    """Return ``1.5 GiB``, or MiB where that is less than a tenth of a GiB."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 // 10 else f"{count / 2**20:.1f} MiB"

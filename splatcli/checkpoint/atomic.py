@@ -1,4 +1,4 @@
-"""Replace a file in one step: whatever happens, its place holds the whole old content or the whole new one."""
+"""Write files atomically: after any failure, a path holds either the old content or the new one, complete."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from splatcli.errors import DivergedError, OutputError, from_os_error, system_er
 #: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
 TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
 
-#: A file system that cannot reserve space or sync a folder says so in one of these ways; it is no fault.
+#: Errors of a file system that cannot reserve space or sync a folder; they are ignored.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 
-#: Seconds in which somebody has to open a named pipe for reading before the write to it is given up.
+#: Seconds to wait for a reader of a named pipe.
 READER_PATIENCE = 30.0
 
-#: What a path is that is neither a file nor a folder.
+#: Kinds of paths that are neither a file nor a folder.
 _SPECIAL = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISCHR, "a device"),
@@ -44,11 +44,11 @@ def write_atomically(
 ) -> None:
     """Write a file through ``write`` and put it at ``path`` when it is complete, verified and on the disk.
 
-    what: what is being written, for the message.
-    reserve: bytes to claim beforehand, so that a full disk shows before minutes of work; 0 claims nothing.
-    verify: reads the temporary file and raises when it is not what was meant.
-    stream: ``write`` goes from front to back, so that a pipe or a character device is written to; without it they are
-        refused. Neither is ever replaced, and of a link the file that it leads to is.
+    what: a name of the content, for messages.
+    reserve: bytes to reserve beforehand, so that a full disk is found before minutes of work; 0 reserves nothing.
+    verify: reads the temporary file and raises when it is wrong.
+    stream: ``write`` writes from front to back, so that it can write to a pipe or a character device; otherwise they
+        are refused. They are never replaced; of a link, the target is.
     Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure, ResourceError
     for a lack of memory (a DivergedError of ``write`` passes); the old file is then untouched and no temporary file is
     left.
@@ -78,7 +78,7 @@ def write_atomically(
                 _reserve(file.fileno(), reserve)
             write(file)
             file.flush()
-            file.truncate(file.tell())  # gives back what was reserved in excess
+            file.truncate(file.tell())  # frees what was reserved in excess
             os.fsync(file.fileno())
         if verify is not None:
             verify(temporary)
@@ -91,7 +91,7 @@ def write_atomically(
         refused = system_error(error)
         if refused is not None and refused.errno == errno.ENOMEM:
             raise from_os_error(refused, OutputError, path) from error
-        # torch turns a full disk into a RuntimeError of its own, so the kind of the exception says little.
+        # torch turns a full disk into a RuntimeError of its own, so the exception's type does not tell.
         kept = "; the old one is kept" if os.path.exists(target) else ""
         raise OutputError(
             f"could not write {what} (disk full?){kept}: {_reason(error)}",
@@ -107,7 +107,7 @@ def write_atomically(
 
 
 def names_stdout(path: Path) -> bool:
-    """Whether a path such as /dev/stdout leads to this process's stdout."""
+    """Return whether a path such as /dev/stdout is this process's stdout."""
     try:
         about = os.stat(path)
         same = os.path.samestat(about, os.fstat(1))
@@ -117,7 +117,7 @@ def names_stdout(path: Path) -> bool:
 
 
 def _target_of(path: Path) -> tuple[Path, str | None]:
-    """(the file to replace, links resolved; what the path is instead of a file, None for a file). Raises OSError."""
+    """Return (the file to replace, links resolved; the kind of the path if it is not a file). Raises OSError."""
     target = Path(os.path.realpath(path))
     try:
         about = os.stat(path)
@@ -130,7 +130,7 @@ def _target_of(path: Path) -> tuple[Path, str | None]:
 
 
 def _is_descriptor(path: Path) -> bool:
-    """Whether a path names an open descriptor: the file behind it may have another name by now, or none."""
+    """Return whether a path names an open descriptor: its file may have another name by now, or none."""
     parts = Path(os.path.abspath(path)).parts[1:]
     if parts[:1] == ("dev",):
         return parts[1:2] in (("stdin",), ("stdout",), ("stderr",), ("fd",))
@@ -138,7 +138,7 @@ def _is_descriptor(path: Path) -> bool:
 
 
 def _write_special(path: Path, write: Callable[[BinaryIO], object], what: str) -> None:
-    """Write to a pipe or a device; a reader that has had enough is no failure. Raises OutputError."""
+    """Write to a pipe or a device; a reader that closes it is no failure. Raises OutputError."""
     try:
         with os.fdopen(_open_special(path), "wb") as file:
             write(file)
@@ -150,11 +150,11 @@ def _write_special(path: Path, write: Callable[[BinaryIO], object], what: str) -
 
 
 def _open_special(path: Path) -> int:
-    """A descriptor to write to; waits for the reader of a named pipe, but not for ever."""
+    """Return a descriptor to write to; wait for the reader of a named pipe, at most READER_PATIENCE."""
     until = time.monotonic() + READER_PATIENCE
     while True:
         try:
-            # Without O_CREAT and O_TRUNC: what stands at the path is not to be changed.
+            # Without O_CREAT and O_TRUNC: the path itself must not change.
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError as error:
             if error.errno != errno.ENXIO:
@@ -212,9 +212,9 @@ def probe_room(folder: Path, size: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """What the file system says is left for this user; quotas do not count."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
+    """Return the bytes that the file system reports as free for this user; quotas do not count."""
+    info = os.statvfs(folder)
+    return info.f_bavail * info.f_frsize
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -1,6 +1,6 @@
-"""Verify everything that can be verified of a checkpoint or a run folder, and tell all of it, not the first fault only.
+"""Verify a checkpoint or a run folder completely, and report all faults, not only the first one.
 
-Nothing is changed and no lock is taken: a run that is being trained can be checked, too.
+Nothing is changed and no lock is taken, so that a run in training can be checked.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from splatcli.checkpoint.run_dir import CONFIG, LATEST, METRICS, checkpoints_of,
 from splatcli.config import parse_config
 from splatcli.errors import ModelFileError, ResourceError, SplatError, UnreadableError, VersionError, os_errors
 
-#: What load_checkpoint() goes through, in its order.
+#: The checks of load_checkpoint(), in its order.
 CHECKED = "archive, manifest, schema, digest of every tensor, finite values, parameter space, settings and cameras"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about one file.
+    """The result of the check of one file.
 
-    state: "sound"; "warning" for what harms nobody; "damaged"; "unreadable" where the system refused; "unknown" for
-        a file of another version. what: what was verified, or the fault. help: what to do about the fault.
-    code: the exit code that the fault has; 0 for what is sound, and for warnings.
+    state: "sound"; "warning" for a harmless fault; "damaged"; "unreadable" where the system refused; "unknown" for a
+        file of another version. what: what was verified, or the fault. help: what to do about the fault.
+    code: the exit code of the fault; 0 for a sound file and for warnings.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Finding:
 
 
 def check_checkpoint(path: Path) -> Finding:
-    """Every byte of a checkpoint of ours."""
+    """Check every byte of a checkpoint of splatcli."""
     try:
         with os_errors(UnreadableError, path):
             checkpoint = load_checkpoint(path)
@@ -61,7 +61,7 @@ def check_checkpoint(path: Path) -> Finding:
 
 
 def check_run(run: Path) -> Iterator[Finding]:
-    """Checkpoints, the newest first, also those put aside by a resume; then what lies beside them."""
+    """Check the checkpoints, the newest first, also those set aside by a resume; then the other files of the run."""
     try:
         with os_errors(UnreadableError, run / "ckpts"):
             files = checkpoints_of(run)
@@ -83,7 +83,7 @@ def check_run(run: Path) -> Iterator[Finding]:
             )
 
 
-#: (what is wrong, whether it is only worth a warning, what to do); None for nothing.
+#: (the fault, whether it is harmless, what to do); None without a fault.
 _Fault = tuple[str, bool, str] | None
 
 

@@ -1,4 +1,4 @@
-"""The checkpoint file as a container: a zip that is examined before torch opens it; every byte is checked."""
+"""The checkpoint file as a zip archive: it is examined before torch opens it, and every byte is checked."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ DAMAGED = "the file is damaged: fall back on an older checkpoint of the run, or 
 _MAX_MEMBERS = 10_000
 _END_OF_ZIP = b"PK\x05\x06"
 _END_OF_ZIP_SIZE = 22
-#: Bytes at a time when a member is read for its checksum only.
+#: Bytes of a block when a member is read for its checksum only.
 _BLOCK = 1 << 20
 
 
-def examine(path: Path, look_inside: Callable[[zipfile.ZipFile], None]) -> None:
-    """Refuse what is not a plain torch zip, then let ``look_inside`` read members of the opened archive.
+def examine(path: Path, read: Callable[[zipfile.ZipFile], None]) -> None:
+    """Refuse what is not a plain torch zip, then let ``read`` read members of the opened archive.
 
-    Raises ModelFileError, also for whatever zipfile raises while ``look_inside`` reads; UnreadableError or
-    ResourceError where the system refuses, which says nothing of the file's content.
+    Raises ModelFileError, also for what zipfile raises while ``read`` reads; UnreadableError or ResourceError where the
+    system refuses, which says nothing about the file's content.
     """
     try:
         size = path.stat().st_size
@@ -55,17 +55,17 @@ def examine(path: Path, look_inside: Callable[[zipfile.ZipFile], None]) -> None:
         raise from_os_error(error, UnreadableError, path) from None
     if not head.startswith(b"PK\x03\x04"):
         _refuse_other_file(head, size, path)
-    # With the end record exactly at the end and no comment, every zip reader agrees on the same directory.
+    # With the end record exactly at the end and no comment, all zip readers find the same directory.
     if not tail.startswith(_END_OF_ZIP) or tail[-2:] != b"\0\0":
         raise ModelFileError(f"truncated or extended: {size} bytes do not end as a zip", where=path, remedy=DAMAGED)
     try:
         with zipfile.ZipFile(path) as archive:
             problems = _member_problems(archive, size)
             if not problems:
-                look_inside(archive)
+                read(archive)
     except ModelFileError:
         raise
-    except Exception as error:  # zipfile lets struct.error, ValueError, NotImplementedError and others through
+    except Exception as error:  # zipfile raises struct.error, ValueError, NotImplementedError and others
         if (refused := system_error(error)) is not None:
             raise from_os_error(refused, UnreadableError, path) from None
         raise ModelFileError(f"not a readable zip ({error})", where=path, remedy=DAMAGED) from None
@@ -81,7 +81,7 @@ def check_crc(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
 
 
 def pickle_of(archive: zipfile.ZipFile) -> zipfile.ZipInfo:
-    """The member that torch unpickles; there is one, in an archive that passed ``examine``."""
+    """Return the member that torch unpickles; an archive that passed examine() has one."""
     return archive.getinfo(f"{_root(archive)}/data.pkl")
 
 
@@ -96,7 +96,7 @@ def _member_problems(archive: zipfile.ZipFile, size: int) -> list[str]:
     names = [member.filename for member in members]
     roots = {name.split("/", 1)[0] for name in names}
     problems = []
-    # torch looks members up without regard to case: two spellings of one name could show it another pickle than us.
+    # torch ignores the case of names: with two spellings of one name it could read another pickle than this check.
     if len({name.casefold() for name in names}) != len(names):
         problems.append("a member is there twice")
     if len(roots) != 1 or any("/" not in name or ".." in name.split("/") or "\\" in name for name in names):
@@ -148,18 +148,18 @@ _STORAGES = {f"torch {kind}Storage" for kind in ("Float", "Double", "Int", "Long
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """What a checkpoint file holds, checked."""
+    """The checked content of a checkpoint file."""
 
     manifest: Manifest
     tensors: dict[str, Tensor]
 
 
 def read_container(path: Path, *, digests: bool = True, mmap: bool = False) -> Container:
-    """Manifest and tensors (CPU) of a checkpoint file.
+    """Return manifest and tensors (CPU) of a checkpoint file.
 
     digests: also compare every tensor with its sha256; without it, only the structure and the manifest are checked,
         in milliseconds.
-    mmap: map the tensors instead of reading them; only while nobody truncates the file.
+    mmap: map the tensors instead of reading them; the file must not be truncated meanwhile.
     Raises ModelFileError for anything that is not an undamaged checkpoint, VersionError for one of another version,
     UnreadableError or ResourceError where the system refuses to read it.
     """
@@ -173,20 +173,20 @@ def read_container(path: Path, *, digests: bool = True, mmap: bool = False) -> C
 
 
 def is_own(path: Path) -> bool:
-    """Whether a torch file is one of ours, sound or not, rather than another program's. Raises ModelFileError."""
+    """Return whether a torch file is a checkpoint of splatcli, sound or not. Raises ModelFileError."""
     words: list[bytes] = []
     examine(path, lambda archive: words.append(archive.read(pickle_of(archive))))
-    # The second name is for a file of ours that has lost its manifest.
+    # The second name is in a file that has lost its manifest.
     return any(word.encode() in words[0] for word in (DIGEST_KEY, STORED_NAMES["sh0"]))
 
 
 def preflight(path: Path) -> None:
-    """Refuse whatever is not a plain torch zip of ours, before torch sees it."""
+    """Refuse all but a plain torch zip of splatcli, before torch opens it."""
     examine(path, lambda archive: _check_small_members(archive, path))
 
 
 def _check_small_members(archive: zipfile.ZipFile, path: Path) -> None:
-    """CRC of every member that is no tensor (those have a sha256), then a look at what the pickle would import."""
+    """Check the CRC of every member that is no tensor (those have a sha256), then the imports of the pickle."""
     for member in archive.infolist():
         parts = member.filename.split("/")
         if parts[1] != "data":
@@ -233,7 +233,7 @@ def _manifest_of(stored: dict[object, object], path: Path) -> Manifest:
 
 
 def _tensors_of(stored: dict[object, object], manifest: Manifest, path: Path) -> dict[str, Tensor]:
-    """The tensors, once names, dtypes, shapes, spaces and storage agree with the manifest and the format."""
+    """Return the tensors when names, dtypes, shapes, spaces and storage agree with the manifest and the format."""
     tensors = {key: value for key, value in stored.items() if isinstance(key, str) and type(value) is Tensor}
     problems = [f"{key!r} is not a named tensor" for key in stored if key not in tensors]
     specs = {spec.name: spec for spec in manifest.tensors}
@@ -259,7 +259,7 @@ def _tensors_of(stored: dict[object, object], manifest: Manifest, path: Path) ->
 
 
 def _storage_problems(name: str, tensor: Tensor, nbytes: int, seen: set[int]) -> list[str]:
-    """A tensor must own exactly the bytes that it shows: no expanded stride, no window, no alias, no graph."""
+    """Return the faults of a tensor's storage: it must own exactly its bytes, without strides, views or aliases."""
     if tensor.layout != torch.strided or not tensor.is_contiguous() or tensor.requires_grad:
         return [f"{name} is not a plain contiguous tensor"]
     storage = tensor.untyped_storage()
@@ -273,9 +273,9 @@ def _storage_problems(name: str, tensor: Tensor, nbytes: int, seen: set[int]) ->
 
 
 def _check_digests(manifest: Manifest, tensors: dict[str, Tensor], path: Path) -> None:
-    found = digests_of(tensors)
+    digests = digests_of(tensors)
     for spec in manifest.tensors:
-        if found[spec.name] != spec.sha256:
+        if digests[spec.name] != spec.sha256:
             guess = _guess_activation(spec.name, tensors[spec.name])
             raise ModelFileError(
                 f"{spec.name} does not match its digest: damaged, or changed after it was written{guess}",
@@ -285,7 +285,7 @@ def _check_digests(manifest: Manifest, tensors: dict[str, Tensor], path: Path) -
 
 
 def _guess_activation(name: str, tensor: Tensor) -> str:
-    """The likely reason why a tensor is not the one that was written, when its values give it away."""
+    """Return the likely reason why a tensor has changed, if its values show it."""
     if name == "_scaling" and tensor.numel() and bool((tensor > 0).all()):
         return (
             "; it looks as if exp() had been applied: scales already activated; checkpoints hold log-scales, "

@@ -1,7 +1,7 @@
 """Save and load a checkpoint file.
 
-No crash, full disk or divergence during a save costs the checkpoint before it. Loading returns nothing before every
-check has passed.
+A crash, full disk or divergence during a save leaves the last checkpoint untouched. Loading returns a state only after
+every check has passed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from splatcli.scene.camera import Camera
 
 
 def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Stored name -> tensor, each contiguous on the CPU in a storage of its own that it fills exactly.
+    """Return stored name -> tensor, each contiguous on the CPU in a storage of its own that it fills exactly.
 
     Tensors that are so already are not copied.
     """
@@ -83,7 +83,7 @@ def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manifest:
-    """The manifest of a checkpoint whose tensors ``pack_tensors`` has made; reads every byte once for the digests."""
+    """Return the manifest of a checkpoint with the ``tensors`` of pack_tensors(); all bytes are hashed."""
     specs = []
     digests = digests_of(tensors)
     for name, tensor in tensors.items():
@@ -130,7 +130,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
 
 
 def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Checkpoint:
-    """The Checkpoint that a checked manifest and checked tensors describe; the tensors are not copied.
+    """Return the Checkpoint of a checked manifest and checked tensors; the tensors are not copied.
 
     Raises ModelFileError when settings or cameras contradict each other or the tensors.
     """
@@ -249,7 +249,7 @@ def _camera(spec: CameraSpec) -> Camera:
     return Camera(**fields)
 
 
-#: Room for the zip's own records and for the alignment of members, beside 2 percent of the content.
+#: Bytes for the zip's own records and the alignment of members, beside 2 percent of the content.
 _MARGIN = 1 << 20
 
 #: The matrix and the lens of one camera as JSON: 20 doubles of at most 25 characters, and the keys.
@@ -260,8 +260,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint to ``path``; when this returns it is complete, verified and on the disk.
 
     Raises DivergedError when a value is not finite or the parameters are not raw any more, OutputError when it
-    cannot be written; in both cases the file that was there is untouched. What is accepted here, ``load_checkpoint``
-    accepts: both make the same checks.
+    cannot be written; in both cases the file that was there is untouched. load_checkpoint() makes the same checks.
     """
     tensors = pack_tensors(checkpoint)
     problems = name_problems(list(tensors))
@@ -291,7 +290,7 @@ def save_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
 
 
 def checkpoint_bytes(checkpoint: Checkpoint, count: int | None = None) -> int:
-    """What the file of ``checkpoint`` takes at most; ``count`` asks as if it had so many Gaussians."""
+    """Return the most bytes that the file of ``checkpoint`` takes; with ``count``, as if it had that many Gaussians."""
     per_row = sum(tensor[:1].nbytes for _, tensor in checkpoint.gaussians.items())
     rows = 3 * per_row if checkpoint.moments is not None else per_row
     rows += 0 if checkpoint.sh_last_step is None else checkpoint.sh_last_step[:1].nbytes
@@ -318,7 +317,7 @@ def _check_finite(tensors: dict[str, Tensor], path: Path) -> None:
 
 
 def _manifest_text(checkpoint: Checkpoint, tensors: dict[str, Tensor], path: Path) -> str:
-    """The manifest as JSON, already read back once: a state that could not be loaded must not be written."""
+    """Return the manifest as JSON, after reading it back: a state that cannot be loaded must not be written."""
     manifest = build_manifest(checkpoint, tensors)
     if (bad := nonfinite_path(manifest.model_dump(mode="python"))) is not None:
         raise DivergedError(f"not written: {bad} is NaN or infinite", where=path)
@@ -331,9 +330,9 @@ def _manifest_text(checkpoint: Checkpoint, tensors: dict[str, Tensor], path: Pat
 
 
 def load_checkpoint(path: Path, *, mapped: bool = False) -> Checkpoint:
-    """The state stored in a checkpoint file, tensors on the CPU.
+    """Return the state stored in a checkpoint file, tensors on the CPU.
 
-    mapped: tensors are pages of the file instead of memory; only while nobody truncates it.
+    mapped: tensors are memory-mapped; the file must not be truncated meanwhile.
 
     Order: the zip, the pickle's imports, the manifest and its digest, the version, names, dtypes, shapes, storage,
     the sha256 of every tensor, finite values, the parameters' space, settings and cameras.

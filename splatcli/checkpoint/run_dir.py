@@ -14,7 +14,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
 from splatcli.checkpoint.atomic import TEMPORARY, free_bytes, probe_folder, probe_room, sync_folder, write_atomically
 from splatcli.checkpoint.container import read_container
@@ -31,11 +31,17 @@ from splatcli.errors import (
     os_errors,
 )
 
-_logger = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
+
+#: Files of a run folder: the pointer to the newest checkpoint, the settings, the request that started it, the metrics.
+LATEST = "latest"
+CONFIG = "config.json"
+REQUEST = "request.json"
+METRICS = "metrics.jsonl"
 
 
 def take_lock(run: Path) -> int:
-    """The descriptor of the run's lock file, locked; it unlocks when closed, also by a crash."""
+    """Return the descriptor of the run's lock file, locked; closing it unlocks, also after a crash."""
     path = run / "lock"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -49,14 +55,14 @@ def take_lock(run: Path) -> int:
         if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS):
             os.close(descriptor)
             raise
-        _logger.warning("%s: this file system has no locks; take care to run one process only", run)
-    with contextlib.suppress(OSError):  # who holds it is a courtesy: a full disk must not keep anyone from the run
+        _log.warning("%s: this file system has no locks; take care to run one process only", run)
+    with contextlib.suppress(OSError):  # the holder's name is not needed: a full disk must not block the run
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode(), 0)
     return descriptor
 
 
-#: What a run writes into its folder before its first step; anything else there is somebody else's, and stays.
+#: What a run writes into its folder before its first step; a rollback of the folder deletes nothing else.
 _OURS = (
     "ckpts/ckpt_*.pt",
     "ckpts/*.tmp.*",
@@ -71,10 +77,10 @@ _OURS = (
 
 @dataclass(slots=True)
 class Undo:
-    """How the run folder ``path`` came to be.
+    """What creating the run folder ``path`` changed.
 
-    made: folders that did not exist before, the innermost first.
-    moved_aside: where a run that was there is now.
+    made: folders that were created, the innermost first.
+    moved_aside: the new place of a run that was there before.
     owned: its lock is held, so that the files in it are this run's.
     """
 
@@ -84,7 +90,7 @@ class Undo:
     owned: bool = False
 
     def rollback(self) -> None:
-        """Everything as before, as far as possible; never raises."""
+        """Restore what was there before, as far as possible; never raises."""
         for pattern in _OURS if self.owned else ():
             for file in self.path.glob(pattern):
                 with contextlib.suppress(OSError):
@@ -97,12 +103,8 @@ class Undo:
                 self.moved_aside.rename(self.path)
 
 
-#: The file's name in a run folder.
-METRICS = "metrics.jsonl"
-
-
 def append_line(path: Path, record: dict[str, object]) -> None:
-    """Add a line; NaN and infinity become null. Raises OutputError, and leaves no torn line, when there is no room."""
+    """Append a line; NaN and infinity become null. Raises OutputError, without a torn line, when there is no room."""
     line = (json.dumps(_finite(record), allow_nan=False) + "\n").encode()
     try:
         with path.open("ab", buffering=0) as file:
@@ -115,21 +117,17 @@ def append_line(path: Path, record: dict[str, object]) -> None:
 
 
 def trim_lines(path: Path, step: int) -> None:
-    """Remove the lines of steps after ``step``, and one that a crash has torn. Raises OutputError, OSError."""
+    """Remove the lines of steps after ``step``, and a line that a crash has torn. Raises OutputError or OSError."""
     if not path.exists():
         return
     lines = path.read_bytes().splitlines(keepends=True)
     kept = b"".join(line for line in lines if _step_of(line) <= step)
     if kept != b"".join(lines):
-        write_atomically(path, lambda file: _put_line(file, kept), what="metrics")
-
-
-def _put_line(file: BinaryIO, content: bytes) -> None:
-    file.write(content)
+        write_atomically(path, lambda file: file.write(kept), what="metrics")
 
 
 def _step_of(line: bytes) -> float:
-    """The step of a line; 0 when it has none, infinity when it is torn."""
+    """Return the step of a line; 0 when it has none, infinity when it is torn."""
     try:
         record = json.loads(line)
     except ValueError:
@@ -148,15 +146,6 @@ def _finite(value: object) -> object:
     return value
 
 
-#: The name of the pointer to the newest checkpoint, in a run folder.
-LATEST = "latest"
-#: The settings' name there.
-CONFIG = "config.json"
-
-#: The request's name in a run folder.
-REQUEST = "request.json"
-
-_log = logging.getLogger(__name__)
 _CHECKPOINT = re.compile(r"ckpt_(\d{6,})\.pt")
 _MOVED_ASIDE = re.compile(r".+\.old-\d+")
 
@@ -165,20 +154,20 @@ class RunDir:
     """An open run folder; holds the lock until ``close`` or the end of the ``with`` block."""
 
     def __init__(self, path: Path, lock: int, undo: Undo | None = None) -> None:
-        """For ``create`` and ``open`` only. lock: descriptor of the locked lock file. undo: how it came to be."""
+        """For create() and open() only. lock: descriptor of the locked lock file. undo: what create() changed."""
         self.path = path
         self._lock: int | None = lock
         self._undo = undo
 
     @classmethod
     def create(cls, path: Path, *, overwrite: bool = False) -> RunDir:
-        """A new run folder, missing parents made, proved writable.
+        """Create a run folder and its missing parents, and check that it is writable.
 
-        It is on trial until a state after the first step is saved, or ``keep`` is called: a ``with`` block that ends in
-        an error before takes all of it back.
+        Until a state after the first step is saved, or keep() is called, a ``with`` block that ends in an error removes
+        it again.
         overwrite: a folder with content is moved aside to ``<name>.old-<n>``; nothing is deleted.
         Raises OutputError when the place has content (without overwrite), is a file or cannot be written,
-        LockedError when another process works there; nothing has changed then.
+        LockedError when another process works there; then nothing has changed.
         """
         path = Path(path)
         undo = Undo(path)
@@ -212,9 +201,9 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run folder, to go on with it; temporary files of writers that died are removed.
+        """Open an existing run folder to continue the run; temporary files of dead writers are removed.
 
-        Raises OutputError when it is not there or cannot be written, LockedError when another process works there.
+        Raises OutputError when it does not exist or cannot be written, LockedError when another process works there.
         """
         path = Path(path)
         with os_errors(OutputError, path):
@@ -234,10 +223,10 @@ class RunDir:
         return cls(path, lock)
 
     def close(self) -> None:
-        """Let go of the run; harmless when done twice."""
+        """Release the run; a second call does nothing."""
         if self._lock is not None:
             lock, self._lock = self._lock, None
-            with contextlib.suppress(OSError):  # it is let go of whatever close() says
+            with contextlib.suppress(OSError):  # the lock is released even when close() fails
                 os.close(lock)
 
     def __enter__(self) -> RunDir:
@@ -251,37 +240,37 @@ class RunDir:
         self.close()
 
     def keep(self) -> None:
-        """Something has come of the run: a new folder stays, whatever happens."""
+        """Keep a new folder, whatever happens later."""
         self._undo = None
 
     def write_config(self, config: Config) -> None:
         """Store the resolved settings as config.json."""
         text = config.model_dump_json(indent=2) + "\n"
-        write_atomically(self.path / CONFIG, lambda file: _put(file, text.encode()), what="settings")
+        write_atomically(self.path / CONFIG, lambda file: file.write(text.encode()), what="settings")
 
     def write_report(self, name: str, record: dict[str, Any]) -> Path:
-        """Store ``record`` as RUN/``name``, JSON; the path. Raises OutputError."""
+        """Store ``record`` as JSON in RUN/``name`` and return the path. Raises OutputError."""
         path = self.path / name
         text = json.dumps(record, indent=2, allow_nan=False) + "\n"
-        write_atomically(path, lambda file: _put(file, text.encode()), what="report")
+        write_atomically(path, lambda file: file.write(text.encode()), what="report")
         return path
 
     def append_metrics(self, record: dict[str, object]) -> None:
-        """Add one line to metrics.jsonl. Raises OutputError."""
+        """Append a line to metrics.jsonl. Raises OutputError."""
         append_line(self.path / METRICS, record)
 
     def checkpoint_path(self, step: int) -> Path:
         return self.path / "ckpts" / f"ckpt_{step:06d}.pt"
 
     def has(self, step: int) -> bool:
-        """Whether there is a checkpoint of ``step``; not verified."""
+        """Return whether there is a checkpoint of ``step``; it is not verified."""
         with os_errors(OutputError, self.path):
             return self.checkpoint_path(step).exists()
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that is sound in every byte, mapped; None when there is none.
+        """Return the newest checkpoint that is sound in every byte, memory-mapped; None when there is none.
 
-        Raises UnreadableError or ResourceError when the system refuses one: an older one must not stand in for it.
+        Raises UnreadableError or ResourceError when the system refuses one: an older one must not replace it.
         """
         with os_errors(UnreadableError, self.path):
             files = self.checkpoints()
@@ -291,7 +280,7 @@ class RunDir:
             except UnreadableError:
                 raise
             except ModelFileError as error:
-                _log.error("the checkpoint is damaged and passed over: %s", error)
+                _log.error("the checkpoint is damaged and skipped: %s", error)
         return None
 
     def probe_room(self, checkpoint: Checkpoint) -> None:
@@ -299,13 +288,13 @@ class RunDir:
         probe_room(self.path / "ckpts", checkpoint_bytes(checkpoint))
 
     def room_for(self, checkpoint: Checkpoint, count: int) -> int:
-        """How many more files like ``checkpoint``, but of ``count`` Gaussians, the disk seems to have room for."""
+        """Return how many more files like ``checkpoint``, with ``count`` Gaussians, fit on the disk."""
         with os_errors(OutputError, self.path):
             free = free_bytes(self.path)
         return free // checkpoint_bytes(checkpoint, count)
 
     def checkpoints(self) -> list[Path]:
-        """The run's checkpoint files by step, oldest first; not verified."""
+        """Return the run's checkpoint files by step, oldest first; they are not verified."""
         return checkpoints_of(self.path)
 
     def save(self, checkpoint: Checkpoint) -> Path:
@@ -342,18 +331,18 @@ class RunDir:
             self._point_latest(self.checkpoint_path(step))
 
     def _point_latest(self, path: Path) -> None:
-        """Nothing relies on the pointer, so that one which cannot be written is told of, and no reason to end."""
+        """Write the pointer. No program relies on it, so that a failure only gives a warning."""
         text = f"{path.relative_to(self.path).as_posix()}\n"
         pointer = self.path / LATEST
         try:
-            write_atomically(pointer, lambda file: _put(file, text.encode()), what="pointer to the checkpoint")
+            write_atomically(pointer, lambda file: file.write(text.encode()), what="pointer to the checkpoint")
         except (OutputError, ResourceError) as error:
             _log.warning("%s", error)
 
     def _prune(self, just_written: Path, keep_last: int, named: frozenset[int]) -> None:
-        """The one just written has been verified, so that the newest sound one can never be deleted.
+        """Delete old checkpoints. The one just written is verified, so that a sound one always stays.
 
-        A folder that cannot be looked at is told of, and no reason to end.
+        A folder that cannot be listed only gives a warning.
         """
         try:
             files = self.checkpoints()
@@ -371,22 +360,22 @@ class RunDir:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What was found when the newest checkpoint of a run was looked for.
+    """The newest sound checkpoint of a run, and the newer ones that are damaged.
 
     path: the checkpoint of the highest step whose structure and manifest are sound; None when there is none.
-    damaged: what is wrong with those of higher steps, the newest first.
+    damaged: the faults of those of higher steps, the newest first.
     """
 
     path: Path | None = None
     damaged: list[ModelFileError] = field(default_factory=list)
 
 
-def look_for_latest(run: Path) -> Latest:
-    """The newest sound checkpoint, and the newer ones that are damaged.
+def find_latest_sound(run: Path) -> Latest:
+    """Return the newest sound checkpoint, and the newer ones that are damaged.
 
-    Takes milliseconds a file; the tensors themselves are verified when the checkpoint is loaded.
-    Raises UnreadableError, ResourceError or VersionError for one that cannot be judged here: it may be as good as any,
-    and an older one must not stand in for it.
+    It takes milliseconds a file; the tensors are verified when the checkpoint is loaded.
+    Raises UnreadableError, ResourceError or VersionError for one that cannot be checked here: it may be sound, and an
+    older one must not replace it.
     """
     with os_errors(UnreadableError, run):
         files = checkpoints_of(Path(run))
@@ -404,12 +393,12 @@ def look_for_latest(run: Path) -> Latest:
 
 
 def find_latest(run: Path) -> Path | None:
-    """The path of ``look_for_latest``, where damage to newer checkpoints does not matter."""
-    return look_for_latest(run).path
+    """Return the path of find_latest_sound(), where damage to newer checkpoints does not matter."""
+    return find_latest_sound(run).path
 
 
 def newest_run(output: Path) -> Path | None:
-    """The run folder directly under ``output`` that wrote a checkpoint last, sound or not; None when there is none.
+    """Return the run folder directly under ``output`` that wrote a checkpoint last; None when there is none.
 
     Runs moved aside by --overwrite do not count. Raises UnreadableError.
     """
@@ -423,7 +412,7 @@ def newest_run(output: Path) -> Path | None:
 
 
 def _written_at(path: Path) -> int:
-    """Nanoseconds; 0 for a file that a running training has deleted meanwhile."""
+    """Return nanoseconds; 0 for a file that a running training has deleted meanwhile."""
     try:
         return path.stat().st_mtime_ns
     except FileNotFoundError:
@@ -431,13 +420,13 @@ def _written_at(path: Path) -> int:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run folder that a checkpoint file belongs to, None when it lies elsewhere."""
+    """Return the run folder of a checkpoint file; None when it is elsewhere."""
     path = Path(os.path.abspath(checkpoint))
     return path.parent.parent if path.parent.name == "ckpts" else None
 
 
 def checkpoints_of(run: Path) -> list[Path]:
-    """The checkpoint files of a run by step, oldest first; not verified. Raises OSError."""
+    """Return the checkpoint files of a run by step, oldest first; they are not verified. Raises OSError."""
     folder = run / "ckpts"
     if not folder.is_dir():
         return []
@@ -445,14 +434,14 @@ def checkpoints_of(run: Path) -> list[Path]:
 
 
 def step_of(path: Path) -> int:
-    """The step that a checkpoint's name tells."""
+    """Return the step in a checkpoint's name."""
     match = _CHECKPOINT.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))
 
 
 def has_content(folder: Path) -> bool:
-    """Whether there is more than a start may have left that failed or was killed before its first checkpoint."""
+    """Return whether there is more than a start leaves that failed or was killed before its first checkpoint."""
     left = {"lock", REQUEST, "config.json"} if (folder / REQUEST).is_file() else {"lock"}
     for entry in folder.iterdir():
         if entry.name == "ckpts" and entry.is_dir() and not entry.is_symlink():
@@ -464,7 +453,7 @@ def has_content(folder: Path) -> bool:
 
 
 def _move_aside(path: Path) -> Path:
-    """Rename a run that nobody works on, and tell its new name; a folder that is no run of ours stays where it is."""
+    """Rename a run that no process works on, and return its new name. Raises OutputError for another folder."""
     if not (path / "ckpts").is_dir():
         raise OutputError(
             "the output folder has content, but is not a run", where=path, remedy="choose another place with -o"
@@ -484,7 +473,7 @@ def _free_name(path: Path) -> Path:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Delete temporary files of dead writers; called with the lock held, so that a living one is not of this run."""
+    """Delete temporary files of dead writers. The lock is held, so that a living one is not of this run."""
     try:
         files = list(folder.iterdir())
     except OSError as error:
@@ -499,7 +488,7 @@ def _remove_stale(folder: Path) -> None:
 
 def _other_process_lives(pid: int) -> bool:
     if pid == os.getpid():
-        return False  # nothing of ours is being written while the run is being opened
+        return False  # this process writes nothing while it opens the run
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):
@@ -507,7 +496,3 @@ def _other_process_lives(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def _put(file: BinaryIO, content: bytes) -> None:
-    file.write(content)

@@ -48,11 +48,11 @@ PARAMETER_SPACES = {
     "_features_rest": ("sh_rest", "1"),
 }
 
-#: First and second moment of Adam, as prefixes of the parameters' names.
+#: Prefixes of the names of Adam's first and second moments.
 MOMENT_PREFIXES = ("adam.exp_avg.", "adam.exp_avg_sq.")
 
-#: [N] int32, the step that _features_rest and its moments stand at (see AdamState); new in format 1.1, without which
-#: all stand at the optimiser's step.
+#: [N] int32, the last step in which Adam updated _features_rest and its moments (see AdamState); new in format 1.1.
+#: Without it that is the optimiser's step for all.
 SH_LAST_STEP = "adam.rest_steps"
 
 #: [N] float32, sizes of the 3D filter (rasterizer/filter_3d.py): images differ without them, so a file with them
@@ -62,11 +62,11 @@ FILTER_3D = "filter_3d"
 #: Entries of ``requires`` that this version understands.
 KNOWN_FEATURES = (FILTER_3D,)
 
-#: What may be trained of the training views, and the shape of a view's row (train/corrections.py): the motion of a
-#: camera, and an affine map of colours, or a grid of them. Each has its Adam beside it, see VIEW_PARTS.
+#: Per-view parameters and the shape of a view's row (train/per_view_params.py): the change of a camera's pose, and an
+#: affine map of colours, or a grid of such maps. Each has the state of its Adam beside it, see VIEW_PARTS.
 VIEW_TABLES: dict[str, tuple[int, ...]] = {"pose": (6,), "exposure": (3, 4), "bilateral_grid": (12, 8, 16, 16)}
 
-#: The dtype of a table: double precision, but for the large one.
+#: The dtype of a table: double precision, except for the large one.
 VIEW_DTYPES = {"pose": torch.float64, "exposure": torch.float64, "bilateral_grid": torch.float32}
 
 #: Stored with each table; "steps" is int64 [T], the others have the dtype of the table itself.
@@ -90,8 +90,8 @@ _FREE_NAME = re.compile(r"(strategy|rng)\.[A-Za-z0-9_][A-Za-z0-9_.]*")
 
 
 class _Part(BaseModel):
-    """Strict: no number is taken for a string or a string for a number. Keys not known are left alone,
-    since a newer minor version may add optional ones; what must be understood is listed under ``requires``."""
+    """Strict: a number is not accepted as a string nor a string as a number. Unknown keys are ignored,
+    since a newer minor version may add optional ones; ``requires`` lists what a reader must understand."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -99,14 +99,14 @@ class _Part(BaseModel):
 #: An integer of 64 bits; JSON has none.
 _Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
-#: Of steps and pixels: what 32 bits hold, which is how steps are stored beside the tensors.
+#: Largest number of steps or pixels: steps are stored in 32 bits beside the tensors.
 MAX_COUNT = 2**31 - 1
 #: A camera's matrix is singular when it shrinks one direction by more than this against another.
 MIN_CONDITION = 1e-6
 
 
 class TensorSpec(_Part):
-    """What the file says about one of its tensors; checked before the tensor is used."""
+    """The manifest's entry of a tensor; it is checked before the tensor is used."""
 
     name: str
     dtype: Literal["float32", "float64", "int32", "int64", "uint8", "bool"]
@@ -133,7 +133,7 @@ class CameraSpec(_Part):
     @field_validator("viewmat")
     @classmethod
     def _is_a_motion(cls, rows: list[list[float]]) -> list[list[float]]:
-        """A matrix that turns and moves, scaled perhaps; its inverse is the camera's place."""
+        """Check that the matrix is a rotation, perhaps scaled, and a translation."""
         if any(len(row) != 4 for row in rows):
             raise ValueError("is not a 4x4 matrix")
         if max(map(abs, rows[3][:3])) > MIN_CONDITION or rows[3][3] <= 0.0:
@@ -151,7 +151,7 @@ class DatasetSpec(_Part):
     kind: str
     extent: float
     fingerprint: dict[str, str | int]
-    #: Optional: a reader that does not know it shows the same picture, only elsewhere than the input's coordinates say.
+    #: Optional: a reader without it renders the same image; only the coordinates differ from the input's.
     offset: list[float] = Field(default=[0.0, 0.0, 0.0], min_length=3, max_length=3)
 
 
@@ -189,17 +189,17 @@ class Manifest(_Part):
         return views
 
     def to_text(self) -> str:
-        """The JSON that is stored. Raises ValueError when a number is not finite."""
+        """Return the JSON to store. Raises ValueError when a number is not finite."""
         return json.dumps(self.model_dump(mode="python"), allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 
 
 def writer_info() -> dict[str, str]:
-    """Who wrote the file, for messages only. cpu_isa: the instruction set of the CPU library there."""
+    """Return the program that writes the file, for messages only. cpu_isa: instruction set of its CPU library."""
     return {"tool": "splatcli", "version": __version__, "torch": str(torch.__version__), "cpu_isa": chosen_isa()}
 
 
 def parse_manifest(text: str, where: object) -> Manifest:
-    """The manifest in JSON text.
+    """Return the manifest of JSON text.
 
     Raises VersionError when a newer splatcli wrote the file, ModelFileError when the manifest is not valid;
     every fault is listed, up to twenty.
@@ -245,7 +245,7 @@ def _check_version(data: dict[str, Any], where: object) -> None:
 
 
 def space_of(name: str) -> tuple[str, str]:
-    """(space, units) that a tensor of this name has."""
+    """Return (space, units) of the tensor of this name."""
     if name in PARAMETER_SPACES:
         return PARAMETER_SPACES[name]
     if name.startswith(MOMENT_PREFIXES):
@@ -261,7 +261,7 @@ def space_of(name: str) -> tuple[str, str]:
 
 
 def name_problems(names: list[str]) -> list[str]:
-    """What is wrong with a set of tensor names: missing, unknown, or the name of an activated tensor."""
+    """Return the faults of a set of tensor names: missing, unknown, or the name of an activated tensor."""
     parameters = set(PARAMETER_SPACES)
     moments = {prefix + name for prefix in MOMENT_PREFIXES for name in parameters}
     present = set(names)
@@ -285,7 +285,7 @@ def name_problems(names: list[str]) -> list[str]:
 
 
 def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
-    """What is wrong with dtypes and shapes, given that all parameters are there."""
+    """Return the faults of dtypes and shapes; all parameters have to be present."""
     count = tensors["_xyz"].shape[0] if tensors["_xyz"].dim() else -1
     rest = tensors["_features_rest"]
     shapes = {
@@ -320,7 +320,7 @@ def shape_problems(tensors: dict[str, Tensor]) -> list[str]:
 
 
 def _view_problems(name: str, tensor: Tensor, tensors: dict[str, Tensor]) -> list[str]:
-    """What is wrong with a tensor of a view table; all of a table have as many rows."""
+    """Return the faults of a tensor of a per-view table; all tensors of a table have the same number of rows."""
     table = name.removeprefix(VIEW_PREFIX).partition(".")[0]
     stem = tensors.get(VIEW_PREFIX + table)
     rows = len(stem) if stem is not None and stem.dim() else -1
@@ -338,7 +338,7 @@ def dtype_name(tensor: Tensor) -> str:
 
 
 def digests_of(tensors: dict[str, Tensor]) -> dict[str, str]:
-    """Name -> sha256 in hex of each contiguous CPU tensor's bytes, without a copy; several at a time."""
+    """Return name -> sha256 in hex of each contiguous CPU tensor's bytes, without a copy; several at a time."""
 
     def digest(tensor: Tensor) -> str:
         return hashlib.sha256(tensor.reshape(-1).numpy().view(np.uint8).data).hexdigest()  # releases the GIL
@@ -348,10 +348,10 @@ def digests_of(tensors: dict[str, Tensor]) -> dict[str, str]:
 
 
 def nonfinite(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
-    """How many values are NaN or infinite and the index of the first; None when all are finite."""
+    """Return (number of NaN or infinite values, index of the first); None when all are finite."""
     if not tensor.is_floating_point():
         return None
-    # One bad value spoils the sum, and a sum is several times faster; finite values may overflow it, though.
+    # A sum is several times faster, and NaN if a value is; but finite values may overflow it.
     if bool(torch.isfinite(tensor.sum())):
         return None
     bad = (~torch.isfinite(tensor)).nonzero()
@@ -359,7 +359,7 @@ def nonfinite(tensor: Tensor) -> tuple[int, tuple[int, ...]] | None:
 
 
 def nonfinite_path(value: object, path: str = "") -> str | None:
-    """The dotted path of the first number in nested dicts and lists that JSON cannot hold; None when there is none."""
+    """Return the dotted path of the first number in nested dicts and lists that JSON cannot hold; None without one."""
     if isinstance(value, float):
         return None if math.isfinite(value) else path
     if isinstance(value, dict):
@@ -372,6 +372,6 @@ def nonfinite_path(value: object, path: str = "") -> str | None:
 
 
 def listed(title: str, problems: list[str], limit: int = 20) -> str:
-    """``title`` and its faults on one line, the first ``limit`` of them."""
+    """Return ``title`` and the first ``limit`` faults on one line."""
     text = "; ".join(problems[:limit])
     return f"{title}: {text}" + (f"; and {len(problems) - limit} more" if len(problems) > limit else "")

@@ -1,4 +1,4 @@
-"""Checkpoint: everything a training run is made of, between two steps."""
+"""Checkpoint: the complete state of a training run between two steps."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera, moved
 
-#: What a strategy may keep beside tensors.
+#: Values of a strategy beside tensors.
 Scalar = int | float | str | bool
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """Where the photos came from, and enough about them to notice that they have changed.
+    """The source of the images, and enough facts to detect that they have changed.
 
     root: the scene's absolute path when the run started.
     kind: the layout, as named by the scene reader.
     extent: world units; scales the means' learning rate.
     fingerprint: counts and digests of the images, from ``Scene.fingerprint()``.
-    offset: added to the Gaussians' coordinates it gives those of the input (``Scene.offset``).
+    offset: the Gaussians' coordinates plus this are those of the input (``Scene.offset``).
     """
 
     root: str
@@ -34,18 +34,18 @@ class DatasetInfo:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """The state of a run after ``step`` steps; a run continued from it gives the bits of one never stopped.
+    """The state of a run after ``step`` steps; a run that continues from it is bit-identical to one without a stop.
 
     gaussians: raw parameters, float32.
     moments: parameter group -> Adam's (exp_avg, exp_avg_sq), each of the group's shape; None before training.
-    adam_step: steps that Adam has counted.
-    sh_last_step: [N] int32, the step that shN of each Gaussian and its moments stand at; None: all at adam_step.
+    adam_step: steps of Adam.
+    sh_last_step: [N] int32, the last step in which Adam updated shN of each Gaussian; None: adam_step for all.
     active_sh_degree: SH degree in use, at most ``gaussians.sh_degree``.
     strategy: the strategy's accumulators and numbers, by name.
     rng: states of torch generators, uint8 [S], by name.
-    sampler: the counters from which the order of the views follows.
+    sampler: the state of the ViewSampler.
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
-    views: what is trained of the training views, [T, ...] with a row for each (VIEW_TABLES of the schema).
+    views: per-view parameters, [T, ...] with a row for each training view (VIEW_TABLES of the schema).
     filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
     writer: version and machine that wrote the file; empty before it is written.
     """
@@ -69,9 +69,9 @@ class Checkpoint:
     writer: dict[str, str] = field(default_factory=dict)
 
     def refined_cameras(self) -> list[Camera]:
-        """The cameras, those of training views where their trained motion has brought them."""
-        cameras, motion = list(self.cameras), self.views.get("pose")
-        if motion is not None:
+        """Return the cameras, those of training views with their trained poses."""
+        cameras, poses = list(self.cameras), self.views.get("pose")
+        if poses is not None:
             for row, index in enumerate(self.train):
-                cameras[index] = moved(cameras[index], motion[row].double().numpy())
+                cameras[index] = moved(cameras[index], poses[row].double().numpy())
         return cameras

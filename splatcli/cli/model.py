@@ -67,11 +67,11 @@ def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: b
 
     When the newest is damaged an older one stands in for it only if ``allow_older`` says so, and ``out`` hears of it,
     whatever -q says; else OlderModelError is raised. None for ``allow_older``: the command has no such flag.
-    Raises ModelFileError when all are damaged, and as look_for_latest().
+    Raises ModelFileError when all are damaged, and as find_latest_sound().
     """
-    from splatcli.checkpoint.run_dir import look_for_latest, step_of
+    from splatcli.checkpoint.run_dir import find_latest_sound, step_of
 
-    latest = look_for_latest(folder)
+    latest = find_latest_sound(folder)
     if not latest.damaged:
         return latest.path
     newest = latest.damaged[0]
