@@ -21,7 +21,7 @@ from splatcli.checkpoint.foreign.imported import (
 )
 from splatcli.errors import ModelFileError
 from splatcli.formats.format import Encoded, ExportMetadata, Format
-from splatcli.formats.ply import PlyElement, PlyHeader, read_ply_header
+from splatcli.formats.ply import PlyElement, PlyHeader, binary_rows, read_ply_header
 from splatcli.formats.quantisation import (
     Doubles,
     colours_of,
@@ -84,18 +84,18 @@ def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel
     header = read_ply_header(path, lenient=lenient)
     chunk, vertex, sh = _elements(header, path)
     count = vertex.count
-    ranges = _rows(header, chunk, path)
+    ranges = binary_rows(header, chunk, path)
     if count > CHUNK * chunk.count:
         raise ModelFileError(f"{chunk.count:,} chunks of {CHUNK} cannot hold {count:,} Gaussians", where=path)
     if "min_r" not in chunk.properties:  # before version 2 colours were not scaled to the chunk
         colours = np.tile(np.array([0.0, 0, 0, 1, 1, 1]), (chunk.count, 1))
     else:
         colours = _columns(ranges, _COLOURS)
-    words = _rows(header, vertex, path)
+    words = binary_rows(header, vertex, path)
     rgba = np.stack([words["packed_color"] >> shift & 255 for shift in (24, 16, 8, 0)], axis=1) / 255.0
     harmonics = np.zeros((count, 0, 3), np.float32)
     if sh is not None:
-        rows = _rows(header, sh, path)
+        rows = binary_rows(header, sh, path)
         bytes_ = rows.view(np.uint8).reshape(count, 3, len(sh.properties) // 3)
         harmonics = _sh_values()[bytes_].transpose(0, 2, 1)
     notes = [f"ignored {header.trailing} bytes behind the data"] if header.trailing else []
@@ -158,16 +158,6 @@ def _elements(header: PlyHeader, path: Path) -> tuple[PlyElement, PlyElement, Pl
         if sh.count != found["vertex"].count:
             raise ModelFileError(f"{sh.count:,} rows of sh for {found['vertex'].count:,} Gaussians", where=path)
     return found["chunk"], found["vertex"], sh
-
-
-def _rows(header: PlyHeader, element: PlyElement, path: Path) -> NDArray[Any]:
-    """The rows of an element; the header's claims fit the file."""
-    before = header.before(element.name)
-    if any(other.has_list for other in before):
-        raise ModelFileError("elements with lists stand before the data", where=path)
-    offset = header.size + sum(other.count * other.stride for other in before)
-    dtype = np.dtype([(name, "<" + kind) for name, kind in element.properties.items()])
-    return np.fromfile(path, dtype, count=element.count, offset=offset)
 
 
 def _columns(rows: NDArray[Any], names: list[str]) -> Doubles:

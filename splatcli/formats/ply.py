@@ -16,6 +16,7 @@ from torch import Tensor
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.foreign.imported import (
     Columns,
+    Floats,
     ImportedModel,
     ImportOptions,
     check_finite,
@@ -25,7 +26,10 @@ from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_o
 from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.gaussians import SH_REST, Gaussians
 
-# --- The header of a PLY file, read with suspicion: its claims are compared with the file's size before any allocation
+# --- the header: its claims are compared with the file's size before any allocation
+#
+# plyfile is as fast on plain binary files, but a header that claims 10^9 faces costs it 7.6 GB and 73 s, one of 200 MB
+# 96 s, an ASCII file 8.6 times as long, and it refuses comments that are not ASCII (docs/design.md, Dependencies).
 
 #: Longer headers than this belong to no PLY that anyone writes.
 _MAX_HEADER = 1 << 20
@@ -44,9 +48,9 @@ _TYPES = {
 
 @dataclass(slots=True)
 class PlyElement:
-    """name, number of rows, property -> numpy's name of its type, in order.
+    """An element: its name, number of rows, and properties in order, with numpy's names of their types.
 
-    stride: bytes per row, a lower bound where has_list is set; a list stands with the type of its length.
+    has_list: one of the properties is a list; its type is that of the list's length, and stride a lower bound.
     """
 
     name: str
@@ -56,31 +60,31 @@ class PlyElement:
 
     @property
     def stride(self) -> int:
+        """Bytes of a row."""
         return sum(int(kind[1]) for kind in self.properties.values())
 
 
 @dataclass(slots=True)
 class PlyHeader:
-    """What a PLY file says of itself.
+    """The header of a PLY file.
 
-    format: ascii, binary_little_endian or binary_big_endian. size: bytes up to the data, lines: their number.
-    trailing: bytes behind the data, as far as that can be told without reading them.
+    format: ascii, binary_little_endian or binary_big_endian. size: bytes up to the data.
+    trailing: bytes behind the data, where the header alone gives their number.
     """
 
     format: str = ""
     elements: list[PlyElement] = field(default_factory=list)
     comments: list[str] = field(default_factory=list)
     size: int = 0
-    lines: int = 0
     trailing: int = 0
 
     def before(self, name: str) -> list[PlyElement]:
-        """The elements whose rows come before those of element ``name``."""
+        """Return the elements whose rows come before those of element ``name``."""
         return self.elements[: [element.name for element in self.elements].index(name)]
 
 
 def read_ply_header(path: Path, *, lenient: bool = False) -> PlyHeader:
-    """The header of a PLY file whose claims fit the size of the file.
+    """Return the header of a PLY file whose claims fit the size of the file.
 
     lenient: more bytes than promised are counted in ``trailing`` instead of refused.
     Raises ModelFileError: not a PLY, broken header, impossible counts, data short or followed by more.
@@ -108,7 +112,7 @@ def _parse(head: bytes, path: Path) -> PlyHeader:
         line = head[position:end].decode("ascii", "replace").strip()
         position, number = end + 1, number + 1
         if line == "end_header":
-            header.size, header.lines = position, number
+            header.size = position
             if not header.format:
                 raise ModelFileError("the PLY header names no format", where=path)
             return header
@@ -182,8 +186,23 @@ def _check_size(header: PlyHeader, size: int, path: Path, *, lenient: bool) -> N
         header.trailing = rest - claimed
 
 
-#: Stands after ``element vertex``, where the fixed-form readers of the field skip it. It is what makes a scene in
-#: millimetres, all of whose log-scales are positive, no riddle.
+def binary_rows(header: PlyHeader, element: PlyElement, path: Path) -> NDArray[Any]:
+    """Return the rows of an element without lists as a structured array, memory-mapped from a binary file."""
+    before = header.before(element.name)
+    if any(other.has_list for other in before):
+        raise ModelFileError(f"elements with lists stand before the rows of {element.name!r}", where=path)
+    order = "<>"[header.format == "binary_big_endian"]
+    dtype = np.dtype([(name, order + kind) for name, kind in element.properties.items()])
+    if not element.count:
+        return np.empty(0, dtype)
+    offset = header.size + sum(other.count * other.stride for other in before)
+    return np.memmap(path, dtype, mode="r", offset=offset, shape=(element.count,))
+
+
+# --- writing
+
+#: The comment behind ``element vertex``, where readers of the fixed form skip it. It settles the space of a scene in
+#: millimetres, all of whose log-scales are positive.
 RAW_COMMENT = "splatcli: scale_* are natural logarithms, opacity is a logit, rot_* is w x y z, not normalised"
 
 _MEANS = ["x", "y", "z"]
@@ -194,13 +213,11 @@ _SCALES = ["scale_0", "scale_1", "scale_2"]
 _QUATS = ["rot_0", "rot_1", "rot_2", "rot_3"]
 _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 
-Rows = NDArray[np.float32]
-
 
 def encode_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The Gaussians as a binary PLY in INRIA's layout; see write_ply()."""
+    """Return the Gaussians as a binary PLY in INRIA's layout; see write_ply()."""
     buffer = io.BytesIO()
-    # The comment as Brush spells it, which viewers read.
+    # Brush's spelling, which viewers read.
     mode = ["SplatRenderMode: mip"] if metadata.antialiased else []
     write_ply(gaussians, buffer, [*metadata.comments, *mode])
     note = "trained antialiased; viewers that cannot compensate opacity show it too thick"
@@ -222,11 +239,11 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
 def write_ply_parts(
     parts: Iterable[Gaussians], count: int, rest: int, file: BinaryIO, comments: Sequence[str] = ()
 ) -> None:
-    """Write ``count`` Gaussians that come in parts, of which one at a time need be in memory; as write_ply().
+    """Write ``count`` Gaussians in parts, of which one at a time is in memory; see write_ply().
 
     rest: SH coefficients beyond the constant one.
     """
-    names = [*_MEANS, *_NORMALS, *_SH0, *_rest_names(3 * rest), *_OPACITY, *_SCALES, *_QUATS]
+    names = property_names(rest)
     lines = ["ply", "format binary_little_endian 1.0", f"element vertex {count}"]
     lines += [f"comment {text}" for text in (RAW_COMMENT, *comments)]
     lines += [*(f"property float {name}" for name in names), "end_header"]
@@ -237,11 +254,16 @@ def write_ply_parts(
         file.write(_table(part, names).data)
         written += len(part)
     if written != count:
-        raise ValueError(f"{written} Gaussians came where {count} were told")
+        raise ValueError(f"{written} Gaussians came where {count} were announced")
 
 
-def _table(gaussians: Gaussians, names: list[str]) -> Rows:
-    """[N, len(names)] the values in the file's order."""
+def property_names(rest: int) -> list[str]:
+    """Return the properties of a vertex in INRIA's order. rest: SH coefficients beyond the constant one."""
+    return [*_MEANS, *_NORMALS, *_SH0, *_rest_names(3 * rest), *_OPACITY, *_SCALES, *_QUATS]
+
+
+def _table(gaussians: Gaussians, names: list[str]) -> Floats:
+    """Return [N, len(names)], the values in the file's order."""
     count = len(gaussians)
     table = np.zeros((count, len(names)), dtype="<f4")
 
@@ -261,31 +283,34 @@ def _table(gaussians: Gaussians, names: list[str]) -> Rows:
 
 
 def write_ply_file(gaussians: Gaussians, path: Path) -> None:
-    """Write a PLY file in one step: whatever happens, the place holds the old file or the whole new one.
+    """Write a PLY file in one step: at any time, ``path`` holds the old file or the whole new one.
 
     Devices and pipes are written to directly. Raises OutputError.
     """
     path = Path(path)
     if path.is_dir():
         raise OutputError("this is a folder, not a file", where=path, remedy=f"name a file, e.g. {path / 'model.ply'}")
-    size = (len(_REQUIRED) + len(_NORMALS) + 3 * gaussians.shN.shape[1]) * 4 * len(gaussians)
+    size = 4 * len(property_names(gaussians.shN.shape[1])) * len(gaussians)
     write_atomically(path, lambda file: write_ply(gaussians, file), what="PLY", reserve=size + (1 << 16), stream=True)
 
 
-def read_ply(path: Path, reading: ImportOptions | None = None) -> Gaussians:
-    """The Gaussians of an INRIA PLY as float32 CPU tensors, bit for bit where the file holds float32.
+# --- reading
+
+
+def read_ply(path: Path, options: ImportOptions | None = None) -> Gaussians:
+    """Return the Gaussians of an INRIA PLY as float32 CPU tensors, bit for bit where the file holds float32.
 
     Columns are found by name; ascii, big-endian, other number types and further columns are accepted.
     Raises ModelFileError: damaged, not a splat file, NaN or infinite values, or parameters that are not raw.
     """
-    reading = reading or ImportOptions()
-    return to_gaussians(import_ply(path, lenient=reading.lenient), reading, Path(path))[0]
+    options = options or ImportOptions()
+    return to_gaussians(import_ply(path, lenient=options.lenient), options, Path(path))[0]
 
 
 def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What an INRIA PLY holds, its space not judged yet.
+    """Return the model in an INRIA PLY, its space not checked yet.
 
-    lenient: more data than the header promises are ignored, with a note.
+    lenient: bytes behind the data are ignored, with a note.
     Raises ModelFileError: damaged, or not a splat file.
     """
     path = Path(path)
@@ -293,7 +318,10 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     vertex = _vertex_of(header, path)
     rest = _check_columns(vertex, path)
     notes: list[str] = []
-    rows = _ascii_rows(header, path, notes, lenient) if header.format == "ascii" else _binary_rows(header, path)
+    if header.format == "ascii":
+        rows = _ascii_rows(header, vertex, path, notes, lenient)
+    else:
+        rows = binary_rows(header, vertex, path)
     if header.trailing:
         notes.append(f"ignored {header.trailing} bytes behind the data")
     names = {
@@ -304,20 +332,20 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         "sh0": _SH0,
         "shN": _rest_names(rest),
     }
-    blocks = {group: _columns(rows, columns, vertex) for group, columns in names.items()}
-    blocks["opacities"] = blocks["opacities"][:, 0]
-    blocks["shN"] = blocks["shN"].reshape(vertex.count, 3, rest // 3).transpose(0, 2, 1)
+    columns = {column: _float32(rows, properties, vertex) for column, properties in names.items()}
+    columns["opacities"] = columns["opacities"][:, 0]
+    columns["shN"] = columns["shN"].reshape(vertex.count, 3, rest // 3).transpose(0, 2, 1)
 
-    def place(group: str, index: tuple[int, ...]) -> str:
-        columns = names[group]
+    def place(column: str, index: tuple[int, ...]) -> str:
+        properties = names[column]
         # shN is [N, K, 3] here and channel-major in the file.
-        column = index[2] * (rest // 3) + index[1] if group == "shN" else index[1] if len(index) > 1 else 0
-        span = columns[0] if len(columns) == 1 else f"{columns[0]}...{columns[-1]}"
-        return f"{span}, the first in {columns[column]} of vertex {index[0]}"
+        found = index[2] * (rest // 3) + index[1] if column == "shN" else index[1] if len(index) > 1 else 0
+        span = properties[0] if len(properties) == 1 else f"{properties[0]}...{properties[-1]}"
+        return f"{span}, the first in {properties[found]} of vertex {index[0]}"
 
     return ImportedModel(
         "PLY",
-        Columns.tensors(**blocks),
+        Columns.tensors(**columns),
         place=place,
         declared=RAW_COMMENT in header.comments,
         notes=notes,
@@ -335,7 +363,7 @@ def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
 
 
 def _check_columns(vertex: PlyElement, path: Path) -> int:
-    """The number of f_rest columns, once everything needed is there."""
+    """Return the number of f_rest columns. Raises ModelFileError when a column is missing."""
     present = vertex.properties.keys()
     missing = [name for name in _REQUIRED if name not in present]
     if missing == ["scale_2"]:
@@ -363,22 +391,10 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
     return rest
 
 
-def _binary_rows(header: PlyHeader, path: Path) -> NDArray[Any]:
-    """The vertices as a structured array, mapped from the file; whatever follows them is not looked at."""
-    vertex, order = _vertex_of(header, path), "<>"[header.format == "binary_big_endian"]
-    before = header.before("vertex")
-    if any(element.has_list for element in before):
-        raise ModelFileError("elements with lists stand before the vertices", where=path)
-    dtype = np.dtype([(name, order + kind) for name, kind in vertex.properties.items()])
-    if not vertex.count:
-        return np.empty(0, dtype)
-    offset = header.size + sum(element.count * element.stride for element in before)
-    return np.memmap(path, dtype, mode="r", offset=offset, shape=(vertex.count,))
-
-
-def _ascii_rows(header: PlyHeader, path: Path, notes: list[str], lenient: bool) -> NDArray[Any]:
-    """[N, columns] float64."""
-    vertex = _vertex_of(header, path)
+def _ascii_rows(
+    header: PlyHeader, vertex: PlyElement, path: Path, notes: list[str], lenient: bool
+) -> NDArray[np.float64]:
+    """Return [N, properties], the values of the vertices."""
     lines = [line for line in path.read_bytes()[header.size :].splitlines() if line.strip()]
     promised = sum(element.count for element in header.elements)
     if len(lines) < promised or (len(lines) > promised and not lenient):
@@ -405,21 +421,17 @@ def _ascii_rows(header: PlyHeader, path: Path, notes: list[str], lenient: bool) 
     return rows
 
 
-def _columns(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Rows:
-    """[N, len(names)] float32. A number too large for float32 becomes infinite; any NaN stays one."""
-    order = list(vertex.properties)
-    indices = [order.index(name) for name in names]
-    if not names:
-        return np.empty((len(rows), 0), dtype=np.float32)
-    if rows.dtype.names is not None and len(rows):
-        if set(vertex.properties.values()) != {"f4"}:
-            with np.errstate(over="ignore", invalid="ignore"):
-                return np.stack([rows[name].astype(np.float32) for name in names], axis=1)
-        rows = rows.view(rows.dtype[0]).reshape(len(rows), len(order))
-    elif not len(rows):
-        return np.empty((0, len(names)), dtype=np.float32)
+def _float32(rows: NDArray[Any], names: list[str], vertex: PlyElement) -> Floats:
+    """Return [N, len(names)] float32. A number too large for float32 becomes infinite; any NaN stays one."""
+    if not names or not len(rows):
+        return np.empty((len(rows), len(names)), dtype=np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        return rows[:, indices].astype(np.float32)
+        if rows.dtype.names is not None:
+            if set(vertex.properties.values()) != {"f4"}:
+                return np.stack([rows[name].astype(np.float32) for name in names], axis=1)
+            rows = rows.view(rows.dtype[0]).reshape(len(rows), len(vertex.properties))
+        order = list(vertex.properties)
+        return rows[:, [order.index(name) for name in names]].astype(np.float32)
 
 
 def _rest_names(count: int) -> list[str]:
