@@ -1,8 +1,12 @@
 """Config: every setting of a run with its default and bounds, the presets, and ``build_config``, which makes a Config.
 
-Values and names are the field's (INRIA, gsplat); where the two differ the choice is said beside the field.
-``Schedule.scaled`` and ``OptimConfig.scaled`` fit the 30,000-step recipe to a shorter run once, when the run is made;
-what comes out is stored with the run, in absolute steps, so that a resumed run follows the very same schedule.
+Values and names are those of INRIA's program and gsplat; where the two differ, the description of the field says so.
+``Schedule.scaled`` and ``OptimConfig.scaled`` fit the 30,000-step recipe to a shorter run once, when the run begins.
+The result is stored with the run, in absolute steps, so a resumed run follows the same schedule.
+
+A Config is frozen. ``resolve`` makes it final when a run begins; a later change, such as that of --max-time or of a
+recovery, is another Config in the train state (``with_settings``). The description of a field is its row in
+docs/settings.md and the help of its flag.
 """
 
 from __future__ import annotations
@@ -35,12 +39,12 @@ from splatcli.sizes import parse_size
 #: The run length that the field's schedules are written for.
 REFERENCE_ITERATIONS = 30_000
 
-#: Words that ``model.init`` takes beside a path: the scene's own points; and those of which a run makes its own points.
+#: The values of ``model.init`` beside a path: the points of the scene, and the two kinds of points that a run makes.
 SFM, HULL, RANDOM = "sfm", "hull", "random"
 MADE_STARTS = (HULL, RANDOM)
 NAMED_STARTS = (SFM, *MADE_STARTS)
 
-#: ``--preset``: docs/quality.md has what each brings.
+#: ``--preset``; docs/quality.md has the figures of each.
 PRESETS: dict[str, dict[str, Any]] = {
     "fast": {"strategy.cap_max": "auto", "train.iterations": 7_000},
     "default": {"strategy.cap_max": "auto"},
@@ -50,7 +54,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 #: Blocks that a scene may be cut into.
 MAX_BLOCKS = 1_000
 
-#: What tomllib raises: bytes that are no UTF-8, bad grammar, numbers of thousands of digits, brackets in thousands.
+#: tomllib raises these: for bytes that are not UTF-8, bad grammar, numbers of thousands of digits, deep nesting.
 _UNREADABLE = (ValueError, RecursionError)
 
 
@@ -284,19 +288,19 @@ class OptimConfig(Section):
 
     @classmethod
     def scaled(cls, iterations: int, batch_size: int = 1, *, made_points: bool = False) -> OptimConfig:
-        """Higher learning rates for a shorter run, which fall towards its end; the recipe's own from 30,000 views on.
+        """Return higher learning rates for a shorter run, falling towards its end; the recipe's from 30,000 views on.
 
-        With several views a step there are fewer steps to an epoch: rates grow with the root of the batch size, and
-        moments forget as much in a step as in that many single ones (beta to its power; 1 - batch (1 - beta) would
-        fall below zero). What counts as a short run is the views that it sees.
+        With several views per step an epoch has fewer steps: rates grow with the root of the batch size, and moments
+        decay in one step as much as in that many single ones (beta to its power; 1 - batch (1 - beta) would be
+        negative). The number of views decides whether a run is short.
 
-        Adam moves a parameter by about its learning rate a step: with a tenth of the steps Gaussians would stop on
-        their way. What is four times as fast in the beginning, as from 7,000 steps down, must become slow again to be
-        exact in the end. The SH rest begins at zero and has the lowest rate of all, by which a short run does not get
-        it where it has to be: it stays four times as fast (benchmarks/README.md has what each brings).
+        Adam moves a parameter by about its learning rate per step: with a tenth of the steps Gaussians would not reach
+        their places. Rates that are four times as high in the beginning, as for 7,000 steps and fewer, have to fall for
+        exact results in the end. The higher SH coefficients begin at zero with the lowest rate, which is too low for a
+        short run: it stays four times as high (benchmarks/README.md has the figures).
 
-        made_points: the run has to make its own points, whose sizes say little. Twice as fast again is better for them,
-        and worse where there are skies over the points of a scene.
+        made_points: the run makes its own points, whose sizes carry little information. Twice the rate is better for
+        their scales, and worse for scenes with SfM points and a sky.
         """
         shorter = min(10.0, max(1.0, REFERENCE_ITERATIONS / (iterations * batch_size)) ** 1.6)
         wider, recipe = math.sqrt(batch_size), cls()
@@ -338,11 +342,11 @@ class Schedule(Section):
 
     @classmethod
     def scaled(cls, iterations: int) -> Schedule:
-        """The 30,000-step recipe squeezed into a shorter run (compare gsplat's ``steps_scaler``); never stretched.
+        """Return the 30,000-step recipe scaled to a shorter run (compare gsplat's ``steps_scaler``), never to a longer.
 
-        Two intervals do not shrink in proportion. ``refine_every`` stays as long as fifteen refinements fit into the
-        window: a decision needs statistics over enough views. ``reset_every`` is half as long at least, and a run of up
-        to 6,000 steps has no reset: recovering from one takes its steps.
+        Two intervals do not shrink in proportion. ``refine_every`` stays while fifteen refinements fit into the window:
+        a decision needs statistics over enough views. ``reset_every`` is at least half as long, and a run of up to
+        6,000 steps has no reset: recovery from one takes many steps.
         """
         factor = min(1.0, iterations / REFERENCE_ITERATIONS)
 
@@ -664,7 +668,7 @@ def setting_flags() -> dict[str, list[Flag]]:
 
 
 def preset_recipe(name: str | None) -> dict[str, Any]:
-    """What a preset sets; nothing for None. Raises UsageError for a name that there is not."""
+    """Return the settings of a preset; none for None. Raises UsageError for an unknown name."""
     if name is None:
         return {}
     try:
@@ -676,19 +680,19 @@ def preset_recipe(name: str | None) -> dict[str, Any]:
 
 
 def strategy_recipe(name: str, iterations: int, schedule: Schedule, batch_size: int = 1) -> dict[str, Any]:
-    """What a strategy wants otherwise than the settings' own defaults, in a run of so many steps on so many views.
+    """Return the settings in which a strategy differs from the defaults, for a run of ``iterations`` steps.
 
-    schedule: of a run of that length.
+    schedule: that of a run of this length.
     """
     if name == "absgrad":
         recipe: dict[str, Any] = {"strategy.long_axis_split": True}
-        if schedule.reset_every >= schedule.refine_stop:  # nothing brings down what is faint and in the way
+        if schedule.reset_every >= schedule.refine_stop:  # no reset removes faint Gaussians close to cameras
             recipe["strategy.prune_opacity"] = 0.02
         return recipe
     if name != "mcmc":
         return {}
     scale = min(1.0, iterations / REFERENCE_ITERATIONS)
-    # A run that makes its own points begins with a tenth of the cap, and is to come to it a while before growth ends.
+    # A run that makes its own points begins with a tenth of the cap, and has to reach it before growth ends.
     refinements = max(1.0, (25_000 - 500) * scale / schedule.refine_every)
     return {
         "model.init_opacity": 0.5,
@@ -709,15 +713,15 @@ def build_config(
     assignments: list[str] | None = None,
     preset: str | None = None,
 ) -> Config:
-    """The settings of a new run.
+    """Return the settings of a new run.
 
-    preset: a name in PRESETS, whose settings everything given wins over.
-    flags: dotted key -> value; a value of None means that the flag was not given.
-    file: a TOML file with the sections above.
-    assignments: ``a.b=value`` strings; the value is read as TOML, else taken as a string.
-    Later sources win. Schedule and learning rates are scaled to ``train.iterations``, ``train.batch_size`` and what
-    ``model.init`` starts from; keys given explicitly are not. Where the iterations are not given, larger batches make
-    fewer steps, on as many views.
+    preset: a name in PRESETS; every other source overrides it.
+    flags: dotted key -> value; None means that the flag was not given.
+    file: a TOML file with the sections above; flags override it.
+    assignments: ``a.b=value`` strings, which override all; the value is read as TOML, else taken as a string.
+    Schedule and learning rates are scaled to ``train.iterations``, ``train.batch_size`` and the points that
+    ``model.init`` starts from; keys that are given are not scaled. The default of ``train.iterations`` is divided by
+    the batch size.
     Raises UsageError for unknown keys (with the nearest known one) and for values out of range.
     """
     given = read_settings(flags, file=file, assignments=assignments)
@@ -743,7 +747,7 @@ def build_config(
 def read_settings(
     flags: dict[str, Any] | None = None, *, file: Path | None = None, assignments: list[str] | None = None
 ) -> dict[str, Any]:
-    """Dotted key -> value of all that is given, later sources winning; arguments as in ``build_config``.
+    """Return dotted key -> value of all settings that are given; the arguments are those of ``build_config``.
 
     Raises UsageError for unknown keys.
     """
@@ -754,7 +758,7 @@ def read_settings(
     for text in assignments or []:
         key, equals, raw = text.partition("=")
         if not equals:
-            raise UsageError(f"--set wants key=value, got {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
+            raise UsageError(f"--set needs key=value, not {text!r}", remedy="e.g. --set optim.means_lr=1e-4")
         values[key.strip()] = _parse_value(raw.strip())
     known = set(_flatten(Config().model_dump()))
     for key in values:
@@ -766,12 +770,12 @@ def read_settings(
 
 
 def flat_settings(config: Config, *, as_json: bool = False) -> dict[str, Any]:
-    """Dotted key -> value of every setting. as_json: as it is read back from JSON, infinities as None."""
+    """Return dotted key -> value of every setting. as_json: with the values that JSON has, infinities as None."""
     return _flatten(json.loads(config.model_dump_json()) if as_json else config.model_dump())
 
 
 def with_settings(config: Config, values: dict[str, Any]) -> Config:
-    """``config`` with other values under dotted keys. Raises UsageError for those out of range."""
+    """Return ``config`` with other values under dotted keys. Raises UsageError for values out of range."""
     try:
         return Config.model_validate(_nest({**flat_settings(config), **values}))
     except ValidationError as error:
@@ -779,10 +783,10 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
 
 
 def resolve(config: Config, *, auto_cap: int | None = None, memory_cap: int | None = None) -> Config:
-    """Return the final settings of a run, which is about to begin.
+    """Return the final settings of a run that begins.
 
-    auto_cap: the number that ``strategy.cap_max = "auto"`` stands for on the run's scene.
-    memory_cap: the number of Gaussians that the memory suffices for.
+    auto_cap: the number that replaces ``strategy.cap_max = "auto"``, by the scene's images.
+    memory_cap: the number of Gaussians for which the memory suffices.
     """
     values: dict[str, Any] = {}
     if config.strategy.cap_max == "auto" and auto_cap is not None:
@@ -793,7 +797,7 @@ def resolve(config: Config, *, auto_cap: int | None = None, memory_cap: int | No
 
 
 def parse_config(data: dict[str, Any]) -> Config:
-    """Settings stored with a run, validated again. Raises pydantic.ValidationError."""
+    """Return the settings that are stored with a run, validated. Raises pydantic.ValidationError."""
     return Config.model_validate(data)
 
 
@@ -856,7 +860,7 @@ def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[s
 
 
 def _brief(value: object) -> str:
-    """A value that someone gave, in at most 100 letters."""
+    """Return the text of a given value, in at most 100 characters."""
     try:
         text = repr(value)
     except ValueError:

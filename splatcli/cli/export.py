@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Frame(Enum):
-    """What ``--frame`` may say."""
+    """The values of ``--frame``."""
 
     INPUT = "input"
     NORMALISED = "normalised"
@@ -148,7 +148,7 @@ def export(args: ExportArguments) -> int:
 
 
 def _cameras(loaded: Model, out: Output) -> bytes:
-    """The cameras of a checkpoint as JSON. Raises UsageError where there are none."""
+    """Return the cameras of a checkpoint as JSON. Raises UsageError for a model without cameras."""
     from splatcli.render.camera_files import cameras_json
 
     if loaded.checkpoint is None:
@@ -170,7 +170,7 @@ def _splats(
     frame: Frame,
     out: Output,
 ) -> tuple[bytes, int]:
-    """(content of the file, Gaussians in it)."""
+    """Return the content of the file and the number of Gaussians in it."""
     from splatcli.formats.format import ExportMetadata
     from splatcli.formats.selection import moved, select
 

@@ -1,4 +1,4 @@
-"""``splat info``: what a path holds, without changing anything."""
+"""``splat info``: a path in, a description of its content out."""
 
 from __future__ import annotations
 

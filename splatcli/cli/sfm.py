@@ -1,4 +1,4 @@
-"""``splat sfm``: photos or a video in, a scene with cameras out."""
+"""``splat sfm``: images or a video in, a scene with cameras out."""
 
 from __future__ import annotations
 
@@ -148,11 +148,11 @@ def sfm(args: SfmArguments) -> int:
 _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 
 #: Phase -> what is counted.
-_COUNTED = {"frames": "frames looked at", "features": "photos", "matching": "pairs", "mapping": "photos placed"}
+_COUNTED = {"frames": "frames read", "features": "images", "matching": "pairs", "mapping": "images registered"}
 
 
 def cameras_of(
-    photos: Path,
+    images: Path,
     chosen: SfmOptions,
     *,
     place: Path | None = None,
@@ -162,14 +162,14 @@ def cameras_of(
     masks: str | None = None,
     out: Output,
 ) -> SfmResult:
-    """Structure from motion with progress, and its report on stderr. Arguments as for run_sfm().
+    """Run structure from motion with progress, and report on stderr. The arguments are those of run_sfm().
 
     masks: see find_footage().
     """
     from splatcli.sfm.images import find_footage
     from splatcli.sfm.run import doubts, gpu_wanted, lines, run_sfm
 
-    footage = find_footage(photos, masks)
+    footage = find_footage(images, masks)
     gpu = gpu_wanted(device)
     with _Teller(out) as teller:
         solved = run_sfm(footage, chosen, place=place, beside=beside, overwrite=overwrite, gpu=gpu, tell=teller.tell)
@@ -184,9 +184,9 @@ def cameras_of(
 
 
 def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
-    """The scene to train on: ``path`` itself, or for photos without cameras, or a video, the one made of them.
+    """Return the scene to train on: ``path``, or for images without cameras or a video, the scene made of them.
 
-    run: the folder that the run is going to be in. Raises OutputError, before the work, when it will be refused.
+    run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
     """
     from splatcli.checkpoint.run_dir import has_content
     from splatcli.scene.read import has_photos_only
@@ -194,11 +194,11 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
     from splatcli.sfm.options import SfmOptions
 
     if data.format or data.model or data.images:
-        return path  # says what is there
+        return path  # the layout is given
     try:
         lacks_cameras = is_video(path) or (path.is_dir() and has_photos_only(path))
     except OSError:
-        return path  # whoever reads the scene has the words for it
+        return path  # reading the scene reports it
     if not lacks_cameras:
         return path
     if run.is_dir() and has_content(run) and not overwrite:
@@ -207,7 +207,7 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
             where=run,
             remedy="--overwrite moves a run aside, or choose another -o",
         )
-    out.note(f"{path.resolve().name} has no cameras: they are found first, as splat sfm does")
+    out.note(f"{path.resolve().name} has no cameras: splat sfm estimates them first")
     gpu = "cpu" if device == "cpu" else "auto"
     return cameras_of(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
 
@@ -217,7 +217,7 @@ def _shown(folder: Path) -> str:
 
 
 class _Teller:
-    """A bar for each phase on a terminal, a line now and then in a log, an object a second with --json."""
+    """Progress of each phase: a bar on a terminal, a line every 10 s in a log, an object per second with --json."""
 
     def __init__(self, out: Output) -> None:
         self._out = out
@@ -242,7 +242,7 @@ class _Teller:
             self._bars.stop()
 
     def tell(self, phase: str, done: int, total: int) -> None:
-        """How far a phase is."""
+        """Show how far a phase is."""
         if self._bars is not None:
             if phase not in self._tasks:
                 self._tasks[phase] = self._bars.add_task(phase, total=total)

@@ -45,7 +45,7 @@ _LISTED = 8
 class ResumeOverrides:
     """Changes to a run that is resumed.
 
-    data: where the scene is now. file, settings, allowed: see train.changes.changed_config.
+    data: the folder of the scene, where it has moved. file, settings, allowed: see train.changes.changed_config.
     """
 
     data: Path | None = None

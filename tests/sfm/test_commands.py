@@ -31,7 +31,7 @@ def test_train_takes_photos_without_cameras(solved: SfmResult, photos: Path, cap
     words = ["train", str(photos), "-o", str(place), "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
     assert run(words) == 0
     said = capfd.readouterr()
-    assert "photos has no cameras: they are found first" in said.err
+    assert "photos has no cameras: splat sfm estimates them first" in said.err
     assert f"training on cpu: {NUM_PHOTOS} views" in said.err
     assert json.loads((place / "config.json").read_text())["data"]["scene"] == str(solved.folder)
 
