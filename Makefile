@@ -35,7 +35,7 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest
 
-# docs/reliability.md says what is done. ONLY="fuzz_ply bit_flips" runs these alone.
+# docs/reliability.md describes them. ONLY="fuzz_ply bit_flips" runs these alone.
 ONLY ?=
 
 torture: setup

@@ -1,4 +1,4 @@
-"""What --offload saves and costs on the CPU: memory of the process's own, processor time, and what the disk reads.
+"""Measure what --offload saves and costs on the CPU: the process's own memory, processor time, bytes read from disk.
 
     python benchmarks/offload.py FOLDER [--gaussians 500000] [--seen 0.03] [--steps 60] [--rounds 3] [--out FILE]
 
@@ -78,14 +78,14 @@ def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     engine = NativeEngine(Backend.cpu())
     random = np.random.default_rng(3)
     views = cameras(arguments.seen)
-    photos = [torch.from_numpy(random.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)) for _ in views]
+    images = [torch.from_numpy(random.integers(0, 256, (SIZE, SIZE, 3), dtype=np.uint8)) for _ in views]
     ctypes.CDLL(None).malloc_trim(0)
     peak, seconds, clock, read = status(), 0.0, 0.0, 0
     for step in range(WARM_UP + arguments.steps):
         if kind.startswith("evicted"):
             evict(gaussians, adam)
         inputs = StepInputs(
-            views[step % VIEWS], photos[step % VIEWS], dict.fromkeys(GROUPS, 1e-3), 3, torch.zeros(3), 0.2, False, stats
+            views[step % VIEWS], images[step % VIEWS], dict.fromkeys(GROUPS, 1e-3), 3, torch.zeros(3), 0.2, False, stats
         )
         started = time.process_time(), time.monotonic(), bytes_read()
         engine.step(gaussians, adam, inputs)

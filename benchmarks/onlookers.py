@@ -1,4 +1,4 @@
-"""What a run costs whose page (--viewer) nobody watches, that somebody watches, and that somebody flies through.
+"""Measure a run whose page (--viewer) has no viewer, a viewer that watches, and one that flies through the scene.
 
     python benchmarks/onlookers.py SCENE [-r 2] [--steps 150] [--rounds 3] [--size 960x600]
 

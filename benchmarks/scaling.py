@@ -55,17 +55,15 @@ def scene() -> Scene:
 
 
 def measure(group: ProcessGroup | None, points: int, sharded: bool) -> dict[str, Any]:
-    """Of a rank: seconds and bytes sent of a step; MiB that steps, and then an edit too, took at most."""
+    """A rank's seconds and bytes sent of a step; MiB that steps, and then an edit too, took at most."""
     run(group, 1000, sharded, 1)  # loads and builds what every process has
     gc.collect()
     return run(group, points, sharded, STEPS)
 
 
 def run(group: ProcessGroup | None, points: int, sharded: bool, steps: int) -> dict[str, Any]:
-    photos, held = scene(), memory("VmRSS")
-    trainer = Trainer.start(
-        config_of(points), photos, run_dir=ReadOnlyRunDir(Path("run")), group=group, sharded=sharded
-    )
+    made, held = scene(), memory("VmRSS")
+    trainer = Trainer.start(config_of(points), made, run_dir=ReadOnlyRunDir(Path("run")), group=group, sharded=sharded)
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak of building it
     for _ in range(WARM):
         trainer.advance()
@@ -88,9 +86,9 @@ def by_the_formula(points: int) -> dict[tuple[int, bool], list[float]]:
     make, seen = engine._gradients, []
 
     def watched(*arguments: Any) -> Any:
-        told = make(*arguments)
+        result = make(*arguments)
         seen.append(engine._pipeline.frame.seen()[0].clone())
-        return told
+        return result
 
     engine._gradients = watched
     for _ in range(WARM + STEPS):
@@ -131,8 +129,8 @@ def main() -> None:
             rows.append({"gaussians": points, "ranks": ranks, "sharded": sharded, **row, "sent": sent})
             rows[-1]["by_the_formula"] = formula[ranks, sharded]
             print(rows[-1], flush=True)
-    told = {"views": [SIZE, SIZE], "batch": 4, "rows": rows, "run": circumstances()}
-    options.json.write_text(json.dumps(told, indent=1) + "\n")
+    result = {"views": [SIZE, SIZE], "batch": 4, "rows": rows, "run": circumstances()}
+    options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

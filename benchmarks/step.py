@@ -3,7 +3,7 @@
     python benchmarks/step.py CHECKPOINT [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
 
 CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
-run on copies; -r takes the photos at another size than the run did. Times are medians and 10 % quantiles in
+run on copies; -r takes the images at another size than the run did. Times are medians and 10 % quantiles in
 milliseconds of wall clock. The peers run in the same process: torch.optim.Adam(fused=True) on the same parameters,
 L1 + SSIM in torch (separable convolutions of all five maps at once, the fastest of four forms that were tried), and a
 matrix product that says what the machine gives at this moment.

@@ -1,7 +1,7 @@
-"""Tests and measures the CUDA backend on this machine's GPU, within a time limit.
+"""Test and measure the CUDA backend on this machine's GPU, within a time limit.
 
-    scripts/gpu_check --part check --out DIR     what is right: build, tests, training, compute-sanitizer
-    scripts/gpu_check --part speed --out DIR     how fast it is: stages, steps a second, ncu, beside gsplat
+    scripts/gpu_check --part check --out DIR     correctness: build, tests, training, compute-sanitizer
+    scripts/gpu_check --part speed --out DIR     speed: stages, steps a second, ncu, beside gsplat
     scripts/gpu_check --prepare .wheels          on a machine with a network: fetches what the two parts need elsewhere
 
 Each part ends within --seconds (540) and is useful without the other. Every section is a process of its own, with a
@@ -10,8 +10,8 @@ DIR gets three files: PART.json has every number as soon as it is known, PART.lo
 the summary, which is also the last that is printed and fits 12,000 characters.
 Exit code: 0 when no section failed, 1 when one did, 2 for wrong arguments or without a GPU.
 
---prepare fetches wheels for CPython 3.12 on x86-64 and cuts a small scene; what it made is found in --carried
-(.wheels). --rehearse runs every section as far as it comes without a GPU; --tiny takes the smallest sizes.
+--prepare fetches wheels for CPython 3.12 on x86-64 and cuts a small scene; --carried (.wheels) is where its
+results lie. --rehearse runs every section as far as it comes without a GPU; --tiny takes the smallest sizes.
 
 The scenes of the measurements are made up, with the statistics of trained ones. "front": of N Gaussians three fifths
 are in view, on four wavy surfaces, each within a few pixels of its neighbours; eight cameras that turn and shift a
@@ -53,18 +53,18 @@ from gpu.report import (
 )
 from gpu.speed import counters, profiled_step, speed, stages
 
-#: Runs a section in a folder within seconds, telling what was found so far.
+#: Runs a section in a folder within seconds, and publishes what it has found so far.
 Runner = Callable[[str, Path, float, Callable[[dict[str, Any]], None]], dict[str, Any]]
 
 
-def run_section(name: str, work: Path, seconds: float, tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
-    """Runs a section in a process of its own; what it found, also when it did not come to its end."""
+def run_section(name: str, work: Path, seconds: float, publish: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run a section in a process of its own; return what it found, also when it did not come to its end."""
     partial, log = work / f"{name}.json", work / f"{name}.log"
     partial.unlink(missing_ok=True)
     command = [sys.executable, str(Path(__file__).resolve()), "--section", name, "--out", str(work)]
     # A little more than the section knows of, so that it can end by itself.
     command += ["--seconds", str(max(1.0, seconds - 5.0))]
-    status = run_child(command, log, seconds, lambda: tell(read_json(partial)))
+    status = run_child(command, log, seconds, lambda: publish(read_json(partial)))
     found = read_json(partial)
     if status is None:
         return {"status": "failed", "error": f"not done after {seconds:.0f} s", **found}
@@ -77,7 +77,7 @@ def run_section(name: str, work: Path, seconds: float, tell: Callable[[dict[str,
 def check(
     part: str, out: Path, work: Path, seconds: float, names: list[str], runner: Runner = run_section
 ) -> dict[str, Any]:
-    """Runs sections one after the other within the time; the report is on disk after every number."""
+    """Run sections one after the other within the time; the report is on disk after every number."""
     started = time.monotonic()
     report: dict[str, Any] = {
         "format": 2,
@@ -93,12 +93,14 @@ def check(
         begun = time.monotonic()
         share = seconds - (begun - started) - scale * sum(known[later].seconds for later in names[i + 1 :])
 
-        def tell(found: dict[str, Any], name: str = name, begun: float = begun) -> None:
+        def publish(found: dict[str, Any], name: str = name, begun: float = begun) -> None:
             sections[name] = {"status": "running", **found, "seconds": round(time.monotonic() - begun, 1)}
             write_json(out / f"{part}.json", report)
 
         try:
-            result = runner(name, work, share, tell) if share >= 2 else {"status": "skipped", "skipped": "no time left"}
+            result = (
+                runner(name, work, share, publish) if share >= 2 else {"status": "skipped", "skipped": "no time left"}
+            )
         except Exception as error:
             result = {"status": "failed", "error": f"{type(error).__name__}: {error}"}
         sections[name] = {**result, "seconds": round(time.monotonic() - begun, 1)}
@@ -134,7 +136,7 @@ SECTIONS = {name: section for part in PARTS.values() for name, section in part.i
 
 
 def no_gpu() -> str | None:
-    """Why nothing can be measured here, or None."""
+    """Return why nothing can be measured here, or None."""
     try:
         import torch
     except ImportError:
@@ -147,7 +149,7 @@ def arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", choices=list(PARTS), help="what is right, or how fast it is")
+    parser.add_argument("--part", choices=list(PARTS), help="correctness, or speed")
     parser.add_argument("--out", type=Path, help="folder for the report, the log and the summary")
     parser.add_argument("--seconds", type=float, default=540.0, help="time limit (540)")
     parser.add_argument("--only", help="comma-separated sections of the part")
@@ -176,16 +178,16 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def child(name: str, out: Path, seconds: float) -> int:
-    """A section in this process."""
+    """Run a section in this process."""
     report = Report(out / f"{name}.json", seconds)
     try:
         SECTIONS[name].run(report)
     except Skipped as reason:
         report["skipped"] = str(reason)
     except Exception as error:
-        told = [line for line in str(error).splitlines() if any(words in line for words in NO_GPU)]
-        if os.environ.get(REHEARSE) == "1" and told:
-            report["no_gpu"] = told[0].strip()[:200]
+        reasons = [line for line in str(error).splitlines() if any(words in line for words in NO_GPU)]
+        if os.environ.get(REHEARSE) == "1" and reasons:
+            report["no_gpu"] = reasons[0].strip()[:200]
             return 0
         traceback.print_exc()
         return 1
@@ -193,7 +195,7 @@ def child(name: str, out: Path, seconds: float) -> int:
 
 
 def stop(number: int, frame: Any) -> None:
-    """Whoever stops the program still gets the summary."""
+    """End with the summary when the program is stopped."""
     raise SystemExit(128 + number)
 
 
@@ -222,7 +224,7 @@ def main(argv: list[str], runner: Runner = run_section) -> int:
 
 
 def run_part(options: argparse.Namespace, out: Path, work: Path, runner: Runner) -> int:
-    """Runs the sections of a part; the summary comes last, whatever happens on the way."""
+    """Run the sections of a part; the summary comes last, whatever happens on the way."""
     started = time.monotonic()
     wheels = unpack(options.part, options.carried, work / "site")
     print(f"carried: {', '.join(wheels) or 'no wheels'}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Registers, spills and shared memory of every CUDA kernel, as ptxas tells them; no GPU is needed.
+"""Registers, spills and shared memory of every CUDA kernel, as ptxas reports them; no GPU is needed.
 
 python scripts/kernel_table.py [--out benchmarks/results/kernels-ptxas.md] [sm_80 sm_90 sm_120]
 """
@@ -23,7 +23,7 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_120")
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """What one kernel takes on one architecture; bytes of spill stores and loads, and of shared memory."""
+    """The resources of one kernel on one architecture; bytes of spill stores and loads, and of shared memory."""
 
     source: str
     name: str

@@ -25,7 +25,7 @@ DRAWN = "window.isDrawn"
 
 @dataclass(frozen=True)
 class Look:
-    """What the browser saw: [H, W, 3] uint8; requests that were made; errors in the page and in its console."""
+    """A browser's view of a page: [H, W, 3] uint8; requests that were made; errors in the page and in its console."""
 
     pixels: NDArray[np.uint8]
     requests: list[str]

@@ -1,4 +1,4 @@
-"""What all tests share: which of them run on this machine, and ``splat`` as a command of a shell."""
+"""Set-up of all tests: which of them run on this machine, and ``splat`` as a command of a shell."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _same_threads() -> Iterator[None]:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Callable[..., Done]:
-    """Runs a shell command in another process, where ``splat`` is a command; in ``tmp_path`` unless told otherwise."""
+    """Run a shell command in another process, where ``splat`` is a command; in ``tmp_path`` by default."""
     folder = tmp_path / ".bin"
     folder.mkdir()
     command = folder / "splat"

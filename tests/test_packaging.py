@@ -1,4 +1,4 @@
-"""What is built can be installed elsewhere: the native sources travel along."""
+"""The built package can be installed elsewhere: the native sources travel along."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sections of what is right: build, tests, determinism, training, compute-sanitizer."""
+"""The sections of the part check: build, tests, determinism, training, compute-sanitizer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def environment(report: Report) -> None:
 
 
 def first_words(command: list[str]) -> str:
-    """The telling line of what a program says about itself; nothing where it is not there."""
+    """Return the line with a program's version, or an empty text where the program is missing."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         text = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False).stdout
         lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -160,7 +160,7 @@ def determinism(report: Report) -> None:
 
 
 def parameters_digest(run: Path) -> str:
-    """Of the Gaussians in a run's last checkpoint."""
+    """Return a digest of the Gaussians in a run's last checkpoint."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import find_latest
 
@@ -173,7 +173,7 @@ def parameters_digest(run: Path) -> str:
 
 
 def training(report: Report) -> None:
-    """splat train on pictures: PSNR beside the CPU's, the same bits again, resumed and with --offload.
+    """splat train on images: PSNR beside the CPU's, the same bits again, resumed and with --offload.
 
     The CPU trains in the background meanwhile, and renders the GPU's checkpoint.
     """
@@ -197,7 +197,7 @@ def training(report: Report) -> None:
 
 
 def train_scene(report: Report, name: str, scene: Path, runs: Path, until: float) -> list[str]:
-    """What is wrong with training on this scene; figures go to the report."""
+    """Return the faults of training on this scene; figures go to the report."""
     steps = 20 if is_tiny() else 2000
     few = ("--set", "data.resolution=8") if is_tiny() else ()
     faults: list[str] = []
@@ -263,7 +263,7 @@ def train_scene(report: Report, name: str, scene: Path, runs: Path, until: float
 
 
 def tiny_step() -> None:
-    """What runs under the sanitizer: steps and a render with all gradients, in the smallest interesting sizes."""
+    """Run steps and a render under the sanitizer, with all gradients, in the smallest interesting sizes."""
     import torch
 
     from splatcli.rasterizer import render

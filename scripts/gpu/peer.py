@@ -115,7 +115,7 @@ def gsplat(report: Report) -> None:
 
 
 def await_gsplat(report: Report) -> str | None:
-    """Waits for the build in the background, then imports it; why it cannot be used, or None.
+    """Wait for the build in the background and import it; return why it cannot be used, or None.
 
     gsplat removes the folder of a build that has not ended when it is imported a second time.
     """
@@ -141,7 +141,7 @@ def await_gsplat(report: Report) -> str | None:
 
 
 def measure_peer(case: Case, seconds: float) -> dict[str, Any]:
-    """Steps a second of gsplat, and the memory they take."""
+    """Measure gsplat's steps a second, and the memory they take."""
     import torch
 
     from splatcli.gaussians import GROUPS
@@ -235,7 +235,7 @@ def gsplat_building(work: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Views:
-    """A carried scene: cameras, their pictures [H, W, 3] uint8 on the GPU, and points [P, 3] with colours [0, 1]."""
+    """A carried scene: cameras, their images [H, W, 3] uint8 on the GPU, and points [P, 3] with colours [0, 1]."""
 
     cameras: list[Any]
     targets: list[Any]
@@ -246,26 +246,26 @@ class Views:
 
 
 def load_views(folder: Path) -> Views:
-    """What write_views() has made; nothing but numpy and Pillow is needed."""
+    """Load what write_views() has written; needs nothing but numpy and Pillow."""
     import numpy as np
     import torch
     from PIL import Image
 
     from splatcli.scene.camera import Camera
 
-    told = json.loads((folder / "views.json").read_text(encoding="utf-8"))
+    stored = json.loads((folder / "views.json").read_text(encoding="utf-8"))
     cameras, targets = [], []
-    for view in told["views"]:
+    for view in stored["views"]:
         numbers = {name: float(view[name]) for name in ("fx", "fy", "cx", "cy")}
         viewmat = np.array(view["viewmat"], dtype=np.float64)
         cameras.append(Camera(view["name"], view["width"], view["height"], **numbers, viewmat=viewmat))
         with Image.open(
-            ROOT / told["images"] / view["name"] if told["images"] else folder / "images" / view["name"]
+            ROOT / stored["images"] / view["name"] if stored["images"] else folder / "images" / view["name"]
         ) as im:
             targets.append(torch.from_numpy(np.array(im.convert("RGB"))).cuda())
     with np.load(folder / "points.npz") as points:
         xyz, rgb = torch.from_numpy(points["xyz"]).float().cuda(), torch.from_numpy(points["rgb"]).float().cuda()
-    return Views(cameras, targets, told["train"], told["test"], xyz, rgb)
+    return Views(cameras, targets, stored["train"], stored["test"], xyz, rgb)
 
 
 def first_gaussians(views: Views, n: int) -> Any:
@@ -386,7 +386,7 @@ class Race:
 
 
 def seconds_to(psnr: float, series: list[tuple[float, float]]) -> float | None:
-    """When a series first reaches a PSNR, between its points by a straight line."""
+    """Return when a series first reaches a PSNR, between its points by a straight line."""
     before = (0.0, -math.inf)
     for seconds, value in series:
         if value >= psnr:

@@ -1,4 +1,4 @@
-"""What is carried to a machine without a network: wheels and small scenes."""
+"""Prepare what is carried to a machine without a network: wheels and small scenes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MOST_MIB = 56.0
 
 
 def prepare(folder: Path) -> int:
-    """Fetches wheels, cuts scenes, and says what to run."""
+    """Fetch wheels, cut scenes, and say what to run."""
     folder.mkdir(parents=True, exist_ok=True)
     for part, names in WHEELS.items():
         shutil.rmtree(folder / part, ignore_errors=True)
@@ -102,7 +102,7 @@ def write_scenes(folder: Path) -> None:
 
 
 def halve(scene: Path, folder: Path) -> None:
-    """A COLMAP scene of PINHOLE cameras with photos and cameras at half the size, as text and without tracks."""
+    """A COLMAP scene of PINHOLE cameras with images and cameras at half the size, as text and without tracks."""
     from PIL import Image
 
     from splatcli.scene._pycolmap import pycolmap
@@ -119,8 +119,8 @@ def halve(scene: Path, folder: Path) -> None:
         x, y, z, w = pose.rotation.quat
         place = " ".join(repr(float(value)) for value in (w, x, y, z, *pose.translation))
         lines += [f"{number} {place} {image.camera_id} {image.name}", ""]
-        with Image.open(scene / "images" / image.name) as photo:
-            small = photo.convert("RGB").resize((camera.width, camera.height), Image.Resampling.LANCZOS)
+        with Image.open(scene / "images" / image.name) as full_size:
+            small = full_size.convert("RGB").resize((camera.width, camera.height), Image.Resampling.LANCZOS)
             small.save(folder / "images" / image.name, quality=92)
     (model / "images.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     lines = [
@@ -136,7 +136,7 @@ def halve(scene: Path, folder: Path) -> None:
 
 
 def write_views(scene: Path, folder: Path, *, copy: bool) -> None:
-    """The scene for load_views(). copy: the pictures travel beside it; else they are where they are in the checkout."""
+    """Write the scene for load_views(). copy: its images too; else they are read from the checkout."""
     import numpy as np
 
     from splatcli.config import DataConfig
@@ -161,14 +161,14 @@ def mib(path: Path) -> float:
 
 
 def tracked_mib() -> float:
-    """What a checkout weighs without what git ignores."""
+    """Return the MiB of a checkout without what git ignores."""
     command = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\0")
     return sum((ROOT / name).stat().st_size for name in names if name and (ROOT / name).is_file()) / 2**20
 
 
 def unpack(part: str, carried: Path, site: Path) -> list[str]:
-    """Puts the wheels of a part where Python finds them, before what is installed; their names."""
+    """Unpack the wheels of a part where Python finds them, before what is installed; return their names."""
     names = []
     for wheel in sorted((carried / part).glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:  # none of them has scripts or data beside its packages

@@ -36,7 +36,7 @@ def is_tiny() -> bool:
 
 
 class Report:
-    """What a section found so far, on disk after every new number."""
+    """A section's results so far, on disk after every new number."""
 
     def __init__(self, path: Path, seconds: float) -> None:
         self.path, self.until = path, time.monotonic() + seconds
@@ -55,7 +55,7 @@ class Report:
 
 
 class Skipped(Exception):
-    """The section cannot run here, which is nobody's fault."""
+    """The section cannot run here, and no code is at fault."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,14 @@ class Section:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Another process never sees half a file."""
+    """Write a file that another process never sees half of."""
     scratch = path.with_suffix(".tmp")
     scratch.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(scratch, path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A section's numbers so far; nothing where there are none yet."""
+    """Return a section's numbers so far; an empty dict where there are none yet."""
     with contextlib.suppress(OSError, ValueError):
         found = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict):
@@ -81,7 +81,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def append_logs(merged: Path, work: Path, name: str) -> None:
-    """Adds what a section and its commands printed to the one log that is kept."""
+    """Append what a section and its commands printed to the one log that is kept."""
     with merged.open("a", encoding="utf-8") as file:
         for log in [work / f"{name}.log", *sorted(work.glob(f"{name}-*.log"))]:
             if log.is_file():
@@ -90,7 +90,7 @@ def append_logs(merged: Path, work: Path, name: str) -> None:
 
 
 def table(report: dict[str, Any]) -> list[str]:
-    """A line for each section."""
+    """Return a line for each section."""
     lines = [f"{report.get('part', '')} {report.get('started', '')}, {report.get('seconds', 0):.0f} s"]
     for name, section in report["sections"].items():
         words = str(section.get("error") or section.get("skipped") or section.get("no_gpu") or "").strip().splitlines()
@@ -103,7 +103,7 @@ def brief(value: Any) -> str:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """The report for a person, with all that is needed to act on it, in no more than SUMMARY_CHARACTERS."""
+    """Return the report for a person, with all that is needed to act on it, in no more than SUMMARY_CHARACTERS."""
     sections: dict[str, Any] = report["sections"]
 
     def found(name: str) -> dict[str, Any]:
@@ -160,13 +160,13 @@ def speed_lines(speeds: dict[str, Any], beside: dict[str, Any]) -> list[str]:
     """Ours of the section where gsplat was measured too, where there is one."""
     rows = []
     for name in dict.fromkeys([*beside, *speeds]):
-        pair = beside.get(name)
-        ours = pair["ours"] if isinstance(pair, dict) and "ours" in pair else speeds.get(name)
+        both = beside.get(name)
+        ours = both["ours"] if isinstance(both, dict) and "ours" in both else speeds.get(name)
         if not isinstance(ours, dict) or "steps_per_second" not in ours:
             continue
         theirs = ""
-        if isinstance(pair, dict) and "gsplat" in pair:
-            peer = pair["gsplat"]
+        if isinstance(both, dict) and "gsplat" in both:
+            peer = both["gsplat"]
             theirs = (
                 f"{peer['steps_per_second']:8.1f} {peer['ms'] / ours['ms']:6.2f} {peer['peak_mib']:6d} "
                 f"{peer['l1_only']['ms'] / ours['ms']:6.2f}"

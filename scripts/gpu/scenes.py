@@ -112,7 +112,7 @@ def make_cameras(width: int, height: int, focal: float, views: str) -> list[Any]
 
 
 def make_targets(cameras: list[Any], device: str) -> list[Any]:
-    """Smooth pictures with a little noise, [H, W, 3] uint8."""
+    """Smooth images with a little noise, [H, W, 3] uint8."""
     import torch
 
     generator = torch.Generator(device).manual_seed(99)
@@ -174,13 +174,13 @@ class Training:
         torch.cuda.synchronize()
 
     def counts(self) -> dict[str, float]:
-        """Of the last view: Gaussians, the visible, tile pairs."""
-        visible, _, pairs, overflow = self.engine.frame.counters.tolist()
+        """Return the counts of the last view: visible Gaussians and tile intersections."""
+        visible, _, isects, overflow = self.engine.frame.counters.tolist()
         return {
             "visible": visible,
             "visible_share": round(visible / max(1, len(self.gaussians)), 3),
-            "pairs": pairs,
-            "pairs_per_visible": round(pairs / max(1, visible), 2),
+            "pairs": isects,
+            "pairs_per_visible": round(isects / max(1, visible), 2),
             "overflow": overflow,
         }
 
@@ -222,7 +222,7 @@ def rate_of(step: Callable[[], None], finish: Callable[[], None], seconds: float
 
 
 def measure(case: Case, seconds: float) -> dict[str, float]:
-    """Steps a second of ours, and the memory they take."""
+    """Measure our steps a second, and the memory they take."""
     import torch
 
     from splatcli.native.backend import Backend

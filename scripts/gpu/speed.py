@@ -1,4 +1,4 @@
-"""The sections of how fast it is: steps a second, stages and kernels beside the least they can take, ncu."""
+"""The sections of the part speed: steps a second, stages and kernels beside the least they can take, ncu."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ def speed(report: Report) -> None:
         report[case.name] = measure(case, 4.0)
 
 
-def least_bytes(n: int, visible: int, pairs: int, pixels: int) -> dict[str, float]:
-    """What each stage cannot but move through device memory, with the layouts that are there and SH degree 3.
+def least_bytes(n: int, visible: int, isects: int, pixels: int) -> dict[str, float]:
+    """Return the least that each stage moves through device memory, with today's layouts and SH degree 3.
 
     project      44 B geometry of all; of the visible 192 B SH read, 76 B record, id and rows written, and SH that
                  missed a step brought up to it: moments read, all three written
-    bin          depth sort: 4 passes over 8 B, read and written; pairs: 12 B written, 2 passes over them, lists of 10 B
-    blend        a list's records once, of the three fifths of pairs before a pixel stops; image and alpha
+    bin          depth sort: 4 passes over 8 B, read and written; intersections: 12 B written, 2 passes,
+                 lists of 10 B
+    blend        a list's records once, of the three fifths of intersections before a pixel stops; image and alpha
     loss         cuda/src/cuda/loss.cu
-    blend_vjp    as blend, and 64 B written a pair; image, alpha and gradient read
+    blend_vjp    as blend, and 64 B written an intersection; image, alpha and gradient read
     project_vjp  64 B rows; parameters and both moments read and written, of SH only where visible
     """
     return {
         "project": 44.0 * n + (268.0 + 45 * 20 * (1 - visible / n)) * visible,
-        "bin": 64.0 * visible + (12 + 48 + 10) * pairs,
-        "blend": 0.6 * pairs * 70 + 16.0 * pixels,
+        "bin": 64.0 * visible + (12 + 48 + 10) * isects,
+        "blend": 0.6 * isects * 70 + 16.0 * pixels,
         "loss": 114.0 * pixels,
-        "blend_vjp": 0.6 * pairs * 70 + 64.0 * pairs + 28.0 * pixels,
-        "project_vjp": 64.0 * pairs + 24.0 * (14 * n + 45 * visible),
+        "blend_vjp": 0.6 * isects * 70 + 64.0 * isects + 28.0 * pixels,
+        "project_vjp": 64.0 * isects + 24.0 * (14 * n + 45 * visible),
     }
 
 
@@ -195,7 +196,7 @@ def parse_counters(text: str) -> dict[str, dict[str, str]]:
 
 
 def profiled_step() -> None:
-    """What runs under ncu: one step of the first case, after some that are not looked at."""
+    """Run one step of the first case under ncu, after some that are not profiled."""
     import torch
 
     training = Training(cases()[0])

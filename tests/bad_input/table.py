@@ -90,9 +90,9 @@ def check(case: Case, folder: Path, temporary: Path, capfd: pytest.CaptureFixtur
     out, err = capfd.readouterr()
     assert code == case.code, f"ended with {code}:\n{err}"
     assert "Traceback" not in out + err
-    told = err if code else err + out
+    messages = err if code else err + out
     for text in case.says:
-        assert text in told, f"does not say {text!r}:\n{told}"
+        assert text in messages, f"does not say {text!r}:\n{messages}"
     assert snapshot(folder, free) == before, f"something beside {free} was changed"
     left = sorted(path.name for path in set(temporary.iterdir()) - there)
     assert not left, f"left behind: {left}"
@@ -121,7 +121,7 @@ def snapshot(folder: Path, free: Iterable[str]) -> dict[str, tuple[int, int]]:
         for name in files:
             path = Path(base, name)
             status = path.lstat()
-            # A run's lock tells who took it last.
+            # A run's lock names who took it last.
             found[str(path)] = (0, 0) if name == "lock" else (status.st_size, status.st_mtime_ns)
     return found
 
@@ -154,9 +154,9 @@ def make_good_scene(folder: Path) -> Path:
     for image_id in kept:
         image = model.image(image_id)
         (folder / "images").mkdir(parents=True, exist_ok=True)
-        with Image.open(COURTYARD / "images" / image.name) as photo:
-            ratio = WIDTH / photo.width
-            photo.resize((WIDTH, HEIGHT)).save(folder / "images" / image.name, quality=90)
+        with Image.open(COURTYARD / "images" / image.name) as full_size:
+            ratio = WIDTH / full_size.width
+            full_size.resize((WIDTH, HEIGHT)).save(folder / "images" / image.name, quality=90)
         for point in image.points2D:
             point.xy = point.xy * ratio
     (folder / "sparse/0").mkdir(parents=True)

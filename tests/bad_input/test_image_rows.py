@@ -1,4 +1,4 @@
-"""Bad photos and masks (rows 23 to 37): no images, damaged, turned, deep, coloured ones; sizes; masks."""
+"""Bad images and masks (rows 23 to 37): no images, damaged, turned, deep, coloured ones; sizes; masks."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.scene.imagefiles import P3, gamma_chunk, png16, png_header, profile, 
 Harm = Callable[[Path], object]
 
 
-def photos(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     return sorted((folder / "scene/images").iterdir())
 
 
 def replaced(data: bytes, ending: str = ".jpg") -> Harm:
-    """The third photo is a file of these bytes."""
+    """The third image is a file of these bytes."""
 
     def harm(folder: Path) -> None:
-        path = photos(folder)[2]
+        path = image_files(folder)[2]
         path.unlink()
         path.with_suffix(ending).write_bytes(data)
 
@@ -32,12 +32,12 @@ def replaced(data: bytes, ending: str = ".jpg") -> Harm:
 
 
 def saved(change: Callable[[Image.Image], Image.Image], ending: str = ".png", **how: object) -> Harm:
-    """The third photo is saved anew: changed, under another ending, with Pillow's options."""
+    """The third image is saved anew: changed, under another ending, with Pillow's options."""
 
     def harm(folder: Path) -> None:
-        path = photos(folder)[2]
-        with Image.open(path) as photo:
-            image = change(photo.copy())
+        path = image_files(folder)[2]
+        with Image.open(path) as image:
+            image = change(image.copy())
         path.unlink()
         image.save(path.with_suffix(ending), **how)
 
@@ -74,7 +74,7 @@ def deep(layout: Callable[..., bytes], ending: str) -> Harm:
 
 def truncate(count: int) -> Harm:
     def harm(folder: Path) -> None:
-        for path in photos(folder)[:count]:
+        for path in image_files(folder)[:count]:
             path.write_bytes(path.read_bytes()[:1200])
 
     return harm
@@ -82,22 +82,22 @@ def truncate(count: int) -> Harm:
 
 def grown(size: tuple[int, int], count: int = VIEWS) -> Harm:
     def harm(folder: Path) -> None:
-        for path in photos(folder)[:count]:
-            with Image.open(path) as photo:
-                larger = photo.resize(size)
+        for path in image_files(folder)[:count]:
+            with Image.open(path) as image:
+                larger = image.resize(size)
             larger.save(path)
 
     return harm
 
 
 def masked(count: int = VIEWS, size: tuple[int, int] = (WIDTH, HEIGHT), name: str = "{}.png", white: int = 40) -> Harm:
-    """Masks beside the photos, the left ``white`` columns of which count."""
+    """Masks beside the images, the left ``white`` columns of which count."""
 
     def harm(folder: Path) -> None:
         (folder / "scene/masks").mkdir()
         mask = np.zeros((size[1], size[0]), np.uint8)
         mask[:, :white] = 255
-        for path in photos(folder)[:count]:
+        for path in image_files(folder)[:count]:
             stem = path.name if name == "{}.png" else path.stem
             Image.fromarray(mask).save(folder / "scene/masks" / name.format(stem))
 
@@ -106,11 +106,11 @@ def masked(count: int = VIEWS, size: tuple[int, int] = (WIDTH, HEIGHT), name: st
 
 def masked_badly(folder: Path) -> None:
     masked()(folder)
-    (folder / "scene/masks" / f"{photos(folder)[0].name}.png").write_bytes(b"<html>")
+    (folder / "scene/masks" / f"{image_files(folder)[0].name}.png").write_bytes(b"<html>")
 
 
 def copied(folder: Path) -> None:
-    first, *_, last = photos(folder)
+    first, *_, last = image_files(folder)
     shutil.copy(first, last)
 
 
@@ -128,7 +128,7 @@ CASES = [
     Case(23, "HTML, left out", replaced(b"<html>"), 0, ("1 photos cannot be read and are left out",), SKIP),
     Case(23, "a placeholder of Git LFS", replaced(b"version https://git-lfs.github.com/spec/v1"), says=("lfs pull",)),
     Case(24, "a PNG of width 0", replaced(png_header(0, 60), ".png"), says=("is damaged or of a kind",)),
-    Case(25, "all photos truncated", truncate(VIEWS), says=("the image is damaged", "--skip-bad-images")),
+    Case(25, "all images truncated", truncate(VIEWS), says=("the image is damaged", "--skip-bad-images")),
     Case(25, "truncated, strict", truncate(3), 3, ("3 problems", "view_", "truncated"), STRICT),
     Case(25, "truncated, left out", truncate(3), 0, ("3 photos cannot be read and are left out: view_",), SKIP),
     Case(25, "all truncated, none left out", truncate(VIEWS), 3, ("12 problems", "truncated"), SKIP),
@@ -200,17 +200,17 @@ CASES = [
         says=("2,700 million pixels", "--max-pixels", "-resize 25%", "--images images_small"),
         flags=("--max-pixels", "100000000"),
     ),
-    Case(35, "no room for one photo", nothing, 0, flags=("--set", "data.cache_bytes=1")),
+    Case(35, "no room for one image", nothing, 0, flags=("--set", "data.cache_bytes=1")),
     Case(36, "masks as COLMAP names them", masked(), 0, ("12 photos have masks",)),
     Case(36, "masks of nothing", masked(name="x{}.png"), 3, ("12 of 12 photos have no mask",), ("--masks", "masks")),
-    Case(36, "masks of other photos", masked(name="x{}.png"), 0, ("holds no mask of these photos",)),
+    Case(36, "masks of other images", masked(name="x{}.png"), 0, ("holds no mask of these photos",)),
     Case(36, "masks for some", masked(7), says=("5 of 12 photos have no mask", "--masks none")),
     Case(36, "masks for some, unused", masked(7), 0, flags=("--masks", "none")),
     Case(36, "no such folder of masks", nothing, says=("folder of masks is not there",), flags=("--masks", "nowhere")),
     Case(36, "masks of another size", masked(size=(40, 30)), says=("12 problems", "the mask is 40x30 pixels")),
     Case(36, "a mask that is none", masked_badly, says=("is not an image", ".jpg.png")),
     Case(36, "all black", masked(white=0), 0, ("warning: ", "hides all of", "which teaches nothing")),
-    Case(37, "identical photos", copied, 0, ("2 photos are identical files", "one of them is not what its camera saw")),
+    Case(37, "identical images", copied, 0, ("2 photos are identical files", "one of them is not what its camera saw")),
 ]
 
 
@@ -219,14 +219,14 @@ def test_row(case: Case, expect: Expect) -> None:
     expect(case)
 
 
-def test_what_is_wrong_with_several_photos_is_told_at_once(expect: Expect) -> None:
+def test_all_bad_images_are_reported_at_once(expect: Expect) -> None:
     def harm(folder: Path) -> None:
         replaced(b"")(folder)
-        photos(folder)[5].write_bytes(b"<html>")
+        image_files(folder)[5].write_bytes(b"<html>")
 
     err = expect(Case(23, "two at once", harm, says=("2 problems", "is empty", "is not an image")))
     assert err.count("images/view_") == 2
 
 
-def test_photos_are_examined_by_info_too(expect: Expect) -> None:
+def test_info_inspects_images_too(expect: Expect) -> None:
     expect(Case(23, "info", replaced(b""), says=("is empty",), command=("info", "scene")))

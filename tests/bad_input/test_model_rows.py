@@ -51,7 +51,7 @@ class Row:
     """One bad file, for every command.
 
     file: its name. make: puts it into a folder. said: in the message.
-    told: info describes the file instead of refusing it, since its structure is sound.
+    reported: info describes the file instead of refusing it, since its structure is sound.
     flag: with it the file is taken, where there is one. code: of the refusal.
     """
 
@@ -60,7 +60,7 @@ class Row:
     file: str
     make: Make
     said: str
-    told: bool = False
+    reported: bool = False
     flag: tuple[str, ...] = ()
     code: int = 5
 
@@ -68,7 +68,7 @@ class Row:
         path, harm = f"given/{self.file}", in_given(self.make)
         says = (self.said, "given", *self.flag[:1])
         for command, words in commands(path).items():
-            code = 0 if command == "info" and self.told else self.code
+            code = 0 if command == "info" and self.reported else self.code
             yield Case(self.row, f"{self.name}, {command}", harm, code, says, command=words)
             if self.flag:
                 yield Case(self.row, f"{self.name}, {command} all the same", harm, 0, (), self.flag, words)
@@ -270,7 +270,7 @@ ROWS = [
         "point_cloud.ply",
         changed(lambda data: data + b"more"),
         "4 bytes follow",
-        told=True,
+        reported=True,
         flag=("--lenient",),
     ),
     Row(
@@ -279,17 +279,17 @@ ROWS = [
         "a.ply",
         ascii_nan,
         "2 NaN or infinite values in scale_0...scale_2, the first in scale_1 of vertex 7",
-        told=True,
+        reported=True,
         flag=("--drop-nonfinite",),
     ),
-    Row(51, "a scale missing", "a.ply", without("scale_0", "scale_1"), "it has no scale_0, scale_1", told=True),
+    Row(51, "a scale missing", "a.ply", without("scale_0", "scale_1"), "it has no scale_0, scale_1", reported=True),
     Row(
         51,
         "no opacity",
         "a.ply",
         without("opacity"),
         "no opacity; it looks like a splat export without all",
-        told=True,
+        reported=True,
     ),
     Row(
         51,
@@ -297,25 +297,25 @@ ROWS = [
         "a.ply",
         without(*[f"{n}_{i}" for n, k in (("scale", 3), ("rot", 4), ("f_dc", 3)) for i in range(k)], "opacity"),
         "it looks like a point cloud",
-        told=True,
+        reported=True,
     ),
-    Row(51, "rgb colours", "a.ply", rgb_export, "an export with plain rgb colours", told=True),
+    Row(51, "rgb colours", "a.ply", rgb_export, "an export with plain rgb colours", reported=True),
     Row(
         52,
         "odd f_rest",
         "a.ply",
         without("f_rest_8"),
         "8 f_rest columns; 0, 9, 24, 45 or 72 are known",
-        told=True,
+        reported=True,
     ),
-    Row(53, "2DGS", "a.ply", without("scale_2"), "2D Gaussian (2DGS) model", told=True),
+    Row(53, "2DGS", "a.ply", without("scale_2"), "2D Gaussian (2DGS) model", reported=True),
     Row(
         53,
         "mip filter",
         "a.ply",
         columns(lambda c: c.update(filter_3D=c["x"])),
         "filter_3D column (Mip-Splatting)",
-        told=True,
+        reported=True,
     ),
     Row(53, "compressed", "a.compressed.ply", compressed, "a compressed PLY without the element chunk"),
     Row(54, "twice the same", "a.ply", edited("float nx", "float x"), "'x' of 'vertex' is there twice"),
@@ -325,7 +325,7 @@ ROWS = [
         "point_cloud.ply",
         lambda folder: write("ply", activated(tables_of(), scales=1), folder),
         "scales look already activated",
-        told=True,
+        reported=True,
         flag=("--param-space", "activated"),
     ),
     Row(
@@ -334,7 +334,7 @@ ROWS = [
         "chkpnt7000.pth",
         lambda folder: write("inria", activated(tables_of(), opacities=1), folder),
         "opacities look already activated",
-        told=True,
+        reported=True,
         flag=("--param-space", "activated"),
     ),
     Row(57, "truncated", "chkpnt7000.pth", changed(lambda data: data[:-500], "inria"), "truncated or extended"),

@@ -1,4 +1,4 @@
-"""What can be wrong around a run (rows 61 to 72): settings and scenes that changed, places, machines, command lines."""
+"""Faults around a run (rows 61 to 72): settings and scenes that changed, places, machines, command lines."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def went_on(folder: Path) -> None:
     assert run([*MORE, "-q"]) == 0
 
 
-def another_photo(folder: Path) -> None:
+def another_image(folder: Path) -> None:
     shutil.copy(folder / "scene/images/view_004.jpg", folder / "scene/images/view_008.jpg")
 
 
@@ -134,12 +134,12 @@ def memory_ends(fails: Callable[[int, int], bool]) -> Harm:
     return lambda folder: patched(splatcli.train.step, "engine_for", make)
 
 
-def crowd(folder: Path) -> None:
-    """Nearly 40,000 Gaussians that each cover all 65,536 tiles of a view: more pairs than 32 bits number."""
+def overflowing(folder: Path) -> None:
+    """Nearly 40,000 Gaussians that each cover all 65,536 tiles of a view: too many intersections for 32 bits."""
     tables = tables_of(40_000)
     tables.scales[:] = torch.tensor([6.0, 6.0, -1.0])
     tables.means[:] *= 0.01
-    write_ply(tables, folder / "crowd.ply")
+    write_ply(tables, folder / "many.ply")
     lens = {"width": 4096, "height": 4096, "fx": 4000, "fy": 4000, "cx": 2048, "cy": 2048}
     viewmat = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 3], [0, 0, 0, 1]]
     (folder / "large.json").write_text(json.dumps({"cameras": [{"name": "a.png", **lens, "viewmat": viewmat}]}))
@@ -168,16 +168,16 @@ CASES = [
     # A resumed run meets another scene or other settings.
     Case(
         61,
-        "another photo",
-        both(trained, another_photo),
+        "another image",
+        both(trained, another_image),
         3,
         ("the scene has changed since step 1 was saved: the digest of the photos", "--allow-config-change photos"),
         command=MORE,
     ),
     Case(
         61,
-        "another photo, with consent",
-        both(trained, another_photo),
+        "another image, with consent",
+        both(trained, another_image),
         0,
         flags=("--allow-config-change", "photos"),
         command=MORE,
@@ -379,12 +379,12 @@ CASES = [
     Case(
         69,
         "more than 32 bits number",
-        crowd,
+        overflowing,
         4,
         ("39,520 visible Gaussians would cover 2,589,982,720 tiles", "already activated ones look like this"),
         command=(
             "render",
-            "crowd.ply",
+            "many.ply",
             "--param-space",
             "raw",
             "--views",

@@ -73,8 +73,8 @@ def text_twin(views: int) -> Harm:
     return harm
 
 
-def photo(number: int, name: str, in_model: str | None = None) -> Harm:
-    """Another name for a photo, and for it in the model."""
+def renamed_image(number: int, name: str, in_model: str | None = None) -> Harm:
+    """Another name for an image file, and for it in the model."""
 
     def harm(folder: Path) -> None:
         old = sorted((folder / "scene/images").rglob("*.jpg"))[number]
@@ -85,8 +85,8 @@ def photo(number: int, name: str, in_model: str | None = None) -> Harm:
     return harm
 
 
-def linked_photos(folder: Path) -> None:
-    """Each photo a link to a store outside, as data stores and downloaders leave them."""
+def linked_images(folder: Path) -> None:
+    """Each image a link to a store outside, as data stores and downloaders leave them."""
     (folder / "scene/images").rename(folder / "store")
     (folder / "scene/images").mkdir()
     for path in (folder / "store").iterdir():
@@ -94,7 +94,7 @@ def linked_photos(folder: Path) -> None:
 
 
 def absolute_names(folder: Path) -> None:
-    """transforms.json names photos that lie beside the scene, by absolute paths."""
+    """transforms.json names images that lie beside the scene, by absolute paths."""
     as_nerfstudio(folder)
     (folder / "scene/images").rename(folder / "photos")
     replace(TRANSFORMS, "images/", f"{folder}/photos/", 12)(folder)
@@ -176,7 +176,7 @@ CASES = [
     ),
     Case(
         2,
-        "in distorted/sparse/0, photos in input",
+        "in distorted/sparse/0, images in input",
         both(move(MODEL, "scene/distorted/sparse/0"), move("scene/images", "scene/input")),
         0,
         ("in distorted/sparse/0/ is used",),
@@ -279,7 +279,7 @@ CASES = [
         both(as_text, replace(f"{MODEL}/points3D.txt", ".", ",", 99)),
         says=("points3D.txt:4",),
     ),
-    Case(7, "spaces in a name", both(photo(1, "a b c.jpg"), as_text), 0, command=READ),
+    Case(7, "spaces in a name", both(renamed_image(1, "a b c.jpg"), as_text), 0, command=READ),
     Case(
         7,
         "an image twice",
@@ -298,7 +298,7 @@ CASES = [
     ),
     Case(
         8,
-        "a model nobody knows",
+        "an unknown model",
         both(as_text, replace(f"{MODEL}/cameras.txt", "PINHOLE", "WIDEVIEW")),
         says=("camera 1 has the unknown model WIDEVIEW", "cameras.txt:4", "colmap image_undistorter"),
     ),
@@ -433,7 +433,7 @@ CASES = [
         ("--init", "random"),
     ),
     Case(15, "at a camera", points(at_a_camera), 0, ("dropped 1 points at a camera's centre", "646 Gaussians")),
-    # Photos that are not where they should be.
+    # Images that are not where they should be.
     Case(
         16,
         "one",
@@ -479,7 +479,13 @@ CASES = [
         both(move("scene/images/view_004.jpg", "scene/images/VIEW_004.JPG"), write("scene/images/view_004.png", "")),
         says=("view_004.jpg is not there, and 2 files could be meant: VIEW_004.JPG, view_004.png", "keep one"),
     ),
-    Case(18, "one name in two folders", both(photo(0, "cam1/0001.jpg"), photo(1, "cam2/0001.jpg")), 0, command=READ),
+    Case(
+        18,
+        "one name in two folders",
+        both(renamed_image(0, "cam1/0001.jpg"), renamed_image(1, "cam2/0001.jpg")),
+        0,
+        command=READ,
+    ),
     Case(
         19,
         "a name twice",
@@ -494,13 +500,13 @@ CASES = [
     ),
     Case(19, "an id twice", both(OLD_STYLE, duplicate_image), says=("image 1 is there twice",)),
     *(
-        Case(20, f"named {name[:12]!r}", photo(1, name), 0, command=READ)
+        Case(20, f"named {name[:12]!r}", renamed_image(1, name), 0, command=READ)
         for name in ("a.b.jpg", "größe.jpg", "a b.jpg", "🦊.jpg", "-x.jpg", "n" * 251 + ".jpg")
     ),
     Case(
         20,
         "composed in the model, decomposed on the disk",
-        photo(1, "gro\u0308\u00dfe.jpg", "gr\u00f6\u00dfe.jpg"),
+        renamed_image(1, "gro\u0308\u00dfe.jpg", "gr\u00f6\u00dfe.jpg"),
         0,
         ("another ending, case or Unicode form",),
         command=READ,
@@ -544,7 +550,7 @@ CASES = [
     Case(21, "outside and allowed", absolute_names, 0, flags=("--allow-outside",)),
     Case(
         21,
-        "a file that is no photo, allowed",
+        "a file that is no image, allowed",
         frame(3, file_path="/etc/passwd"),
         flags=("--allow-outside",),
         says=("root:x:0",),
@@ -552,7 +558,7 @@ CASES = [
     Case(
         21,
         "links",
-        linked_photos,
+        linked_images,
         0,
         ("12 links lead out of the scene's folder", "images/view_000.jpg to"),
         command=READ,
@@ -658,7 +664,7 @@ CASES = [
     Case(
         43, "chosen and not there", nothing, says=("no blender here", "--format colmap"), flags=("--format", "blender")
     ),
-    Case(43, "a layout nobody knows", nothing, 2, ("format",), flags=("--format", "bundler")),
+    Case(43, "an unknown layout", nothing, 2, ("format",), flags=("--format", "bundler")),
     # Nothing held out.
     Case(44, "seven views", keep_views(7), 0, ("only 7 views: none is held out",)),
     Case(44, "no test views named", top(test_filenames=[]), 0, ("no views out",)),
@@ -677,22 +683,22 @@ def test_row(case: Case, expect: Expect) -> None:
     expect(case)
 
 
-def test_the_good_scene_is_trained_without_a_word_of_doubt(expect: Expect) -> None:
+def test_the_good_scene_is_trained_without_a_warning(expect: Expect) -> None:
     err = expect(Case(0, "nothing is wrong", nothing, code=0))
     notes = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert [note[:12] for note in notes] == ["note: growth", "note: memory"], "what every run is told"
+    assert [note[:12] for note in notes] == ["note: growth", "note: memory"], "the notes of every run"
     assert "warning" not in err
 
 
 def test_names_stay_those_of_the_files(expect: Expect) -> None:
-    """Photos of one name in two folders are two views, and a name with spaces is a whole one in text files too."""
-    expect(Case(18, "names", both(photo(0, "cam1/a b.jpg"), photo(1, "cam2/a b.jpg"), as_text), 0))
+    """Images of one name in two folders are two views, and a name with spaces is a whole one in text files too."""
+    expect(Case(18, "names", both(renamed_image(0, "cam1/a b.jpg"), renamed_image(1, "cam2/a b.jpg"), as_text), 0))
     cameras = load_checkpoint(Path("out/ckpts/ckpt_000001.pt")).cameras
     assert {camera.name for camera in cameras} >= {"cam1/a b.jpg", "cam2/a b.jpg"}
 
 
-def test_photos_outside_are_rendered_inside(expect: Expect) -> None:
-    """A name that leads out of the scene must not lead a picture out of the output folder."""
+def test_images_outside_are_rendered_inside(expect: Expect) -> None:
+    """A name that leads out of the scene must not lead a render out of the output folder."""
     expect(Case(21, "absolute names", absolute_names, 0, flags=("--allow-outside",)))
     assert run(["render", "out", "--views", "all", "-o", "out/pictures", "-q"]) == 0
     assert len(list(Path("out/pictures").rglob("*.png"))) == 12
@@ -716,9 +722,9 @@ def test_a_scene_in_utm_trains_like_the_same_scene_at_the_origin(
         there.gaussians.means.double().numpy() + offset, here.gaussians.means.double().numpy() + place, atol=1e-2
     )
     assert run(["export", "output", "-o", "out/a.ply"]) == 0
-    told = f"add {' '.join(f'{value:.15g}' for value in offset)} to positions"
-    assert told in capfd.readouterr().err
-    assert told.encode() in Path("out/a.ply").read_bytes()[:2000]
+    offset_words = f"add {' '.join(f'{value:.15g}' for value in offset)} to positions"
+    assert offset_words in capfd.readouterr().err
+    assert offset_words.encode() in Path("out/a.ply").read_bytes()[:2000]
     assert run(["export", "output", "-o", "out/a.json"]) == 0
     assert run(["render", "out/a.ply", "--views", "out/a.json", "-o", "out/p", "-q"]) == 0
     assert run(["eval", "output", "-q"]) == 0

@@ -1,4 +1,4 @@
-"""scripts/gpu_check without a GPU: its arguments, what becomes of sections that fail, the report, the scenes."""
+"""scripts/gpu_check without a GPU: its arguments, sections that fail, the report, the scenes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 def fake_runner(results: dict[str, Any]) -> Any:
-    def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
+    def run(name: str, work: Path, seconds: float, publish: Any) -> dict[str, Any]:
         result = results.get(name, {"status": "ok"})
         if isinstance(result, Exception):
             raise result
@@ -151,9 +151,9 @@ def test_the_report_is_written_after_every_section_and_number(tmp_path: Path) ->
     seen = []
     path = tmp_path / "check.json"
 
-    def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
+    def run(name: str, work: Path, seconds: float, publish: Any) -> dict[str, Any]:
         seen.append(list(json.loads(path.read_text())["sections"]) if path.exists() else [])
-        tell({"first": 1})
+        publish({"first": 1})
         section = json.loads(path.read_text())["sections"][name]
         assert (section["status"], section["first"]) == ("running", 1)
         (work / f"{name}-more.log").write_text(f"words of {name}")
@@ -170,7 +170,7 @@ def test_the_report_is_written_after_every_section_and_number(tmp_path: Path) ->
 def test_every_section_gets_its_share_and_what_others_left(tmp_path: Path) -> None:
     shares = []
 
-    def run(name: str, work: Path, seconds: float, tell: Any) -> dict[str, Any]:
+    def run(name: str, work: Path, seconds: float, publish: Any) -> dict[str, Any]:
         shares.append(seconds)
         return {"status": "ok"}
 
@@ -201,16 +201,16 @@ def test_a_child_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     assert log.read_text() == "here\n"
 
 
-def test_a_part_that_is_stopped_still_tells_what_it_found(tmp_path: Path) -> None:
+def test_a_stopped_part_still_reports_what_it_found(tmp_path: Path) -> None:
     """As where a time limit ends it: in the middle of a section, which has found something."""
     program = """
 import sys, time, pathlib
 sys.path.insert(0, sys.argv[1])
 import gpu_check
 gpu_check.no_gpu = lambda: None
-def run(name, work, seconds, tell):
+def run(name, work, seconds, publish):
     if name == "build":
-        tell({"seconds_to_build_and_load": 12.5})
+        publish({"seconds_to_build_and_load": 12.5})
         print("now", flush=True)
         time.sleep(60)
     return {"status": "ok"}

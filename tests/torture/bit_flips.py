@@ -50,7 +50,7 @@ def case_of(seed: int, path: Path) -> Case:
 
 
 def digest(checkpoint: Checkpoint) -> str:
-    """Of everything that a checkpoint holds, to the last bit."""
+    """Return a digest of everything that a checkpoint holds, to the last bit."""
     content = hashlib.sha256()
     for field in fields(Checkpoint):
         _feed(content, getattr(checkpoint, field.name))

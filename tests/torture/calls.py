@@ -66,7 +66,7 @@ def armed(
 ) -> Iterator[ctypes.CDLL]:
     """While open, the ``count``-th call of ``kind`` on files below a folder fails; and those after it, if ``lasting``.
 
-    Of MEMORY it is the ``count``-th large allocation of the process. ``calls_seen(kind)`` of the library tells how
+    Of MEMORY it is the ``count``-th large allocation of the process. ``calls_seen(kind)`` of the library is how
     many calls of a kind there were, ``calls_fired()`` how many failed.
     log: takes a line for each call. copies: takes a copy of each file as it is synced, named after the call's number.
     """

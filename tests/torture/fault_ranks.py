@@ -1,7 +1,7 @@
 """Faults in one of several ranks that train together: every rank ends soon, and one that is at fault is named.
 
 Two to four processes train on a made-up scene over gloo. At a random step something happens to one of them:
-it is killed, stopped, raises, leaves, falls behind, has other photos or settings than the rest, skips an exchange, or
+it is killed, stopped, raises, leaves, falls behind, has other images or settings than the rest, skips an exchange, or
 has a number changed in its memory. Whatever ends with exit code 0 must have ended on all ranks, in the same state.
 
 Sharded, only one rank has the numbers of a row: a change in its memory, and not on its way, is not detected, and the
@@ -39,7 +39,7 @@ PATIENCE, LATE = 8.0, 40.0
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """What happens to ``rank`` after ``step``; kind is a key of KINDS, or of SHARDED."""
+    """A fault of ``rank`` after ``step``; kind is a key of KINDS, or of SHARDED."""
 
     kind: str
     rank: int
@@ -220,7 +220,7 @@ UNSEEN = {"changed state"}
 
 
 def kinds_of(sharded: bool) -> dict[str, Callable[[ProcessGroup, Trainer], None]]:
-    """What may happen to a rank."""
+    """Return the faults that may happen to a rank."""
     return SHARDED if sharded else KINDS
 
 
@@ -248,7 +248,7 @@ def judge(fault: Fault, ended: list[Ended]) -> str:
         assert one.seconds < LIMIT, f"a rank took {one.seconds:.0f} s"
         assert f"rank {fault.rank}" in (one.error or ""), f"rank {fault.rank} is not named: {ended}"
     if fault.kind not in MEETING:  # where there is nothing left that a common verdict could be in
-        assert len({one.error for one in others}) == 1, f"the ranks tell of different faults: {ended}"
+        assert len({one.error for one in others}) == 1, f"the ranks report different faults: {ended}"
     at_fault = ended[fault.rank]
     assert at_fault.code != 0, f"the rank at fault ended well: {ended}"
     return fault.kind
@@ -264,7 +264,7 @@ def figures(count: int, seed: int) -> dict[str, Figure]:
 
 
 def figure_of(cases: list[tuple[int, Fault]]) -> Figure:
-    """What becomes of (ranks, fault) one after another."""
+    """Return the figure of (ranks, fault) one after another."""
     load_cpu(best_isa())  # building it is no part of a run
     start, slowest = time.monotonic(), 0.0
     tally = Tally()

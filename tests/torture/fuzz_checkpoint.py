@@ -176,7 +176,7 @@ ODD: list[Callable[[Tensor], object]] = [
 
 
 def _spec(document: dict[str, Any], name: object, tensor: object) -> dict[str, Any] | None:
-    """What an honest writer would say of a tensor."""
+    """The manifest entry that an honest writer would make for a tensor."""
     if not isinstance(name, str) or type(tensor) is not Tensor or tensor.is_meta or tensor.layout != torch.strided:
         return None
     known = {spec["name"]: spec for spec in document["tensors"]}

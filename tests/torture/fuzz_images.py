@@ -1,4 +1,4 @@
-"""Malformed photos: chunks, segments and directories with absurd contents under valid checksums, and spoiled bytes."""
+"""Malformed images: chunks, segments and directories with absurd contents under valid checksums, and spoiled bytes."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from tests.scene.imagefiles import P3, cmyk_profile, gamma_chunk, png16, png_chu
 from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import INTEGERS, spoil_bytes
 
-#: Photos with more pixels are refused, as they are where memory is short: a header may claim anything.
+#: Images with more pixels are refused, as they are where memory is short: a header may claim anything.
 MAX_PIXELS = 4_000_000
 WIDTH, HEIGHT = 33, 21
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
     what = (
-        "a malformed photo is measured, decoded, and read as a mask; it must be refused with a message, or have the "
-        "size that its header tells"
+        "a malformed image is measured, decoded, and read as a mask; it must be refused with a message, or have the "
+        "size that its header states"
     )
     return fuzz("fuzz_images", what, case_of, count, seed)
 
@@ -71,7 +71,7 @@ def _read_pixels(path: Path, header: Header) -> None:
 
 @cache
 def sound_files() -> list[bytes]:
-    """Small photos in every format and layout that is read."""
+    """Small images in every format and layout that is read."""
     random_numbers = np.random.default_rng(0)
     rgb = Image.fromarray(random_numbers.integers(0, 256, (HEIGHT, WIDTH, 3)).astype(np.uint8))
     deep = random_numbers.integers(0, 65536, (HEIGHT, WIDTH, 4)).astype(np.uint16)

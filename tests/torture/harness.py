@@ -1,8 +1,8 @@
-"""What the harnesses share: what a figure is, and cases that run where they may die, hang or eat memory.
+"""The harnesses' common parts: figures, and cases that run where they may die, hang or eat memory.
 
 A harness is a module with ``figures(count, seed) -> dict[str, Figure]``, which also runs by itself:
 ``python -m tests.torture.NAME --n COUNT --seed SEED --json FILE``. Case i of a seed is always the same one, so that
-whatever fails can be looked at again: ``case_of(seed, folder)(i)``.
+a failure can be run again: ``case_of(seed, folder)(i)``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PATIENCE = 10.0
 WAITING = 90.0
 #: Bytes of address space that the cases of one process may take beyond what the modules take.
 MEMORY = 1 << 30
-#: Failures that a figure tells of; all are counted.
+#: Failures that a figure lists; all are counted.
 SHOWN = 10
 
 #: What a case comes to: "refused", "read" or another word to count by.
@@ -70,7 +70,7 @@ class Figure:
 
 @dataclass
 class Tally:
-    """What became of a number of cases. hangs and crashes are among the failures."""
+    """The outcomes of a number of cases. hangs and crashes are among the failures."""
 
     words: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
@@ -81,20 +81,20 @@ class Tally:
 
     def figure(self, what: str, seconds: float, **details: int | float | str) -> Figure:
         trials = self.words.total() + len(self.failures)
-        told = {word: self.words[word] for word in sorted(self.words)}
+        counts = {word: self.words[word] for word in sorted(self.words)}
         more = (
             {"hangs": self.hangs, "crashes": self.crashes, "peak_mb": round(self.peak / 2**20)} if self.watched else {}
         )
         shown = [f"case {index}: {text}" for index, text in self.failures[:SHOWN]]
-        return Figure(what, trials, len(self.failures), round(seconds, 1), {**told, **more, **details}, shown)
+        return Figure(what, trials, len(self.failures), round(seconds, 1), {**counts, **more, **details}, shown)
 
 
 def main(figures: Callable[[int, int], dict[str, Figure]], count: int) -> None:
-    """The command line of a harness; exits with 1 when a trial failed. count: trials unless told otherwise."""
+    """The command line of a harness; exits with 1 when a trial failed. count: the default number of trials."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--n", type=int, default=count, help="trials (%(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, help="of fuzzing: tell of the trials done by then")
+    parser.add_argument("--minutes", type=float, help="of fuzzing: report the trials done by then")
     parser.add_argument("--only", metavar="FIGURE", help="of a harness with several")
     parser.add_argument("--json", type=Path, help="where the figures go; stdout without it")
     options = parser.parse_args()
@@ -175,7 +175,7 @@ def rng_of(seed: int, index: int) -> random.Random:
 
 @contextmanager
 def workplace(*, memory: bool = True) -> Iterator[Path]:
-    """A folder for a harness's files; in memory where the system has that, unless told otherwise."""
+    """A folder for a harness's files; in memory where the system has that, unless ``memory`` is False."""
     shared = Path("/dev/shm")
     place = shared if memory and os.access(shared, os.W_OK) else None
     with tempfile.TemporaryDirectory(prefix="splat-torture-", dir=place) as name:

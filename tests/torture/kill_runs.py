@@ -64,7 +64,7 @@ def _figure(strategy: str, count: int, seed: int) -> Figure:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run folder holds: digests of the states by step, and (step, loss) pairs."""
+    """The content of a run folder: digests of the states by step, and (step, loss) pairs."""
 
     trajectory: Trajectory
     losses: list[tuple[int, float]]
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def state_digest(path: Path) -> str:
-    """Of all tensors, which are verified, and of all numbers of the training state."""
+    """Return a digest of all tensors, which are verified, and of all numbers of the training state."""
     manifest = read_container(path).manifest
     facts = {spec.name: spec.sha256 for spec in manifest.tensors} | manifest.train.model_dump()
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -112,7 +112,7 @@ def _kill(
 
 
 def _newest_fault(run: Path, reference: Outcome) -> str | None:
-    """What is wrong with the newest checkpoint of a run that was killed."""
+    """Return what is wrong with the newest checkpoint of a run that was killed."""
     latest = find_latest(run)
     if latest is None:
         saved = list(run.glob("ckpts/ckpt_*.pt"))

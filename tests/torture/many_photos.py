@@ -1,8 +1,8 @@
-"""Many photos: ``splat train`` on more than memory could hold keeps to a bound that does not grow with their number.
+"""Many images: ``splat train`` on more than memory could hold keeps to a bound that does not grow with their number.
 
-``python -m tests.torture.many_photos --n 10000`` trains on so many photos of 12 megapixels, names of one JPEG. A trial
-is a run; it fails when its peak of resident memory is above what the cache, the photos that are being decoded and a
-step may take. How long it was until the first step is told; nothing is asserted of it.
+``python -m tests.torture.many_photos --n 10000`` trains on so many images of 12 megapixels, names of one JPEG. A trial
+is a run; it fails when its peak of resident memory is above what the cache, the images that are being decoded and a
+step may take. The time until the first step is recorded; nothing is asserted of it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from splatcli.scene.decode import DECODE_BYTES
 from splatcli.scene.images import AHEAD
 from tests.torture.harness import Figure, main
 
-#: Pixels of a photo: 12 million.
+#: Pixels of an image: 12 million.
 WIDTH, HEIGHT = 4000, 3000
-#: Photos are halved for training, so that decoding 12 bytes a pixel and a step 68 of a quarter are of one order.
+#: Images are halved for training, so that decoding 12 bytes a pixel and a step 68 of a quarter are of one order.
 HALVED = 2
-#: Bytes that decoded photos may keep: that of three photos.
+#: Bytes that decoded images may keep: that of three images.
 CACHE = 32 << 20
-#: Bytes of the process itself, mostly torch; and of a photo that is only known by name, camera and size.
+#: Bytes of the process itself, mostly torch; and of an image that is only known by name, camera and size.
 PROCESS, NAMED = 600 << 20, 8 << 10
 #: What a thread gives back after decoding stays in its part of the heap for a while, beside what the next one takes.
 _GIVEN_BACK = 2
-#: Bytes of a training step: a pixel, and a pair of a Gaussian and a tile (docs/memory.md). Random Gaussians are large:
+#: Bytes of a training step: a pixel, and a tile intersection (docs/memory.md). Random Gaussians are large:
 #: each may touch every tile.
 STEP, PAIR = 68, 86
 GAUSSIANS, TILE = 500, 16
-#: Photos of a folder: file systems get slow with more.
+#: Images of a folder: file systems get slow with more.
 _IN_FOLDER = 1000
 
 
@@ -53,17 +53,17 @@ class Ran:
 
 
 def write_scene(root: Path, count: int, width: int = WIDTH, height: int = HEIGHT) -> Path:
-    """``count`` photos on circles around the origin, all of them names of one file."""
-    photo = root / "photo.jpg"
+    """``count`` images on circles around the origin, all of them names of one file."""
+    image = root / "photo.jpg"
     y, x = np.mgrid[0:height, 0:width] / width
     waves = [np.sin(20 * x + k) * np.cos(15 * y - k) for k in range(3)]
-    Image.fromarray(np.round(127.5 + 120 * np.stack(waves, axis=-1)).astype(np.uint8)).save(photo, quality=90)
+    Image.fromarray(np.round(127.5 + 120 * np.stack(waves, axis=-1)).astype(np.uint8)).save(image, quality=90)
     frames = []
     for index in range(count):
         name = f"images/{index // _IN_FOLDER:03d}/{index:06d}.jpg"
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.link(photo, path)
+        os.link(image, path)
         frames.append({"file_path": name, "transform_matrix": _pose(index)})
     lens = {"fl_x": width, "fl_y": width, "cx": width / 2, "cy": height / 2, "w": width, "h": height}
     (root / "transforms.json").write_text(json.dumps({**lens, "frames": frames}))
@@ -122,12 +122,12 @@ def allowed(count: int) -> int:
     pixels = WIDTH * HEIGHT
     decoding = _GIVEN_BACK * min(AHEAD, os.cpu_count() or 1) * DECODE_BYTES * pixels
     waiting = (AHEAD + 1) * 3 * pixels // HALVED**2  # asked for ahead, and not in the cache
-    pairs = GAUSSIANS * math.ceil(WIDTH / HALVED / TILE) * math.ceil(HEIGHT / HALVED / TILE)
-    return PROCESS + count * NAMED + CACHE + decoding + waiting + STEP * pixels // HALVED**2 + PAIR * pairs
+    isects = GAUSSIANS * math.ceil(WIDTH / HALVED / TILE) * math.ceil(HEIGHT / HALVED / TILE)
+    return PROCESS + count * NAMED + CACHE + decoding + waiting + STEP * pixels // HALVED**2 + PAIR * isects
 
 
 def figures(count: int, seed: int) -> dict[str, Figure]:
-    """One run on ``count`` photos; the seed changes nothing."""
+    """One run on ``count`` images; the seed changes nothing."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         ran = train(write_scene(Path(name), count), Path(name) / "run", 30)

@@ -2,7 +2,7 @@
 
 ``python -m tests.torture.memory_prediction --json FILE`` measures the whole grid. On the CPU each case runs in a
 process of its own, whose peak of resident memory counts; where SH coefficients lie in a file, that of its own memory,
-looked at after each step. Then, where there is a GPU, torch's peak of allocated memory on it. A case fails when the
+read after each step. Then, where there is a GPU, torch's peak of allocated memory on it. A case fails when the
 prediction is below what was taken, or more than 1.6 times above.
 """
 
@@ -92,7 +92,7 @@ class Measured:
 
 
 def grid() -> Iterator[Case]:
-    """Counts from 100,000 to a million, small and large images, all kinds of colour, few pairs and many."""
+    """Counts from 100,000 to a million, small and large images, all kinds of colour, few intersections and many."""
     for work in ("step", "render"):
         for degree in (0, 1, 3, 4):
             yield Case(work, "random", 200_000, degree, 640, 480)
@@ -244,7 +244,7 @@ def _scene(case: Case) -> tuple[Gaussians, list[Camera]]:
 
 
 def _give_back() -> None:
-    """What was freed goes back to the system, or it would be used again and not be seen to be taken."""
+    """Give freed memory back to the system; used again, it would not be seen to be taken."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
 

@@ -73,7 +73,7 @@ def save_and_rewind(folder: str) -> None:
 
 @dataclass(frozen=True)
 class State:
-    """What the disk holds after a loss of power.
+    """The content of the disk after a loss of power.
 
     at: the call after which it came. least: the step that was acknowledged last.
     files: (path, number of the copy that is its content; 0 for a file that was never synced).
@@ -126,7 +126,7 @@ class Disk:
         self.pending.append((change, os.path.dirname(path)))
 
     def after_a_cut(self, rng: random.Random) -> Iterator[frozenset[tuple[str, int]]]:
-        """What may be found: all combinations of pending changes, in their order, or some of them."""
+        """Yield what may be found: all combinations of pending changes, in their order, or some of them."""
         count = len(self.pending)
         if 2**count <= COMBINATIONS:
             chosen = list(itertools.product((False, True), repeat=count))
@@ -163,7 +163,7 @@ def states_after(calls: list[Call], run: Path, rng: random.Random) -> Iterator[S
 
 
 def fault(state: State, folder: Path) -> str | None:
-    """What is wrong with a run that a loss of power has left in this state; None when nothing is lost."""
+    """Return what is wrong with a run that a loss of power has left in this state; None when nothing is lost."""
     run = folder / "after"
     shutil.rmtree(run, ignore_errors=True)
     (run / "ckpts").mkdir(parents=True)

@@ -217,7 +217,7 @@ def main() -> int:
         print(json.dumps(found, indent=2))
     else:
         counts = {name: value for name, value in found.items() if isinstance(value, int)}
-        what = "a model with activated scales or opacities comes in: it is refused (false refusals are told in details)"
+        what = "a model with activated scales or opacities comes in: it is refused (the details count false refusals)"
         seconds = round(time.monotonic() - start, 1)
         run["command"] = f"python -m tests.torture.space_matrix{' --quick' if options.quick else ''}"
         figure = Figure(what, found["activated_models"], found["false_accepts"], seconds, counts, run=run)

@@ -3,7 +3,7 @@
 Real models, and some that are trained here, in units from 1e-6 to 1e7; of each, 1 to 99 % of the rows are activated, in
 scales and opacities, in scales alone and in opacities alone, and each axis of the scales alone. A failure is a raw
 model that is refused, and one that passes with all of an axis, a tenth of the rows' scales or half of the opacities
-activated. What passes below that is told in details: a hundredth of the rows, in units in which a scale is about as
+activated. The details count what passes below that: a hundredth of the rows, in units in which a scale is about as
 large as its own logarithm, changes the distribution by less than models differ.
 """
 
@@ -117,7 +117,7 @@ def figures(count: int, seed: int) -> dict[str, Figure]:
                 try_model(name, tables, UNITS[:count], tally)
     what = (
         "a raw model in units of 1e-6 to 1e7 comes in: it passes; or one with an axis, a tenth or more of the rows' "
-        "scales, or half or more of the opacities activated: it is refused (smaller shares are told in details)"
+        "scales, or half or more of the opacities activated: it is refused (the details count smaller shares)"
     )
     return {"space_parts": tally.figure(what, time.monotonic() - start)}
 

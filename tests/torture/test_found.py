@@ -1,4 +1,4 @@
-"""What the harnesses have found: inputs that once ended in a traceback, and disks that once kept more from working."""
+"""Regressions that the harnesses found: inputs that once ended in a traceback, disks that once did too much harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Malformed photos end in words, not in tracebacks; the harness runs with many more of them."""
+"""Malformed images end in words, not in tracebacks; the harness runs with many more of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.torture.fuzz_images import figures, malformed, sound_files
 from tests.torture.harness import rng_of
 
 
-def test_malformed_photos_are_refused_or_have_the_size_they_tell() -> None:
+def test_malformed_images_are_refused_or_have_the_size_they_state() -> None:
     figure = figures(300, 1)["fuzz_images"]
     assert figure.shown == []
     assert figure.trials == 300

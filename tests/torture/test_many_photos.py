@@ -1,4 +1,4 @@
-"""A run on photos that would take 36 GB decoded stays within a gigabyte or two, and decodes what its steps ask for."""
+"""A run on images that would take 36 GB decoded stays within a gigabyte or two, and decodes what its steps ask for."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.torture import many_photos
 
 
 @NEEDS_COMPILER
-@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are told in kilobytes there only")
-def test_a_thousand_photos_of_twelve_megapixels_take_no_more_than_a_few(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="peaks of memory are in kilobytes there only")
+def test_a_thousand_images_of_twelve_megapixels_take_no_more_than_a_few(tmp_path: Path) -> None:
     count = 1000
     ran = many_photos.train(many_photos.write_scene(tmp_path, count), tmp_path / "run", 4)
     assert ran.steps == 4

@@ -1,4 +1,4 @@
-"""What is predicted of memory holds for a process that really does it: never less than it takes, and not much more."""
+"""The predicted memory holds for a process that really takes it: never less than it takes, and not much more."""
 
 from __future__ import annotations
 

@@ -217,7 +217,7 @@ def _work_under_library(folder: str) -> dict[str, Any]:
 
 
 def _lose_the_old_file(folder: Path) -> list[str]:
-    """What is found of a writer that empties what it replaces, and of one that does not."""
+    """Return what is found of a writer that empties what it replaces, and of one that does not."""
     path = folder / "place" / "x"
 
     def careless(place: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_harness_stops_when_its_minutes_are_over(monkeypatch: pytest.MonkeyPat
     assert 1 <= run_cases(slow, 10_000).words["read"] < 1000
 
 
-def test_a_harness_tells_its_figures_as_json(tmp_path: Path) -> None:
+def test_a_harness_writes_its_figures_as_json(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.torture.fuzz_config", "--n", "20", "--json", str(tmp_path / "x.json")]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[2], timeout=300)
     found: dict[str, Any] = json.loads((tmp_path / "x.json").read_text())["fuzz_config"]
