@@ -1,4 +1,4 @@
-"""Are these numbers still logarithms and logits? Tell activated parameters from raw ones, and refuse in doubt.
+"""The activation check: whether scales are still logarithms and opacities logits; in doubt it refuses.
 
 exp(exp(s)) is at least 1 for every s: a model whose scales were activated before they were stored turns into
 Gaussians of a whole scene unit and more, which cover every tile and exhaust any memory. The values alone rarely
@@ -73,7 +73,7 @@ class Space(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ScaleCheck:
-    """What the stored scales seem to be.
+    """The result of the check of scales.
 
     median: of the stored values. neighbour: median distance to the nearest other position, scene units.
     raw_error, activated_error: what speaks against each reading, in nats.
@@ -91,7 +91,7 @@ class ScaleCheck:
 
 @dataclass(frozen=True, slots=True)
 class SpaceCheck:
-    """What stored parameters seem to be, and on what grounds.
+    """The result of the check of scales and opacities.
 
     evidence: a sentence on the scales and one on the opacities.
     problem: why they must not be taken for raw ones, as a sentence; None when they may.
@@ -106,36 +106,36 @@ class SpaceCheck:
 
     @property
     def space(self) -> Space:
-        """Of the two together: ACTIVATED when one of them is, RAW when both are."""
+        """The space of both together: ACTIVATED when one of them is, RAW when both are."""
         found = {self.scales, self.opacities}
         return next(space for space in (Space.ACTIVATED, Space.UNSURE, Space.RAW) if space in found)
 
 
 def check_space(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> SpaceCheck:
-    """The space of stored parameters; refuses unless sure.
+    """Return the space of stored parameters; refuses unless sure.
 
     means: [N, 3] scene units. scales: [N, 3], opacities: [N], as stored. All finite.
     declared: the file itself says that its values are raw (our manifest, our PLY comment). Doubt then goes to the
         file, since a scene in millimetres may have no log-scale below zero; clear evidence still refuses.
     parts: models of which only a part is activated are looked for as well.
     """
-    verdict, opacity = check_scales(means, scales, parts=parts), check_opacities(opacities, parts=parts)
-    if declared and parts and verdict.space is Space.ACTIVATED and not verdict.part:
+    check, opacity = check_scales(means, scales, parts=parts), check_opacities(opacities, parts=parts)
+    if declared and parts and check.space is Space.ACTIVATED and not check.part:
         # All are positive, as in millimetres: the file's word counts where sizes as a whole speak for logarithms.
         whole = check_scales(means, scales, parts=False)
-        verdict = whole if whole.raw_error < min(whole.activated_error, math.inf) else verdict
-    evidence = (_scale_evidence(verdict, scales), _opacity_evidence(opacity, opacities))
+        check = whole if whole.raw_error < min(whole.activated_error, math.inf) else check
+    evidence = (_scale_evidence(check, scales), _opacity_evidence(opacity, opacities))
     problem = None
-    if verdict.space is Space.ACTIVATED or (verdict.space is Space.UNSURE and not declared):
+    if check.space is Space.ACTIVATED or (check.space is Space.UNSURE and not declared):
         problem = f"{evidence[0]}; log-scales are expected, and activating them twice would give huge Gaussians"
     elif opacity is Space.ACTIVATED or (opacity is Space.UNSURE and not declared):
         problem = f"{evidence[1]}; logits are expected"
     mixed = opacity is Space.ACTIVATED and bool(((opacities < 0) | (opacities > 1)).any())
-    return SpaceCheck(verdict.space, opacity, evidence, problem, partly=bool(verdict.part) or mixed)
+    return SpaceCheck(check.space, opacity, evidence, problem, partly=bool(check.part) or mixed)
 
 
 def check_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleCheck:
-    """The space of stored scales: RAW = logarithms, ACTIVATED = standard deviations, of all or of some.
+    """Return the space of stored scales: RAW = logarithms, ACTIVATED = standard deviations, of all or of some.
 
     means: [N, 3] scene units. scales: [N, 3] as stored, finite. parts: see check_space(). Deterministic.
     """
@@ -158,7 +158,7 @@ def check_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleChe
 
 
 def check_opacities(opacities: Array, *, parts: bool = True) -> Space:
-    """The space of stored opacities, [N], finite: RAW = logits, ACTIVATED = values from 0 to 1, all or some of them.
+    """Return the space of stored opacities, [N], finite: RAW = logits, ACTIVATED = values in 0...1, of all or some.
 
     Both ends count: a sigmoid in float32 reaches them. One constant for all may be an initial logit and proves nothing,
     but for 0, the logit of an initial opacity of a half. parts: see check_space().
@@ -175,7 +175,7 @@ def check_opacities(opacities: Array, *, parts: bool = True) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class _Neighbourhood:
-    """Where Gaussians are.
+    """The positions of Gaussians.
 
     radius: logarithm of the radius around the middle that holds nine of ten.
     rows: an even sample of them. log_spacing: logarithm of how far apart others are around each of these.
@@ -191,7 +191,7 @@ class _Neighbourhood:
 
     @classmethod
     def of(cls, means: Array) -> _Neighbourhood | None:
-        """None for Gaussians that are nearly all at one place."""
+        """Return None for Gaussians that are nearly all at one place."""
         rows, nearest, three, spacing = _neighbour_distances(means)
         away = np.linalg.norm(means.astype(np.float64) - np.median(means, axis=0).astype(np.float64), axis=1)
         radius = float(np.quantile(away, 0.9))
@@ -200,7 +200,7 @@ class _Neighbourhood:
         return cls(math.log(radius), rows, np.log(spacing), np.log(three), float(np.median(nearest)))
 
     def only(self, chosen: NDArray[np.bool_]) -> _Neighbourhood:
-        """The same, with those of its rows that are chosen, [N]."""
+        """Return the same, with those of its rows that are chosen, [N]."""
         kept = chosen[self.rows]
         return _Neighbourhood(
             self.radius, self.rows[kept], self.log_spacing[kept], self.log_three[kept], self.neighbour
@@ -208,7 +208,7 @@ class _Neighbourhood:
 
 
 def _partly_activated(place: _Neighbourhood, scales: Array) -> str:
-    """What gives away that some scales are activated; empty when nothing does."""
+    """Return the evidence that some scales are activated; empty without any."""
     if sized := _sized_by_neighbours(place, scales):
         return f"{sized:,} of {len(place.rows):,} are not logarithms of their neighbours' distance, but that distance"
     exps = np.exp(np.minimum(scales.astype(np.float64), 88.0))
@@ -240,9 +240,9 @@ def _partly_activated(place: _Neighbourhood, scales: Array) -> str:
 
 
 def _sized_by_neighbours(place: _Neighbourhood, scales: Array) -> int | None:
-    """Of Gaussians that were sized by their neighbours, how many have that size itself stored and not its logarithm.
+    """Return how many Gaussians that were sized by their neighbours store that size and not its logarithm.
 
-    None when they were not sized so, or when that cannot be told.
+    None when they were not sized so, or when that is uncertain.
     """
     stored = scales[place.rows].astype(np.float64)
     if not len(stored) or float(np.median(stored.max(axis=1) - stored.min(axis=1))) > 0:
@@ -251,7 +251,7 @@ def _sized_by_neighbours(place: _Neighbourhood, scales: Array) -> int | None:
     linear = np.log(np.maximum(stored[:, 0], np.finfo(np.float32).tiny)) - place.log_three
     # What is not positive is no size; each such value is far from all others.
     linear = np.where(stored[:, 0] > 0, linear, -1e6 - np.arange(len(linear)))
-    # The reading under which more of them are one multiple of the distance tells the multiple. When there are many
+    # The reading under which more of them are one multiple of the distance gives the multiple. When there are many
     # under both, but of another one, the sizes or the distances are all the same.
     found_raw, found_linear = _commonest(raw), _commonest(linear)
     share, multiple = max(found_raw, found_linear)
@@ -265,14 +265,14 @@ def _sized_by_neighbours(place: _Neighbourhood, scales: Array) -> int | None:
 
 
 def _commonest(values: NDArray[np.float64]) -> tuple[float, float]:
-    """(share of the values that lie within SIZED_WITHIN of one value, that value)."""
+    """Return (share of the values that lie within SIZED_WITHIN of one value, that value)."""
     ordered = np.sort(values)
     inside = np.searchsorted(ordered, ordered + 2 * SIZED_WITHIN, side="right") - np.arange(len(ordered))
     first = int(inside.argmax())
     return float(inside[first]) / len(ordered), float(ordered[first]) + SIZED_WITHIN
 
 
-#: How columns of scales are told.
+#: The words for columns of scales.
 _AXES = ("values of scale_0", "values of scale_1", "values of scale_2")
 
 
@@ -290,7 +290,7 @@ def _better(raw_error: float, activated_error: float) -> Space:
 
 
 def _reading_costs(place: _Neighbourhood, scales: Array) -> tuple[float, float]:
-    """What speaks against taking positive scales for logarithms, and for standard deviations, in nats."""
+    """Return the costs of reading positive scales as logarithms, and as standard deviations, in nats."""
     stored = scales[place.rows].astype(np.float64)
     logs = np.log(np.maximum(stored, np.finfo(np.float32).tiny))
     round_ones = float(np.median(stored.max(axis=1) - stored.min(axis=1))) == 0
@@ -298,7 +298,7 @@ def _reading_costs(place: _Neighbourhood, scales: Array) -> tuple[float, float]:
 
 
 def _reading_cost(place: _Neighbourhood, logs: NDArray[np.float64], round_ones: bool) -> float:
-    """What speaks against ``logs``, [M, 3] of the rows of ``place``, as log-scales: their distance from the neighbours'
+    """Return the cost of ``logs``, [M, 3] of the rows of ``place``, as log-scales: their distance from the neighbours'
     distances, twice for Gaussians that are round and so were sized by these; their spread; and their skewness."""
     miss = abs(float(np.median(logs.mean(axis=1) - place.log_spacing)))
     low, middle, high = (float(value) for value in np.quantile(logs, (0.05, 0.5, 0.95)))
@@ -315,7 +315,7 @@ def _reading_cost(place: _Neighbourhood, logs: NDArray[np.float64], round_ones: 
 
 
 def _partly_sigmoids(opacities: Array) -> bool:
-    """Whether some values are sigmoids: piled up inside of 0 or 1, or half of all in between and the rest far away."""
+    """Return whether some values are sigmoids: piled up inside of 0 or 1, or half in between and the rest far away."""
     if _pile(opacities, logit_of, opacities) or _pile(1 - opacities, logit_of, -opacities):
         return True
     # An initial opacity is one number, and its sigmoid is another one.
@@ -332,7 +332,7 @@ def _partly_sigmoids(opacities: Array) -> bool:
 
 
 def _pile(values: Array, inverse: Callable[[float], float], sources: Array) -> int:
-    """How many values there are too many just above 0, where an activation puts what ``inverse`` takes to below 0.
+    """Return the surplus of values just above 0, where an activation puts what ``inverse`` takes to below 0.
 
     sources: raw values, and others, that the activated ones may have come from. Equal values count once. A density
     without a jump, log-concave or flat, has in [0, c) no more than it would by its course in [-2c, 0).
@@ -355,12 +355,12 @@ def _pile(values: Array, inverse: Callable[[float], float], sources: Array) -> i
 
 
 def space_problem(means: Array, scales: Array, opacities: Array, *, declared: bool, parts: bool = True) -> str | None:
-    """Why the parameters must not be taken for raw ones, as a sentence; None when they may. See ``check_space``."""
+    """Return why the parameters must not be taken for raw ones; None when they may. See ``check_space``."""
     return check_space(means, scales, opacities, declared=declared, parts=parts).problem
 
 
 def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None:
-    """``space_problem`` for the state of a run, whose space is declared and whose initial opacity is known.
+    """Return ``space_problem`` for the state of a run, whose space is declared and whose initial opacity is known.
 
     Logits that start inside (0, 1), as they do for an initial opacity between 0.5 and 0.73, prove nothing. Parts are
     not judged: digests guard them, and whatever becomes of a model in training has to be saved.
@@ -373,21 +373,21 @@ def checkpoint_space_problem(gaussians: Gaussians, config: Config) -> str | None
     return space_problem(means, scales, opacities if tell_tale else opacities[:0], declared=True, parts=False)
 
 
-def _scale_evidence(verdict: ScaleCheck, scales: Array) -> str:
-    if verdict.part:
-        return f"scales look partly activated ({verdict.part})"
+def _scale_evidence(check: ScaleCheck, scales: Array) -> str:
+    if check.part:
+        return f"scales look partly activated ({check.part})"
     negative = int((scales < 0).sum())
     if negative:
         return f"scales are logarithms ({negative:,} of {scales.size:,} values are below 0)"
     if not scales.size:
         return "there are no scales"
-    near = "" if np.isnan(verdict.neighbour) else f"; nearest-neighbour distance {verdict.neighbour:.4g}"
+    near = "" if np.isnan(check.neighbour) else f"; nearest-neighbour distance {check.neighbour:.4g}"
     look = {
         Space.RAW: "look like logarithms",
         Space.ACTIVATED: "look already activated",
         Space.UNSURE: "may be activated already",
-    }[verdict.space]
-    return f"scales {look} (all {scales.size:,} values >= 0, median {verdict.median:.4g}{near})"
+    }[check.space]
+    return f"scales {look} (all {scales.size:,} values >= 0, median {check.median:.4g}{near})"
 
 
 def _opacity_evidence(space: Space, opacities: Array) -> str:
@@ -407,7 +407,7 @@ def _opacity_evidence(space: Space, opacities: Array) -> str:
 def _neighbour_distances(
     means: Array,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """(rows, distance to the nearest other position, that to the nearest three, spacing), of an even sample.
+    """Return (rows, distance to the nearest other position, that to the nearest three, spacing), of an even sample.
 
     Clones sit exactly on their origin, hence the nearest *other* position, and near it, hence the spacing: the distance
     to the eighth, scaled so that it is about that to the nearest three. Rows without one are left out.
@@ -429,10 +429,10 @@ def _neighbour_distances(
     return rows[kept], nearest[kept] * scale, three[kept] * scale, spacing[kept] * scale
 
 
-# --- What it would cost to activate scales that are activated already: the tiles that one view would list, in bytes
+# --- the memory that scales would cost that are activated twice: the tile intersections of one view, in bytes
 
-#: A training step also keeps a row of gradients for each pair.
-STEP_PAIR_BYTES = PAIR_BYTES + 4 * abi.ROW
+#: A training step also keeps gradients for each tile intersection.
+STEP_ISECT_BYTES = PAIR_BYTES + 4 * abi.ROW
 #: More cameras or Gaussians than these are sampled evenly: a message needs the size, not the digits.
 _CAMERAS = 8
 _GAUSSIANS = 200_000
@@ -445,7 +445,7 @@ _LARGEST_LOG = 80.0
 
 
 def predicted_isects(means: Array, log_scales: Array, camera: Camera) -> tuple[int, int]:
-    """(pairs of a Gaussian and a tile that a view would list at most, visible Gaussians).
+    """Return (the most tile intersections of a view, visible Gaussians).
 
     means: [N, 3] world units. log_scales: [N, 3] as they would be activated. Both finite.
     Each Gaussian is taken for a ball of its largest axis, whose box of tiles is clipped to the image.
@@ -473,25 +473,25 @@ def predicted_isects(means: Array, log_scales: Array, camera: Camera) -> tuple[i
 
 
 def activation_cost(means: Array, scales: Array, cameras: Sequence[Camera] = ()) -> str:
-    """How large one view would be if ``scales`` [N, 3], as stored, were taken for logarithms.
+    """Return how large one view would be if ``scales`` [N, 3], as stored, were taken for logarithms.
 
-    cameras: those that are known; of up to eight of them the worst counts. Without any, a nominal camera looks at the
+    cameras: those that are known; of up to eight of them the worst counts. Without any, a nominal camera sees the
     point cloud from outside.
     """
     if not len(means):
         return "there is nothing to activate"
     chosen = [*cameras[:: -(-len(cameras) // _CAMERAS)]] if cameras else [_nominal_camera(means)]
     counted = [(*predicted_isects(means, scales, camera), camera) for camera in chosen]
-    pairs, visible, camera = max(counted, key=lambda entry: entry[0])
+    isects, visible, camera = max(counted, key=lambda entry: entry[0])
     return (
-        f"taken for logarithms they would have {visible:,} Gaussians cover {pairs:,} tiles "
-        f"({pairs / max(1, visible):,.0f} each) of {camera.name}, {camera.width}x{camera.height} pixels: "
-        f"{pairs * STEP_PAIR_BYTES / 2**30:,.1f} GiB for one training step"
+        f"taken for logarithms they would have {visible:,} Gaussians cover {isects:,} tiles "
+        f"({isects / max(1, visible):,.0f} each) of {camera.name}, {camera.width}x{camera.height} pixels: "
+        f"{isects * STEP_ISECT_BYTES / 2**30:,.1f} GiB for one training step"
     )
 
 
 def _nominal_camera(means: Array) -> Camera:
-    """A 1600x1200 view with a 60 degree lens that has nine tenths of the points in the middle of the image."""
+    """Return a 1600x1200 view with a 60 degree lens that has nine tenths of the points in the middle of the image."""
     points = means[:: -(-len(means) // _GAUSSIANS)].astype(np.float64)
     centre = np.median(points, axis=0)
     radius = float(np.quantile(np.linalg.norm(points - centre, axis=1), 0.9))

@@ -49,7 +49,7 @@ class ExportArguments:
             "--format",
             metavar="NAME",
             help="Format, whatever the name of the file: ply, compressed.ply, splat, spz, spz4 (version 4, smaller, "
-            "read by fewer), sog, glb, usdz, html or json.",
+            "read by fewer), sog, glb, usdz, html, json, or the name of a plug-in.",
             show_default=False,
         ),
     ] = None

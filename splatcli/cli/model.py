@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from splatcli.cli.console import Output
     from splatcli.gaussians import Gaussians
 
-#: Where runs go when nobody says otherwise.
+#: The folder of runs without -o.
 OUTPUT = Path("output")
 
 _HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
@@ -41,7 +41,7 @@ class Model:
 
 
 def find_model(given: Path | None, *, out: Output | None = None, allow_older: bool | None = None) -> Path:
-    """The file of the model to work on: a checkpoint or a file of splats; it exists.
+    """Return the file of the model to work on: a checkpoint or a file of splats; it exists.
 
     given: what the command line names; a run folder stands for its newest checkpoint.
     out, allow_older: as for newest_checkpoint().
@@ -58,12 +58,12 @@ def find_model(given: Path | None, *, out: Output | None = None, allow_older: bo
 
 
 def named_path(given: Path | None) -> Path:
-    """What the command line names, else what comes through a pipe, else the newest run. Raises UsageError."""
+    """Return the path that the command line names, else that of a pipe, else the newest run. Raises UsageError."""
     return given or _piped_path() or _newest_run()
 
 
 def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: bool | None = None) -> Path | None:
-    """The newest sound checkpoint of a run; None where the folder has none at all.
+    """Return the newest sound checkpoint of a run; None where the folder has none at all.
 
     When the newest is damaged an older one stands in for it only if ``allow_older`` says so, and ``out`` hears of it,
     whatever -q says; else OlderModelError is raised. None for ``allow_older``: the command has no such flag.
@@ -98,7 +98,7 @@ def newest_checkpoint(folder: Path, *, out: Output | None = None, allow_older: b
 
 
 def run_folder(checkpoint: Path) -> Path | None:
-    """The run that a checkpoint lies in, told as the checkpoint was; None for one that was copied elsewhere."""
+    """Return the run of a checkpoint, relative as the checkpoint's path; None for one that was copied elsewhere."""
     from splatcli.checkpoint.run_dir import run_of
 
     run = run_of(checkpoint)
@@ -113,7 +113,7 @@ def load_model(
     cameras: CameraSource | None = None,
     echo: Callable[[str], None] | None = None,
 ) -> Model:
-    """Read a checkpoint, a file of splats or a checkpoint of another program, told apart by their content.
+    """Read a checkpoint, a file of splats or a checkpoint of another program, recognised by its content.
 
     reading: how files of other programs are to be taken.
     cameras: those that are going to be used, for messages. say: hears what the user should know of the file.
@@ -162,7 +162,7 @@ def is_own_checkpoint(path: Path) -> bool:
 
 
 def _piped_path() -> Path | None:
-    """The path on the last line of a piped stdin; with --json upstream, that of the last object.
+    """Return the path on the last line of a piped stdin; with --json upstream, that of the last object.
 
     Only a pipe or a redirected file is read: a terminal, /dev/null or a closed stdin has no path to give.
     An empty pipe is an error, for the command before it failed, and another run's model must not stand in.
@@ -195,7 +195,7 @@ def _newest_run() -> Path:
 
 
 def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Path:
-    """The newest checkpoint of our run, or the newest model of a run of another program."""
+    """Return the newest checkpoint of our run, or the newest model of a run of another program."""
     from splatcli.checkpoint.foreign.read import newest_foreign
 
     unbundled = folder / "meta.json"  # of a SOG; nothing that holds a run has one

@@ -51,7 +51,7 @@ _PACKED = ["packed_position", "packed_rotation", "packed_scale", "packed_color"]
 
 
 def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The Gaussians in Morton order. Raises DivergedError when a value is not finite."""
+    """Return the Gaussians in Morton order. Raises DivergedError when a value is not finite."""
     columns = Columns.of(gaussians)
     order = morton_order(columns.means)
     columns = Columns(*(column[order] for column in columns))
@@ -80,7 +80,7 @@ def encode_compressed_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Enc
 
 
 def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a compressed PLY holds. Raises ModelFileError: damaged, or not laid out as its kind is."""
+    """Return the model in a compressed PLY. Raises ModelFileError: damaged, or not laid out as its kind is."""
     header = read_ply_header(path, lenient=lenient)
     chunk, vertex, sh = _elements(header, path)
     count = vertex.count
@@ -115,7 +115,7 @@ def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel
 
 
 def _sh_values() -> Floats:
-    """[256] what each byte of harmonics stands for; both ends for themselves, for values are clamped to them."""
+    """Return [256] what each byte of harmonics stands for; both ends for themselves, for values are clamped to them."""
     units = (np.arange(256) + 0.5) / 256.0
     units[[0, 255]] = 0.0, 1.0
     return ((units - 0.5) * _SH_RANGE).astype(np.float32)
@@ -133,7 +133,7 @@ def _head(chunks: int, count: int, rest: int, metadata: ExportMetadata) -> str:
 
 
 def _elements(header: PlyHeader, path: Path) -> tuple[PlyElement, PlyElement, PlyElement | None]:
-    """chunk, vertex and sh, once everything needed is there."""
+    """Return the elements chunk, vertex and sh. Raises ModelFileError when one is not laid out as known."""
     if header.format != "binary_little_endian":
         raise ModelFileError(f"a compressed PLY of the format {header.format}", where=path)
     found = {element.name: element for element in header.elements}
@@ -161,7 +161,7 @@ def _elements(header: PlyHeader, path: Path) -> tuple[PlyElement, PlyElement, Pl
 
 
 def _columns(rows: NDArray[Any], names: list[str]) -> Doubles:
-    """[N, len(names)]."""
+    """Return [N, len(names)]."""
     if not names:
         return np.zeros((len(rows), 0))
     with np.errstate(invalid="ignore"):  # some NaN of a damaged file
@@ -169,7 +169,7 @@ def _columns(rows: NDArray[Any], names: list[str]) -> Doubles:
 
 
 def _to_unit(values: NDArray[np.floating]) -> tuple[Doubles, Doubles]:
-    """([N, 3] in 0...1 of the range of their chunk, [chunks, 6] the least and the greatest)."""
+    """Return ([N, 3] in 0...1 of the range of their chunk, [chunks, 6] the least and the greatest)."""
     starts = np.arange(0, len(values), CHUNK)
     low = np.minimum.reduceat(values, starts, axis=0).astype(np.float64)
     high = np.maximum.reduceat(values, starts, axis=0).astype(np.float64)
@@ -179,7 +179,7 @@ def _to_unit(values: NDArray[np.floating]) -> tuple[Doubles, Doubles]:
 
 
 def _from_unit(units: Doubles, ranges: Doubles) -> Doubles:
-    """The inverse. units: [N, 3]; ranges: [chunks, 6]."""
+    """Return the inverse. units: [N, 3]; ranges: [chunks, 6]."""
     rows = ranges[np.arange(len(units)) // CHUNK]
     with np.errstate(over="ignore", invalid="ignore"):
         values: Doubles = rows[:, :3] + units * (rows[:, 3:] - rows[:, :3])

@@ -26,7 +26,7 @@ _ZIP_NAME_LENGTH, _ZIP_NAME = 26, 30
 
 @dataclass(frozen=True, slots=True)
 class ExportMetadata:
-    """What a file may say beside the Gaussians, where its format has a place for it.
+    """Facts that go into a file beside the Gaussians, where its format has a place for them.
 
     comments: lines for a header. antialiased: trained with opacity compensation. camera: where a viewer starts.
     up: [3] unit, up in the scene; None where it is unknown.

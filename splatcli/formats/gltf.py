@@ -38,7 +38,7 @@ from splatcli.formats.quantisation import (
 from splatcli.formats.transform import half_turn, placed
 from splatcli.gaussians import SH_REST, Gaussians
 
-# --- Where the nodes of a glTF put a mesh: the transforms of a node and of all that it hangs under
+# --- nodes: the transform of a mesh is that of its node and of all its parents
 
 Index = Annotated[int, Field(ge=0, lt=1 << 40)]
 Real = Annotated[float, Field(allow_inf_nan=False)]
@@ -60,7 +60,7 @@ class Node(BaseModel):
     scale: Three = [1.0, 1.0, 1.0]
 
     def local(self) -> Doubles:
-        """[4, 4] for column vectors, from the node's frame to its parent's. Raises ValueError for no rotation."""
+        """Return [4, 4] for column vectors, from the node's frame to its parent's. Raises ValueError."""
         if self.matrix is not None:
             return np.array(self.matrix).reshape(4, 4).T  # glTF goes column by column
         placed = np.eye(4)
@@ -70,9 +70,9 @@ class Node(BaseModel):
 
 
 def placement(nodes: Sequence[Node], mesh: int) -> Doubles:
-    """[4, 4] for column vectors, from the frame of ``mesh`` to the scene's; the identity where no node has it.
+    """Return [4, 4] for column vectors, from the frame of ``mesh`` to the scene's; the identity where no node has it.
 
-    Raises ValueError, whose text tells what is wrong, for nodes that are no tree and for a mesh in several places.
+    Raises ValueError, whose text names the fault, for nodes that are no tree and for a mesh in several places.
     """
     holders = [place for place, node in enumerate(nodes) if node.mesh == mesh]
     if len(holders) > 1:
@@ -112,7 +112,7 @@ _MAX_BYTES = (1 << 32) - 1
 
 
 def encode_gltf(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The Gaussians as a GLB. Raises DivergedError for values that are not finite, UsageError beyond 4 GiB."""
+    """Return the Gaussians as a GLB. Raises DivergedError for values that are not finite, UsageError beyond 4 GiB."""
     columns = half_turn(Columns.of(gaussians))
     opacities = opacities_of(columns.opacities)
     attributes: dict[str, NDArray[Any]] = {
@@ -138,20 +138,20 @@ def encode_gltf(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 
 
 def band_of(place: int) -> tuple[int, int]:
-    """(degree, place in its band) of an SH coefficient, the constant one being 0."""
+    """Return (degree, place in its band) of an SH coefficient, the constant one being 0."""
     degree = int(place**0.5)
     return degree, place - degree**2
 
 
 def _fallback(colours: NDArray[np.floating], opacities: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """[N, 4] what programs without the extension draw: linear colour and opacity in bytes."""
+    """Return [N, 4] what programs without the extension draw: linear colour and opacity in bytes."""
     shown = np.clip(colours, 0.0, 1.0)
     linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
     return quantised(np.column_stack([linear, opacities]) * 255.0, 255).astype(np.uint8)
 
 
 def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> tuple[dict[str, Any], bytes]:
-    """(the JSON part, the binary part): a view and an accessor for each attribute, one after the other."""
+    """Return (the JSON part, the binary part): a view and an accessor for each attribute, one after the other."""
     views: list[dict[str, Any]] = []
     accessors: list[dict[str, Any]] = []
     offset = 0
@@ -200,7 +200,7 @@ def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> 
     return document, b"".join(np.ascontiguousarray(table).tobytes() for table in attributes.values())
 
 
-# --- Reads the Gaussians of a binary glTF with KHR_gaussian_splatting; gltf tells what they are
+# --- reading
 #
 # Every offset and count is compared with the binary chunk before anything is read through it.
 
@@ -214,7 +214,7 @@ _FLOAT_STEP = 4 * 2.0**-23
 
 
 class _Named(BaseModel):
-    """With the names of glTF."""
+    """A part of the document, with the names of glTF."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -256,7 +256,7 @@ class _Document(_Named):
 
 
 def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What the first Gaussians of a GLB are, in the frame of a PLY. Raises ModelFileError."""
+    """Return the Gaussians of a GLB, in the frame of a PLY. Raises ModelFileError."""
     size = file_size(path)
     document, binary = _chunks(path, size)
     found = [
@@ -285,7 +285,7 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
     count = -1
 
     def table(name: str, width: int) -> Doubles:
-        """[N, width] of an attribute; all have as many rows."""
+        """Return [N, width] of an attribute; all have as many rows."""
         nonlocal count
         place = primitive.attributes.get(name)
         if place is None:
@@ -327,7 +327,7 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
 
 
 def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
-    """(the JSON part, the binary part)."""
+    """Return (the JSON part, the binary part)."""
     content = memoryview(path.read_bytes())
     if size < HEADER.size + CHUNK.size or content[:4] != MAGIC:
         raise ModelFileError(f"not a GLB: it starts with {bytes(content[:4])!r}", where=path)
@@ -360,7 +360,7 @@ def _chunks(path: Path, size: int) -> tuple[_Document, memoryview]:
 
 
 def _placed(columns: Columns[Floats], document: _Document, mesh: int, path: Path) -> Columns[Floats]:
-    """The Gaussians where the nodes show them."""
+    """Return the Gaussians where the nodes show them."""
     try:
         matrix = placement(document.nodes, mesh)
     except ValueError as error:
@@ -369,7 +369,7 @@ def _placed(columns: Columns[Floats], document: _Document, mesh: int, path: Path
 
 
 def _values(document: _Document, place: int, name: str, width: int, binary: memoryview, path: Path) -> Doubles:
-    """[N, width] of an accessor, as real numbers."""
+    """Return [N, width] of an accessor, as real numbers."""
     where = f"{path}: {name}"
     if place >= len(document.accessors):
         raise ModelFileError(f"accessor {place} of {len(document.accessors)}", where=where)

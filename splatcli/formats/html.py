@@ -40,7 +40,7 @@ _ANTIALIASED = "aa: url.searchParams.has('aa'),"
 _DATA = "data:application/octet-stream;base64,"
 _SOURCE_MAP = "//# sourceMappingURL=index.js.map"
 
-#: Degrees of a viewer's angle of view where no camera tells one, and what the viewer takes.
+#: A viewer's field of view without a camera, and the bounds of the viewer's; degrees.
 _FIELD_OF_VIEW = 60.0
 _LEAST_FIELD, _LARGEST_FIELD = 10.0, 120.0
 #: Stray Gaussians far from all others are not what a first view is for.
@@ -52,16 +52,16 @@ Doubles = NDArray[np.float64]
 
 
 def encode_html(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The page with the scene in it. Raises as encode_sog() does."""
+    """Return the page with the scene in it. Raises as encode_sog() does."""
     scene = encode_sog(gaussians, metadata)
     content = _DATA + base64.b64encode(scene.payload).decode()
     return Encoded(viewer_page(content, "scene.sog", gaussians, metadata), scene.notes)
 
 
 def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportMetadata) -> bytes:
-    """The page that shows the scene found at the URL ``content``.
+    """Return the page that shows the scene found at the URL ``content``.
 
-    name: a file's name, whose end tells the viewer the scene's format. gaussians: the scene, for where to look from.
+    name: a file's name, from whose suffix the viewer knows the format. gaussians: the scene, for where to look from.
     """
     turn = to_viewer(_UP if metadata.up is None else metadata.up)
     rotation = ", ".join(map(repr, Rotation.from_matrix(turn).as_quat().tolist()))  # x, y, z, w
@@ -88,7 +88,7 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportM
 
 
 def to_viewer(up: Doubles) -> Doubles:
-    """[3, 3] rotation from a PLY's world to the viewer's, where y is up; half a turn about z where it was -y."""
+    """Return [3, 3] rotation from a PLY's world to the viewer's, where y is up; half a turn about z where it was -y."""
     half = np.diag([-1.0, -1.0, 1.0])
     x, y, z = half @ up
     if y < -1 + 1e-9:
@@ -107,7 +107,7 @@ def to_viewer(up: Doubles) -> Doubles:
 
 
 def import_html(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a page of encode_html() holds, as import_sog(). Raises ModelFileError for any other page too."""
+    """Return the model in a page of encode_html(), as import_sog(). Raises ModelFileError for any other page too."""
     file_size(path)
     content = path.read_bytes()
     start = content.find(_OPEN.encode()) + len(_OPEN)
@@ -136,7 +136,7 @@ def _asset(name: str) -> str:
 
 
 def _settings(view: dict[str, Any]) -> dict[str, Any]:
-    """What the viewer calls an experience: nothing but the Gaussians on black."""
+    """Return the viewer's settings: nothing but the Gaussians on black."""
     return {
         "version": 2,
         "tonemapping": "none",
@@ -157,7 +157,7 @@ def _settings(view: dict[str, Any]) -> dict[str, Any]:
 
 
 def _first_view(gaussians: Gaussians, camera: Camera | None, turn: Doubles) -> dict[str, Any]:
-    """Where the viewer stands, what it looks at, and how wide: as ``camera``, else in front of the whole scene.
+    """Return where the viewer stands, what it looks at, and how wide: as ``camera``, else in front of the whole scene.
 
     The viewer's angle is along the longer side of its window, and so is that of a camera here.
     """

@@ -39,7 +39,7 @@ _QUANTA = 32767
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """What a section's header claims, compared with the file; start: its first byte, rows: that of its Gaussians.
+    """A section as its header describes it, compared with the file; start: its first byte, rows: that of its Gaussians.
 
     count: Gaussians to read, of the ``room`` that there is for them. quantum: what a step of a position is, in units.
     """
@@ -59,7 +59,7 @@ class _Section:
 
 
 def import_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a ``.ksplat`` file holds. Raises ModelFileError; VersionError for versions that are not 0.1 or later 0."""
+    """Return the model in a ``.ksplat`` file of version 0.1 or a later 0. Raises ModelFileError; VersionError."""
     file_size(path)
     content = path.read_bytes()
     if len(content) < _HEADER_SIZE:
@@ -112,7 +112,7 @@ def _fault(path: Path, byte: int, what: str) -> ModelFileError:
 
 
 def _sections(content: bytes, room: int, level: int, path: Path) -> tuple[list[_Section], int]:
-    """(the sections that hold Gaussians, the byte behind the last one)."""
+    """Return (the sections that hold Gaussians, the byte behind the last one)."""
     place = _HEADER_SIZE + room * _SECTION_SIZE
     if place > len(content):
         raise _fault(path, 4, f"{room:,} sections are promised, which {len(content):,} bytes cannot hold")
@@ -133,7 +133,7 @@ def _sections(content: bytes, room: int, level: int, path: Path) -> tuple[list[_
 
 
 def _section(content: bytes, number: int, start: int, level: int, path: Path) -> _Section:
-    """What section ``number``, whose data begin at byte ``start``, claims; only its own numbers are compared."""
+    """Return section ``number``, whose data begin at byte ``start``; only its own numbers are compared."""
     header = _HEADER_SIZE + number * _SECTION_SIZE
     count, room, capacity, buckets, side, storage = struct.unpack_from("<4IfH", content, header)
     (quanta,) = struct.unpack_from("<I", content, header + 24)
@@ -165,7 +165,7 @@ def _section(content: bytes, number: int, start: int, level: int, path: Path) ->
 
 
 def _row(level: int, degree: int) -> np.dtype[Any]:
-    """A Gaussian: position, standard deviations, w x y z, R G B and opacity, harmonics."""
+    """Return a Gaussian: position, standard deviations, w x y z, R G B and opacity, harmonics."""
     real, position = ("<f4", "<f4") if level == 0 else ("<f2", "<u2")
     return np.dtype(
         [
@@ -181,7 +181,7 @@ def _row(level: int, degree: int) -> np.dtype[Any]:
 def _read(
     content: bytes, section: _Section, level: int, sh_range: tuple[float, float], rest: int, path: Path
 ) -> tuple[Doubles, NDArray[Any], NDArray[Any], Doubles, Doubles]:
-    """(means, scales, quats, rgba in 0...1, shN [N, rest, 3]) of a section that lies inside ``content``."""
+    """Return (means, scales, quats, rgba in 0...1, shN [N, rest, 3]) of a section that lies inside ``content``."""
     kind = _row(level, section.degree)
     rows = np.frombuffer(content, kind, section.count, section.rows)
     if bool((rows["scales"] < 0).any()):
@@ -207,7 +207,7 @@ def _read(
 
 
 def _centres(content: bytes, section: _Section, path: Path) -> Doubles:
-    """[N, 3]: the centre of each Gaussian's bucket; full buckets come first."""
+    """Return [N, 3]: the centre of each Gaussian's bucket; full buckets come first."""
     others = np.frombuffer(content, "<u4", section.partial, section.start)
     sizes = np.concatenate([np.full(section.full, section.capacity, np.int64), others.astype(np.int64)])
     ends = np.cumsum(sizes)

@@ -60,7 +60,7 @@ class PlyElement:
 
     @property
     def stride(self) -> int:
-        """Bytes of a row."""
+        """Return bytes of a row."""
         return sum(int(kind[1]) for kind in self.properties.values())
 
 

@@ -27,7 +27,7 @@ class Crop:
 
     @classmethod
     def parse(cls, text: str) -> Crop:
-        """From ``box:x0,y0,z0,x1,y1,z1`` or ``sphere:x,y,z,r``. Raises UsageError."""
+        """Return the region of ``box:x0,y0,z0,x1,y1,z1`` or ``sphere:x,y,z,r``. Raises UsageError."""
         kind, _, rest = text.partition(":")
         wanted = {"box": 6, "sphere": 4}.get(kind)
         if wanted is None:
@@ -51,7 +51,7 @@ class Crop:
         return cls((low[0], low[1], low[2]), (high[0], high[1], high[2]))
 
     def holds(self, means: Tensor) -> Tensor:
-        """[N] bool: whose centre, [N, 3], lies inside or on the border."""
+        """Return [N] bool: whose centre, [N, 3], lies inside or on the border."""
         wide = means.double()
         low = torch.tensor(self.low, dtype=torch.float64, device=means.device)
         if self.radius is not None:
@@ -63,7 +63,7 @@ class Crop:
 def select(
     gaussians: Gaussians, *, crop: Crop | None = None, min_opacity: float | None = None, sh_degree: int | None = None
 ) -> tuple[Gaussians, list[str]]:
-    """The Gaussians inside ``crop`` of at least ``min_opacity``, with harmonics up to ``sh_degree``; and what was done.
+    """Return the Gaussians inside ``crop`` of at least ``min_opacity``, with SH up to ``sh_degree``, and notes.
 
     Raises UsageError when none is left.
     """
@@ -91,7 +91,7 @@ def select(
 
 
 def moved(gaussians: Gaussians, offset: tuple[float, ...]) -> tuple[Gaussians, float]:
-    """The Gaussians with ``offset`` added to their positions, and what float32 rounds the farthest position by."""
+    """Return the Gaussians with ``offset`` added to their positions, and the rounding error of the farthest one."""
     means = gaussians.means.double() + torch.tensor(offset, dtype=torch.float64, device=gaussians.device)
     farthest = float(means.abs().max()) if len(means) else 0.0
     step = 2.0 ** (math.floor(math.log2(farthest)) - 23) if farthest > 0 else 0.0

@@ -43,7 +43,7 @@ from splatcli.formats.quantisation import (
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.points import morton_order
 
-# --- Few values that stand for many: codebooks of numbers, and palettes of vectors
+# --- k-means: codebooks of numbers and palettes of vectors
 
 _CODEBOOK_ROUNDS = 20
 _PALETTE_ROUNDS = 6
@@ -55,7 +55,7 @@ _BLOCK = 1 << 22
 
 
 def codebook(values: Doubles, size: int) -> Doubles:
-    """[size] ascending numbers, such that each value has one close to it: Lloyd's rounds from a mixed start.
+    """Return [size] ascending numbers, such that each value has one close to it: Lloyd's rounds from a mixed start.
 
     Half of the start follows the values and half spans their range evenly, so that rare extremes are not forgotten.
     """
@@ -76,12 +76,12 @@ def codebook(values: Doubles, size: int) -> Doubles:
 
 
 def nearest(values: NDArray[np.floating], centres: Doubles) -> NDArray[np.uint8]:
-    """The place of the closest of up to 256 ascending ``centres`` for each value."""
+    """Return the place of the closest of up to 256 ascending ``centres`` for each value."""
     return np.searchsorted((centres[1:] + centres[:-1]) / 2, values).astype(np.uint8)
 
 
 def palette(vectors: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """([size, D] centroids, [N] the place of each vector's centroid) of ``vectors`` [N, D], N >= size.
+    """Return ([size, D] centroids, [N] the place of each vector's centroid) of ``vectors`` [N, D], N >= size.
 
     Deterministic on one device. Runs where the vectors are.
     """
@@ -104,7 +104,7 @@ def palette(vectors: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _shares(counts: Tensor, size: int) -> list[int]:
-    """How many of ``size`` centroids each group gets: in proportion, at least one, and no more than it has vectors."""
+    """Return each group's number of the ``size`` centroids: in proportion, at least one, at most one a vector."""
     total = int(counts.sum())
     shares = [min(count, max(1, count * size // total)) for count in counts.tolist()]
     largest = counts.argsort(descending=True).tolist()
@@ -118,7 +118,7 @@ def _shares(counts: Tensor, size: int) -> list[int]:
 
 
 def _lloyd(vectors: Tensor, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """(centroids, labels) by k-means from randomly chosen vectors; a centroid without vectors stays where it was."""
+    """Return (centroids, labels) by k-means from randomly chosen vectors; a centroid without vectors stays."""
     start = torch.randperm(len(vectors), generator=generator)[:size].sort().values.to(vectors.device)
     centroids = vectors[start].clone()
     if size == len(vectors):
@@ -135,12 +135,12 @@ def _lloyd(vectors: Tensor, size: int, generator: torch.Generator) -> tuple[Tens
 
 
 def _blocks(vectors: Tensor, size: int) -> tuple[Tensor, ...]:
-    """The vectors in parts whose tables of distances to ``size`` centroids are of bounded size."""
+    """Return the vectors in parts whose tables of distances to ``size`` centroids are of bounded size."""
     return torch.split(vectors, max(1, _BLOCK // size))
 
 
 def _assigned(vectors: Tensor, centroids: Tensor) -> Tensor:
-    """[N] the place of the nearest centroid; distances are compared without the part that all share."""
+    """Return [N] the place of the nearest centroid; distances are compared without the part that all share."""
     return (0.5 * (centroids**2).sum(dim=1) - vectors @ centroids.T).argmin(dim=1)
 
 
@@ -157,7 +157,7 @@ Texels = NDArray[np.uint8]
 
 
 def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The Gaussians as a bundled SOG. Raises DivergedError for values that are not finite.
+    """Return the Gaussians as a bundled SOG. Raises DivergedError for values that are not finite.
 
     The palette of harmonics is found where the Gaussians are: on a GPU in seconds.
     """
@@ -177,7 +177,7 @@ def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     images: dict[str, Texels] = {}
 
     def put(name: str, texels: Texels) -> str:
-        """[N, 3 or 4] as an image; opaque where nothing else is said."""
+        """Return [N, 3 or 4] as an image; opaque where nothing else is said."""
         whole = np.zeros((height * width, 4), np.uint8)
         whole[:, 3] = 255
         whole[:count, : texels.shape[1]] = texels
@@ -206,7 +206,7 @@ def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 
 
 def _harmonics(shN: Floats, degree: int, device: torch.device) -> tuple[Texels, Texels, dict[str, Any]]:
-    """([N, 3] labels, image of the palette, entry of the meta file)."""
+    """Return ([N, 3] labels, image of the palette, entry of the meta file)."""
     count, coefficients = shN.shape[:2]
     # As large as the program that the format comes from makes it.
     size = min(count, 1024 * min(64, 2 ** max(0, int(math.log2(max(count, 1024) / 1024)))))
@@ -222,7 +222,7 @@ def _harmonics(shN: Floats, degree: int, device: torch.device) -> tuple[Texels, 
 
 
 def _bundle(meta: dict[str, Any], images: dict[str, Texels]) -> bytes:
-    """A zip whose members are stored as they are, and whose bytes depend on the content alone."""
+    """Return a zip whose members are stored as they are, and whose bytes depend on the content alone."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta, allow_nan=False))
@@ -234,7 +234,7 @@ def _bundle(meta: dict[str, Any], images: dict[str, Texels]) -> bytes:
     return buffer.getvalue()
 
 
-# --- Reads SOG version 2, bundled in a zip or as a folder of images beside its meta.json; sog tells what they are
+# --- reading: a zip, or a folder of images beside its meta.json
 
 #: Codebooks take some twenty kilobytes.
 _MAX_META = 4 << 20
@@ -288,7 +288,7 @@ _Open = Callable[[str], bytes]
 
 
 def import_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a ``.sog`` file, or the meta.json of an unbundled one, holds.
+    """Return the model in a ``.sog`` file, or in an unbundled one by its meta.json.
 
     Raises ModelFileError: damaged, impossible sizes, or not SOG; VersionError for version 1 and those to come.
     """
@@ -299,7 +299,7 @@ def import_sog(path: Path, *, lenient: bool = False) -> ImportedModel:
 
 
 def read_bundle(file: Path | BinaryIO, size: int, path: Path) -> ImportedModel:
-    """What a zip of ``size`` bytes holds, which ``path`` names in messages. Raises as import_sog()."""
+    """Return the model in a zip of ``size`` bytes, which ``path`` names in messages. Raises as import_sog()."""
     try:
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
@@ -328,7 +328,7 @@ def _from_folder(path: Path) -> _Open:
 
 
 def _folder_size(path: Path) -> int:
-    """Bytes of the images beside a meta.json."""
+    """Return bytes of the images beside a meta.json."""
     return sum(image.stat().st_size for image in path.parent.glob("*.webp"))
 
 
@@ -347,11 +347,11 @@ def _meta(content: bytes, path: Path) -> _Meta:
 
 
 def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel:
-    """The model that ``meta`` describes. size: bytes of all files."""
+    """Return the model that ``meta`` describes. size: bytes of all files."""
     count = meta.count
 
     def texels(name: str) -> Texels:
-        """[count, 4] of an image with a texel for each Gaussian."""
+        """Return [count, 4] of an image with a texel for each Gaussian."""
         return _pixels(open_file(name), name, count, size, path).reshape(-1, 4)[:count]
 
     if len(meta.means.files) != 2:
@@ -394,7 +394,7 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
 def _read_harmonics(
     found: _Harmonics, texels: Callable[[str], Texels], open_file: _Open, size: int, path: Path
 ) -> NDArray[np.float32]:
-    """[N, K, 3]."""
+    """Return [N, K, 3]."""
     if len(found.files) != 2:
         raise ModelFileError("shN has one file; centroids and labels are two", where=path)
     coefficients = SH_REST[found.bands]
@@ -418,7 +418,7 @@ def _read_harmonics(
 
 
 def _pixels(content: bytes, name: str, needed: int, size: int, path: Path) -> Texels:
-    """[H, W, 4] of a WebP with at least ``needed`` pixels, and not many more."""
+    """Return [H, W, 4] of a WebP with at least ``needed`` pixels, and not many more."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of Pillow, about images as large as ours are allowed to be

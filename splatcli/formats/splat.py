@@ -31,7 +31,7 @@ _ROW = np.dtype([("means", "<f4", 3), ("scales", "<f4", 3), ("rgba", "u1", 4), (
 
 
 def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The Gaussians as rows, those that matter most first, for viewers draw while they load.
+    """Return the Gaussians as rows, those that matter most first, for viewers draw while they load.
 
     Raises DivergedError when a value is not finite.
     """
@@ -50,7 +50,7 @@ def encode_splat(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 
 
 def import_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What a ``.splat`` file holds. Raises ModelFileError: its size is no multiple of 32."""
+    """Return the model in a ``.splat`` file. Raises ModelFileError: its size is no multiple of 32."""
     size = file_size(path)
     surplus = size % _ROW.itemsize
     if surplus and not lenient:

@@ -38,7 +38,7 @@ from splatcli.formats.quantisation import (
 )
 from splatcli.gaussians import SH_REST, Gaussians
 
-# --- The container of SPZ: a header and attribute streams, in one gzip (versions 1 to 3) or as zstd frames (4)
+# --- the container: a header and attribute streams, in one gzip (versions 1 to 3) or as zstd frames (4)
 #
 # Every length is compared with the size of the file before anything of that length is made.
 
@@ -61,7 +61,7 @@ _ZSTD_WINDOW = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an SPZ file says of itself. fractional_bits: of the fixed-point positions."""
+    """The header of an SPZ file. fractional_bits: of the fixed-point positions."""
 
     version: int
     count: int
@@ -70,7 +70,7 @@ class Header:
     flags: int = 0
 
     def lengths(self) -> list[int]:
-        """Bytes of each stream: positions, opacities, colours, scales, rotations, SH."""
+        """Return bytes of each stream: positions, opacities, colours, scales, rotations, SH."""
         position = 6 if self.version == 1 else 9
         rotation = 4 if self.version >= 3 else 3
         each = (position, 1, 3, 3, rotation, 3 * SH_REST[self.sh_degree])
@@ -78,7 +78,7 @@ class Header:
 
 
 def pack(header: Header, streams: Sequence[bytes]) -> bytes:
-    """The file's content. Raises ResourceError when version 4 is asked for without the package that it needs."""
+    """Return the file's content. Raises ResourceError when version 4 is asked for without the package that it needs."""
     if header.version < 4:
         head = _HEADER.pack(
             MAGIC, header.version, header.count, header.sh_degree, header.fractional_bits, header.flags, 0
@@ -102,7 +102,7 @@ def pack(header: Header, streams: Sequence[bytes]) -> bytes:
 
 
 def unpack(path: Path, *, lenient: bool) -> tuple[Header, list[bytes], list[str]]:
-    """(header, the six streams, notes). Raises ModelFileError, VersionError, and ResourceError as pack() does."""
+    """Return (header, the six streams, notes). Raises ModelFileError, VersionError, ResourceError as pack()."""
     size = file_size(path)
     content = path.read_bytes()
     if content.startswith(GZIP):
@@ -172,7 +172,7 @@ def _unpack_zstd(content: bytes, size: int, path: Path, lenient: bool) -> tuple[
 
 
 def _inflate(frame: bytes, length: int, path: Path) -> bytes:
-    """A zstd frame of exactly so many bytes."""
+    """Return a zstd frame of exactly so many bytes."""
     zstandard = _zstandard()
     try:
         reader = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(frame)
@@ -185,7 +185,7 @@ def _inflate(frame: bytes, length: int, path: Path) -> bytes:
 
 
 def _header(start: bytes, path: Path) -> Header:
-    """The fields that all versions share."""
+    """Return the fields that all versions share."""
     if len(start) < _HEADER.size or not start.startswith(MAGIC):
         raise ModelFileError(f"not an SPZ: it unpacks to {start[:8]!r}", where=path)
     _, version, count, degree, bits, flags, _ = _HEADER.unpack_from(start)
@@ -201,7 +201,7 @@ def _header(start: bytes, path: Path) -> Header:
 
 
 def _split(body: bytes, header: Header, path: Path, lenient: bool) -> tuple[list[bytes], list[str]]:
-    """The streams that stand one after the other, and notes."""
+    """Return the streams that stand one after the other, and notes."""
     lengths = header.lengths()
     surplus = len(body) - sum(lengths)
     if surplus < 0:
@@ -246,14 +246,14 @@ _STEP_FIRST, _STEP_OTHERS = 8, 16
 
 
 def encode_spz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """Version 3, which all readers know. Raises DivergedError for values that are not finite, and UsageError for
+    """Return version 3, which all readers know. Raises DivergedError for values that are not finite, and UsageError for
     positions beyond what fits.
     """
     return _encode(gaussians, metadata, 3)
 
 
 def encode_spz4(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """Version 4, a tenth smaller and not read everywhere yet; needs the package zstandard."""
+    """Return version 4, a tenth smaller and not read everywhere yet; needs the package zstandard."""
     return _encode(gaussians, metadata, 4)
 
 
@@ -280,7 +280,7 @@ def _encode(gaussians: Gaussians, metadata: ExportMetadata, version: int) -> Enc
 
 
 def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What an SPZ file of version 1 to 4 holds.
+    """Return the model in an SPZ file of version 1 to 4.
 
     Raises ModelFileError: damaged, not SPZ, or impossible counts; VersionError; ResourceError as pack() does.
     """
@@ -306,7 +306,7 @@ def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
 
 
 def _losses(columns: Columns[Floats]) -> list[str]:
-    """What lies beyond the ranges that the format has, in words."""
+    """Return a note for each column with values beyond the format's range."""
     notes = []
     low, high = -_SCALE_SHIFT, 255 / _SCALE_STEPS - _SCALE_SHIFT
     for what, outside in (
@@ -348,7 +348,7 @@ def _positions(stream: bytes, header: Header) -> NDArray[np.floating]:
 
 
 def _rotations(stream: bytes, header: Header) -> Doubles:
-    """[N, 4] w x y z."""
+    """Return [N, 4] w x y z."""
     if header.version < 3:
         xyz = np.frombuffer(stream, np.uint8).reshape(header.count, 3) / 127.5 - 1.0
         return with_largest(np.zeros(header.count, np.int64), xyz)
@@ -359,7 +359,7 @@ def _rotations(stream: bytes, header: Header) -> Doubles:
 
 
 def _harmonics(shN: Floats) -> bytes:
-    """[N, K, 3] as they lie: coefficient by coefficient, R G B together."""
+    """Return [N, K, 3] as they lie: coefficient by coefficient, R G B together."""
     steps = np.full((1, shN.shape[1], 1), _STEP_OTHERS)
     steps[:, : SH_REST[1]] = _STEP_FIRST
     fine = np.floor(shN * 128 + 0.5) + 128

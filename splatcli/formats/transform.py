@@ -31,7 +31,7 @@ _DIRECTIONS = 200
 
 
 def half_turn(columns: Columns[Floats]) -> Columns[Floats]:
-    """The same Gaussians with x and y reversed, and everything that depends on direction turned along."""
+    """Return the same Gaussians with x and y reversed, and everything that depends on direction turned along."""
     w, x, y, z = columns.quats.T
     return columns._replace(
         means=columns.means * np.array([-1, -1, 1], np.float32),
@@ -41,14 +41,14 @@ def half_turn(columns: Columns[Floats]) -> Columns[Floats]:
 
 
 def sh_signs(coefficients: int) -> Floats:
-    """[K] of the coefficients beside the constant one: those of odd order m change their sign."""
+    """Return [K] of the coefficients beside the constant one: those of odd order m change their sign."""
     degree = SH_REST.index(coefficients)
     orders = [m for band in range(1, degree + 1) for m in range(-band, band + 1)]
     return np.array([-1.0 if m % 2 else 1.0 for m in orders], np.float32)
 
 
 def transformed(columns: Columns[Floats], matrix: NDArray[np.float64]) -> Columns[Floats]:
-    """The Gaussians moved by a 4x4 ``matrix`` for column vectors: a rotation, one scale for all axes, and a shift.
+    """Return the Gaussians moved by a 4x4 ``matrix`` for column vectors: rotation, one scale for all axes, shift.
 
     Raises ValueError, whose text goes on after "the transform", for any other.
     """
@@ -76,7 +76,7 @@ def transformed(columns: Columns[Floats], matrix: NDArray[np.float64]) -> Column
 
 
 def placed(columns: Columns[Floats], matrix: NDArray[np.float64], path: Path) -> Columns[Floats]:
-    """``transformed`` for what a file says of its Gaussians. Raises ModelFileError."""
+    """Return ``transformed`` Gaussians of a file. Raises ModelFileError for a transform that it refuses."""
     if np.array_equal(matrix, np.eye(4)):
         return columns
     try:
@@ -90,7 +90,7 @@ def placed(columns: Columns[Floats], matrix: NDArray[np.float64], path: Path) ->
 
 
 def sh_rotation(rotation: NDArray[np.float64], coefficients: int) -> Doubles:
-    """[K, K]: what mixes the coefficients beside the constant one when what they describe is turned by ``rotation``.
+    """Return [K, K], the matrix that rotates the coefficients beside the constant one.
 
     The turned colour in a direction is the old one in the direction turned back; each band is solved for by itself.
     """

@@ -34,7 +34,7 @@ _PRIM = "/gaussians"
 
 
 def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """The Gaussians as a packed stage, one unit of the scene a metre.
+    """Return the Gaussians as a packed stage, one unit of the scene a metre.
 
     Raises DivergedError for values that are not finite, ResourceError without usd-core, OutputError when it fails.
     """
@@ -61,7 +61,7 @@ def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 
 
 def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
-    """The attributes of the schema; all floats, for readers prefer them to halves."""
+    """Return the attributes of the schema; all floats, for readers prefer them to halves."""
     scales = scales_of(columns.scales)
     quats = unit_quats(columns.quats)
     harmonics = np.concatenate([columns.sh0[:, None], columns.shN], axis=1).reshape(-1, 3)
@@ -77,25 +77,24 @@ def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
 
 
 def _extent(means: Doubles, scales: Doubles) -> Any:
-    """[2, 3] float32: the corners of a box around what is drawn of every Gaussian, whatever its rotation."""
+    """Return [2, 3] float32: the corners of a box around what is drawn of every Gaussian, whatever its rotation."""
     reach = _DRAWN * scales.max(axis=1, keepdims=True)
     return np.stack([(means - reach).min(axis=0), (means + reach).max(axis=0)]).astype(np.float32)
 
 
 def _library() -> Any:
-    """usd-core. Raises ResourceError without it."""
+    """Return usd-core. Raises ResourceError without it."""
     try:
         return library()
     except ImportError as error:
         raise ResourceError(str(error), remedy="pip install 'splatcli[usd]', or write a .glb") from None
 
 
-# --- Reads the Gaussians of a USD stage: ``.usdz``, ``.usd``, ``.usda`` or ``.usdc``, opened in a process apart
+# --- reading: usd_stage.py opens the stage in a process of its own
 #
-# What moves the Gaussians on the stage (its up axis, and transforms of prims that turn, move and scale evenly) is
-# applied, harmonics included; usd tells what is written.
+# The stage's up axis, and transforms of prims that rotate, move and scale evenly, are applied, harmonics included.
 
-#: usd-core tells files by their names; of any other name, this one takes text and binary.
+#: usd-core recognises files by their names; of any other name, this one takes text and binary.
 _SUFFIXES = (".usdz", ".usd", ".usda", ".usdc")
 #: Floats are as fine as this near 1, halves as that.
 _FLOAT_STEP, _HALF_STEP = 4 * 2.0**-23, 2.0**-10
@@ -106,7 +105,7 @@ _ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBL
 
 
 def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """What the only Gaussians of a stage are, in the frame of a PLY.
+    """Return the only Gaussians of a stage, in the frame of a PLY.
 
     Raises ModelFileError; ResourceError without usd-core.
     """
@@ -157,7 +156,7 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
 
 
 def _placed(columns: Columns[Floats], facts: dict[str, Any], path: Path) -> Columns[Floats]:
-    """The Gaussians where the stage shows them, with y up."""
+    """Return the Gaussians where the stage shows them, with y up."""
     matrix = np.array(facts["matrix"])
     if facts["up"] not in ("Y", "Z"):
         raise ModelFileError(f"the stage's up axis is {facts['up'][:20]!r}; Y and Z are known", where=path)
@@ -167,7 +166,7 @@ def _placed(columns: Columns[Floats], facts: dict[str, Any], path: Path) -> Colu
 
 
 def _opened(place: Path, out: Path, size: int, path: Path) -> dict[str, Any]:
-    """The facts of a stage, its arrays being in ``out`` then."""
+    """Return the facts of a stage, its arrays being in ``out`` then."""
     package = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
     worker = subprocess.run(

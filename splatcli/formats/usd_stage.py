@@ -1,7 +1,8 @@
 """The process that opens a USD stage: ``python -m splatcli.formats.usd_stage STAGE OUT SIZE``; arrays in OUT, as .npz.
 
 It is a process of its own because the library that reads USD makes no promise about damaged files: whatever happens
-to it there, the one that started it can say so. At the end one line of JSON tells the facts, or what is wrong.
+to it there, the parent can report it. It also loads no torch, whose address space would not fit the memory limit. At
+the end it writes one line of JSON with the facts, or with the fault.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _DEGREE = "radiance:sphericalHarmonicsDegree"
 
 
 class Refused(Exception):
-    """What keeps a stage from being read."""
+    """The reason why a stage cannot be read."""
 
 
 def library() -> Any:
-    """The modules of usd-core that are used, as attributes of one thing. Raises ImportError with what is wrong."""
+    """Return the package of usd-core, with the modules that are used. Raises ImportError with the fault."""
     try:
         import pxr
         from pxr import Usd, UsdGeom, UsdUtils, UsdVol, Vt  # noqa: F401, they become attributes of the package
@@ -47,7 +48,7 @@ def library() -> Any:
 
 
 def read_stage(usd: Any, path: str) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """(facts, arrays) of the only Gaussians of a stage, as they are there. Raises Refused."""
+    """Return (facts, arrays) of the only Gaussians of a stage, as they are there. Raises Refused."""
     stage = usd.Usd.Stage.Open(path)
     found = [prim for prim in stage.Traverse() if prim.IsA(usd.UsdVol.ParticleField3DGaussianSplat)]
     if len(found) != 1:
@@ -80,7 +81,7 @@ def read_stage(usd: Any, path: str) -> tuple[dict[str, Any], dict[str, NDArray[n
 
 
 def _limit(size: int) -> None:
-    """No more memory and time than a stage in ``size`` bytes may take."""
+    """Limit memory and time to those of a stage in ``size`` bytes."""
     for kind, most in (
         (resource.RLIMIT_AS, _MEMORY + _MEMORY_PER_BYTE * size),
         (resource.RLIMIT_CPU, _SECONDS + int(_SECONDS_PER_BYTE * size)),
@@ -90,7 +91,7 @@ def _limit(size: int) -> None:
 
 
 def main() -> None:
-    """Works, and tells."""
+    """Read the stage and write one line of JSON."""
     path, out, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
     # What libraries print must not come into the line: it gets stderr.
     line = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -118,7 +119,7 @@ def main() -> None:
 
 
 def _words(error: Exception) -> str:
-    """The first thing that usd-core tells, without its places in C++."""
+    """Return the first line of usd-core's message, without its places in C++."""
     try:
         text = str(error)
     except UnicodeDecodeError:  # it quotes the file
