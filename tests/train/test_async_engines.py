@@ -13,8 +13,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.train.events import Event, RolledBack, Stepped
-from splatcli.train.trainer import Trainer
-from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
+from tests.train.worlds import MemoryRun, PlainEngine, short_config, start_plain
 
 
 class AsyncPlainEngine(PlainEngine):
@@ -45,14 +44,7 @@ def story(
     engine: PlainEngine, stop_at: int | None = None, **sections: dict[str, object]
 ) -> tuple[list[Event], MemoryRun]:
     run = MemoryRun()
-    trainer = Trainer.start(
-        short_config(30, train={"eval_every": 7}, save={"steps": (4, 17)}, **sections),
-        made_scene(),
-        run_dir=run,  # type: ignore[arg-type]
-        engine=engine,
-        renderer=plain_renderer,
-        clock=lambda: 0.0,
-    )
+    trainer = start_plain(short_config(30, train={"eval_every": 7}, save={"steps": (4, 17)}, **sections), run, engine)
     return list(trainer.run(stop_at=stop_at)), run
 
 

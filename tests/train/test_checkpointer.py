@@ -11,8 +11,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import OutputError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed, Stepped, Stopped
-from splatcli.train.trainer import Trainer
-from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
+from tests.train.worlds import MemoryRun, short_config, start_plain
 
 
 class Time:
@@ -58,13 +57,8 @@ class Run:
     def __init__(self, full: Callable[[float], bool], config: Config | None = None, room: int = 1_000) -> None:
         self.time = Time()
         self.disk = FullDisk(lambda: full(self.time.now), room)
-        self.trainer = Trainer.start(
-            config or short_config(40, save={"every_minutes": 1.0, "steps": ()}),
-            made_scene(),
-            run_dir=self.disk,  # type: ignore[arg-type]
-            engine=PlainEngine(),
-            renderer=plain_renderer,
-            clock=self.time,
+        self.trainer = start_plain(
+            config or short_config(40, save={"every_minutes": 1.0, "steps": ()}), self.disk, clock=self.time
         )
         self.trainer.checkpointer._sleep = self.time.sleep
         self.happened: list[Event] = []

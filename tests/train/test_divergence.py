@@ -30,11 +30,12 @@ from tests.train.worlds import (
     MadeImages,
     MemoryRun,
     PlainEngine,
-    made_scene,
     plain_renderer,
     random_adam,
     random_gaussians,
+    resume_plain,
     short_config,
+    start_plain,
 )
 
 
@@ -63,17 +64,6 @@ def break_moment(gaussians: Gaussians, adam: AdamState) -> None:
     adam.exp_avg_sq.shN[2, 0, 1] = math.inf
 
 
-def trainer_with(engine: PlainEngine, run: MemoryRun | RunDir, config: Config) -> Trainer:
-    return Trainer.start(
-        config,
-        made_scene(),
-        run_dir=run,  # type: ignore[arg-type]
-        engine=engine,
-        renderer=plain_renderer,
-        clock=lambda: 0.0,
-    )
-
-
 def config_of(iterations: int = 20, **sections: dict[str, object]) -> Config:
     return short_config(iterations, **{"save": {"steps": (5,)}, **sections})
 
@@ -85,7 +75,7 @@ def rollbacks(happened: list[Event]) -> list[RolledBack]:
 def test_a_loss_that_is_no_number_brings_the_run_back_and_it_ends() -> None:
     engine, run = PoisonedEngine(break_mean, 8), MemoryRun()
     engine.loss = math.nan
-    happened = list(trainer_with(engine, run, config_of()).run())
+    happened = list(start_plain(config_of(), run, engine).run())
     (back,) = rollbacks(happened)
     assert (back.step, back.from_step, back.cause) == (5, 7, "diverged")
     assert "loss is nan at step 8 on view 'view_0" in back.text
@@ -101,7 +91,7 @@ def test_going_on_is_slower_and_meets_the_views_in_another_order() -> None:
     engine.loss = math.nan
     config = config_of()
     before = (config.optim.means_lr, config.optim.means_lr_final)
-    trainer = trainer_with(engine, run, config)
+    trainer = start_plain(config, run, engine)
     list(trainer.run())
     extent = trainer.state.dataset.extent
     first, second = engine.calls[:8], engine.calls[8:]
@@ -122,7 +112,7 @@ def test_a_number_that_is_not_finite_is_found_though_the_loss_is(
     poison: Callable[[Gaussians, AdamState], None],
 ) -> None:
     engine, run = PoisonedEngine(poison, 8), MemoryRun()
-    happened = list(trainer_with(engine, run, config_of(guard={"finite_every": 3})).run())
+    happened = list(start_plain(config_of(guard={"finite_every": 3}), run, engine).run())
     (back,) = rollbacks(happened)
     assert (back.step, back.from_step) == (5, 9)
     assert "not finite after step 9" in back.text
@@ -135,7 +125,7 @@ def test_a_save_that_finds_nan_writes_nothing_and_goes_back(tmp_path: Path) -> N
     engine = PoisonedEngine(break_moment, 8)
     config = config_of(12, save={"steps": (5, 9)}, guard={"finite_every": 0})
     with RunDir.create(tmp_path / "run") as run:
-        happened = list(trainer_with(engine, run, config).run())
+        happened = list(start_plain(config, run, engine).run())
     (back,) = rollbacks(happened)
     assert (back.step, back.from_step) == (5, 9)
     assert "adam.exp_avg_sq._features_rest has 1 NaN or infinite values" in back.text
@@ -144,7 +134,7 @@ def test_a_save_that_finds_nan_writes_nothing_and_goes_back(tmp_path: Path) -> N
 
 def test_nan_in_the_last_steps_is_found_at_the_end() -> None:
     engine, run = PoisonedEngine(break_mean, 20), MemoryRun()
-    happened = list(trainer_with(engine, run, config_of(guard={"finite_every": 20})).run())
+    happened = list(start_plain(config_of(guard={"finite_every": 20}), run, engine).run())
     assert len(rollbacks(happened)) == 1
     assert all(bool(tensor.isfinite().all()) for _, tensor in run.saved[20].gaussians.items())
 
@@ -154,7 +144,7 @@ def test_three_times_is_enough_and_the_error_tells_where_to_look(tmp_path: Path)
     engine.loss = math.inf
     happened: list[Event] = []
     with RunDir.create(tmp_path / "run") as run:
-        trainer = trainer_with(engine, run, config_of())
+        trainer = start_plain(config_of(), run, engine)
         with pytest.raises(DivergedError) as caught:
             happened.extend(trainer.run())
     assert caught.value.exit_code == 10
@@ -178,7 +168,7 @@ def test_each_time_at_the_same_checkpoint_is_slower_than_the_last() -> None:
     engine.loss = math.nan
     config = config_of()
     before = config.optim.means_lr
-    trainer = trainer_with(engine, run, config)
+    trainer = start_plain(config, run, engine)
     happened = list(trainer.run())
     assert [back.step for back in rollbacks(happened)] == [5, 5, 5]
     assert trainer.state.config.optim.means_lr == pytest.approx(before / 8, rel=1e-12)
@@ -191,7 +181,7 @@ def test_no_rollback_may_be_asked_for() -> None:
     engine, run = PoisonedEngine(break_mean, 8), MemoryRun()
     engine.loss = math.nan
     with pytest.raises(DivergedError, match="loss is nan at step 8"):
-        list(trainer_with(engine, run, config_of(guard={"max_rollbacks": 0})).run())
+        list(start_plain(config_of(guard={"max_rollbacks": 0}), run, engine).run())
     assert sorted(run.saved) == [0, 5]
 
 
@@ -199,21 +189,14 @@ def test_a_run_resumed_after_a_rollback_has_the_bits_of_one_that_went_on() -> No
     def poisoned() -> tuple[Trainer, MemoryRun]:
         engine, run = PoisonedEngine(break_mean, 8), MemoryRun()
         engine.loss = math.nan
-        return trainer_with(engine, run, config_of(30)), run
+        return start_plain(config_of(30), run, engine), run
 
     whole, whole_run = poisoned()
     list(whole.run())
     first, first_run = poisoned()
     list(first.run(stop_at=17))
     second_run = MemoryRun()
-    second = Trainer.resume(
-        first_run.saved[17],
-        made_scene(),
-        run_dir=second_run,  # type: ignore[arg-type]
-        engine=PlainEngine(),
-        renderer=plain_renderer,
-        clock=lambda: 0.0,
-    )
+    second = resume_plain(first_run.saved[17], second_run)
     list(second.run())
     for name in GROUPS:
         assert torch.equal(getattr(second_run.saved[30].gaussians, name), getattr(whole_run.saved[30].gaussians, name))
@@ -222,7 +205,7 @@ def test_a_run_resumed_after_a_rollback_has_the_bits_of_one_that_went_on() -> No
 def test_a_stop_right_after_a_rollback_saves_what_has_changed() -> None:
     engine, run = PoisonedEngine(break_mean, 8), MemoryRun()
     engine.loss = math.nan
-    trainer = trainer_with(engine, run, config_of())
+    trainer = start_plain(config_of(), run, engine)
     asked: list[str] = []
     for event in trainer.run(should_stop=lambda: asked[0] if asked else None):
         if isinstance(event, RolledBack):
@@ -280,14 +263,14 @@ def test_watching_changes_no_bit() -> None:
     ends = []
     for guard in ({"finite_every": 0, "probe_every": 0}, {"finite_every": 1, "probe_every": 1}):
         run = MemoryRun()
-        list(trainer_with(PlainEngine(), run, config_of(40, guard=guard)).run())
+        list(start_plain(config_of(40, guard=guard), run).run())
         ends.append(bits(run.saved[40]))
     assert ends[0] == ends[1]
 
 
 def test_probes_are_of_the_same_training_views_and_are_recorded() -> None:
     run = MemoryRun()
-    trainer = trainer_with(PlainEngine(), run, config_of(40, guard={"probe_every": 8, "probe_views": 2}))
+    trainer = start_plain(config_of(40, guard={"probe_every": 8, "probe_views": 2}), run)
     drawn: list[str] = []
 
     def draw(gaussians: Gaussians, camera: Camera, **rest: object) -> Tensor:
@@ -372,34 +355,27 @@ class FailingImages(MadeImages):
 
 def test_a_photo_that_can_be_read_no_more_ends_the_run_with_its_state_saved() -> None:
     whole = MemoryRun()
-    list(trainer_with(PlainEngine(), whole, config_of(20)).run())
+    list(start_plain(config_of(20), whole).run())
     run = MemoryRun()
-    trainer = trainer_with(PlainEngine(), run, config_of(20))
+    trainer = start_plain(config_of(20), run)
     trainer.scene.images = FailingImages(trainer.scene.images.pixels, 13)  # type: ignore[attr-defined, assignment]
     with pytest.raises(SceneError, match="Stale file handle"):
         list(trainer.run())
     second_run = MemoryRun()
-    second = Trainer.resume(
-        run.saved[13],
-        made_scene(),
-        run_dir=second_run,  # type: ignore[arg-type]
-        engine=PlainEngine(),
-        renderer=plain_renderer,
-        clock=lambda: 0.0,
-    )
+    second = resume_plain(run.saved[13], second_run)
     list(second.run())
     assert bits(second_run.saved[20]) == bits(whole.saved[20])
 
 
 def test_a_run_without_gaussians_left_stops() -> None:
     with pytest.raises(DivergedError, match="no Gaussian is left"):
-        list(trainer_with(PlainEngine(), MemoryRun(), config_of(strategy={"prune_opacity": 0.999})).run())
+        list(start_plain(config_of(strategy={"prune_opacity": 0.999}), MemoryRun()).run())
 
 
 def test_an_alarm_is_recorded_and_training_goes_on() -> None:
     run = MemoryRun()
     config = config_of(40, guard={"prune_jump": 0.01})
-    happened = list(trainer_with(PlainEngine(), run, config).run())
+    happened = list(start_plain(config, run).run())
     alarms = [event for event in happened if isinstance(event, Alarmed)]
     assert alarms
     assert {alarm.alarm for alarm in alarms} == {"count"}

@@ -26,12 +26,11 @@ from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
 from tests.train.worlds import (
     MemoryRun,
-    PlainEngine,
     made_scene,
-    plain_renderer,
     random_gaussians,
     ring_cameras,
     short_config,
+    start_plain,
 )
 
 CPU = torch.device("cpu")
@@ -174,14 +173,7 @@ def test_scales_that_were_activated_are_refused_before_the_moments_are_made(monk
 
 def trained(config: Config, steps: int = 40) -> tuple[Trainer, MemoryRun]:
     run = MemoryRun()
-    trainer = Trainer.start(
-        config,
-        made_scene(),
-        run_dir=run,  # type: ignore[arg-type]
-        engine=PlainEngine(),
-        renderer=plain_renderer,
-        clock=lambda: 0.0,
-    )
+    trainer = start_plain(config, run)
     return trainer, run
 
 

@@ -23,9 +23,9 @@ from tests.train.worlds import (
     MemoryRun,
     PlainEngine,
     made_scene,
-    plain_renderer,
     random_gaussians,
     short_config,
+    start_plain,
 )
 
 #: What a lack of memory looks like: the rasterizer's budget, torch on a GPU, Python, torch on a CPU.
@@ -56,29 +56,18 @@ def growing(iterations: int = 40, **sections: dict[str, object]) -> Config:
     return short_config(iterations, **{"strategy": strategy, "save": {"steps": (8, 18, 28)}, **sections})
 
 
-def trainer_with(engine: PlainEngine, run: MemoryRun, config: Config) -> Trainer:
-    return Trainer.start(
-        config,
-        made_scene(),
-        run_dir=run,  # type: ignore[arg-type]
-        engine=engine,
-        renderer=plain_renderer,
-        clock=lambda: 0.0,
-    )
-
-
 def counts(happened: list[Event]) -> list[int]:
     return [event.num_gaussians for event in happened if isinstance(event, Stepped)]
 
 
 def test_the_made_run_grows_beyond_what_the_small_machine_holds() -> None:
-    assert max(counts(list(trainer_with(PlainEngine(), MemoryRun(), growing()).run()))) > 40
+    assert max(counts(list(start_plain(growing(), MemoryRun()).run()))) > 40
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "python", "cpu"])
 def test_a_run_that_outgrows_the_memory_ends_smaller(error: Callable[[], Exception]) -> None:
     run = MemoryRun()
-    trainer = trainer_with(SmallMachine(30, error), run, growing())
+    trainer = start_plain(growing(), run, SmallMachine(30, error))
     happened = list(trainer.run())
     back = [event for event in happened if isinstance(event, RolledBack)]
     assert back
@@ -97,7 +86,7 @@ def test_a_run_that_outgrows_the_memory_ends_smaller(error: Callable[[], Excepti
 
 def test_the_cap_is_nine_tenths_of_what_a_step_was_done_with() -> None:
     run = MemoryRun()
-    happened = list(trainer_with(SmallMachine(20), run, growing(12)).run())
+    happened = list(start_plain(growing(12), run, SmallMachine(20)).run())
     (back,) = [event for event in happened if isinstance(event, RolledBack)]
     assert (back.step, back.from_step) == (8, 10)
     assert max(counts(happened)) > 20  # step 11 was the first with so many, and failed
@@ -108,7 +97,7 @@ def test_the_cap_is_nine_tenths_of_what_a_step_was_done_with() -> None:
 def test_without_a_single_step_the_run_ends_at_once() -> None:
     run = MemoryRun()
     with pytest.raises(ResourceError, match="at step 0, with 20 Gaussians") as caught:
-        list(trainer_with(SmallMachine(19), run, growing()).run())
+        list(start_plain(growing(), run, SmallMachine(19)).run())
     assert caught.value.exit_code == 4
 
 
@@ -122,7 +111,7 @@ def test_a_machine_that_shrinks_and_shrinks_ends_the_run_at_its_true_step() -> N
     run = MemoryRun()
     happened: list[Event] = []
     with pytest.raises(ResourceError, match=r"at step 18, with \d+ Gaussians"):
-        happened.extend(trainer_with(Shrinking(99), run, growing()).run())
+        happened.extend(start_plain(growing(), run, Shrinking(99)).run())
     assert max(run.saved) == 18
 
 
@@ -139,7 +128,7 @@ def test_an_older_state_with_more_than_the_cap_loses_its_most_transparent_ones()
             return super().step(gaussians, adam, inputs)
 
     run = MemoryRun()
-    trainer = trainer_with(Stubborn(99), run, growing(22))
+    trainer = start_plain(growing(22), run, Stubborn(99))
     happened: list[Event] = []
     for event in trainer.run():
         happened.append(event)
@@ -188,7 +177,7 @@ def test_what_failed_is_freed_before_the_older_state_is_read() -> None:
             return super().newest()
 
     run = WatchedRun()
-    trainer = trainer_with(SmallMachine(30), run, growing())
+    trainer = start_plain(growing(), run, SmallMachine(30))
     for event in trainer.run():
         if isinstance(event, Stepped):
             run.lost = weakref.ref(trainer.state.gaussians.means)
@@ -199,13 +188,13 @@ def test_what_failed_is_freed_before_the_older_state_is_read() -> None:
 def test_another_error_is_not_taken_for_a_lack_of_memory() -> None:
     engine = SmallMachine(30, lambda: RuntimeError("index out of range"))
     with pytest.raises(RuntimeError, match="index out of range"):
-        list(trainer_with(engine, MemoryRun(), growing()).run())
+        list(start_plain(growing(), MemoryRun(), engine).run())
 
 
 @pytest.mark.parametrize("error", SHORTAGES, ids=["budget", "cuda", "python", "cpu"])
 def test_a_run_whose_views_cannot_be_scored_is_done_all_the_same(error: Callable[[], Exception]) -> None:
     run = MemoryRun()
-    trainer = trainer_with(PlainEngine(), run, growing(12, guard={"probe_every": 5}))
+    trainer = start_plain(growing(12, guard={"probe_every": 5}), run)
 
     def draw(*args: object, **rest: object) -> Tensor:
         raise error()

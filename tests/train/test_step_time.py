@@ -23,7 +23,15 @@ from splatcli.train.step_time import (
 )
 from splatcli.train.trainer import Trainer
 from splatcli.train.training_images import TrainingImage, TrainingImages, reduced
-from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians, short_config
+from tests.train.worlds import (
+    MemoryRun,
+    PlainEngine,
+    made_scene,
+    plain_renderer,
+    random_gaussians,
+    short_config,
+    start_plain,
+)
 
 
 @pytest.mark.parametrize("seconds", [20.0, 60.0, 3600.0])
@@ -193,14 +201,7 @@ def test_a_run_goes_on_with_another_length_and_tells_so() -> None:
 def test_a_run_ends_at_its_deadline_saved_and_scored() -> None:
     ticks = count()
     run = MemoryRun()
-    trainer = Trainer.start(
-        short_config(40),
-        made_scene(),
-        run_dir=run,  # type: ignore[arg-type]
-        engine=PlainEngine(),
-        renderer=plain_renderer,
-        clock=lambda: float(next(ticks)),
-    )
+    trainer = start_plain(short_config(40), run, clock=lambda: float(next(ticks)))
     events = list(trainer.run(deadline=60.0))
     done = [event.step for event in events if isinstance(event, Stepped)]
     last = events[-1]

@@ -21,6 +21,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import ImageSource, Photo
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
+from splatcli.train.trainer import Trainer
 
 
 def random_gaussians(n: int, seed: int = 0, *, degree: int = 1, dtype: torch.dtype = torch.float32) -> Gaussians:
@@ -272,3 +273,16 @@ def short_config(iterations: int = 40, **sections: dict[str, object]) -> Config:
     for name, section in sections.items():
         values.setdefault(name, {}).update(section)
     return Config.model_validate(values)
+
+
+def start_plain(config: Config, run: Any, engine: PlainEngine | None = None, **more: Any) -> Trainer:
+    """A trainer on a made scene with a plain engine and renderer; the clock stands still unless ``more`` has one."""
+    more = {"clock": lambda: 0.0, **more}
+    engine = engine or PlainEngine()
+    return Trainer.start(config, made_scene(), run_dir=run, engine=engine, renderer=plain_renderer, **more)
+
+
+def resume_plain(checkpoint: Checkpoint, run: Any) -> Trainer:
+    """The trainer of a checkpoint of start_plain()'s."""
+    world = {"engine": PlainEngine(), "renderer": plain_renderer, "clock": lambda: 0.0}
+    return Trainer.resume(checkpoint, made_scene(), run_dir=run, **world)
