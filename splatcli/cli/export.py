@@ -153,7 +153,7 @@ def _cameras(loaded: Model, out: Output) -> bytes:
 
     if loaded.checkpoint is None:
         raise UsageError(
-            f"this carries no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
+            f"the model has no cameras: {loaded.origin}", where=loaded.path, remedy="export from a checkpoint"
         )
     offset = loaded.checkpoint.dataset.offset
     if any(offset):
