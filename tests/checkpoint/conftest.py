@@ -15,24 +15,13 @@ import torch
 from splatcli.checkpoint.file import save_checkpoint
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import Gaussians
 from splatcli.scene.camera import Camera
+from tests.rasterizer.scenes import normal_gaussians
 
 
 def random_gaussians(count: int, degree: int = 3, seed: int = 0) -> Gaussians:
-    rng = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=rng)
-
-    return Gaussians(
-        means=normal(count, 3),
-        quats=normal(count, 4),
-        log_scales=normal(count, 3) - 4,
-        logit_opacities=normal(count),
-        sh0=normal(count, 3),
-        shN=normal(count, SH_REST[degree], 3),
-    )
+    return normal_gaussians(count, degree, torch.Generator().manual_seed(seed))
 
 
 def random_checkpoint(count: int = 20, degree: int = 1, *, step: int = 300, seed: int = 0) -> Checkpoint:

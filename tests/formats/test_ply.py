@@ -19,26 +19,15 @@ from numpy.typing import NDArray
 
 from splatcli.errors import DivergedError, ModelFileError, OutputError
 from splatcli.formats.ply import RAW_COMMENT, read_ply, write_ply, write_ply_file
-from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.gaussians import Gaussians
+from tests.rasterizer.scenes import normal_gaussians
 
 DATA = Path(__file__).parents[2] / "../shared/data"
 SIZES = [(n, degree) for n in (0, 1, 2) for degree in range(5)] + [(100_000, 3)]
 
 
 def random_gaussians(count: int, degree: int = 3) -> Gaussians:
-    rng = torch.Generator().manual_seed(count + degree)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=rng)
-
-    return Gaussians(
-        means=normal(count, 3),
-        quats=normal(count, 4),
-        log_scales=normal(count, 3) - 4,
-        logit_opacities=normal(count),
-        sh0=normal(count, 3),
-        shN=normal(count, SH_REST[degree], 3),
-    )
+    return normal_gaussians(count, degree, torch.Generator().manual_seed(count + degree))
 
 
 def encoded(gaussians: Gaussians) -> bytes:

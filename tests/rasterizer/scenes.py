@@ -84,6 +84,22 @@ def random_gaussians(
     return gaussians.map(lambda t: t.to(dtype))
 
 
+def normal_gaussians(count: int, degree: int, generator: torch.Generator) -> Gaussians:
+    """Gaussians whose every number is drawn from the normal distribution, scales around exp(-4)."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return Gaussians(
+        means=normal(count, 3),
+        quats=normal(count, 4),
+        log_scales=normal(count, 3) - 4,
+        logit_opacities=normal(count),
+        sh0=normal(count, 3),
+        shN=normal(count, SH_REST[degree], 3),
+    )
+
+
 def random_scene(
     seed: int,
     n: int = 60,

@@ -9,9 +9,9 @@ import torch
 
 from splatcli.checkpoint.state import Checkpoint, DatasetInfo
 from splatcli.config import Config
-from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
 from splatcli.train.state import TRAINING_STREAMS, stream_generator
+from tests.rasterizer.scenes import normal_gaussians
 
 
 def small_checkpoint(count: int, degree: int = 1, *, step: int = 300, seed: int = 0, **config: Any) -> Checkpoint:
@@ -21,14 +21,7 @@ def small_checkpoint(count: int, degree: int = 1, *, step: int = 300, seed: int 
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    gaussians = Gaussians(
-        means=normal(count, 3),
-        quats=normal(count, 4),
-        log_scales=normal(count, 3) - 4,
-        logit_opacities=normal(count),
-        sh0=normal(count, 3),
-        shN=normal(count, SH_REST[degree], 3),
-    )
+    gaussians = normal_gaussians(count, degree, generator)
     return Checkpoint(
         step=step,
         gaussians=gaussians,
