@@ -156,7 +156,7 @@ def main() -> None:
         if k >= 0:
             total.append(1e3 * (time.perf_counter() - started))
             counts["visible"].append(engine.frame.native.visible)
-            counts["pairs"].append(engine.frame.native.pairs)
+            counts["pairs"].append(engine.frame.native.isects)
 
     camera = scene.cameras[views[0]]
     result = {

@@ -1,4 +1,4 @@
-// Adam on numbers in a row, from gradients in memory. docs/math.md 8
+// Dense Adam on contiguous numbers, from gradients in memory. docs/math.md 8
 #pragma once
 #include "adam_group.cuh"
 

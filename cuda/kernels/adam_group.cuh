@@ -6,7 +6,7 @@
 namespace splat {
 namespace gpu {
 
-// A group's numbers: parameters, both moments, and what is the same for all of them at a step.
+// A group's numbers: parameters, both moments, and the step that they share.
 struct AdamGroup {
   float *param, *exp_avg, *exp_avg_sq;
   AdamStep<float> step;
@@ -18,18 +18,18 @@ SPLAT_DEVICE void adam_at(const AdamGroup& group, int64_t i, float grad) {
   group.param[i] = p, group.exp_avg[i] = m, group.exp_avg_sq[i] = v;
 }
 
-// The SH rest of Gaussians that miss the steps of views that do not reach them.
-struct LazyRest {
+// shN of Gaussians, which miss the steps of views that do not reach them.
+struct LazyShN {
   float *param, *exp_avg, *exp_avg_sq;
   int32_t* steps;  // null: nothing is ever missed
-  AdamGaps gaps;
+  AdamDecayTable decay_table;
   int64_t now;  // the step before this one
 };
 
-SPLAT_DEVICE void catch_up_at(const LazyRest& rest, const AdamGap<float>& gap, int64_t i) {
-  float p = rest.param[i], m = rest.exp_avg[i], v = rest.exp_avg_sq[i];
-  adam_catch_up(gap, p, m, v);
-  rest.param[i] = p, rest.exp_avg[i] = m, rest.exp_avg_sq[i] = v;
+SPLAT_DEVICE void catch_up_at(const LazyShN& lazy, const AdamDecay<float>& decay, int64_t i) {
+  float p = lazy.param[i], m = lazy.exp_avg[i], v = lazy.exp_avg_sq[i];
+  adam_catch_up(decay, p, m, v);
+  lazy.param[i] = p, lazy.exp_avg[i] = m, lazy.exp_avg_sq[i] = v;
 }
 
 }  // namespace gpu

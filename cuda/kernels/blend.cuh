@@ -1,7 +1,7 @@
-// Forward blending on the GPU, one 16x16 tile a block: docs/math.md 6.1. Also what both directions share.
+// Forward blending on the GPU, one 16x16 tile a block: docs/math.md 6.1. Also the parts that both directions share.
 //
 // Two variants with the same arithmetic a pixel, in the same order as the CPU twin. Simple: 256 threads with one pixel
-// each. Fast: 128 threads with two, so that a record that comes out of shared memory serves both.
+// each. Fast: 128 threads with two, so that a projected Gaussian read from shared memory serves both.
 #pragma once
 #include "../math/blend.h"
 #include "device.cuh"
@@ -9,20 +9,20 @@
 namespace splat {
 namespace gpu {
 
-constexpr int kQuads = 3;             // float4s of a record that the blend reads: all up to the depth
+constexpr int kQuads = 3;             // float4s of a projected Gaussian that the blend reads: all up to the depth
 constexpr int kBlockSide = kTile / kBlock;
 constexpr int kSimpleThreads = 256;   // a warp is two 4x4 blocks side by side
 constexpr int kFastThreads = 128;     // a warp is 8x8 pixels: four 4x4 blocks
-static_assert(kRecDepth < 4 * kQuads, "the blend reads the depth");
+static_assert(kProjDepth < 4 * kQuads, "the blend reads the depth");
 
-// What the kernels need of a view and its lists.
+// A view and its lists, as the kernels need them.
 struct BlendLists {
   const int64_t* counters;
   const int64_t* tile_starts;
-  const float* records;
-  const uint32_t* pair_records;
-  const uint32_t* pair_rows;
-  const uint16_t* pair_masks;
+  const float* projected;
+  const uint32_t* isect_gaussians;
+  const uint32_t* isect_grad_rows;
+  const uint16_t* isect_masks;
   int32_t* tile_ends;
   int32_t width, height, tiles_x, first_tile;
 };
@@ -30,7 +30,7 @@ struct BlendImages {
   float *image, *alpha, *depth;
 };
 
-// The tile of this block; the first one is the first of the view's lines.
+// The tile of this block; the first one is the first of the view's tile rows.
 SPLAT_DEVICE int32_t tile_of_block(const BlendLists& lists) { return lists.first_tile + int32_t(blockIdx.x); }
 
 // ---- where a thread's pixels lie ---------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ SPLAT_DEVICE ThreadPixels fast_pixels(const BlendLists& lists, int32_t tile) {
   return {tile_x(lists, tile) + warp_id() % 2 * 8 + slot % 2 * kBlock + at % kBlock,
           tile_y(lists, tile) + warp_id() / 2 * 8 + slot / 2 * kBlock + at / kBlock * 2, slot};
 }
-// The bit of a pair's mask for a block of this warp.
+// The bit of an intersection's mask for a block of this warp.
 SPLAT_DEVICE uint32_t simple_bit(int slot) { return 1u << (2 * warp_id() + slot); }
 SPLAT_DEVICE uint32_t fast_bit(int slot) {
   return 1u << ((warp_id() / 2 * 2 + slot / 2) * kBlockSide + warp_id() % 2 * 2 + slot % 2);
@@ -62,10 +62,10 @@ SPLAT_DEVICE uint32_t fast_bit(int slot) {
 
 SPLAT_DEVICE bool inside(const BlendLists& lists, int32_t x, int32_t y) { return x < lists.width && y < lists.height; }
 
-// ---- pairs on their way through shared memory ----------------------------------------------------------------------
+// ---- intersections in shared memory --------------------------------------------------------------------------------
 
 struct Splat {
-  float rec[4 * kQuads];
+  float proj[4 * kQuads];
 };
 SPLAT_DEVICE Splat read_splat(const float4* staged) {
   const float4 a = staged[0], b = staged[1], c = staged[2];
@@ -87,25 +87,25 @@ SPLAT_DEVICE void wait_for_copies() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 #endif
 }
-SPLAT_DEVICE void stage_record(const BlendLists& lists, uint32_t record, float4* staged) {
-  const float4* from = reinterpret_cast<const float4*>(lists.records + int64_t(record) * kRecordSize);
+SPLAT_DEVICE void stage_projected(const BlendLists& lists, uint32_t gaussian, float4* staged) {
+  const float4* from = reinterpret_cast<const float4*>(lists.projected + int64_t(gaussian) * kProjectedSize);
 #pragma unroll
   for (int q = 0; q < kQuads; ++q) copy_quad(staged + q, from + q);
 }
 
-// Brings batches of a tile's pairs into two buffers of shared memory in turn. A thread has its pair's record and mask
-// looked up one batch before they are needed, so that it never waits for memory before it can ask for more.
+// Brings batches of a tile's intersections into two buffers of shared memory in turn. A thread reads the index and mask
+// of its intersection one batch before they are needed, so that it never waits for memory before it can ask for more.
 template <int Batch>
 struct Stager {
-  const uint32_t* records;  // of the tile
+  const uint32_t* gaussians;  // of the tile
   const uint16_t* tile_masks;
   int32_t end;
   float4* staged;
   uint32_t* masks;
-  uint32_t record = 0, mask = 0;
+  uint32_t gaussian = 0, mask = 0;
 
-  SPLAT_DEVICE Stager(const BlendLists& lists, int64_t begin, int32_t pairs, float4* shared, uint32_t* shared_masks)
-      : records(lists.pair_records + begin), tile_masks(lists.pair_masks + begin), end(pairs), staged(shared),
+  SPLAT_DEVICE Stager(const BlendLists& lists, int64_t begin, int32_t isects, float4* shared, uint32_t* shared_masks)
+      : gaussians(lists.isect_gaussians + begin), tile_masks(lists.isect_masks + begin), end(isects), staged(shared),
         masks(shared_masks) {
     look_up(0);
     copy(lists, 0, 0);
@@ -116,23 +116,23 @@ struct Stager {
   }
   SPLAT_DEVICE void look_up(int32_t base) {
     if (!takes_part(base)) return;
-    record = records[base + int32_t(threadIdx.x)];
+    gaussian = gaussians[base + int32_t(threadIdx.x)];
     mask = tile_masks[base + int32_t(threadIdx.x)];
   }
   SPLAT_DEVICE void copy(const BlendLists& lists, int32_t base, int buffer) {
     if (!takes_part(base)) return;
     const int at = buffer * Batch + int(threadIdx.x);
-    stage_record(lists, record, staged + at * kQuads);
+    stage_projected(lists, gaussian, staged + at * kQuads);
     masks[at] = mask;
   }
-  // Called when the batch at `base` is there and all have read the one before it, whose buffer is filled again.
+  // Called when the batch at `base` has arrived and all threads have read the one before it, whose buffer is refilled.
   SPLAT_DEVICE void fetch_after(const BlendLists& lists, int32_t base, int buffer) {
     copy(lists, base + Batch, buffer ^ 1);
     look_up(base + 2 * Batch);
   }
 };
 
-// Which of up to 32 pairs reach the blocks of this warp: bit i speaks of the pair in lane i.
+// Which of up to 32 intersections reach the blocks of this warp: bit i is that of lane i.
 struct Hits {
   uint32_t own;  // the lane's own block
   uint32_t any;
@@ -160,8 +160,8 @@ SPLAT_DEVICE bool is_seen(float exponent) { return exponent >= float(kMinLog2Alp
 
 // ---- forward -------------------------------------------------------------------------------------------------------
 
-// Straight code without branches: of the lanes that a pair brings here most have something to do, and the two pixels of
-// a lane overlap. Transmittance is negative once the pixel has stopped, and 0 outside the image: its size is what the
+// Straight code without branches: most lanes of a warp that an intersection reaches have work, and the two pixels of a
+// lane overlap. Transmittance is negative once the pixel has stopped, and 0 outside the image: its size is what the
 // image keeps.
 template <bool Depth>
 struct ForwardPixel {
@@ -169,19 +169,19 @@ struct ForwardPixel {
 
   SPLAT_DEVICE explicit ForwardPixel(bool in_image) : transmittance(in_image ? 1.0f : 0.0f) {}
   SPLAT_DEVICE bool alive() const { return transmittance > 0.0f; }
-  // reached: the pair's mask has the pixel's block.
-  SPLAT_DEVICE void blend(const float* rec, float dx, float dy, bool reached) {
-    const float exponent = log2_alpha(rec, dx, dy);
+  // reached: the intersection's mask has the pixel's block.
+  SPLAT_DEVICE void blend(const float* proj, float dx, float dy, bool reached) {
+    const float exponent = log2_alpha(proj, dx, dy);
     const float clamped = min_(float(kMaxAlpha), exp2_bounded(exponent));
     const float weight = select(reached && is_seen(exponent), clamped, 0.0f) * transmittance;
     const float after = transmittance - weight;
     const bool live = after > float(kMinTransmittance);
     const float w = select(live, weight, 0.0f);
     transmittance = select(live, after, -abs_(transmittance));
-    red += w * rec[kRecRed];
-    green += w * rec[kRecGreen];
-    blue += w * rec[kRecBlue];
-    if (Depth) depth += w * rec[kRecDepth];
+    red += w * proj[kProjRed];
+    green += w * proj[kProjGreen];
+    blue += w * proj[kProjBlue];
+    if (Depth) depth += w * proj[kProjDepth];
   }
   SPLAT_DEVICE void write(const BlendLists& lists, const float* background, const BlendImages& out, int32_t x,
                           int32_t y) const {
@@ -196,7 +196,7 @@ struct ForwardPixel {
   }
 };
 
-// Leaves the last of the warps' ends as the tile's.
+// Writes the largest of the warps' ends as the tile's.
 SPLAT_DEVICE void write_tile_end(const BlendLists& lists, int32_t warp_end, int32_t* shared_ends) {
   if (lane_id() == 0) shared_ends[warp_id()] = warp_end;
   __syncthreads();
@@ -215,19 +215,19 @@ __global__ void __launch_bounds__(kSimpleThreads)
   if (overflowed(lists.counters)) return;
   const int32_t tile = tile_of_block(lists);
   const int64_t begin = lists.tile_starts[tile];
-  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin);
+  const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin);
   const ThreadPixels at = simple_pixels(lists, tile);
   const float x = float(at.x) + 0.5f, y = float(at.y) + 0.5f;
   ForwardPixel<Depth> pixel(inside(lists, at.x, at.y));
-  int32_t end = 0;  // pairs up to the last that the warp looked at
+  int32_t end = 0;  // intersections up to the last that the warp evaluated
 
-  for (int32_t base = 0; base < pairs; base += kSimpleThreads) {
+  for (int32_t base = 0; base < isects; base += kSimpleThreads) {
     if (!__syncthreads_or(pixel.alive())) break;  // also: the last batch has been read
-    const int32_t count = pairs - base < kSimpleThreads ? pairs - base : kSimpleThreads;
+    const int32_t count = isects - base < kSimpleThreads ? isects - base : kSimpleThreads;
     const int32_t mine = int32_t(threadIdx.x);
     if (mine < count) {
-      stage_record(lists, lists.pair_records[begin + base + mine], staged + mine * kQuads);
-      masks[mine] = lists.pair_masks[begin + base + mine];
+      stage_projected(lists, lists.isect_gaussians[begin + base + mine], staged + mine * kQuads);
+      masks[mine] = lists.isect_masks[begin + base + mine];
     }
     wait_for_copies();
     __syncthreads();
@@ -237,12 +237,12 @@ __global__ void __launch_bounds__(kSimpleThreads)
       for (uint32_t left = hits.any; left != 0; left &= left - 1) {
         const int i = first_hit(left);
         const Splat splat = read_splat(staged + (group + i) * kQuads);
-        pixel.blend(splat.rec, x - splat.rec[kRecX], y - splat.rec[kRecY], has(hits.own, i));
+        pixel.blend(splat.proj, x - splat.proj[kProjX], y - splat.proj[kProjY], has(hits.own, i));
       }
       end = base + group + kWarp;
     }
   }
-  write_tile_end(lists, end < pairs ? end : pairs, ends);
+  write_tile_end(lists, end < isects ? end : isects, ends);
   pixel.write(lists, background, out, at.x, at.y);
 }
 
@@ -255,19 +255,19 @@ __global__ void __launch_bounds__(kFastThreads) blend_fast(BlendLists lists, con
   if (overflowed(lists.counters)) return;
   const int32_t tile = tile_of_block(lists);
   const int64_t begin = lists.tile_starts[tile];
-  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin);
+  const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin);
   const ThreadPixels at = fast_pixels(lists, tile);
   const float x = float(at.x) + 0.5f, y = float(at.y) + 0.5f;
   ForwardPixel<Depth> upper(inside(lists, at.x, at.y)), lower(inside(lists, at.x, at.y + 1));
   int32_t end = 0;
 
-  Stager<kBatch> stager(lists, begin, pairs, staged, masks);
+  Stager<kBatch> stager(lists, begin, isects, staged, masks);
   int buffer = 0;
-  for (int32_t base = 0; base < pairs; base += kBatch, buffer ^= 1) {
+  for (int32_t base = 0; base < isects; base += kBatch, buffer ^= 1) {
     wait_for_copies();
     if (!__syncthreads_or(upper.alive() || lower.alive())) break;  // also: this batch is there, the last has been read
     stager.fetch_after(lists, base, buffer);
-    const int32_t count = pairs - base < kBatch ? pairs - base : kBatch;
+    const int32_t count = isects - base < kBatch ? isects - base : kBatch;
     const uint32_t* batch_masks = masks + buffer * kBatch;
     const float4* batch = staged + buffer * kBatch * kQuads;
     for (int32_t group = 0; group < count; group += kWarp) {
@@ -277,15 +277,15 @@ __global__ void __launch_bounds__(kFastThreads) blend_fast(BlendLists lists, con
         const int i = first_hit(left);
         const Splat splat = read_splat(batch + (group + i) * kQuads);
         const bool reached = has(hits.own, i);
-        const float dx = x - splat.rec[kRecX];
-        upper.blend(splat.rec, dx, y - splat.rec[kRecY], reached);
-        lower.blend(splat.rec, dx, (y + 1.0f) - splat.rec[kRecY], reached);
+        const float dx = x - splat.proj[kProjX];
+        upper.blend(splat.proj, dx, y - splat.proj[kProjY], reached);
+        lower.blend(splat.proj, dx, (y + 1.0f) - splat.proj[kProjY], reached);
       }
       end = base + group + kWarp;
     }
   }
   wait_for_copies();
-  write_tile_end(lists, end < pairs ? end : pairs, ends);
+  write_tile_end(lists, end < isects ? end : isects, ends);
   upper.write(lists, background, out, at.x, at.y);
   lower.write(lists, background, out, at.x, at.y + 1);
 }

@@ -1,20 +1,21 @@
-// Backward blending on the GPU, one 16x16 tile a block: docs/math.md 6.2. No atomics: every pair owns a row.
+// Backward blending on the GPU, one 16x16 tile a block: docs/math.md 6.2. No atomics: every tile intersection has
+// a gradient of its own in memory.
 //
-// Tiles are walked front to back again with the forward pass's arithmetic. The pixels' shares of a pair are summed over
-// a warp, then over the warps in shared memory, always in the same order.
+// Tiles are walked front to back again with the forward pass's arithmetic. The pixels' shares of an intersection's
+// gradient are summed over a warp, then over the warps in shared memory, always in the same order.
 #pragma once
 #include "blend.cuh"
 
 namespace splat {
 namespace gpu {
 
-constexpr int kRowQuads = kRowSize / 4;
-constexpr int kSumsStride = 4 * kQuads;  // floats of a warp's sums of a pair: whole float4s
-static_assert(kRowUsed <= kSumsStride, "a warp's sums hold a row");
+constexpr int kIsectGradQuads = kIsectGradSize / 4;
+constexpr int kSumsStride = 4 * kQuads;  // floats of a warp's sums of an intersection: whole float4s
+static_assert(kIsectGradUsed <= kSumsStride, "a warp's sums hold a gradient");
 
 // ---- a pixel -------------------------------------------------------------------------------------------------------
 
-// What a pixel's share of a row is made of; 0 where the pair is not blended.
+// The factors of a pixel's share of an intersection's gradient; 0 where the Gaussian is not blended.
 struct PixelShare {
   float v, weight;
 };
@@ -24,7 +25,7 @@ template <bool Depth>
 struct BackwardPixel {
   float transmittance = 0.0f, behind = 0.0f, red = 0.0f, green = 0.0f, blue = 0.0f, depth = 0.0f;
 
-  // Gradients of the images, and what they make of everything that was blended; the alpha gradient may be absent.
+  // Gradients of the images, and their product with everything that was blended; the alpha gradient may be absent.
   SPLAT_DEVICE void read(const BlendLists& lists, const BlendImages& out, const BlendImages& v_out, int32_t x,
                          int32_t y, float* v_background) {
     if (!inside(lists, x, y)) return;
@@ -41,25 +42,25 @@ struct BackwardPixel {
   }
   SPLAT_DEVICE bool alive() const { return transmittance > 0.0f; }
 
-  SPLAT_DEVICE PixelShare step(const float* rec, float dx, float dy, bool reached) {
-    const float exponent = log2_alpha(rec, dx, dy), raw = exp2_bounded(exponent);
+  SPLAT_DEVICE PixelShare step(const float* proj, float dx, float dy, bool reached) {
+    const float exponent = log2_alpha(proj, dx, dy), raw = exp2_bounded(exponent);
     const float alpha = select(reached && is_seen(exponent), min_(float(kMaxAlpha), raw), 0.0f);
     const float before = transmittance, share = alpha * before, after = before - share;
     const bool live = after > float(kMinTransmittance);
     const float live_alpha = select(live, alpha, 0.0f), weight = select(live, share, 0.0f);
     transmittance = select(live, after, 0.0f);
-    float cg = rec[kRecRed] * red + rec[kRecGreen] * green + rec[kRecBlue] * blue;
-    if (Depth) cg += rec[kRecDepth] * depth;
+    float cg = proj[kProjRed] * red + proj[kProjGreen] * green + proj[kProjBlue] * blue;
+    if (Depth) cg += proj[kProjDepth] * depth;
     behind -= weight * cg;
     // No gradient reaches geometry or opacity where alpha was clamped.
     const float free_alpha = select(raw <= float(kMaxAlpha), live_alpha, 0.0f);
     return {free_alpha * alpha_vjp(before, cg, behind, 1.0f - alpha), weight};
   }
   SPLAT_DEVICE void add_colour(float weight, float* sums) const {
-    sums[kRowRed] += weight * red;
-    sums[kRowGreen] += weight * green;
-    sums[kRowBlue] += weight * blue;
-    if (Depth) sums[kRowDepth] += weight * depth;
+    sums[kGradRed] += weight * red;
+    sums[kGradGreen] += weight * green;
+    sums[kGradBlue] += weight * blue;
+    if (Depth) sums[kGradDepth] += weight * depth;
   }
 };
 
@@ -97,15 +98,16 @@ SPLAT_DEVICE int field_of_lane() {
   return owned > 0 ? first : -1;
 }
 
-// A quarter of a row from the warps' sums. touched[w] says which pairs of the batch warp w has sums of.
+// A quarter of an intersection's gradient from the warps' sums. touched[w] has the intersections of the batch that warp
+// w has sums of.
 template <int Fields, int Warps, int Batch>
-SPLAT_DEVICE float4 row_quad(const float* sums, const uint32_t* touched, int pair, int quad) {
+SPLAT_DEVICE float4 isect_grad_quad(const float* sums, const uint32_t* touched, int isect, int quad) {
   float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (quad >= kQuads) return total;
 #pragma unroll
   for (int w = 0; w < Warps; ++w) {
-    if ((touched[w * (Batch / kWarp) + pair / kWarp] >> (pair % kWarp) & 1u) == 0) continue;
-    const float* from = sums + (w * Batch + pair) * kSumsStride + 4 * quad;
+    if ((touched[w * (Batch / kWarp) + isect / kWarp] >> (isect % kWarp) & 1u) == 0) continue;
+    const float* from = sums + (w * Batch + isect) * kSumsStride + 4 * quad;
     const int fields = quad < kQuads - 1 ? 4 : Fields - 4 * (kQuads - 1);
     total.x += from[0];
     if (fields > 1) total.y += from[1];
@@ -115,25 +117,28 @@ SPLAT_DEVICE float4 row_quad(const float* sums, const uint32_t* touched, int pai
   }
   return total;
 }
-static_assert(kRowBlue == 8 && kRowUsed == 12 && kQuads == 3, "the third quarter holds blue and what not all rows have");
+static_assert(kGradBlue == 8 && kIsectGradUsed == 12 && kQuads == 3,
+              "the third quarter holds blue and the optional fields");
 
-SPLAT_DEVICE float4* row_of(float* rows, uint32_t row) {
-  return reinterpret_cast<float4*>(rows + int64_t(row) * kRowSize);
+SPLAT_DEVICE float4* isect_grad_at(float* isect_grads, uint32_t grad) {
+  return reinterpret_cast<float4*>(isect_grads + int64_t(grad) * kIsectGradSize);
 }
 
-// The rows of the batch's pairs, whole, four threads a row.
+// Writes the whole gradients of the batch's intersections, four threads each.
 template <int Fields, int Warps, int Batch>
-SPLAT_DEVICE void write_rows(float* rows, const uint32_t* pair_rows, const float* sums, const uint32_t* touched,
-                             int32_t count) {
-  for (int32_t i = int32_t(threadIdx.x); i < count * kRowQuads; i += int32_t(blockDim.x)) {
-    const int pair = i / kRowQuads, quad = i % kRowQuads;
-    row_of(rows, pair_rows[pair])[quad] = row_quad<Fields, Warps, Batch>(sums, touched, pair, quad);
+SPLAT_DEVICE void write_isect_grads(float* isect_grads, const uint32_t* isect_grad_rows, const float* sums,
+                                    const uint32_t* touched, int32_t count) {
+  for (int32_t i = int32_t(threadIdx.x); i < count * kIsectGradQuads; i += int32_t(blockDim.x)) {
+    const int isect = i / kIsectGradQuads, quad = i % kIsectGradQuads;
+    isect_grad_at(isect_grads, isect_grad_rows[isect])[quad] =
+        isect_grad_quad<Fields, Warps, Batch>(sums, touched, isect, quad);
   }
 }
-// Zeros in the rows of pairs that nothing looked at.
-SPLAT_DEVICE void clear_rows(float* rows, const uint32_t* pair_rows, int32_t count) {
-  for (int32_t i = int32_t(threadIdx.x); i < count * kRowQuads; i += int32_t(blockDim.x))
-    row_of(rows, pair_rows[i / kRowQuads])[i % kRowQuads] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+// Zeros for intersections that no pixel evaluated.
+SPLAT_DEVICE void clear_isect_grads(float* isect_grads, const uint32_t* isect_grad_rows, int32_t count) {
+  for (int32_t i = int32_t(threadIdx.x); i < count * kIsectGradQuads; i += int32_t(blockDim.x))
+    isect_grad_at(isect_grads, isect_grad_rows[i / kIsectGradQuads])[i % kIsectGradQuads] =
+        make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
 // The tile's share of the background's gradient, from each thread's.
@@ -148,16 +153,16 @@ SPLAT_DEVICE void write_background(const float* mine, float* background_partials
 // ---- simple kernel -------------------------------------------------------------------------------------------------
 
 template <bool Depth, bool Abs>
-__global__ void __launch_bounds__(kSimpleThreads)
-    blend_vjp_simple(BlendLists lists, BlendImages out, BlendImages v_out, float* rows, float* background_partials) {
-  constexpr int kBatch = kWarp, kWarps = kSimpleThreads / kWarp, kSums = row_fields(Depth, Abs);
+__global__ void __launch_bounds__(kSimpleThreads) blend_vjp_simple(BlendLists lists, BlendImages out, BlendImages v_out,
+                                                                   float* isect_grads, float* background_partials) {
+  constexpr int kBatch = kWarp, kWarps = kSimpleThreads / kWarp, kSums = isect_grad_fields(Depth, Abs);
   SPLAT_SHARED(float4, staged, kBatch * kQuads);
   SPLAT_SHARED(float, sums, kWarps * kBatch * kSumsStride);
   SPLAT_SHARED(uint32_t, touched, kWarps);
   if (overflowed(lists.counters)) return;
   const int32_t tile = tile_of_block(lists);
   const int64_t begin = lists.tile_starts[tile];
-  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
+  const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
   const ThreadPixels at = simple_pixels(lists, tile);
   const float x = float(at.x) + 0.5f, y = float(at.y) + 0.5f;
   float v_background[3] = {0.0f, 0.0f, 0.0f};
@@ -168,31 +173,31 @@ __global__ void __launch_bounds__(kSimpleThreads)
   for (int32_t base = 0; base < stop; base += kBatch) {
     const int32_t count = stop - base < kBatch ? stop - base : kBatch;
     const int32_t mine = int32_t(threadIdx.x);
-    if (mine < count) stage_record(lists, lists.pair_records[begin + base + mine], staged + mine * kQuads);
+    if (mine < count) stage_projected(lists, lists.isect_gaussians[begin + base + mine], staged + mine * kQuads);
     wait_for_copies();
     __syncthreads();  // this batch is there; the last one's sums have been read
-    const uint32_t mask = lane_id() < count ? lists.pair_masks[begin + base + lane_id()] : 0u;
+    const uint32_t mask = lane_id() < count ? lists.isect_masks[begin + base + lane_id()] : 0u;
     const Hits hits = simple_hits(mask, at.slot);
     for (uint32_t left = hits.any; left != 0; left &= left - 1) {
       const int i = first_hit(left);
       const Splat splat = read_splat(staged + i * kQuads);
-      const float dx = x - splat.rec[kRecX], dy = y - splat.rec[kRecY];
-      const PixelShare share = pixel.step(splat.rec, dx, dy, has(hits.own, i));
+      const float dx = x - splat.proj[kProjX], dy = y - splat.proj[kProjY];
+      const PixelShare share = pixel.step(splat.proj, dx, dy, has(hits.own, i));
       const float vx = share.v * dx, vy = share.v * dy;
-      float row[kRowUsed] = {share.v, vx, vy, vx * dx, vx * dy, vy * dy};
-      pixel.add_colour(share.weight, row);
-      if (Abs) abs_slopes(splat.rec, vx, vy, row[kRowAbsX], row[kRowAbsY]);
+      float grad[kIsectGradUsed] = {share.v, vx, vy, vx * dx, vx * dy, vy * dy};
+      pixel.add_colour(share.weight, grad);
+      if (Abs) abs_mean2d_grads(splat.proj, vx, vy, grad[kGradAbsX], grad[kGradAbsY]);
 #pragma unroll
       for (int f = 0; f < kSums; ++f) {
-        const float sum = warp_sum(row[f]);
+        const float sum = warp_sum(grad[f]);
         if (lane_id() == 0) sums[(warp_id() * kBatch + i) * kSumsStride + f] = sum;
       }
     }
     if (lane_id() == 0) touched[warp_id()] = hits.any;
     __syncthreads();
-    write_rows<kSums, kWarps, kBatch>(rows, lists.pair_rows + begin + base, sums, touched, count);
+    write_isect_grads<kSums, kWarps, kBatch>(isect_grads, lists.isect_grad_rows + begin + base, sums, touched, count);
   }
-  clear_rows(rows, lists.pair_rows + begin + stop, pairs - stop);
+  clear_isect_grads(isect_grads, lists.isect_grad_rows + begin + stop, isects - stop);
 }
 
 // ---- fast kernel ---------------------------------------------------------------------------------------------------
@@ -200,28 +205,28 @@ __global__ void __launch_bounds__(kSimpleThreads)
 constexpr int kFastBatch = 64;
 constexpr int kFastWarps = kFastThreads / kWarp;
 constexpr int kFastGroups = kFastBatch / kWarp;
-// Blocks a multiprocessor shall hold at once: left to itself the compiler spills to make room for more.
+// Blocks that a multiprocessor holds at once: without this bound the compiler spills registers to fit more.
 constexpr int kFastBlocks = 7;
 
-// A tile with very many pairs would still run when all else is done. Such a tile is cut into parts, each for a block of
-// its own, which first replays the pairs before its part. That repeats a quarter or so of a pair's arithmetic, but
-// needs no memory for checkpoints, and ends in the bits that a walk without cuts has there: no result depends on it.
+// A tile with very many intersections would still run when all others are done. Such a tile is cut into parts, each for
+// a block of its own, which first replays the intersections before its part. That repeats about a quarter of the
+// arithmetic, but needs no memory for checkpoints, and gives the bits of a walk without cuts: no result depends on it.
 constexpr int kParts = 4;
-constexpr int kLongPairs = 512;   // it takes so many to be worth it, and
-constexpr int kLongShare = 2048;  // more than all / 2048: half of what a big GPU has for each block that it holds
+constexpr int kLongIsects = 512;   // fewer are not worth a cut, and
+constexpr int kLongShare = 2048;  // a long tile has more than all / 2048, half of a block's share on a big GPU
 
 // Blocks come in this order, since those that come first are done first: for each part but the first some scouts, each
-// of which looks for long tiles among 32; then a block a tile, which takes the first part of a long one.
+// of which searches 32 tiles for long ones; then a block a tile, which takes the first part of a long one.
 SPLAT_HD int32_t scouts_of(int32_t tiles) { return (tiles + kWarp - 1) / kWarp; }
 SPLAT_HD int64_t fast_vjp_blocks(int32_t tiles) { return int64_t(kParts - 1) * scouts_of(tiles) + tiles; }
 
 // end: of the view's tiles.
 SPLAT_DEVICE bool is_long(const BlendLists& lists, int32_t end, int32_t tile) {
   const int32_t stop = lists.tile_ends[tile];
-  return stop > kLongPairs && int64_t(stop) * kLongShare > lists.tile_starts[end];
+  return stop > kLongIsects && int64_t(stop) * kLongShare > lists.tile_starts[end];
 }
 
-// Staged pairs and sums of a block.
+// Staged intersections and sums of a block.
 struct FastShared {
   float4* staged;     // two batches
   uint32_t* masks;    // two batches
@@ -232,47 +237,47 @@ struct FastShared {
 // A lane's two pixels.
 template <bool Depth, bool Abs>
 struct PixelPair {
-  static constexpr int kSums = row_fields(Depth, Abs);
+  static constexpr int kSums = isect_grad_fields(Depth, Abs);
   float x, y;  // centre of the upper one
   BackwardPixel<Depth> upper, lower;
 
   SPLAT_DEVICE bool alive() const { return upper.alive() || lower.alive(); }
-  // What the pair leaves behind it, and nothing else.
+  // Updates the pixels as the intersection does, without its gradient.
   SPLAT_DEVICE void replay(const Splat& splat, bool reached) {
-    const float dx = x - splat.rec[kRecX];
-    upper.step(splat.rec, dx, y - splat.rec[kRecY], reached);
-    lower.step(splat.rec, dx, (y + 1.0f) - splat.rec[kRecY], reached);
+    const float dx = x - splat.proj[kProjX];
+    upper.step(splat.proj, dx, y - splat.proj[kProjY], reached);
+    lower.step(splat.proj, dx, (y + 1.0f) - splat.proj[kProjY], reached);
   }
   // Also sums over the warp; false when there was nothing to sum. The lane's sum goes to sums[field].
   SPLAT_DEVICE bool sum(const Splat& splat, bool reached, int field, float* sums) {
-    const float dx = x - splat.rec[kRecX];
-    const float upper_dy = y - splat.rec[kRecY], lower_dy = (y + 1.0f) - splat.rec[kRecY];
-    const PixelShare a = upper.step(splat.rec, dx, upper_dy, reached);
-    const PixelShare b = lower.step(splat.rec, dx, lower_dy, reached);
+    const float dx = x - splat.proj[kProjX];
+    const float upper_dy = y - splat.proj[kProjY], lower_dy = (y + 1.0f) - splat.proj[kProjY];
+    const PixelShare a = upper.step(splat.proj, dx, upper_dy, reached);
+    const PixelShare b = lower.step(splat.proj, dx, lower_dy, reached);
     // Masks are generous, and pixels stop.
     if (!__any_sync(kFullWarp, a.weight + b.weight > 0.0f)) return false;
     const float v = a.v + b.v, vx = v * dx, a_vy = a.v * upper_dy, b_vy = b.v * lower_dy, vy = a_vy + b_vy;
-    float row[kRowUsed] = {v, vx, vy, vx * dx, vy * dx, a_vy * upper_dy + b_vy * lower_dy};
-    upper.add_colour(a.weight, row);
-    lower.add_colour(b.weight, row);
+    float grad[kIsectGradUsed] = {v, vx, vy, vx * dx, vy * dx, a_vy * upper_dy + b_vy * lower_dy};
+    upper.add_colour(a.weight, grad);
+    lower.add_colour(b.weight, grad);
     if (Abs) {
       float x, y;
-      abs_slopes(splat.rec, a.v * dx, a_vy, row[kRowAbsX], row[kRowAbsY]);
-      abs_slopes(splat.rec, b.v * dx, b_vy, x, y);
-      row[kRowAbsX] += x, row[kRowAbsY] += y;
+      abs_mean2d_grads(splat.proj, a.v * dx, a_vy, grad[kGradAbsX], grad[kGradAbsY]);
+      abs_mean2d_grads(splat.proj, b.v * dx, b_vy, x, y);
+      grad[kGradAbsX] += x, grad[kGradAbsY] += y;
     }
-    transpose_reduce<kSums>(row);
-    if (field >= 0) sums[field] = row[0];
+    transpose_reduce<kSums>(grad);
+    if (field >= 0) sums[field] = grad[0];
     return true;
   }
 };
 
-// Rows of a tile's pairs [first, end); first is a multiple of kFastBatch.
+// Gradients of a tile's intersections [first, end); first is a multiple of kFastBatch.
 template <bool Depth, bool Abs>
 SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t first, int32_t end, int32_t slot,
-                                 PixelPair<Depth, Abs>& pixels, const FastShared& shared, float* rows) {
+                                 PixelPair<Depth, Abs>& pixels, const FastShared& shared, float* isect_grads) {
   const int field = field_of_lane<PixelPair<Depth, Abs>::kSums>();
-  // A part before this one, if any, ended with all its pairs read, and its sums are not written to before the barrier.
+  // A part before this one, if any, ended with all its intersections read; its sums are written only after the barrier.
   Stager<kFastBatch> stager(lists, begin, end, shared.staged, shared.masks);
   int buffer = 0;
   for (int32_t base = 0; base < end; base += kFastBatch, buffer ^= 1) {
@@ -299,17 +304,17 @@ SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t
     }
     if (base < first) continue;
     __syncthreads();
-    write_rows<PixelPair<Depth, Abs>::kSums, kFastWarps, kFastBatch>(rows, lists.pair_rows + begin + base, shared.sums,
-                                                                     shared.touched, count);
+    write_isect_grads<PixelPair<Depth, Abs>::kSums, kFastWarps, kFastBatch>(
+        isect_grads, lists.isect_grad_rows + begin + base, shared.sums, shared.touched, count);
   }
 }
 
 template <bool Depth, bool Abs>
 SPLAT_DEVICE void blend_vjp_tile(const BlendLists& lists, int32_t tile, bool cut, int part, const BlendImages& out,
-                                 const BlendImages& v_out, const FastShared& shared, float* rows,
+                                 const BlendImages& v_out, const FastShared& shared, float* isect_grads,
                                  float* background_partials) {
   const int64_t begin = lists.tile_starts[tile];
-  const int32_t pairs = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
+  const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
   const int32_t length = cut ? (stop / kParts / kFastBatch + 1) * kFastBatch : stop;  // of a part
   if (part != 0 && part * length >= stop) return;
   const int32_t end = (part + 1) * length < stop ? (part + 1) * length : stop;
@@ -320,14 +325,14 @@ SPLAT_DEVICE void blend_vjp_tile(const BlendLists& lists, int32_t tile, bool cut
   pixels.lower.read(lists, out, v_out, at.x, at.y + 1, v_background);
   if (part == 0) {
     if (background_partials != nullptr) write_background(v_background, background_partials, tile);
-    clear_rows(rows, lists.pair_rows + begin + stop, pairs - stop);
+    clear_isect_grads(isect_grads, lists.isect_grad_rows + begin + stop, isects - stop);
   }
-  blend_vjp_part<Depth, Abs>(lists, begin, part * length, end, at.slot, pixels, shared, rows);
+  blend_vjp_part<Depth, Abs>(lists, begin, part * length, end, at.slot, pixels, shared, isect_grads);
 }
 
 template <bool Depth, bool Abs>
 __global__ void __launch_bounds__(kFastThreads, kFastBlocks)
-    blend_vjp_fast(BlendLists lists, int32_t tiles, BlendImages out, BlendImages v_out, float* rows,
+    blend_vjp_fast(BlendLists lists, int32_t tiles, BlendImages out, BlendImages v_out, float* isect_grads,
                    float* background_partials) {
   SPLAT_SHARED(float4, staged, 2 * kFastBatch * kQuads);
   SPLAT_SHARED(uint32_t, masks, 2 * kFastBatch);
@@ -339,15 +344,17 @@ __global__ void __launch_bounds__(kFastThreads, kFastBlocks)
   const int32_t end = lists.first_tile + tiles;
   if (block >= 0) {
     const int32_t tile = lists.first_tile + block;
-    blend_vjp_tile<Depth, Abs>(lists, tile, is_long(lists, end, tile), 0, out, v_out, shared, rows, background_partials);
+    blend_vjp_tile<Depth, Abs>(lists, tile, is_long(lists, end, tile), 0, out, v_out, shared, isect_grads,
+                               background_partials);
     return;
   }
-  // A scout's tiles lie far apart, for long ones lie together. Every warp looks at the same tiles.
+  // A scout's tiles are far apart, since long ones are close together. Every warp checks the same tiles.
   const int32_t first = lists.first_tile + int32_t(blockIdx.x) % scouts, part = 1 + int32_t(blockIdx.x) / scouts;
   const int32_t tile = first + lane_id() * scouts;
   uint32_t wanted = __ballot_sync(kFullWarp, tile < end && is_long(lists, end, tile));
   for (; wanted != 0; wanted &= wanted - 1)
-    blend_vjp_tile<Depth, Abs>(lists, first + first_hit(wanted) * scouts, true, part, out, v_out, shared, rows, nullptr);
+    blend_vjp_tile<Depth, Abs>(lists, first + first_hit(wanted) * scouts, true, part, out, v_out, shared, isect_grads,
+                               nullptr);
 }
 
 // The tiles' shares of the background's gradient, summed by one block.

@@ -1,4 +1,5 @@
-// The seam between nvcc and the emulator (src/simt): what a kernel may use beyond math/, and helpers for warps and blocks.
+// The common ground of nvcc and the emulator (src/simt): all that a kernel may use beyond math/; helpers for warps and
+// blocks.
 #pragma once
 
 #include "../include/splat.h"
@@ -36,7 +37,7 @@ constexpr int kWarp = 32;
 SPLAT_DEVICE int lane_id() { return int(threadIdx.x) & (kWarp - 1); }
 SPLAT_DEVICE int warp_id() { return int(threadIdx.x) / kWarp; }
 
-// A view with more pairs than there was room for has no lists: nothing that reads them may run.
+// A view with more tile intersections than max_isects has no lists: nothing that reads them may run.
 SPLAT_DEVICE bool overflowed(const int64_t* counters) {
   return counters != nullptr && counters[SPLAT_COUNT_OVERFLOW] != 0;
 }

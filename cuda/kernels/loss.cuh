@@ -66,8 +66,8 @@ struct LossStrip {
 SPLAT_DEVICE float loss_number(float x) { return x; }
 SPLAT_DEVICE float loss_number(uint8_t x) { return float(x) * float(1.0 / 255.0); }
 
-// The numbers that a thread brings of a row: its own place in the input, and one of the places beyond the last thread's.
-// Outside the image lie zeros.
+// The numbers that a thread brings of a row: its own place in the input, and one of the places beyond the last
+// thread's. Outside the image lie zeros.
 template <int kStep>
 struct LossPair {
   float own, beyond;

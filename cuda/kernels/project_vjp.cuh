@@ -9,25 +9,25 @@ namespace splat {
 namespace gpu {
 
 constexpr int kGroups = 6;
-constexpr int kShapeNumbers = 3 + 4 + 3 + 1 + 3;  // of a Gaussian without its SH rest
-constexpr int kManyRows = 32;                     // from here on a warp sums a Gaussian's rows together
+constexpr int kShapeNumbers = 3 + 4 + 3 + 1 + 3;  // of a Gaussian without shN
+constexpr int kManyIsects = 32;                   // from here on a warp sums a Gaussian's gradients together
 
 struct ProjectVjpJob {
   View<float> view;
   RawArrays gaussians;
   bool antialiased;
-  const float* records;
+  const float* projected;
   const int32_t* ids;
   const int64_t* chunk_counts;
-  const uint32_t* row_counts;
-  const uint32_t* row_starts;
-  const float* rows;
+  const uint32_t* tiles_per_gauss;
+  const uint32_t* isect_grad_starts;
+  const float* isect_grads;
   const int64_t* counters;
   bool with_adam;
   AdamGroup adam[kGroups];
-  int32_t* rest_steps;        // null: Adam steps the SH rest of what is not seen too
+  int32_t* sh_last_step;        // null: Adam steps shN of invisible Gaussians too
   int32_t step;
-  float* gradients[kGroups];  // null where they are not wanted
+  float* gradients[kGroups];  // null where they are not requested
   float* pose_partials;       // null without a pose gradient
   float *grad2d, *count;      // null without statistics
   bool with_abs;              // they are of magnitudes
@@ -40,48 +40,48 @@ SPLAT_DEVICE int shape_offset(int group) {
 }
 SPLAT_DEVICE int shape_width(int group) { return group == 1 ? 4 : group == 3 ? 1 : 3; }
 
-// The rows of one Gaussian, added up in their order.
-SPLAT_DEVICE void sum_rows(const float* rows, int64_t first, uint32_t count, float* sum) {
+// The sum of the intersection gradients of one Gaussian, in their order.
+SPLAT_DEVICE void sum_isect_grads(const float* isect_grads, int64_t first, uint32_t count, float* sum) {
   for (uint32_t k = 0; k < count; ++k) {
-    const float4* row = reinterpret_cast<const float4*>(rows + (first + k) * kRowSize);
-    const float4 a = row[0], b = row[1];
-    const float4 c = row[2];
+    const float4* grad = reinterpret_cast<const float4*>(isect_grads + (first + k) * kIsectGradSize);
+    const float4 a = grad[0], b = grad[1];
+    const float4 c = grad[2];
     sum[0] += a.x, sum[1] += a.y, sum[2] += a.z, sum[3] += a.w;
     sum[4] += b.x, sum[5] += b.y, sum[6] += b.z, sum[7] += b.w;
     sum[8] += c.x, sum[9] += c.y, sum[10] += c.z, sum[11] += c.w;
   }
 }
 
-// The same for the lanes of a warp whose Gaussians have many rows: one after another, a lane a field. The order of the
+// The same for the lanes of a warp whose Gaussians have many: one after another, a lane a field. The order of the
 // additions is the same, and so are the bits.
-SPLAT_DEVICE void sum_many_rows(const float* rows, int64_t first, uint32_t count, bool mine, float* sum) {
-  const int field = lane_id() & (kRowSize - 1);
+SPLAT_DEVICE void sum_many_isect_grads(const float* isect_grads, int64_t first, uint32_t count, bool mine, float* sum) {
+  const int field = lane_id() & (kIsectGradSize - 1);
   unsigned waiting = __ballot_sync(kFullWarp, mine);
   for (; waiting != 0; waiting &= waiting - 1) {
     const int owner = __ffs(int(waiting)) - 1;
     const long long start = __shfl_sync(kFullWarp, (long long)(first), owner);
     const unsigned many = __shfl_sync(kFullWarp, unsigned(count), owner);
-    const float* at = rows + start * kRowSize + field;
+    const float* at = isect_grads + start * kIsectGradSize + field;
     float total = 0.0f;
-    if (field < kRowUsed) {
-      for (unsigned k = 0; k < many; ++k) total += at[int64_t(k) * kRowSize];
+    if (field < kIsectGradUsed) {
+      for (unsigned k = 0; k < many; ++k) total += at[int64_t(k) * kIsectGradSize];
     }
-    for (int f = 0; f < kRowUsed; ++f) {
+    for (int f = 0; f < kIsectGradUsed; ++f) {
       const float value = __shfl_sync(kFullWarp, total, f);
       if (lane_id() == owner) sum[f] = value;
     }
   }
 }
 
-// Mean, shape and opacity of one Gaussian; `row` holds its sums.
+// Mean, shape and opacity of one Gaussian; `sums` is the sum of its intersection gradients.
 template <bool POSE>
-SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float>& raw, const float* row,
+SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float>& raw, const float* sums,
                                float* v_mean, float* v_quat, float* v_log_scale, float& v_logit, float* v_mean2d,
                                ViewGrad<float>* pose) {
-  const bool smoothed = job.gaussians.smoothing != nullptr;
-  const ProjectedGeometry<float> g = project_geometry(job.view, raw, job.antialiased, smoothed);
+  const bool filtered = job.gaussians.filter_3d != nullptr;
+  const ProjectedGeometry<float> g = project_geometry(job.view, raw, job.antialiased, filtered);
   float v_qa, v_qb, v_qc, v_log_opacity;
-  row_vjp(row, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
+  isect_grad_vjp(sums, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
   float v_a = 0, v_b = 0, v_c = 0;
   conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
 
@@ -97,30 +97,30 @@ SPLAT_DEVICE void geometry_vjp(const ProjectVjpJob& job, const RawGeometry<float
   covariance_root_vjp(g.rotation, g.scale, v_root, v_rotation, v_scale);
   quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
   for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
-  if (smoothed) smoothing_vjp(raw, v_log_opacity, v_log_scale);
+  if (filtered) filter_3d_vjp(raw, v_log_opacity, v_log_scale);
 
-  float v_pc[3] = {0, 0, row[kRowDepth]};
+  float v_pc[3] = {0, 0, sums[kGradDepth]};
   ViewGrad<float>* const v_view = POSE ? pose : nullptr;
   affine_map_vjp(job.view, g.pc, g.affine, v_row0, v_row1, v_pc, v_view);
   camera_to_image_vjp(job.view, g.pc, g.affine.inv_z, v_mean2d, v_pc);
   world_to_camera_vjp(job.view, raw.mean, v_pc, v_mean, v_view);
 }
 
-// Colours of Gaussian i: `basis` for the gradient of the SH rest, v_colour for that of all coefficients.
+// Colours of Gaussian i: `basis` for the gradient of shN, v_colour for that of all coefficients.
 template <int DEGREE, bool POSE>
-SPLAT_DEVICE void colours_vjp(const ProjectVjpJob& job, int64_t i, const float* mean, const float* row, float* basis,
+SPLAT_DEVICE void colours_vjp(const ProjectVjpJob& job, int64_t i, const float* mean, const float* sums, float* basis,
                               float* v_colour, float* v_mean, ViewGrad<float>* pose) {
   float direction[3], sum[3];
   const float inv_length = view_direction(job.view.center, mean, direction);
   sh_basis(DEGREE, direction, basis);
   sh_sum<DEGREE>(job.gaussians, i, basis, sum);
-  for (int c = 0; c < 3; ++c) v_colour[c] = sh_colour_vjp(sum[c], row[kRowRed + c]);
+  for (int c = 0; c < 3; ++c) v_colour[c] = sh_colour_vjp(sum[c], sums[kGradRed + c]);
   if (DEGREE == 0) return;
-  const float* rest = job.gaussians.shN + i * 3 * job.gaussians.sh_rest;
-  float v_basis[ShRest<DEGREE>::kRoom], v_direction[3] = {0, 0, 0};
+  const float* shN = job.gaussians.shN + i * 3 * job.gaussians.shN_count;
+  float v_basis[ShN<DEGREE>::kRoom], v_direction[3] = {0, 0, 0};
 #pragma unroll
-  for (int k = 0; k < ShRest<DEGREE>::kCount; ++k)
-    v_basis[k] = rest[3 * k] * v_colour[0] + rest[3 * k + 1] * v_colour[1] + rest[3 * k + 2] * v_colour[2];
+  for (int k = 0; k < ShN<DEGREE>::kCount; ++k)
+    v_basis[k] = shN[3 * k] * v_colour[0] + shN[3 * k + 1] * v_colour[1] + shN[3 * k + 2] * v_colour[2];
   sh_basis_vjp(DEGREE, direction, v_basis, v_direction);
   view_direction_vjp(direction, inv_length, v_direction, v_mean, POSE ? pose->center : nullptr);
 }
@@ -144,23 +144,23 @@ SPLAT_DEVICE void finish_shapes(const ProjectVjpJob& job, int64_t base, int coun
 // Those above DEGREE are not in use: they have no gradient, and Adam leaves them as they are.
 // ids: null, or the `count` Gaussians that are stepped.
 template <int DEGREE>
-SPLAT_DEVICE void finish_rest(const ProjectVjpJob& job, int64_t base, int count, const int32_t* ids, const float* bases,
-                              const float* colours) {
-  const int used = 3 * ShRest<DEGREE>::kCount, width = 3 * job.gaussians.sh_rest;
+SPLAT_DEVICE void finish_shN(const ProjectVjpJob& job, int64_t base, int count, const int32_t* ids, const float* bases,
+                             const float* colours) {
+  const int used = 3 * ShN<DEGREE>::kCount, width = 3 * job.gaussians.shN_count;
   const int span = job.gradients[kGroups - 1] != nullptr ? width : used;
   if (span == 0) return;
-  int owner = threadIdx.x / span, rest = threadIdx.x % span;
-  const int owners = SPLAT_CHUNK / span, rests = SPLAT_CHUNK % span;
-  for (; owner < count; owner += owners, rest += rests) {
-    if (rest >= span) {
-      rest -= span;
+  int owner = threadIdx.x / span, element = threadIdx.x % span;
+  const int owners = SPLAT_CHUNK / span, elements = SPLAT_CHUNK % span;
+  for (; owner < count; owner += owners, element += elements) {
+    if (element >= span) {
+      element -= span;
       if (++owner >= count) break;
     }
-    const bool in_use = rest < used;
+    const bool in_use = element < used;
     const int local = ids == nullptr ? owner : int(ids[owner] - base);
     const float grad =
-        in_use ? bases[local * ShRest<DEGREE>::kRoom + rest / 3] * colours[3 * local + rest % 3] : 0.0f;
-    finish(job, kGroups - 1, (base + local) * width + rest, grad, in_use);
+        in_use ? bases[local * ShN<DEGREE>::kRoom + element / 3] * colours[3 * local + element % 3] : 0.0f;
+    finish(job, kGroups - 1, (base + local) * width + element, grad, in_use);
   }
 }
 
@@ -183,33 +183,33 @@ SPLAT_DEVICE void store_pose(const ProjectVjpJob& job, int64_t chunk, const View
 template <int DEGREE, bool POSE>
 __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob job) {
   if (overflowed(job.counters)) return;
-  constexpr int kRoom = ShRest<DEGREE>::kRoom;
+  constexpr int kRoom = ShN<DEGREE>::kRoom;
   SPLAT_SHARED(float, shapes, SPLAT_CHUNK * kShapeNumbers);
   SPLAT_SHARED(float, bases, SPLAT_CHUNK * kRoom);
   SPLAT_SHARED(float, colours, SPLAT_CHUNK * 3);
-  // What no view reaches has no gradient.
+  // Gaussians that the view does not reach have no gradient.
   for (int e = threadIdx.x; e < SPLAT_CHUNK * kShapeNumbers; e += SPLAT_CHUNK) shapes[e] = 0.0f;
   for (int e = threadIdx.x; e < SPLAT_CHUNK * kRoom; e += SPLAT_CHUNK) bases[e] = 0.0f;
   for (int e = threadIdx.x; e < SPLAT_CHUNK * 3; e += SPLAT_CHUNK) colours[e] = 0.0f;
   __syncthreads();
 
-  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, record = base + threadIdx.x;
+  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, slot = base + threadIdx.x;
   const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
-  if (listed && job.rest_steps != nullptr) job.rest_steps[job.ids[record]] = job.step;
-  const uint32_t row_count = listed ? job.row_counts[record] : 0;
-  const int64_t row_start = row_count > 0 ? job.row_starts[record] : 0;
-  float row[kRowUsed];
-  for (int f = 0; f < kRowUsed; ++f) row[f] = 0.0f;
-  if (row_count < kManyRows) sum_rows(job.rows, row_start, row_count, row);
-  sum_many_rows(job.rows, row_start, row_count, row_count >= kManyRows, row);
+  if (listed && job.sh_last_step != nullptr) job.sh_last_step[job.ids[slot]] = job.step;
+  const uint32_t isect_count = listed ? job.tiles_per_gauss[slot] : 0;
+  const int64_t grad_start = isect_count > 0 ? job.isect_grad_starts[slot] : 0;
+  float sums[kIsectGradUsed];
+  for (int f = 0; f < kIsectGradUsed; ++f) sums[f] = 0.0f;
+  if (isect_count < kManyIsects) sum_isect_grads(job.isect_grads, grad_start, isect_count, sums);
+  sum_many_isect_grads(job.isect_grads, grad_start, isect_count, isect_count >= kManyIsects, sums);
 
   ViewGrad<float> pose;
   for (int k = 0; k < 9; ++k) pose.rotation[k] = 0;
   for (int k = 0; k < 3; ++k) pose.translation[k] = pose.center[k] = 0;
-  if (row_count > 0) {
-    const int64_t i = job.ids[record];
+  if (isect_count > 0) {
+    const int64_t i = job.ids[slot];
     if (job.with_abs) {  // now, so that the magnitudes need no registers later
-      const float magnitudes[2] = {row[kRowAbsX] * float(1.0 / kLog2E), row[kRowAbsY] * float(1.0 / kLog2E)};
+      const float magnitudes[2] = {sums[kGradAbsX] * float(1.0 / kLog2E), sums[kGradAbsY] * float(1.0 / kLog2E)};
       add_statistics(job, i, magnitudes);
     }
     const int local = int(i - base);
@@ -217,9 +217,9 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     load_mean(job.gaussians, i, raw.mean);
     load_shape(job.gaussians, i, raw);
     float v_mean[3] = {0, 0, 0}, v_quat[4] = {0, 0, 0, 0}, v_log_scale[3] = {0, 0, 0}, v_logit = 0, v_mean2d[2];
-    geometry_vjp<POSE>(job, raw, row, v_mean, v_quat, v_log_scale, v_logit, v_mean2d, &pose);
+    geometry_vjp<POSE>(job, raw, sums, v_mean, v_quat, v_log_scale, v_logit, v_mean2d, &pose);
     float basis[kRoom], v_colour[3];
-    colours_vjp<DEGREE, POSE>(job, i, raw.mean, row, basis, v_colour, v_mean, &pose);
+    colours_vjp<DEGREE, POSE>(job, i, raw.mean, sums, basis, v_colour, v_mean, &pose);
     for (int k = 0; k < 3; ++k) {
       shapes[shape_offset(0) + 3 * local + k] = v_mean[k];
       shapes[shape_offset(2) + 3 * local + k] = v_log_scale[k];
@@ -229,17 +229,17 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
     for (int k = 0; k < 4; ++k) shapes[shape_offset(1) + 4 * local + k] = v_quat[k];
     shapes[shape_offset(3) + local] = v_logit;
 #pragma unroll
-    for (int k = 0; k < ShRest<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
+    for (int k = 0; k < ShN<DEGREE>::kCount; ++k) bases[local * kRoom + k] = basis[k];
     if (!job.with_abs) add_statistics(job, i, v_mean2d);
   }
   __syncthreads();  // parameters have been read by all before any is changed
   const int64_t left = job.gaussians.n - base;
   const int count = left < SPLAT_CHUNK ? int(left) : SPLAT_CHUNK;
   finish_shapes(job, base, count, shapes);
-  if (job.rest_steps == nullptr) {
-    finish_rest<DEGREE>(job, base, count, nullptr, bases, colours);
+  if (job.sh_last_step == nullptr) {
+    finish_shN<DEGREE>(job, base, count, nullptr, bases, colours);
   } else {
-    finish_rest<DEGREE>(job, base, int(job.chunk_counts[2 * chunk]), job.ids + base, bases, colours);
+    finish_shN<DEGREE>(job, base, int(job.chunk_counts[2 * chunk]), job.ids + base, bases, colours);
   }
   if (POSE) store_pose(job, chunk, pose);
 }

@@ -1,4 +1,5 @@
-// A stable radix sort of (key, value) pairs whose number only the device knows: histogram, scan, scatter for each digit.
+// A stable radix sort of (key, value) pairs whose number only the device knows: histogram, scan, scatter for each
+// digit.
 //
 // A block takes kSortItems consecutive pairs. For every digit value, the histograms of all blocks are scanned in block
 // order; within a block pairs keep their order, warp by warp. So equal keys stay as they were, and nothing depends on

@@ -1,4 +1,4 @@
-// From raw parameters to what they mean: docs/math.md 2. The only activation code there is.
+// Activation of raw parameters: docs/math.md 2. There is no other activation code.
 #pragma once
 #include "hd.h"
 
@@ -50,17 +50,18 @@ SPLAT_HD void quat_to_rotation_vjp(const T* q, const T* v_rotation, T* v_q) {
   for (int k = 0; k < 4; ++k) v_q[k] += u[k] - along * q[k];
 }
 
-// 2.4  The 3D filter on the way of a deviation: that of the Gaussian blurred by `sigma`. Returns the share of it that
-// was there before; opacity is scaled by the product of the three, which keeps the Gaussian's mass.
+// 2.4  The 3D filter: turns a standard deviation into that of the Gaussian blurred by `sigma`. Returns the ratio of the
+// old to the new one; opacity is scaled by the product of the three ratios, which keeps the Gaussian's mass.
 template <class T>
-SPLAT_HD T smooth_scale(T sigma, T& scale) {
+SPLAT_HD T filter_3d_scale(T sigma, T& scale) {
   const T before = scale;
   scale = sqrt_(before * before + sigma * sigma);
   return select(scale > T(0), before / scale, T(1));
 }
-// v_log_scale: of the logarithm of the blurred scale, and then of the stored one. v_log_share: of the share's logarithm.
+// v_log_scale: of the logarithm of the blurred scale, and then of the stored one. v_log_share: of the ratio's
+// logarithm.
 template <class T>
-SPLAT_HD void smooth_scale_vjp(T share, T v_log_share, T& v_log_scale) {
+SPLAT_HD void filter_3d_scale_vjp(T share, T v_log_share, T& v_log_scale) {
   const T square = share * share;
   v_log_scale = v_log_scale * square + v_log_share * (T(1) - square);
 }

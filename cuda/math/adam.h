@@ -4,7 +4,7 @@
 
 namespace splat {
 
-// What is the same for all numbers of a group at a step.
+// The numbers that a whole group shares at a step.
 template <class T>
 struct AdamStep {
   T beta1, beta2, one_minus_beta1, one_minus_beta2;
@@ -50,28 +50,29 @@ SPLAT_HD void adam_update(const AdamStep<S>& s, T grad, T& param, T& exp_avg, T&
   param = param - T(s.step_size) * exp_avg / denominator;
 }
 
-// What the steps between two views of a Gaussian do to one of its numbers at once: docs/math.md 8.1
+// The effect on one number of all the steps that it missed, at once: docs/math.md 8.1
 template <class T>
-struct AdamGap {
+struct AdamDecay {
   T rate;            // of exp_avg / sqrt(exp_avg_sq)
   T eps;             // beside that root
   T decay1, decay2;  // of the moments
 };
 
-// How gaps come about. Row s of `table` tells of numbers that stand at step s, the last row of all later ones: two sums
-// over all steps to come, A and B of docs/math.md 8.1.
-struct AdamGaps {
+// Row s of `table` is for numbers whose last step was s, the last row for all later ones: two sums over all steps to
+// come, A and B of docs/math.md 8.1.
+struct AdamDecayTable {
   const double* table;  // [rows, 2]
   int64_t rows;
   double beta1, beta2, lr, eps;
   double ratio_a, ratio_b;  // by which the terms of the sums fall
 };
 
-inline AdamGaps make_adam_gaps(const double* table, int64_t rows, double beta1, double beta2, double lr, double eps) {
+inline AdamDecayTable make_adam_decay_table(const double* table, int64_t rows, double beta1, double beta2, double lr,
+                                            double eps) {
   return {table, rows, beta1, beta2, lr, eps, beta1 / ::sqrt(beta2), beta1 / beta2};
 }
 
-// Multiplications alone, so that every machine has the same bits.
+// Only multiplications, so that every machine has the same bits.
 template <class T>
 SPLAT_HD T power(T base, int64_t exponent) {
   T result = T(1);
@@ -80,27 +81,27 @@ SPLAT_HD T power(T base, int64_t exponent) {
   return result;
 }
 
-// From step `stands` to step `now`, which is later.
+// From `last_step` to step `now`, which is later.
 template <class T>
-SPLAT_HD AdamGap<T> make_adam_gap(const AdamGaps& g, int64_t stands, int64_t now) {
+SPLAT_HD AdamDecay<T> make_adam_decay(const AdamDecayTable& g, int64_t last_step, int64_t now) {
   const int64_t last = g.rows - 1;
-  const double* from = g.table + 2 * (stands < last ? stands : last);
+  const double* from = g.table + 2 * (last_step < last ? last_step : last);
   const double* to = g.table + 2 * (now < last ? now : last);
-  const double a = from[0] - power(g.ratio_a, now - stands) * to[0];
-  const double b = from[1] - power(g.ratio_b, now - stands) * to[1];
-  AdamGap<T> gap;
-  gap.rate = T(g.lr * a);
-  gap.eps = T(g.eps * (b / a));
-  gap.decay1 = power(T(g.beta1), now - stands);
-  gap.decay2 = power(T(g.beta2), now - stands);
-  return gap;
+  const double a = from[0] - power(g.ratio_a, now - last_step) * to[0];
+  const double b = from[1] - power(g.ratio_b, now - last_step) * to[1];
+  AdamDecay<T> decay;
+  decay.rate = T(g.lr * a);
+  decay.eps = T(g.eps * (b / a));
+  decay.decay1 = power(T(g.beta1), now - last_step);
+  decay.decay2 = power(T(g.beta2), now - last_step);
+  return decay;
 }
 
 template <class T, class S>
-SPLAT_HD void adam_catch_up(const AdamGap<S>& gap, T& param, T& exp_avg, T& exp_avg_sq) {
-  param = param - T(gap.rate) * exp_avg / (sqrt_(exp_avg_sq) + T(gap.eps));
-  exp_avg = exp_avg * T(gap.decay1);
-  exp_avg_sq = exp_avg_sq * T(gap.decay2);
+SPLAT_HD void adam_catch_up(const AdamDecay<S>& decay, T& param, T& exp_avg, T& exp_avg_sq) {
+  param = param - T(decay.rate) * exp_avg / (sqrt_(exp_avg_sq) + T(decay.eps));
+  exp_avg = exp_avg * T(decay.decay1);
+  exp_avg_sq = exp_avg_sq * T(decay.decay2);
 }
 
 }  // namespace splat

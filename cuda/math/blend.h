@@ -7,29 +7,33 @@ namespace splat {
 constexpr double kMaxAlpha = 0.999;          // keeps 1 - alpha away from 0
 constexpr double kMinTransmittance = 1e-4;   // a pixel stops before it falls to this
 
-// What the blend needs of a visible Gaussian: 16 numbers, one cache line of floats.
+// A projected Gaussian, as the blend needs it: 16 numbers, one cache line of floats.
 // The conic is scaled so that log2(alpha) = log2_opacity - (a dx^2 + b dx dy + c dy^2).
-enum RecordField : int {
-  kRecX, kRecY, kRecA, kRecB, kRecC, kRecLog2Opacity, kRecRed, kRecGreen, kRecBlue, kRecDepth, kRecHalfX, kRecHalfY,
-  kRecordSize = 16,
+enum ProjectedField : int {
+  kProjX, kProjY, kProjA, kProjB, kProjC, kProjLog2Opacity, kProjRed, kProjGreen, kProjBlue, kProjDepth, kProjHalfX,
+  kProjHalfY,
+  kProjectedSize = 16,
 };
 
-// Sums over pixels that lead back to the record: one row a (Gaussian, tile) pair.
-// v = alpha dL/dalpha, dx and dy point from the mean to the pixel. The last two are sums of magnitudes, for density
-// control alone: no gradient is made of them.
-enum RowField : int {
-  kRowV, kRowVx, kRowVy, kRowVxx, kRowVxy, kRowVyy, kRowRed, kRowGreen, kRowBlue, kRowDepth, kRowAbsX, kRowAbsY,
-  kRowUsed,
-  kRowSize = 16,
+// The gradient of a tile intersection: sums over the pixels of the tile, of which isect_grad_vjp makes the gradient of
+// the projected Gaussian. v = alpha dL/dalpha, dx and dy point from the mean to the pixel. The last two are sums of
+// magnitudes, for densification alone: nothing is differentiated through them.
+enum IsectGradField : int {
+  kGradV, kGradVx, kGradVy, kGradVxx, kGradVxy, kGradVyy, kGradRed, kGradGreen, kGradBlue, kGradDepth, kGradAbsX,
+  kGradAbsY,
+  kIsectGradUsed,
+  kIsectGradSize = 16,
 };
-// How many of them are summed.
-SPLAT_HD constexpr int row_fields(bool depth, bool abs) { return abs ? kRowUsed : depth ? kRowAbsX : kRowDepth; }
+// The number of fields that are summed.
+SPLAT_HD constexpr int isect_grad_fields(bool depth, bool abs) {
+  return abs ? kIsectGradUsed : depth ? kGradAbsX : kGradDepth;
+}
 
 // 6.1  log2 of the unclamped alpha at the offset (dx, dy).
 template <class T, class S>
-SPLAT_HD T log2_alpha(const S* rec, T dx, T dy) {
-  const T slope = dx * T(rec[kRecA]) + dy * T(rec[kRecB]);
-  return T(rec[kRecLog2Opacity]) - dx * slope - dy * (dy * T(rec[kRecC]));
+SPLAT_HD T log2_alpha(const S* proj, T dx, T dy) {
+  const T slope = dx * T(proj[kProjA]) + dy * T(proj[kProjB]);
+  return T(proj[kProjLog2Opacity]) - dx * slope - dy * (dy * T(proj[kProjC]));
 }
 
 // 6.2  dL/dalpha of a Gaussian with cg = colour . dL/dcolour, the transmittance before it, and
@@ -39,23 +43,23 @@ SPLAT_HD T alpha_vjp(T transmittance, T cg, T behind, T one_minus_alpha) {
   return transmittance * cg - behind * reciprocal_(one_minus_alpha);
 }
 
-// 6.2  From the sums of a row to the gradient of image mean, conic (A, B, C in natural units) and log opacity.
+// 6.2  From the sums over pixels to the gradient of image mean, conic (A, B, C in natural units) and log opacity.
 template <class T>
-SPLAT_HD void row_vjp(const T* row, T a, T b, T c, T* v_mean2d, T& v_a, T& v_b, T& v_c, T& v_log_opacity) {
-  v_mean2d[0] = a * row[kRowVx] + b * row[kRowVy];
-  v_mean2d[1] = b * row[kRowVx] + c * row[kRowVy];
-  v_a = T(-0.5) * row[kRowVxx];
-  v_b = -row[kRowVxy];
-  v_c = T(-0.5) * row[kRowVyy];
-  v_log_opacity = row[kRowV];
+SPLAT_HD void isect_grad_vjp(const T* sums, T a, T b, T c, T* v_mean2d, T& v_a, T& v_b, T& v_c, T& v_log_opacity) {
+  v_mean2d[0] = a * sums[kGradVx] + b * sums[kGradVy];
+  v_mean2d[1] = b * sums[kGradVx] + c * sums[kGradVy];
+  v_a = T(-0.5) * sums[kGradVxx];
+  v_b = -sums[kGradVxy];
+  v_c = T(-0.5) * sums[kGradVyy];
+  v_log_opacity = sums[kGradV];
 }
 
-// 6.3  A pixel's share of |dL/dmean2d|, from v dx and v dy and the conic as a record has it: divided by kLog2E it is in pixels.
+// 6.3  A pixel's share of |dL/dmean2d|, from v dx, v dy and the scaled conic: divided by kLog2E it is in pixels.
 template <class T, class S>
-SPLAT_HD void abs_slopes(const S* rec, T vx, T vy, T& x, T& y) {
-  const T b = T(rec[kRecB]);
-  x = abs_(T(2) * T(rec[kRecA]) * vx + b * vy);
-  y = abs_(b * vx + T(2) * T(rec[kRecC]) * vy);
+SPLAT_HD void abs_mean2d_grads(const S* proj, T vx, T vy, T& x, T& y) {
+  const T b = T(proj[kProjB]);
+  x = abs_(T(2) * T(proj[kProjA]) * vx + b * vy);
+  y = abs_(b * vx + T(2) * T(proj[kProjC]) * vy);
 }
 
 }  // namespace splat

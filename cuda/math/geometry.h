@@ -1,15 +1,15 @@
-// All of a Gaussian's way to its ellipse, in the order that projection and its backward pass share. docs/math.md 3.
+// From a raw Gaussian to its ellipse, in the order that projection and its backward pass share. docs/math.md 3.
 #pragma once
 #include "projection.h"
 
 namespace splat {
 
-constexpr double kHuge = 1e30;  // beyond it an extent is not a number one can bin
+constexpr double kHuge = 1e30;  // larger extents are not binned
 
 template <class F>
 struct RawGeometry {
   F mean[3], quat[4], log_scale[3], logit;
-  F smoothing;  // read only where there is a 3D filter
+  F filter_3d;  // read only where there is a 3D filter
 };
 
 template <class F>
@@ -24,7 +24,7 @@ struct ProjectedGeometry {
 };
 template <class F, class Real>
 SPLAT_HD_FORCED ProjectedGeometry<F> project_geometry(const View<Real>& view, const RawGeometry<F>& raw,
-                                                      bool antialiased, bool smoothed) {
+                                                      bool antialiased, bool filtered) {
   ProjectedGeometry<F> g;
   world_to_camera(view, raw.mean, g.pc);
   g.quat_norm2 = raw.quat[0] * raw.quat[0] + raw.quat[1] * raw.quat[1] + raw.quat[2] * raw.quat[2] +
@@ -32,8 +32,8 @@ SPLAT_HD_FORCED ProjectedGeometry<F> project_geometry(const View<Real>& view, co
   quat_to_rotation(raw.quat, g.rotation);
   for (int k = 0; k < 3; ++k) g.scale[k] = activate_scale(raw.log_scale[k]);
   F share = F(1);
-  if (smoothed) {
-    for (int k = 0; k < 3; ++k) share = share * smooth_scale(raw.smoothing, g.scale[k]);
+  if (filtered) {
+    for (int k = 0; k < 3; ++k) share = share * filter_3d_scale(raw.filter_3d, g.scale[k]);
   }
   covariance_root(g.rotation, g.scale, g.root);
   g.affine = affine_map(view, g.pc);
@@ -42,18 +42,18 @@ SPLAT_HD_FORCED ProjectedGeometry<F> project_geometry(const View<Real>& view, co
   g.conic = conic(g.cov);
   g.opacity = activate_opacity(raw.logit);
   F opacity = antialiased ? g.opacity * g.cov.compensation : g.opacity;
-  if (smoothed) opacity = opacity * share;
+  if (filtered) opacity = opacity * share;
   g.log2_opacity = log2_(opacity);
   return g;
 }
-// From v_log_scale, the gradient by the logarithms of the blurred scales, to that by the stored ones; v_log_opacity is shared by
-// all factors of the opacity.
+// From v_log_scale, the gradient by the logarithms of the blurred scales, to that by the stored ones; v_log_opacity is
+// shared by all factors of the opacity.
 template <class F>
-SPLAT_HD_FORCED void smoothing_vjp(const RawGeometry<F>& raw, F v_log_opacity, F* v_log_scale) {
+SPLAT_HD_FORCED void filter_3d_vjp(const RawGeometry<F>& raw, F v_log_opacity, F* v_log_scale) {
   for (int k = 0; k < 3; ++k) {
     F wide = activate_scale(raw.log_scale[k]);
-    const F share = smooth_scale(raw.smoothing, wide);
-    smooth_scale_vjp(share, v_log_opacity, v_log_scale[k]);
+    const F share = filter_3d_scale(raw.filter_3d, wide);
+    filter_3d_scale_vjp(share, v_log_opacity, v_log_scale[k]);
   }
 }
 

@@ -4,8 +4,8 @@
 
 namespace splat {
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): four words at `counter` become four
-// random ones. No state: whoever knows the counter and the key has the numbers, on every machine.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011): four words at `counter` become
+// four random ones. No state: the same counter and key give the same numbers on every machine.
 SPLAT_HD void philox(uint32_t* counter, uint32_t key0, uint32_t key1) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t(0xD2511F53u) * counter[0], b = uint64_t(0xCD9E8D57u) * counter[2];

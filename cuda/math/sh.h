@@ -14,7 +14,7 @@ constexpr double kSh4_0 = 2.5033429417967046, kSh4_1 = 1.7701307697799304, kSh4_
 constexpr double kSh4_3 = 0.6690465435572892, kSh4_4 = 0.10578554691520431, kSh4_5 = 0.47308734787878004;
 constexpr double kSh4_6 = 0.6258357354491761;
 
-SPLAT_HD int sh_rest(int degree) { return (degree + 1) * (degree + 1) - 1; }
+SPLAT_HD int shN_count(int degree) { return (degree + 1) * (degree + 1) - 1; }
 
 // 4.1  The (degree + 1)^2 - 1 functions beside the constant one, at the unit direction d.
 template <class T>

@@ -1,4 +1,4 @@
-// Which part of the image a Gaussian can reach: docs/math.md 5. Counting and writing use these very functions.
+// The part of the image that a Gaussian can reach: docs/math.md 5. Counting and writing call the same functions.
 #pragma once
 #include "hd.h"
 

@@ -1,5 +1,5 @@
-// What every library checks before it believes its arguments, and the words it leaves behind. Shared by the CPU and the
-// CUDA side of the ABI; included once a library.
+// Checks of the arguments of every entry, and the error message. Shared by the CPU and the CUDA side of the ABI;
+// included once a library.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -35,24 +35,25 @@ constexpr bool kHasDouble = false;
 const char* fault(const SplatCall* call) {
   if (!sized(call)) return "SplatCall has another size than in this library's splat.h";
   if (call->threads < SPLAT_MIN_THREADS) return "threads must be at least 1";
-  if (call->dtype != SPLAT_FLOAT32 && !(kHasDouble && call->dtype == SPLAT_FLOAT64)) return "this build has no such dtype";
+  if (call->dtype != SPLAT_FLOAT32 && !(kHasDouble && call->dtype == SPLAT_FLOAT64))
+    return "this build has no such dtype";
   return nullptr;
 }
 const char* fault(const SplatView* view) {
   if (!sized(view)) return "SplatView has another size than in this library's splat.h";
   if (view->width < 1 || view->height < 1) return "the image has no pixels";
   if (view->sh_degree < 0 || view->sh_degree > 4) return "sh_degree is not in 0..4";
-  const int32_t lines = int32_t((int64_t(view->height) + SPLAT_TILE - 1) / SPLAT_TILE);
-  if (view->line_begin < 0 || view->line_begin >= view->line_end || view->line_end > lines)
-    return "the lines of tiles are not in the image";
+  const int32_t tile_rows = int32_t((int64_t(view->height) + SPLAT_TILE - 1) / SPLAT_TILE);
+  if (view->tile_row_begin < 0 || view->tile_row_begin >= view->tile_row_end || view->tile_row_end > tile_rows)
+    return "the tile rows are not in the image";
   return nullptr;
 }
 const char* fault(const SplatGaussians* g) {
   if (!sized(g)) return "SplatGaussians has another size than in this library's splat.h";
   if (g->n < 0 || g->n > INT32_MAX) return "n is negative or beyond 2^31 - 1";
   for (int degree = 0; degree <= 4; ++degree)
-    if (g->sh_rest == (degree + 1) * (degree + 1) - 1) return nullptr;
-  return "sh_rest is not 0, 3, 8, 15 or 24";
+    if (g->shN_count == (degree + 1) * (degree + 1) - 1) return nullptr;
+  return "shN_count is not 0, 3, 8, 15 or 24";
 }
 const char* fault(const SplatFrame* frame) {
   return sized(frame) ? nullptr : "SplatFrame has another size than in this library's splat.h";
@@ -72,18 +73,19 @@ const char* fault(const SplatLoss* loss) {
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";
   if (adam->step < 1) return "Adam steps are counted from 1";
-  if (adam->rest_steps != nullptr && (adam->gaps == nullptr || adam->gap_count < 1)) return "gaps are missing";
+  if (adam->sh_last_step != nullptr && (adam->decay_table == nullptr || adam->decay_rows < 1))
+    return "decay_table is missing";
   const char* f = fault(&adam->exp_avg);
   return f != nullptr ? f : fault(&adam->exp_avg_sq);
 }
-// The Adam that leaves the SH rest of what is not seen for later, or null.
-const SplatAdam* with_rest(const SplatAdam* adam) {
-  return adam != nullptr && adam->rest_steps != nullptr ? adam : nullptr;
+// The Adam that leaves shN of invisible Gaussians for later, or null.
+const SplatAdam* lazy_adam(const SplatAdam* adam) {
+  return adam != nullptr && adam->sh_last_step != nullptr ? adam : nullptr;
 }
 
 const char* fault(const SplatProjectGrad* grad) {
   if (!sized(grad)) return "SplatProjectGrad has another size than in this library's splat.h";
-  if (grad->gradients != nullptr && with_rest(grad->adam) != nullptr) return "gradients are not kept with rest_steps";
+  if (grad->gradients != nullptr && lazy_adam(grad->adam) != nullptr) return "gradients are not kept with sh_last_step";
   const char* f = grad->gradients == nullptr ? nullptr : fault(grad->gradients);
   return f != nullptr || grad->adam == nullptr ? f : fault(grad->adam);
 }
@@ -97,13 +99,13 @@ const char* first_fault(A a, Rest... rest) {
   return f != nullptr ? f : first_fault(rest...);
 }
 
-// What does not fit together would be read or written beyond its end.
+// Shapes that do not fit together would be read or written beyond their ends.
 const char* misfit(const SplatView* view, const SplatGaussians* g) {
   const int32_t wanted = (view->sh_degree + 1) * (view->sh_degree + 1) - 1;
-  return wanted <= g->sh_rest ? nullptr : "sh_degree is more than sh_rest has coefficients for";
+  return wanted <= g->shN_count ? nullptr : "sh_degree needs more coefficients than shN has";
 }
 const char* misfit(const SplatGaussians* g, const SplatGaussians* gradients) {
-  const bool same = gradients == nullptr || (gradients->n == g->n && gradients->sh_rest == g->sh_rest);
+  const bool same = gradients == nullptr || (gradients->n == g->n && gradients->shN_count == g->shN_count);
   return same ? nullptr : "the gradients have another shape than the Gaussians";
 }
 const char* misfit(const SplatGaussians* g, const SplatAdam* adam) {

@@ -24,7 +24,7 @@ from scipy.spatial import cKDTree
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.rasterizer.context import PAIR_BYTES, Z_NEAR
+from splatcli.rasterizer.context import ISECT_BYTES, Z_NEAR
 from splatcli.reproducible import logit_of
 from splatcli.scene.camera import Camera
 
@@ -432,7 +432,7 @@ def _neighbour_distances(
 # --- the memory that scales would cost that are activated twice: the tile intersections of one view, in bytes
 
 #: A training step also keeps gradients for each tile intersection.
-STEP_ISECT_BYTES = PAIR_BYTES + 4 * abi.ROW
+STEP_ISECT_BYTES = ISECT_BYTES + 4 * abi.ISECT_GRAD
 #: More cameras or Gaussians than these are sampled evenly: a message needs the size, not the digits.
 _CAMERAS = 8
 _GAUSSIANS = 200_000

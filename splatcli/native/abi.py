@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 9
+ABI_VERSION = 10
 CHUNK = 256
 TILE = 16
-RECORD = 16
-ROW = 16
+PROJECTED = 16
+ISECT_GRAD = 16
 POSE = 16
 #: Places in Frame.counters.
-COUNT_VISIBLE, COUNT_PAIR_BOUND, COUNT_PAIRS, COUNT_OVERFLOW = range(4)
+COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4
 FLOAT32 = 0
 FLOAT64 = 1
@@ -45,8 +45,8 @@ class View(_Sized):
         ("sh_degree", c.c_int32),
         ("antialiased", c.c_int32),
         ("with_depth", c.c_int32),
-        ("line_begin", c.c_int32),
-        ("line_end", c.c_int32),
+        ("tile_row_begin", c.c_int32),
+        ("tile_row_end", c.c_int32),
         ("viewmat", c.c_double * 16),
         ("fx", c.c_double),
         ("fy", c.c_double),
@@ -54,14 +54,14 @@ class View(_Sized):
         ("cy", c.c_double),
         ("z_near", c.c_double),
         ("z_far", c.c_double),
-        ("smoothing", c.c_void_p),
+        ("filter_3d", c.c_void_p),
     ]
 
 
 class GaussianArrays(_Sized):
     _fields_ = [
         ("struct_size", c.c_uint32),
-        ("sh_rest", c.c_int32),
+        ("shN_count", c.c_int32),
         ("n", c.c_int64),
         ("means", c.c_void_p),
         ("quats", c.c_void_p),
@@ -76,23 +76,23 @@ class Frame(_Sized):
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("with_abs", c.c_int32),
-        ("records", c.c_void_p),
+        ("projected", c.c_void_p),
         ("ids", c.c_void_p),
         ("chunk_counts", c.c_void_p),
-        ("row_counts", c.c_void_p),
+        ("tiles_per_gauss", c.c_void_p),
         ("visible", c.c_int64),
-        ("pair_bound", c.c_int64),
+        ("max_isects", c.c_int64),
         ("counters", c.c_void_p),
         ("workspace", c.c_void_p),
         ("workspace_bytes", c.c_int64),
-        ("row_starts", c.c_void_p),
+        ("isect_grad_starts", c.c_void_p),
         ("tile_starts", c.c_void_p),
-        ("pair_records", c.c_void_p),
-        ("pair_rows", c.c_void_p),
-        ("pair_masks", c.c_void_p),
-        ("pairs", c.c_int64),
+        ("isect_gaussians", c.c_void_p),
+        ("isect_grad_rows", c.c_void_p),
+        ("isect_masks", c.c_void_p),
+        ("isects", c.c_int64),
         ("tile_ends", c.c_void_p),
-        ("rows", c.c_void_p),
+        ("isect_grads", c.c_void_p),
     ]
 
 
@@ -117,9 +117,9 @@ class Adam(_Sized):
         ("lr", c.c_double * 6),
         ("exp_avg", GaussianArrays),
         ("exp_avg_sq", GaussianArrays),
-        ("rest_steps", c.c_void_p),
-        ("gaps", c.c_void_p),
-        ("gap_count", c.c_int64),
+        ("sh_last_step", c.c_void_p),
+        ("decay_table", c.c_void_p),
+        ("decay_rows", c.c_int64),
         ("opacity_reg", c.c_double),
         ("scale_reg", c.c_double),
         ("total", c.c_int64),
@@ -196,12 +196,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "splat_last_error": (c.c_char_p, []),
     "splat_best_isa": (c.c_int32, []),
     "splat_project": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(Adam)]),
-    "splat_line_pairs": (c.c_int32, [_call, _view, _gaussians, _frame, c.c_void_p]),
+    "splat_tile_row_isects": (c.c_int32, [_call, _view, _gaussians, _frame, c.c_void_p]),
     "splat_bin_bytes": (c.c_int64, [_call, _view, _frame]),
     "splat_bin": (c.c_int32, [_call, _view, _gaussians, _frame]),
     "splat_blend": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images]),
     "splat_blend_vjp": (c.c_int32, [_call, _view, _frame, c.c_void_p, _images, _images, c.c_void_p, c.c_void_p]),
-    "splat_sum_rows": (c.c_int32, [_call, _gaussians, _frame, c.c_void_p, c.c_void_p]),
+    "splat_sum_isect_grads": (c.c_int32, [_call, _gaussians, _frame, c.c_void_p, c.c_void_p]),
     "splat_project_vjp": (c.c_int32, [_call, _view, _gaussians, _frame, c.POINTER(ProjectGrad)]),
     "splat_loss_bytes": (c.c_int64, [_call, c.POINTER(Loss)]),
     "splat_loss": (c.c_int32, [_call, c.POINTER(Loss)]),

@@ -236,7 +236,7 @@ class Backend:
         n, rest = len(gaussians), gaussians.shN.shape[1]
         return abi.GaussianArrays(
             n=n,
-            sh_rest=rest,
+            shN_count=rest,
             means=self.pointer(gaussians.means, n, 3),
             quats=self.pointer(gaussians.quats, n, 4),
             log_scales=self.pointer(gaussians.log_scales, n, 3),

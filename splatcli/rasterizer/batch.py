@@ -39,7 +39,7 @@ class Outcome:
     """
 
     losses: list[float]
-    pairs: int
+    isects: int
     v_params: list[Tensor] | None
 
 
@@ -95,7 +95,7 @@ class BatchEngine:
         if self.group is not None:
             self.group.all_gather_parts(total.flat)
         apply_mean(self._pipeline, gaussians, adam, total, views, shared)
-        return Outcome([loss for loss, _ in results], int(max(pairs for _, pairs in results)), v_params or None)
+        return Outcome([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
 
     def _gradients(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs, own: FlatSums) -> list[float]:
         """Return loss and tile intersections of a view, and fill ``own`` with its gradients and statistics."""
@@ -108,7 +108,7 @@ class BatchEngine:
         job = pipeline.run(gaussians, adam, adam.step + 1, own_inputs, means=means, gradients=own.gradients)
         l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
         depth = 0.0 if inputs.depth is None else float(pipeline.depth_term)
-        return [total_loss(inputs.ssim_lambda, l1, ssim) + depth, float(pipeline.frame.native.pair_bound)]
+        return [total_loss(inputs.ssim_lambda, l1, ssim) + depth, float(pipeline.frame.native.max_isects)]
 
     def _all_gather_scalars(self, numbers: list[float], problem: Exception | None) -> list[list[float]]:
         return [numbers] if self.group is None else self.group.all_gather_scalars("a view", numbers, problem)

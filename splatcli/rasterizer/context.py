@@ -60,8 +60,8 @@ def view_of(
         sh_degree=sh_degree,
         antialiased=antialiased,
         with_depth=with_depth,
-        line_begin=0,
-        line_end=lines_of(camera.height),
+        tile_row_begin=0,
+        tile_row_end=tile_rows_of(camera.height),
         viewmat=(ctypes.c_double * 16)(*pose.reshape(16).tolist()),
         fx=camera.fx,
         fy=camera.fy,
@@ -72,20 +72,20 @@ def view_of(
     )
 
 
-def lines_of(height: int) -> int:
+def tile_rows_of(height: int) -> int:
     """Rows of tiles in an image of ``height`` pixels."""
     return -(-height // abi.TILE)
 
 
 def tiles_of(view: abi.View) -> int:
     """Tiles of the whole image."""
-    return -(-int(view.width) // abi.TILE) * lines_of(view.height)
+    return -(-int(view.width) // abi.TILE) * tile_rows_of(view.height)
 
 
 _log = logging.getLogger(__name__)
 
 #: Bytes of a pair while the CPU bins and lists it.
-PAIR_BYTES = 12 + LIST_BYTES
+ISECT_BYTES = 12 + LIST_BYTES
 
 
 @dataclass(slots=True)
@@ -130,11 +130,11 @@ class RasterContext:
         arrays = self.backend.arrays(gaussians)
         padded = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
         native = self.native
-        native.records = self._take("records", padded * abi.RECORD, self.backend.dtype)
+        native.projected = self._take("projected", padded * abi.PROJECTED, self.backend.dtype)
         native.ids = self._take("ids", padded, torch.int32)
         native.chunk_counts = self._take("chunk_counts", 2 * (padded // abi.CHUNK), torch.int64)
-        native.row_starts = self._take("row_starts", padded, torch.int32)
-        native.row_counts = self._take("row_counts", padded, torch.int32)
+        native.isect_grad_starts = self._take("isect_grad_starts", padded, torch.int32)
+        native.tiles_per_gauss = self._take("tiles_per_gauss", padded, torch.int32)
         native.visible = padded  # where counts are deferred, this is the room; else a result
         self.backend.call("project", view, arrays, native, adam)
         self._arrays = arrays
@@ -142,37 +142,37 @@ class RasterContext:
         return arrays
 
     def bin(
-        self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None, with_rows: bool = True
+        self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None, with_grads: bool = True
     ) -> None:
         """Lists what reaches each tile, front to back, or decides on the bands in which blending will list it.
 
         room: pairs to make room for, where the backend defers its counts. With None the bound is fetched, which waits
             for the device; with a number nothing waits unless it is over the budget, and the overflow flag tells when
             it was too small.
-        with_rows: whether there will be a backward pass, which needs more memory.
+        with_grads: whether there will be a backward pass, which needs more memory.
         Raises ResourceError, before anything is allocated for pairs, when not even a line of tiles fits the budget.
         """
-        bound = self.pair_bound() if self.counters is None or room is None else room
+        bound = self.max_isects() if self.counters is None or room is None else room
         self._arrays = arrays
         try:
-            self.bands = self._plan(view, bound, room is not None, with_rows)
+            self.bands = self._plan(view, bound, room is not None, with_grads)
         finally:
             self._source = None
-        self.native.pair_bound = sum(band.pairs for band in self.bands)
+        self.native.max_isects = sum(band.isects for band in self.bands)
         if len(self.bands) == 1:
             self._list(view)
 
     def _list(self, view: abi.View) -> None:
-        """Bins the view's lines; native.pair_bound has their pairs."""
+        """Bins the view's lines; native.max_isects has their pairs."""
         native = self.native
         tiles = tiles_of(view)
         native.workspace_bytes = self.backend.call("bin_bytes", view, native)
         native.workspace = self._take("workspace", native.workspace_bytes, torch.uint8)
         native.tile_starts = self._take("tile_starts", tiles + 1, torch.int64)
         native.tile_ends = self._take("tile_ends", tiles, torch.int32)
-        native.pair_records = self._take("pair_records", native.pair_bound, torch.int32)
-        native.pair_rows = self._take("pair_rows", native.pair_bound, torch.int32)
-        native.pair_masks = self._take("pair_masks", native.pair_bound, torch.int16)
+        native.isect_gaussians = self._take("isect_gaussians", native.max_isects, torch.int32)
+        native.isect_grad_rows = self._take("isect_grad_rows", native.max_isects, torch.int32)
+        native.isect_masks = self._take("isect_masks", native.max_isects, torch.int16)
         self.backend.call("bin", view, self._arrays, native)
 
     def _listed(self, view: abi.View) -> Iterator[tuple[abi.View, bool]]:
@@ -182,17 +182,17 @@ class RasterContext:
             return
         for band in self.bands:
             part = abi.View.from_buffer_copy(view)
-            part.line_begin, part.line_end = band.begin, band.end
-            self.native.pair_bound = max(1, band.pairs)
+            part.tile_row_begin, part.tile_row_end = band.begin, band.end
+            self.native.max_isects = max(1, band.isects)
             self._list(part)
             yield part, band is self.bands[-1]
-        self.native.pair_bound = sum(band.pairs for band in self.bands)
+        self.native.max_isects = sum(band.isects for band in self.bands)
 
-    def pair_bound(self) -> int:
+    def max_isects(self) -> int:
         """At least the number of pairs of the view that was projected last; waits for a deferred backend."""
         if self.counters is None:
-            return int(self.native.pair_bound)
-        return max(1, int(self.counters[abi.COUNT_PAIR_BOUND]))
+            return int(self.native.max_isects)
+        return max(1, int(self.counters[abi.COUNT_MAX_ISECTS]))
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
         """Fills image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
@@ -216,29 +216,29 @@ class RasterContext:
         colour = self.backend.pointer(background, 3)
         sums = self._begin_sums() if len(self.bands) > 1 else None
         for part, is_last in self._listed(view):
-            pairs = self.native.pairs if self.counters is None else self.native.pair_bound
-            self.native.rows = self._take("rows", pairs * abi.ROW, self.backend.dtype)
+            isects = self.native.isects if self.counters is None else self.native.max_isects
+            self.native.isect_grads = self._take("isect_grads", isects * abi.ISECT_GRAD, self.backend.dtype)
             self.backend.call(
                 "blend_vjp", part, self.native, colour, out, v_out, partials, v_colour if is_last else None
             )
             if sums is not None:
-                self.backend.call("sum_rows", self._arrays, self.native, *sums)
+                self.backend.call("sum_isect_grads", self._arrays, self.native, *sums)
         if sums is not None:
             self._end_sums(*sums)
 
     def _begin_sums(self) -> tuple[int, int]:
         """Zeros for the sums of the rows, and for which Gaussians have any."""
         padded = self._padded()
-        sums = self.arena.take("row_sums", padded * abi.ROW, self.backend.dtype).zero_()
+        sums = self.arena.take("isect_grad_sums", padded * abi.ISECT_GRAD, self.backend.dtype).zero_()
         reached = self.arena.take("reached", padded, torch.int32).zero_()
         return address(sums), address(reached)
 
     def _end_sums(self, sums: int, reached: int) -> None:
         """What project_vjp sees: one row for each Gaussian that has any, in the order of the Gaussians."""
         padded = self._padded()
-        starts = self.arena.take("row_starts", padded, torch.int32)
+        starts = self.arena.take("isect_grad_starts", padded, torch.int32)
         torch.arange(padded, dtype=torch.int32, out=starts[:padded])
-        self.native.rows, self.native.row_counts = sums, reached
+        self.native.isect_grads, self.native.tiles_per_gauss = sums, reached
 
     def hold(self, arrays: abi.GaussianArrays) -> None:
         """Take parameters that are projected here and blended elsewhere, or the reverse (rasterizer/sharded.py)."""
@@ -247,7 +247,9 @@ class RasterContext:
     def take_sums(self, slots: Tensor, sums: Tensor, reached: Tensor) -> None:
         """Sums of gradient rows [V, ROW] that were made elsewhere, for the records in ``slots`` [V]; see seen()."""
         starts = self._begin_sums()
-        self.arena.take("row_sums", 0, self.backend.dtype)[: self._padded() * abi.ROW].view(-1, abi.ROW)[slots] = sums
+        self.arena.take("isect_grad_sums", 0, self.backend.dtype)[: self._padded() * abi.ISECT_GRAD].view(
+            -1, abi.ISECT_GRAD
+        )[slots] = sums
         self.arena.take("reached", 0, torch.int32)[slots] = reached
         self._end_sums(*starts)
 
@@ -259,12 +261,14 @@ class RasterContext:
         rows = taken.flatten().nonzero().squeeze(1)
         return self.arena.take("ids", 0, torch.int32)[rows].long(), rows
 
-    def summed_rows(self) -> Tensor:
+    def summed_isect_grads(self) -> Tensor:
         """[slots, ROW] what blend_vjp left for each Gaussian's record, summed over its tiles."""
         slots = self._padded()
         if len(self.bands) <= 1:
-            self.backend.call("sum_rows", self._arrays, self.native, *self._begin_sums())
-        return self.arena.take("row_sums", 0, self.backend.dtype)[: slots * abi.ROW].view(slots, abi.ROW)
+            self.backend.call("sum_isect_grads", self._arrays, self.native, *self._begin_sums())
+        return self.arena.take("isect_grad_sums", 0, self.backend.dtype)[: slots * abi.ISECT_GRAD].view(
+            slots, abi.ISECT_GRAD
+        )
 
     def project_vjp(
         self,
@@ -305,33 +309,35 @@ class RasterContext:
             depth=None if depth is None else pointer(depth, h, w),
         )
 
-    def _plan(self, view: abi.View, bound: int, is_guess: bool, with_rows: bool) -> list[Band]:
+    def _plan(self, view: abi.View, bound: int, is_guess: bool, with_grads: bool) -> list[Band]:
         """One band where ``bound`` pairs fit the budget, else several. is_guess: the true bound may be less."""
         assert self._arrays is not None
-        if self.allowance.grants(self._arrays.n, view, self.native, bound, with_rows=with_rows):
-            return [Band(0, lines_of(view.height), bound)]
+        if self.allowance.grants(self._arrays.n, view, self.native, bound, with_grads=with_grads):
+            return [Band(0, tile_rows_of(view.height), bound)]
         if is_guess:
-            return self._plan(view, self.pair_bound(), False, with_rows)
-        if self._crowd(view, bound, None, with_rows).is_absurd():
-            raise self._crowd(view, bound, None, with_rows).refusal()
-        line_pairs = torch.zeros(lines_of(view.height), dtype=torch.int64, device=self.backend.device)
-        self.backend.call("line_pairs", view, self._arrays, self.native, address(line_pairs))
-        lines: list[int] = line_pairs.tolist()
+            return self._plan(view, self.max_isects(), False, with_grads)
+        if self._crowd(view, bound, None, with_grads).is_absurd():
+            raise self._crowd(view, bound, None, with_grads).refusal()
+        tile_row_isects = torch.zeros(tile_rows_of(view.height), dtype=torch.int64, device=self.backend.device)
+        self.backend.call("tile_row_isects", view, self._arrays, self.native, address(tile_row_isects))
+        lines: list[int] = tile_row_isects.tolist()
         try:
-            bands = plan_bands(lines, self.allowance.most_pairs(view, self.native, with_rows))
+            bands = plan_bands(lines, self.allowance.max_isects(view, self.native, with_grads))
         except ValueError:
-            raise self._crowd(view, bound, max(lines), with_rows).refusal() from None
-        self.allowance.grant_bands(view, self.native, max(band.pairs for band in bands), with_rows)
+            raise self._crowd(view, bound, max(lines), with_grads).refusal() from None
+        self.allowance.grant_bands(view, self.native, max(band.isects for band in bands), with_grads)
         if not self.allowance.budget.told:
             self.allowance.budget.told = True
-            wanted, left = self.allowance.nbytes(view, self.native, bound, with_rows), self.allowance.left()
+            wanted, left = self.allowance.nbytes(view, self.native, bound, with_grads), self.allowance.left()
             _log.warning(
                 "the %s tile pairs of a %dx%d view want %s, and %s are left: it is made in %d bands, with the same "
                 "bits but slower", f"{bound:,}", view.width, view.height, gib(wanted), gib(left), len(bands),
             )  # fmt: skip
         return bands
 
-    def _crowd(self, view: abi.View, bound: int, fullest_line: int | None, with_rows: bool) -> IntersectionOverflow:
+    def _crowd(
+        self, view: abi.View, bound: int, fullest_tile_row: int | None, with_grads: bool
+    ) -> IntersectionOverflow:
         """What there is to say of a view that is over the budget."""
         slots = self._padded()
 
@@ -339,7 +345,7 @@ class RasterContext:
             return self.arena.take(name, numel, dtype)[:numel].view(slots // abi.CHUNK, -1)
 
         visible = chunks("chunk_counts", torch.int64, 2 * (slots // abi.CHUNK))[:, 0]
-        ids, tiles = (chunks(name, torch.int32, slots) for name in ("ids", "row_counts"))
+        ids, tiles = (chunks(name, torch.int32, slots) for name in ("ids", "tiles_per_gauss"))
         nbytes = self.allowance.nbytes
         return IntersectionOverflow(
             view.width,
@@ -347,8 +353,8 @@ class RasterContext:
             tiles_of(view),
             int(visible.sum()),
             bound,
-            nbytes(view, self.native, bound, with_rows),
-            None if fullest_line is None else nbytes(view, self.native, fullest_line, with_rows),
+            nbytes(view, self.native, bound, with_grads),
+            None if fullest_tile_row is None else nbytes(view, self.native, fullest_tile_row, with_grads),
             self.allowance.left(),
             # Where records come from elsewhere, nothing is known of what they are of.
             Largest([], [], []) if self._source is None else Largest.of(ids, tiles, visible, self._source.log_scales),

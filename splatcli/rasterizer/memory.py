@@ -25,7 +25,7 @@ SHARE = 0.9
 
 #: Of a limit, pairs take no more than this part: the rest is for density control, which makes new rows before it lets
 #: go of the old ones. With more pairs, views are made in bands.
-PAIRS_SHARE = 0.5
+ISECTS_SHARE = 0.5
 
 #: Where the machine does not tell what is free.
 _UNTOLD = 4 << 30
@@ -52,7 +52,7 @@ class Budget:
             left = min(
                 left,
                 self.limit - held_memory(self.device, offloads=self.offloads) + reusable,
-                int(PAIRS_SHARE * self.limit),
+                int(ISECTS_SHARE * self.limit),
             )
         return max(0, left)
 
@@ -61,11 +61,11 @@ class Budget:
 class FixedBudget:
     """So many bytes for tile pairs, whatever else is held."""
 
-    pairs: int
+    isects: int
     told: bool = False
 
     def left(self, reusable: int = 0) -> int:
-        return self.pairs
+        return self.isects
 
 
 class Arena:
@@ -180,7 +180,7 @@ def _words(path: str) -> list[str]:
 
 
 #: Pairs that one band may have: the native side numbers them in 32 bits.
-MOST_PAIRS = 2**31 - 1
+MAX_ISECTS = 2**31 - 1
 
 #: Beyond the budget, Gaussians that on average cover this part of the image are no picture but a mistake; from so many
 #: on, since a few walls close to the camera may well be that large.
@@ -197,21 +197,21 @@ class Band:
 
     begin: int
     end: int
-    pairs: int
+    isects: int
 
 
-def plan_bands(line_pairs: Sequence[int], most: int) -> list[Band]:
+def plan_bands(tile_row_isects: Sequence[int], most: int) -> list[Band]:
     """As few bands as possible of at most ``most`` pairs, top to bottom. Raises ValueError when a line has more."""
     bands: list[Band] = []
-    begin, pairs = 0, 0
-    for line, more in enumerate(line_pairs):
+    begin, isects = 0, 0
+    for line, more in enumerate(tile_row_isects):
         if more > most:
             raise ValueError(f"line {line} has {more} pairs, {most} fit")
-        if pairs + more > most:
-            bands.append(Band(begin, line, pairs))
-            begin, pairs = line, 0
-        pairs += more
-    return [*bands, Band(begin, len(line_pairs), pairs)]
+        if isects + more > most:
+            bands.append(Band(begin, line, isects))
+            begin, isects = line, 0
+        isects += more
+    return [*bands, Band(begin, len(tile_row_isects), isects)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,32 +240,34 @@ class Largest:
 
 @dataclass(frozen=True, slots=True)
 class IntersectionOverflow:
-    """What a view that is over its budget would take.
+    """The tile intersections of a view that is over its budget, for the error message.
 
-    pairs: upper bound for the whole image. wanted: bytes for them; line_wanted: for the fullest line of tiles alone,
-    None when it was not looked at. left: bytes that there are.
+    isects: upper bound for the whole image. wanted: bytes for them; tile_row_wanted: bytes for the fullest tile row
+    alone, None when it was not counted. left: bytes that are available.
     """
 
     width: int
     height: int
     tiles: int
     visible: int
-    pairs: int
+    isects: int
     wanted: int
-    line_wanted: int | None
+    tile_row_wanted: int | None
     left: int
     largest: Largest
 
     def is_absurd(self) -> bool:
         """Whether these cannot be the Gaussians of a scene."""
-        return self.visible >= ABSURD_COUNT and self.pairs >= ABSURD_SHARE * self.tiles * self.visible
+        return self.visible >= ABSURD_COUNT and self.isects >= ABSURD_SHARE * self.tiles * self.visible
 
     def refusal(self) -> ResourceError:
-        each = self.pairs / max(1, self.visible)
-        line = "" if self.line_wanted is None else f" ({gib(self.line_wanted)} for the fullest row of tiles alone)"
+        each = self.isects / max(1, self.visible)
+        line = (
+            "" if self.tile_row_wanted is None else f" ({gib(self.tile_row_wanted)} for the fullest row of tiles alone)"
+        )
         largest = f"; the largest: {self.largest}" if self.largest.ids else ""
         return ResourceError(
-            f"{self.visible:,} visible Gaussians would cover {self.pairs:,} tiles ({each:,.0f} each, of "
+            f"{self.visible:,} visible Gaussians would cover {self.isects:,} tiles ({each:,.0f} each, of "
             f"{self.tiles:,}) of the {self.width}x{self.height} image: {gib(self.wanted)} wanted{line}, "
             f"{gib(self.left)} allowed{largest}",
             remedy=self._remedy(each),
@@ -277,7 +279,7 @@ class IntersectionOverflow:
                 "Gaussians of a scene are not that large. If they come from a file of another program, check that its "
                 "scales are logarithms (already activated ones look like this) and that the cameras are in its units"
             )
-        if sum(self.largest.tiles) > 0.5 * self.pairs:
+        if sum(self.largest.tiles) > 0.5 * self.isects:
             return "these few have grown out of all proportion: remove them, or resume from an earlier checkpoint"
         return "a smaller --resolution or --cap-max needs less, a larger --vram-budget allows more"
 
@@ -286,7 +288,15 @@ class IntersectionOverflow:
 LIST_BYTES = 4 + 4 + 2
 
 #: Buffers that the budget is for: those whose size goes with the pairs of a view, and the sums from band to band.
-PAIR_BUFFERS = ("workspace", "pair_records", "pair_rows", "pair_masks", "rows", "row_sums", "reached")
+ISECT_BUFFERS = (
+    "workspace",
+    "isect_gaussians",
+    "isect_grad_rows",
+    "isect_masks",
+    "isect_grads",
+    "isect_grad_sums",
+    "reached",
+)
 
 
 class MemoryBudget(Protocol):
@@ -307,65 +317,67 @@ class IntersectionBudget:
         self._backend = backend
         self._arena = arena
         self._slack = arena.slack
-        self._row = abi.ROW * backend.dtype.itemsize
+        self._row = abi.ISECT_GRAD * backend.dtype.itemsize
         self._gaussians = 0
         #: Pairs that there is memory for, by whether there are rows and whether they are those of a band.
         self._granted: dict[tuple[bool, bool], int] = {}
 
     def left(self) -> int:
         """Bytes that there may be for pairs in all."""
-        return self.budget.left(self._arena.nbytes(*PAIR_BUFFERS))
+        return self.budget.left(self._arena.nbytes(*ISECT_BUFFERS))
 
-    def nbytes(self, view: abi.View, native: abi.Frame, pairs: int, with_rows: bool) -> int:
-        """What is allocated for so many pairs; native.pair_bound is theirs afterwards."""
-        native.pair_bound = pairs
+    def nbytes(self, view: abi.View, native: abi.Frame, isects: int, with_grads: bool) -> int:
+        """What is allocated for so many pairs; native.max_isects is theirs afterwards."""
+        native.max_isects = isects
         workspace = self._backend.call("bin_bytes", view, native)
-        return workspace + pairs * (LIST_BYTES + (self._row if with_rows else 0))
+        return workspace + isects * (LIST_BYTES + (self._row if with_grads else 0))
 
-    def grants(self, gaussians: int, view: abi.View, native: abi.Frame, pairs: int, *, with_rows: bool) -> bool:
+    def grants(self, gaussians: int, view: abi.View, native: abi.Frame, isects: int, *, with_grads: bool) -> bool:
         """Whether the whole view may be listed at once; if so the next buffers have the right slack."""
         if gaussians != self._gaussians:
             # Everything else that the run holds has changed with them.
             self._gaussians, self._granted = gaussians, {}
-        if pairs <= self._granted.get((with_rows, False), 0):
+        if isects <= self._granted.get((with_grads, False), 0):
             return True
-        left, wanted = self.left(), self.nbytes(view, native, pairs, with_rows)
-        if wanted > left or pairs > MOST_PAIRS:
+        left, wanted = self.left(), self.nbytes(view, native, isects, with_grads)
+        if wanted > left or isects > MAX_ISECTS:
             return False
         # Where there is no room for slack, buffers are as large as they have to be.
-        self._grant((with_rows, False), pairs, wanted, left, self._slack if (1 + self._slack) * wanted <= left else 0.0)
+        self._grant(
+            (with_grads, False), isects, wanted, left, self._slack if (1 + self._slack) * wanted <= left else 0.0
+        )
         return True
 
-    def most_pairs(self, view: abi.View, native: abi.Frame, with_rows: bool) -> int:
+    def max_isects(self, view: abi.View, native: abi.Frame, with_grads: bool) -> int:
         """How many pairs a band may have."""
-        left = self.left() - self._sums(with_rows)
-        low, high = 0, MOST_PAIRS
+        left = self.left() - self._sums(with_grads)
+        low, high = 0, MAX_ISECTS
         while low < high:
             middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.nbytes(view, native, middle, with_rows) <= left else (low, middle - 1)
+            low, high = (middle, high) if self.nbytes(view, native, middle, with_grads) <= left else (low, middle - 1)
         return low
 
-    def grant_bands(self, view: abi.View, native: abi.Frame, pairs: int, with_rows: bool) -> None:
+    def grant_bands(self, view: abi.View, native: abi.Frame, isects: int, with_grads: bool) -> None:
         """Lets bands of up to ``pairs`` pairs, which fit, be listed one after another."""
-        if pairs > self._granted.get((with_rows, True), 0):
-            wanted = self.nbytes(view, native, pairs, with_rows) + self._sums(with_rows)
-            self._grant((with_rows, True), pairs, wanted, self.left(), 0.0)
+        if isects > self._granted.get((with_grads, True), 0):
+            wanted = self.nbytes(view, native, isects, with_grads) + self._sums(with_grads)
+            self._grant((with_grads, True), isects, wanted, self.left(), 0.0)
 
-    def _sums(self, with_rows: bool) -> int:
+    def _sums(self, with_grads: bool) -> int:
         padded = -(-self._gaussians // abi.CHUNK) * abi.CHUNK
-        return padded * (self._row + 4) if with_rows else 0
+        return padded * (self._row + 4) if with_grads else 0
 
-    def _grant(self, kind: tuple[bool, bool], pairs: int, wanted: int, left: int, slack: float) -> None:
+    def _grant(self, kind: tuple[bool, bool], isects: int, wanted: int, left: int, slack: float) -> None:
         """What was kept for others is given back where it and the new do not fit together."""
         self._arena.slack = slack
-        if self._arena.nbytes(*PAIR_BUFFERS) + (1 + slack) * wanted > left:
-            self._arena.drop(*PAIR_BUFFERS)
+        if self._arena.nbytes(*ISECT_BUFFERS) + (1 + slack) * wanted > left:
+            self._arena.drop(*ISECT_BUFFERS)
             self._granted = {}
-        self._granted[kind] = pairs
+        self._granted[kind] = isects
 
 
-def round_capacity(pairs: int) -> int:
+def round_capacity(isects: int) -> int:
     """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
-    wanted = pairs + pairs // 4 + 1
+    wanted = isects + isects // 4 + 1
     grain = max(1, 1 << max(0, wanted.bit_length() - 4))
     return -(-wanted // grain) * grain

@@ -21,17 +21,17 @@ from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
-from splatcli.rasterizer.context import Z_FAR, Z_NEAR, lines_of
-from splatcli.rasterizer.memory import LIST_BYTES, MOST_PAIRS, round_capacity
+from splatcli.rasterizer.context import Z_FAR, Z_NEAR, tile_rows_of
+from splatcli.rasterizer.memory import LIST_BYTES, MAX_ISECTS, round_capacity
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
 
 #: Gaussians, and lines of tiles of all of them together, that are looked at in one go: tens of megabytes.
 _CHUNK = 1 << 16
-_LINES = 1 << 19
+_TILE_ROWS = 1 << 19
 
 #: With more lines than this among a chunk's Gaussians, which is no scene any more, their boxes have to do.
-_MOST_LINES = 4 * _LINES
+_MAX_TILE_ROWS = 4 * _TILE_ROWS
 
 #: px^2, docs/math.md 3.4; and how far outside the image, in its sides, the Jacobian follows a mean (3.3).
 _BLUR = 0.3
@@ -42,29 +42,29 @@ _RELATIVE, _PIXELS = 1e-5, 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class PairCount:
+class IsectCount:
     """What a view would list.
 
     pairs: at least as many as (Gaussian, tile) pairs. boxes: tiles in the boxes around the Gaussians, which the
     rasterizer makes room for. visible: Gaussians with any.
     """
 
-    pairs: int
+    isects: int
     boxes: int
     visible: int
 
-    def __add__(self, other: PairCount) -> PairCount:
-        return PairCount(self.pairs + other.pairs, self.boxes + other.boxes, self.visible + other.visible)
+    def __add__(self, other: IsectCount) -> IsectCount:
+        return IsectCount(self.isects + other.isects, self.boxes + other.boxes, self.visible + other.visible)
 
-    def times(self, factor: float) -> PairCount:
+    def times(self, factor: float) -> IsectCount:
         """The counts of ``factor`` times as many Gaussians of the same kind."""
-        return PairCount(*(math.ceil(factor * count) for count in (self.pairs, self.boxes, self.visible)))
+        return IsectCount(*(math.ceil(factor * count) for count in (self.isects, self.boxes, self.visible)))
 
 
 @torch.no_grad()
-def predict_pairs(gaussians: Gaussians, camera: Camera) -> PairCount:
+def predict_isects(gaussians: Gaussians, camera: Camera) -> IsectCount:
     """Upper bounds for the view; that of the pairs is about a tenth more than there are in usual scenes."""
-    total = PairCount(0, 0, 0)
+    total = IsectCount(0, 0, 0)
     for first in range(0, len(gaussians), _CHUNK):
         total += _count(gaussians.map(lambda t: t[first : first + _CHUNK]), camera)  # noqa: B023 (used at once)
     return total
@@ -72,7 +72,7 @@ def predict_pairs(gaussians: Gaussians, camera: Camera) -> PairCount:
 
 @torch.no_grad()
 def predict_boxes(gaussians: Gaussians, camera: Camera) -> int:
-    """The boxes of predict_pairs() alone, in half the time."""
+    """The boxes of predict_isects() alone, in half the time."""
     chunks = range(0, len(gaussians), _CHUNK)
     return sum(
         int(tiles_of_each(gaussians.map(lambda t: t[first : first + _CHUNK]), camera).sum())  # noqa: B023 (used at once)
@@ -90,23 +90,23 @@ def tiles_of_each(gaussians: Gaussians, camera: Camera) -> Tensor:
     return tiles
 
 
-def _count(gaussians: Gaussians, camera: Camera) -> PairCount:
+def _count(gaussians: Gaussians, camera: Camera) -> IsectCount:
     _, ellipses = _ellipses(gaussians, camera)
     x0, x1, y0, y1 = _boxes(ellipses, camera)
     boxes = (x1 - x0) * (y1 - y0)
     # Only boxes of two by two tiles and more have corners that the ellipse may leave out.
     cornered = (x1 - x0 > 1) & (y1 - y0 > 1)
-    if int((y1 - y0)[cornered].sum()) > _MOST_LINES:
+    if int((y1 - y0)[cornered].sum()) > _MAX_TILE_ROWS:
         cornered[:] = False
-    pairs = int(boxes[~cornered].sum())
+    isects = int(boxes[~cornered].sum())
     rows = cornered.nonzero().squeeze(1)
     ends = (y1 - y0)[rows].cumsum(0)
     while len(rows):
-        count = max(1, int((ends <= ends[0] + _LINES).sum()))
+        count = max(1, int((ends <= ends[0] + _TILE_ROWS).sum()))
         part = rows[:count]
-        pairs += _line_by_line(ellipses[part], y0[part], y1[part], x0[part], x1[part])
+        isects += _row_by_row(ellipses[part], y0[part], y1[part], x0[part], x1[part])
         rows, ends = rows[count:], ends[count:]
-    return PairCount(pairs, int(boxes.sum()), int((boxes > 0).sum()))
+    return IsectCount(isects, int(boxes.sum()), int((boxes > 0).sum()))
 
 
 def _boxes(ellipses: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -155,7 +155,7 @@ def _tiles(center: Tensor, half: Tensor, size: int) -> tuple[Tensor, Tensor]:
     return first, torch.where(inside, last + 1, first)
 
 
-def _line_by_line(ellipses: Tensor, y0: Tensor, y1: Tensor, x0: Tensor, x1: Tensor) -> int:
+def _row_by_row(ellipses: Tensor, y0: Tensor, y1: Tensor, x0: Tensor, x1: Tensor) -> int:
     """Tiles of the ellipses in each line of tiles that they reach: the widest place among the line's pixels counts."""
     counts = y1 - y0
     owner = torch.repeat_interleave(counts)
@@ -188,11 +188,11 @@ _NUMBERS = 3 + 4 + 3 + 1 + 3
 _TRAINED = 4 + 2 * _FLOAT
 
 #: Of each slot of a frame: its record, id, first row and number of rows; of each chunk, two counts.
-_SLOT = abi.RECORD * _FLOAT + 3 * 4
+_SLOT = abi.PROJECTED * _FLOAT + 3 * 4
 _CHUNK_COUNTS = 2 * 8
 
 #: Of a visible Gaussian whose record goes to another process: as it is made, put in order, sent, and arrived.
-_ON_ITS_WAY = 4 * (abi.RECORD + 1) * _FLOAT
+_ON_ITS_WAY = 4 * (abi.PROJECTED + 1) * _FLOAT
 
 #: What exchanges between processes hold, whatever they carry.
 _TOGETHER = 16 << 20
@@ -239,12 +239,12 @@ class MemoryEstimate:
     state: int
     frame: int
     pixels: int
-    pairs: int
+    isects: int
     lost: int
 
     @property
     def total(self) -> int:
-        return self.state + self.frame + self.pixels + self.pairs + self.lost
+        return self.state + self.frame + self.pixels + self.isects + self.lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class Workload:
     sh_degree: int
     width: int
     height: int
-    pairs: PairCount
+    isects: IsectCount
     exposed: bool = False
     gridded: bool = False
     depths: bool = False
@@ -296,14 +296,14 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     if work.gridded:
         at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
         images += work.height * _GRID_LINE + at_a_time * BAND_BYTES
-    pairs = _pair_bytes(backend, work, round_capacity(work.pairs.boxes), with_rows=True)
+    isects = _isect_bytes(backend, work, round_capacity(work.isects.boxes), with_grads=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return MemoryEstimate(
         state=state_bytes(work.gaussians, work.sh_degree, offloads=work.offloads),
         frame=int(slack * frame),
         pixels=int(slack * images) + pixels * (_PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0)),
-        pairs=int(slack * pairs),
-        lost=_lost(backend, frame + images + pairs),
+        isects=int(slack * isects),
+        lost=_lost(backend, frame + images + isects),
     )
 
 
@@ -317,10 +317,10 @@ def shared_memory_estimate(backend: Backend, work: Workload, parts: int) -> Memo
 
     Its own Gaussians are projected, and keep the sums of their gradients; the view is drawn of what it sees of all.
     """
-    own, seen = -(-work.gaussians // parts), min(work.pairs.visible, work.gaussians)
+    own, seen = -(-work.gaussians // parts), min(work.isects.visible, work.gaussians)
     step = step_memory(backend, replace(work, gaussians=seen))
     slots = -(-own // abi.CHUNK) * abi.CHUNK
-    projected = slots * (_SLOT + abi.ROW * _FLOAT + 4) + slots // abi.CHUNK * _CHUNK_COUNTS
+    projected = slots * (_SLOT + abi.ISECT_GRAD * _FLOAT + 4) + slots // abi.CHUNK * _CHUNK_COUNTS
     frame = step.frame + projected + seen * _ON_ITS_WAY + 2 * sums_bytes(work.sh_degree) * own
     return replace(step, state=state_bytes(own, work.sh_degree), frame=frame, lost=step.lost + _TOGETHER)
 
@@ -329,17 +329,17 @@ def render_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     """A render without gradients, with the model that is shown."""
     frame = _frame_bytes(backend, work)
     images = work.width * work.height * _RENDER_PIXEL
-    pairs = _pair_bytes(backend, work, work.pairs.boxes, with_rows=False)
+    isects = _isect_bytes(backend, work, work.isects.boxes, with_grads=False)
     away = rest_bytes(work.gaussians, work.sh_degree) if work.offloads else 0
     state = work.gaussians * parameter_bytes(work.sh_degree) - away
-    return MemoryEstimate(state, frame, images, pairs, _lost(backend, frame + images + pairs))
+    return MemoryEstimate(state, frame, images, isects, _lost(backend, frame + images + isects))
 
 
-def line_bytes(backend: Backend, work: Workload) -> int:
+def tile_row_bytes(backend: Backend, work: Workload) -> int:
     """What the fullest line of tiles takes in training at least, without which there is no step: that of the mean."""
-    lines = lines_of(work.height)
-    line = PairCount(-(-work.pairs.pairs // lines), -(-work.pairs.boxes // lines), work.pairs.visible)
-    return _pair_bytes(backend, replace(work, pairs=line), line.boxes, with_rows=True)
+    lines = tile_rows_of(work.height)
+    line = IsectCount(-(-work.isects.isects // lines), -(-work.isects.boxes // lines), work.isects.visible)
+    return _isect_bytes(backend, replace(work, isects=line), line.boxes, with_grads=True)
 
 
 def _lost(backend: Backend, buffers: int) -> int:
@@ -349,23 +349,23 @@ def _lost(backend: Backend, buffers: int) -> int:
 
 def _frame_bytes(backend: Backend, work: Workload) -> int:
     slots = -(-work.gaussians // abi.CHUNK) * abi.CHUNK
-    tiles = -(-work.width // abi.TILE) * lines_of(work.height)
+    tiles = -(-work.width // abi.TILE) * tile_rows_of(work.height)
     return slots * _SLOT + slots // abi.CHUNK * _CHUNK_COUNTS + tiles * _TILE + _workspace(backend, work, 0)
 
 
-def _pair_bytes(backend: Backend, work: Workload, room: int, *, with_rows: bool) -> int:
+def _isect_bytes(backend: Backend, work: Workload, room: int, *, with_grads: bool) -> int:
     """room: pairs that a GPU makes room for; a CPU writes only what there are, but for the workspace, which is cut up
     by their bound."""
-    bound = room if backend.deferred else work.pairs.boxes
-    pairs = room if backend.deferred else work.pairs.pairs
-    row = abi.ROW * backend.dtype.itemsize if with_rows else 0
-    numbered = min(bound, MOST_PAIRS)
+    bound = room if backend.deferred else work.isects.boxes
+    isects = room if backend.deferred else work.isects.isects
+    row = abi.ISECT_GRAD * backend.dtype.itemsize if with_grads else 0
+    numbered = min(bound, MAX_ISECTS)
     workspace = _workspace(backend, work, numbered) - _workspace(backend, work, 0)
     # Beyond what can be numbered, in a straight line.
-    return workspace * bound // max(1, numbered) + pairs * (LIST_BYTES + row)
+    return workspace * bound // max(1, numbered) + isects * (LIST_BYTES + row)
 
 
-def _workspace(backend: Backend, work: Workload, pairs: int) -> int:
-    slots = -(-(work.gaussians if backend.deferred else work.pairs.visible) // abi.CHUNK) * abi.CHUNK
-    view = abi.View(width=work.width, height=work.height, line_begin=0, line_end=lines_of(work.height))
-    return backend.call("bin_bytes", view, abi.Frame(visible=slots, pair_bound=pairs))
+def _workspace(backend: Backend, work: Workload, isects: int) -> int:
+    slots = -(-(work.gaussians if backend.deferred else work.isects.visible) // abi.CHUNK) * abi.CHUNK
+    view = abi.View(width=work.width, height=work.height, tile_row_begin=0, tile_row_end=tile_rows_of(work.height))
+    return backend.call("bin_bytes", view, abi.Frame(visible=slots, max_isects=isects))

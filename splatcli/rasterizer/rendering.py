@@ -173,7 +173,7 @@ class ViewRender:
             z_range=z_range,
         )
         if self._smoothing is not None:
-            self.view.smoothing = backend.pointer(self._smoothing, len(gaussians))
+            self.view.filter_3d = backend.pointer(self._smoothing, len(gaussians))
         self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
 
     def project(self) -> Projected:
@@ -232,7 +232,7 @@ class _Rasterize(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         frame, view = half.frame, half.view
-        frame.bin(view, half.arrays, with_rows=half.with_gradients)
+        frame.bin(view, half.arrays, with_grads=half.with_gradients)
         size = (view.height, view.width)
         image = background.new_empty(*size, 3)
         alpha = background.new_empty(size)
@@ -282,20 +282,20 @@ class _Rasterize(torch.autograd.Function):
 
 def _unpacked(frame: RasterContext, out: Projected) -> Projected:
     """``out`` with what the records of a view say."""
-    ids, rows = frame.seen()
-    records = frame.arena.take("records", 0, frame.backend.dtype).view(-1, abi.RECORD)[rows]
-    out.means2d[ids] = records[:, :2]
-    out.conics[ids] = records[:, 2:5] * records.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
-    out.opacities[ids] = torch.exp2(records[:, 5])
-    out.depths[ids] = records[:, 9]
-    out.radii[ids] = records[:, 10:12].ceil().int()
+    ids, slots = frame.seen()
+    projected = frame.arena.take("projected", 0, frame.backend.dtype).view(-1, abi.PROJECTED)[slots]
+    out.means2d[ids] = projected[:, :2]
+    out.conics[ids] = projected[:, 2:5] * projected.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
+    out.opacities[ids] = torch.exp2(projected[:, 5])
+    out.depths[ids] = projected[:, 9]
+    out.radii[ids] = projected[:, 10:12].ceil().int()
     return out
 
 
 def _means2d_vjp(frame: RasterContext, out: Projected) -> Tensor:
     """[N, 2] dL/d means2d from the sums of the gradient rows; docs/math.md 6.2 and 6.3."""
-    ids, rows = frame.seen()
-    sums = frame.summed_rows()[rows]
+    ids, slots = frame.seen()
+    sums = frame.summed_isect_grads()[slots]
     a, b, c = out.conics[ids].unbind(dim=1)
     vx, vy = sums[:, 1], sums[:, 2]
     gradient = torch.zeros_like(out.means2d)

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
 #: Numbers of a projected Gaussian that is sent: its record, and the tiles of its box as bits.
-SENT = abi.RECORD + 1
+SENT = abi.PROJECTED + 1
 
 #: Numbers that come back for it: the sum of its per-intersection gradients, and whether there was any.
-RETURNED = abi.ROW + 1
+RETURNED = abi.ISECT_GRAD + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +54,7 @@ class ProjectedView:
 
     @classmethod
     def of(cls, context: RasterContext, view: abi.View, arrays: abi.GaussianArrays, slots: Tensor) -> ProjectedView:
-        """Return the view that ``context`` has just projected. slots: of visible_records()."""
+        """Return the view that ``context`` has just projected. slots: of visible_projected()."""
         counts = context.arena.take("chunk_counts", 0, torch.int64)[: 2 * -(-arrays.n // abi.CHUNK)]
         return cls(view, arrays, slots, context.arena.take("ids", 0, torch.int32)[slots], counts.clone())
 
@@ -66,44 +66,44 @@ class ProjectedView:
         take_sums(context, self.slots, returned)
 
 
-def visible_records(context: RasterContext, arrays: abi.GaussianArrays) -> tuple[Tensor, Tensor]:
+def visible_projected(context: RasterContext, arrays: abi.GaussianArrays) -> tuple[Tensor, Tensor]:
     """Return ([V, SENT] of the Gaussians that a projected view sees, in order; [V] the slots of their records)."""
     context.hold(arrays)
     _, slots = context.seen()
-    records = context.arena.take("records", 0, context.backend.dtype)
-    records = records[: records.numel() // abi.RECORD * abi.RECORD].view(-1, abi.RECORD)[slots]
-    tiles = context.arena.take("row_counts", 0, torch.int32)[slots]
-    return torch.cat([records, tiles.view(torch.float32)[:, None]], dim=1), slots
+    projected = context.arena.take("projected", 0, context.backend.dtype)
+    projected = projected[: projected.numel() // abi.PROJECTED * abi.PROJECTED].view(-1, abi.PROJECTED)[slots]
+    tiles = context.arena.take("tiles_per_gauss", 0, torch.int32)[slots]
+    return torch.cat([projected, tiles.view(torch.float32)[:, None]], dim=1), slots
 
 
 def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
     """Fill ``context`` as project() does, from the records [V, SENT] of several processes, one after another."""
     count, chunk, device = len(sent), abi.CHUNK, context.backend.device
     padded = -(-count // chunk) * chunk
-    records, ids, tiles, starts, counts = (
+    projected, ids, tiles, starts, counts = (
         context.arena.take(name, numel, dtype)
         for name, numel, dtype in (
-            ("records", padded * abi.RECORD, context.backend.dtype),
+            ("projected", padded * abi.PROJECTED, context.backend.dtype),
             ("ids", padded, torch.int32),
-            ("row_counts", padded, torch.int32),
-            ("row_starts", padded, torch.int32),
+            ("tiles_per_gauss", padded, torch.int32),
+            ("isect_grad_starts", padded, torch.int32),
             ("chunk_counts", 2 * (padded // chunk), torch.int64),
         )
     )
-    records[: count * abi.RECORD].view(count, abi.RECORD).copy_(sent[:, : abi.RECORD])
+    projected[: count * abi.PROJECTED].view(count, abi.PROJECTED).copy_(sent[:, : abi.PROJECTED])
     ids[:count] = torch.arange(count, dtype=torch.int32, device=device)
     tiles[:padded] = 0
-    tiles[:count] = sent[:, abi.RECORD].contiguous().view(torch.int32)
+    tiles[:count] = sent[:, abi.PROJECTED].contiguous().view(torch.int32)
     per_chunk = counts[: 2 * (padded // chunk)].view(padded // chunk, 2)
     per_chunk[:, 0] = (count - torch.arange(0, padded, chunk, device=device)).clamp(max=chunk)
     per_chunk[:, 1] = tiles[:padded].view(padded // chunk, chunk).sum(dim=1, dtype=torch.int64)
     native = context.native
-    native.records, native.ids, native.chunk_counts = address(records), address(ids), address(counts)
-    native.row_counts, native.row_starts = address(tiles), address(starts)
-    native.visible, native.pair_bound = count, int(per_chunk[:, 1].sum())
+    native.projected, native.ids, native.chunk_counts = address(projected), address(ids), address(counts)
+    native.tiles_per_gauss, native.isect_grad_starts = address(tiles), address(starts)
+    native.visible, native.max_isects = count, int(per_chunk[:, 1].sum())
     if context.counters is not None:
         native.visible = padded
-        context.counters.copy_(torch.tensor([count, native.pair_bound, 0, 0]))
+        context.counters.copy_(torch.tensor([count, native.max_isects, 0, 0]))
     # No code reads parameters after the projection; they are here to be counted.
     blank = Gaussians(*(sent.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
     arrays = context.backend.arrays(blank)
@@ -113,14 +113,14 @@ def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
 
 def returned_sums(context: RasterContext, count: int) -> Tensor:
     """Return [count, RETURNED], what blend_vjp has left for each record of fill_context()."""
-    sums = context.summed_rows()[:count]
+    sums = context.summed_isect_grads()[:count]
     reached = context.arena.take("reached", 0, torch.int32)[:count]
     return torch.cat([sums, reached.view(torch.float32)[:, None]], dim=1)
 
 
 def take_sums(context: RasterContext, slots: Tensor, returned: Tensor) -> None:
     """Put the gradients that came back [V, RETURNED] for the records in ``slots`` where project_vjp reads them."""
-    context.take_sums(slots, returned[:, : abi.ROW], returned[:, abi.ROW].contiguous().view(torch.int32))
+    context.take_sums(slots, returned[:, : abi.ISECT_GRAD], returned[:, abi.ISECT_GRAD].contiguous().view(torch.int32))
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -173,19 +173,19 @@ class ShardedEngine:
             except Exception as error:
                 problem = error
             shared = shared or inputs
-            seen, records, counts = self._project(gaussians, self._views(gaussians, batch, shared), problem)
-            numbers, sums, counts = self._blend(inputs, records, counts)
+            seen, projected, counts = self._project(gaussians, self._views(gaussians, batch, shared), problem)
+            numbers, sums, counts = self._blend(inputs, projected, counts)
             results += numbers[: len(batch)]
             assert shared is not None
             for view, returned in zip(seen, torch.split(sums, counts), strict=False):
                 self._gradients(view, returned, gaussians, shared, own)
                 total.flat += own.flat
-            del records, sums
+            del projected, sums
             if shared.view_params is not None:
                 v_params += self.group.all_gather(self._pipeline.slopes.cpu())[: len(batch)]
         assert shared is not None
         apply_mean(self._pipeline, gaussians, adam, total, len(cameras), shared)
-        return Outcome([loss for loss, _ in results], int(max(pairs for _, pairs in results)), v_params or None)
+        return Outcome([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
 
     @torch.no_grad()
     def render(
@@ -197,14 +197,14 @@ class ShardedEngine:
         """
         rank, backend = self.group.rank, self._pipeline.backend
         views = [view_of(camera, sh_degree=sh_degree, antialiased=antialiased, with_depth=False) for camera in cameras]
-        _, records, _ = self._project(gaussians, views, None)
+        _, projected, _ = self._project(gaussians, views, None)
         if rank >= len(views):
             return None, None
         view, context = views[rank], RasterContext(backend, self._budget, slack=0.0)
         image = background.new_empty(view.height, view.width, 3)
         try:
-            arrays = fill_context(context, records)
-            context.bin(view, arrays, with_rows=False)
+            arrays = fill_context(context, projected)
+            context.bin(view, arrays, with_grads=False)
             context.blend(view, background, image, background.new_empty(view.height, view.width), None)
         except Exception as error:
             return None, error
@@ -228,9 +228,9 @@ class ShardedEngine:
         try:
             for view in views:
                 arrays = context.project(view, gaussians)
-                records, slots = visible_records(context, arrays)
+                projected, slots = visible_projected(context, arrays)
                 seen.append(ProjectedView.of(context, view, arrays, slots))
-                sent.append(records)
+                sent.append(projected)
             together = torch.cat(sent)
         except Exception as error:
             problem, together = problem or error, sent[0]
@@ -239,33 +239,33 @@ class ShardedEngine:
         return seen, *self.group.all_to_all_rows(together, counts, problem)
 
     def _blend(
-        self, inputs: StepInputs | None, records: Tensor, counts: list[int]
+        self, inputs: StepInputs | None, projected: Tensor, counts: list[int]
     ) -> tuple[list[list[float]], Tensor, list[int]]:
         """Blend this process' view, if it has one, and exchange the gradients.
 
         Returns ([loss, pairs] of all, the sums that come back for this process' records, how many for each view).
         """
-        numbers, sums, problem = [0.0, 0.0], records.new_zeros(0, RETURNED), None
+        numbers, sums, problem = [0.0, 0.0], projected.new_zeros(0, RETURNED), None
         try:
             if inputs is not None:
-                numbers, sums = self._compared(inputs, records)
+                numbers, sums = self._compared(inputs, projected)
         except Exception as error:
             problem = error
         results = self.group.all_gather_scalars("a view", numbers, problem)
         return results, *self.group.all_to_all_rows(sums, counts)
 
-    def _compared(self, inputs: StepInputs, records: Tensor) -> tuple[list[float], Tensor]:
+    def _compared(self, inputs: StepInputs, projected: Tensor) -> tuple[list[float], Tensor]:
         """Return ([loss, pairs] of a view; [V, RETURNED] the gradients of its ``records`` [V, SENT])."""
         pipeline, camera = self._pipeline, inputs.camera
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
-        arrays = fill_context(pipeline.frame, records)
+        arrays = fill_context(pipeline.frame, projected)
         deferred = pipeline.backend.deferred
         job = pipeline.compare(view, arrays, inputs, means=self._means if deferred else None)
         l1, ssim = self._means.tolist() if deferred else (job.l1, job.ssim)
         depth = float(pipeline.depth_term) if known else 0.0
         loss = total_loss(inputs.ssim_lambda, l1, ssim) + depth
-        return [loss, float(pipeline.frame.native.pair_bound)], returned_sums(pipeline.frame, len(records))
+        return [loss, float(pipeline.frame.native.max_isects)], returned_sums(pipeline.frame, len(projected))
 
     def _gradients(
         self, view: ProjectedView, returned: Tensor, gaussians: Gaussians, shared: StepInputs, own: FlatSums
@@ -367,10 +367,10 @@ class _RenderSharded(torch.autograd.Function):
         for rank in range(group.size):
             context, view = RasterContext(job.backend, slack=0.0), job.view(rank)
             arrays = context.project(view, gaussians)
-            records, slots = visible_records(context, arrays)
+            projected, slots = visible_projected(context, arrays)
             contexts.append((context, view, arrays, slots))
-            sent.append(records)
-        received, counts = group.all_to_all_rows(torch.cat(sent), [len(records) for records in sent])
+            sent.append(projected)
+        received, counts = group.all_to_all_rows(torch.cat(sent), [len(projected) for projected in sent])
         view = job.view(group.rank)
         context = RasterContext(job.backend, slack=0.0)
         arrays = fill_context(context, received)

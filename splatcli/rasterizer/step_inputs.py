@@ -167,7 +167,7 @@ class StepEngine(Protocol):
     pairs: (Gaussian, tile) pairs of the last step whose loss was told, at most; 0 where there are none.
     """
 
-    pairs: int
+    isects: int
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
         """Takes a step on; the losses that are known since the last call, in the order of the steps.
@@ -184,7 +184,7 @@ class StepEngine(Protocol):
 class SyncEngine:
     """An engine that is done when it returns: only ``step`` is its own."""
 
-    pairs: int = 0
+    isects: int = 0
 
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place."""

@@ -93,7 +93,7 @@ class TrainStepPipeline:
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)
         if inputs.smoothing is not None:
-            view.smoothing = self.backend.pointer(inputs.smoothing, len(gaussians))
+            view.filter_3d = self.backend.pointer(inputs.smoothing, len(gaussians))
         return view
 
     def compare(
@@ -224,9 +224,9 @@ class TrainStepPipeline:
             if self._gaps is None or self._gaps_of != (adam.beta1, adam.beta2):
                 self._gaps = decay_table(adam.beta1, adam.beta2).to(self.backend.device)
                 self._gaps_of = (adam.beta1, adam.beta2)
-            update.rest_steps = self.backend.pointer(adam.rest_steps, len(adam.exp_avg), dtype=torch.int32)
-            update.gaps = self.backend.pointer(self._gaps, len(self._gaps), 2, dtype=torch.float64)
-            update.gap_count = len(self._gaps)
+            update.sh_last_step = self.backend.pointer(adam.rest_steps, len(adam.exp_avg), dtype=torch.int32)
+            update.decay_table = self.backend.pointer(self._gaps, len(self._gaps), 2, dtype=torch.float64)
+            update.decay_rows = len(self._gaps)
         return update
 
 
@@ -244,7 +244,7 @@ class NativeEngine(SyncEngine):
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
         job = self._stages.run(gaussians, adam, adam.step + 1, inputs)
         adam.step += 1
-        self.pairs = self.frame.native.pair_bound
+        self.isects = self.frame.native.max_isects
         apply_view_grads(inputs.view_params, self._stages.slopes)
         depth = 0.0 if inputs.depth is None else float(self._stages.depth_term)
         return total_loss(inputs.ssim_lambda, job.l1, job.ssim) + depth
@@ -297,7 +297,7 @@ class AsyncEngine:
         self._host_depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
         self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
         self._submitted = 0
-        self.pairs = 0
+        self.isects = 0
 
     @property
     def frame(self) -> RasterContext:
@@ -331,13 +331,13 @@ class AsyncEngine:
             first = self._pending[0]
             if first.done is not None:
                 first.done.synchronize()
-            pairs, overflow = first.counters[[abi.COUNT_PAIRS, abi.COUNT_OVERFLOW]].tolist()
-            self._room = max(self._room, round_capacity(pairs))
+            isects, overflow = first.counters[[abi.COUNT_ISECTS, abi.COUNT_OVERFLOW]].tolist()
+            self._room = max(self._room, round_capacity(isects))
             if overflow:
                 self._again()
                 continue
             self._pending.popleft()
-            self.pairs = pairs
+            self.isects = isects
             apply_view_grads(first.inputs.view_params, first.slopes)
             depth = 0.0 if first.inputs.depth is None else float(first.depth_term)
             losses.append(total_loss(first.inputs.ssim_lambda, *first.means.tolist()) + depth)
@@ -355,7 +355,7 @@ class AsyncEngine:
         room = self._room or None
         stages.run(step.gaussians, step.adam, step.number, step.inputs, room=room, means=self._means)
         if room is None:
-            self._room = round_capacity(self.frame.native.pair_bound)
+            self._room = round_capacity(self.frame.native.max_isects)
         assert self.frame.counters is not None
         step.means.copy_(self._means, non_blocking=True)
         step.counters.copy_(self.frame.counters, non_blocking=True)

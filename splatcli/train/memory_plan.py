@@ -20,12 +20,12 @@ from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.rasterizer.context import lines_of
+from splatcli.rasterizer.context import tile_rows_of
 from splatcli.rasterizer.memory import (
     ABSURD_COUNT,
     ABSURD_SHARE,
+    ISECTS_SHARE,
     NAMED,
-    PAIRS_SHARE,
     SHARE,
     IntersectionOverflow,
     Largest,
@@ -33,17 +33,17 @@ from splatcli.rasterizer.memory import (
     held_memory,
 )
 from splatcli.rasterizer.memory_estimate import (
+    IsectCount,
     MemoryEstimate,
-    PairCount,
     Workload,
-    line_bytes,
     predict_boxes,
-    predict_pairs,
+    predict_isects,
     render_memory,
     rest_bytes,
     shared_memory_estimate,
     state_bytes,
     step_memory,
+    tile_row_bytes,
     tiles_of_each,
 )
 from splatcli.rasterizer.offload import DEVICE_STORAGE, ROWS, TensorStorage
@@ -104,8 +104,8 @@ class MemoryPlan:
     def min_bytes(self) -> int:
         """Return the bytes without which not even a step in bands is possible."""
         step = self._step(self.work)
-        row = min(step.pairs, line_bytes(self.backend, self.work))
-        return self.held + self._batch_bytes(self.work.gaussians) + step.total - step.pairs + row
+        row = min(step.isects, tile_row_bytes(self.backend, self.work))
+        return self.held + self._batch_bytes(self.work.gaussians) + step.total - step.isects + row
 
     def start_bytes(self) -> int:
         """Return the bytes of the first steps, in bands if necessary."""
@@ -115,7 +115,7 @@ class MemoryPlan:
         """Return the bytes at the worst moment with ``count`` Gaussians."""
         work = self._work_at(count)
         step = self._step(work)
-        sums = self._band_rows(work) * (4 * abi.ROW + 4) if step.pairs > self._max_isect_bytes() else 0
+        sums = self._band_rows(work) * (4 * abi.ISECT_GRAD + 4) if step.isects > self._max_isect_bytes() else 0
         beside = self.held + self.images + self._batch_bytes(count)
         return beside + self._banded(step) + sums + self._between_steps(work)
 
@@ -144,17 +144,17 @@ class MemoryPlan:
             width=self.camera.width,
             height=self.camera.height,
             tiles=_tiles(self.camera),
-            visible=self.work.pairs.visible,
-            pairs=self.work.pairs.boxes,
-            wanted=step.pairs,
-            line_wanted=None,
-            left=max(0, self.limit - self.held - (step.total - step.pairs)),
+            visible=self.work.isects.visible,
+            isects=self.work.isects.boxes,
+            wanted=step.isects,
+            tile_row_wanted=None,
+            left=max(0, self.limit - self.held - (step.total - step.isects)),
             largest=Largest(worst.tolist(), tiles[worst].tolist(), scales[worst].double().exp().tolist()),
         )
 
     def is_absurd(self) -> bool:
         """Return whether these cannot be the Gaussians of a scene, and their intersections do not fit."""
-        isects = self.work.pairs
+        isects = self.work.isects
         covers = isects.boxes >= ABSURD_SHARE * _tiles(self.camera) * isects.visible
         step = step_memory(self.backend, self.work)
         return isects.visible >= ABSURD_COUNT and covers and self.held + step.total > self.limit
@@ -164,10 +164,10 @@ class MemoryPlan:
 
     def _banded(self, step: MemoryEstimate) -> int:
         """Return the bytes of a step, in bands if its intersections take more than their part of the memory."""
-        return step.total - step.pairs + min(step.pairs, self._max_isect_bytes())
+        return step.total - step.isects + min(step.isects, self._max_isect_bytes())
 
     def _max_isect_bytes(self) -> int:
-        return int(PAIRS_SHARE * self.limit)
+        return int(ISECTS_SHARE * self.limit)
 
     def _batch_bytes(self, count: int) -> int:
         """Return the bytes of a view's gradients, their sum, and those of other ranks, where steps have batches."""
@@ -176,7 +176,7 @@ class MemoryPlan:
     def _work_at(self, count: int) -> Workload:
         """Return the workload of a step with ``count`` Gaussians."""
         factor = math.pow(count / max(1, self.work.gaussians), _ISECTS_POWER)
-        return replace(self.work, gaussians=count, pairs=self.work.pairs.times(factor))
+        return replace(self.work, gaussians=count, isects=self.work.isects.times(factor))
 
     def _band_rows(self, work: Workload) -> int:
         """Return the Gaussians whose gradients are summed from band to band."""
@@ -184,7 +184,7 @@ class MemoryPlan:
 
     def _scoring(self, work: Workload) -> int:
         """Return the bytes of scoring a view, beside the Gaussians that it renders."""
-        isects = min(render_memory(self.backend, work).pairs, int(_SCORE_ISECTS * self._max_isect_bytes()))
+        isects = min(render_memory(self.backend, work).isects, int(_SCORE_ISECTS * self._max_isect_bytes()))
         return isects + work.width * work.height * _SCORE_PIXEL
 
     def _between_steps(self, work: Workload) -> int:
@@ -213,11 +213,11 @@ class ShardedMemoryPlan(MemoryPlan):
     def _work_at(self, count: int) -> Workload:
         work = MemoryPlan._work_at(self, count)
         # More Gaussians are smaller, but the same part of them is visible.
-        visible = self.work.pairs.times(count / max(1, self.work.gaussians)).visible
-        return replace(work, pairs=replace(work.pairs, visible=visible))
+        visible = self.work.isects.times(count / max(1, self.work.gaussians)).visible
+        return replace(work, isects=replace(work.isects, visible=visible))
 
     def _band_rows(self, work: Workload) -> int:
-        return work.pairs.visible
+        return work.isects.visible
 
     def _between_steps(self, work: Workload) -> int:
         count, degree = work.gaussians, work.sh_degree
@@ -292,7 +292,7 @@ def plan_memory(
     return config.memory.cap, _memory_notes(config, plan) + _offload_notes(config, plan)
 
 
-def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camera, PairCount]:
+def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camera, IsectCount]:
     """Return the camera with most intersections, and their number; of many Gaussians and cameras a sample is taken."""
     cameras = cameras[:: -(-len(cameras) // _CAMERAS)]
     step = -(-len(gaussians) * len(cameras) // _SAMPLED) or 1
@@ -301,7 +301,7 @@ def fullest_view(gaussians: Gaussians, cameras: Sequence[Camera]) -> tuple[Camer
     fullest = cameras[boxes.index(max(boxes))]
     step = -(-len(gaussians) // _SAMPLED_IN_FULLEST) or 1
     sample = gaussians.map(lambda t: t[::step].detach().cpu())
-    return fullest, predict_pairs(sample, fullest).times(len(gaussians) / len(sample))
+    return fullest, predict_isects(sample, fullest).times(len(gaussians) / len(sample))
 
 
 def _memory_notes(config: Config, plan: MemoryPlan) -> list[str]:
@@ -372,4 +372,4 @@ def _refusal(plan: MemoryPlan, needed: int, has_budget: bool) -> ResourceError:
 
 
 def _tiles(camera: Camera) -> int:
-    return -(-camera.width // abi.TILE) * lines_of(camera.height)
+    return -(-camera.width // abi.TILE) * tile_rows_of(camera.height)

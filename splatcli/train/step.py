@@ -63,7 +63,7 @@ class Stepper:
     @property
     def isects(self) -> int:
         """Tile intersections of the last reported step, at most; with several views those of the fullest one."""
-        return self.engine.pairs if self.batch_engine is None else self._batch_isects
+        return self.engine.isects if self.batch_engine is None else self._batch_isects
 
     def step(self, state: TrainState, strategy: Strategy, step: int) -> list[Stepped]:
         """Submit step number ``step`` and return the steps whose losses are known now.
@@ -137,7 +137,7 @@ class Stepper:
             state.sampler = ViewSampler(state.sampler.num_views, state.sampler.seed, **sampler)
             state.generators["background"].set_state(generator)
             raise
-        self._batch_isects = outcome.pairs
+        self._batch_isects = outcome.isects
         for row, camera, v_params in zip(rows, cameras, outcome.v_params or [], strict=False):
             apply_view_grads(_view_params(state, step, row, camera), v_params)
         for row, loss in zip(rows, outcome.losses, strict=True):

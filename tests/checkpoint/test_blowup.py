@@ -37,7 +37,7 @@ def counted(gaussians: Gaussians, camera: Camera) -> int:
     """What the rasterizer would make room for."""
     frame = RasterContext(Backend.cpu())
     frame.project(view_of(camera, sh_degree=0, antialiased=False, with_depth=False), gaussians)
-    return frame.pair_bound()
+    return frame.max_isects()
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 0.05, 0.2, 1.0, 100.0])

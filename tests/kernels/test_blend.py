@@ -131,8 +131,8 @@ class Bins:
         return cls(frame, view, gaussians)
 
     @property
-    def pairs(self) -> int:
-        return self.frame.native.pairs
+    def isects(self) -> int:
+        return self.frame.native.isects
 
     @property
     def tiles(self) -> int:
@@ -146,15 +146,15 @@ class Blender:
         self.bins, self.backend = bins, backend
         native = abi.Frame()
         ctypes.memmove(ctypes.byref(native), ctypes.byref(bins.frame.native), ctypes.sizeof(native))
-        records = bins.frame.arena.take("records", 0, torch.float32)
-        self.records = records.to(backend.dtype)
-        self.counters = torch.tensor([0, 0, bins.pairs, int(overflow)])
+        projected = bins.frame.arena.take("projected", 0, torch.float32)
+        self.projected = projected.to(backend.dtype)
+        self.counters = torch.tensor([0, 0, bins.isects, int(overflow)])
         self.tile_ends = torch.full((bins.tiles,), -7, dtype=torch.int32)
-        self.rows = torch.full((bins.pairs, abi.ROW), float("nan"), dtype=backend.dtype)
+        self.rows = torch.full((bins.isects, abi.ISECT_GRAD), float("nan"), dtype=backend.dtype)
         self.partials = torch.full((bins.tiles, 3), float("nan"), dtype=backend.dtype)
         self.v_background = torch.full((3,), float("nan"), dtype=backend.dtype)
         self.background = torch.tensor([0.3, 0.6, 0.1], dtype=backend.dtype)
-        native.records, native.rows = address(self.records), address(self.rows)
+        native.projected, native.isect_grads = address(self.projected), address(self.rows)
         native.counters, native.tile_ends = address(self.counters), address(self.tile_ends)
         native.with_abs = magnitudes
         self.native = native
@@ -216,7 +216,7 @@ def test_images_have_the_bits_of_the_cpu(variant: str, scene: str, with_depth: b
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_block_that_is_not_in_the_mask_is_not_touched(variant: str) -> None:
     bins = Bins.of(*SCENES["odd"](), with_depth=True)
-    masks = bins.frame.arena.take("pair_masks", 0, torch.int16)[: bins.pairs]
+    masks = bins.frame.arena.take("isect_masks", 0, torch.int16)[: bins.isects]
     generator = torch.Generator().manual_seed(1)
     masks &= torch.randint(-(2**15), 2**15, masks.shape, generator=generator, dtype=torch.int16)
     cpu, gpu = Blender(bins, portable()), Blender(bins, simt(variant))
@@ -228,21 +228,21 @@ def test_a_block_that_is_not_in_the_mask_is_not_touched(variant: str) -> None:
 
 
 def test_scenes_reach_what_they_are_for() -> None:
-    def tile_pairs(name: str) -> tuple[Tensor, Tensor]:
+    def tile_isects(name: str) -> tuple[Tensor, Tensor]:
         bins = Bins.of(*SCENES[name](), with_depth=False)
         blender = Blender(bins, portable())
         blender.blend()
         starts = bins.frame.arena.take("tile_starts", 0, torch.int64)[: bins.tiles + 1]
         return starts.diff(), blender.tile_ends
 
-    pairs, ends = tile_pairs("crowded")
-    assert pairs.tolist() == ends.tolist()
-    assert int(pairs[0]) > 300
-    pairs, ends = tile_pairs("opaque")
-    assert bool((ends < pairs - 64).any()), "a batch lies beyond the stop"
-    pairs, _ = tile_pairs("corner")
-    assert int((pairs == 0).sum()) >= 8
-    assert int(pairs[0]) > 0
+    isects, ends = tile_isects("crowded")
+    assert isects.tolist() == ends.tolist()
+    assert int(isects[0]) > 300
+    isects, ends = tile_isects("opaque")
+    assert bool((ends < isects - 64).any()), "a batch lies beyond the stop"
+    isects, _ = tile_isects("corner")
+    assert int((isects == 0).sum()) >= 8
+    assert int(isects[0]) > 0
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def check_rows(variant: str, scene: str, *, alpha: bool, depth: bool, background
     assert torch.equal(got == 0, expected == 0), "the same pairs contribute"
     if not depth:
         assert bool((got[:, DEPTH] == 0).all())
-    assert bool((got[:, MAGNITUDES] != 0).any()) == (magnitudes and bins.pairs > 0)
+    assert bool((got[:, MAGNITUDES] != 0).any()) == (magnitudes and bins.isects > 0)
     if background:
         torch.testing.assert_close(gpu.v_background, cpu.v_background, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(gpu.partials, cpu.partials, rtol=1e-5, atol=1e-5)
@@ -304,9 +304,9 @@ def test_cutting_a_long_tile_changes_no_bit() -> None:
     whole = gpu.blend_vjp(out, v_out).clone()
     gpu.tile_ends[tile] = 512  # at which it is not long yet
     front = gpu.blend_vjp(out, v_out)
-    pair_rows = bins.frame.arena.take("pair_rows", 0, torch.int32)[: int(bins.pairs)].long()
-    assert same_bits(front[pair_rows[:512]], whole[pair_rows[:512]])
-    assert bool((front[pair_rows[512:]] == 0).all())
+    isect_grad_rows = bins.frame.arena.take("isect_grad_rows", 0, torch.int32)[: int(bins.isects)].long()
+    assert same_bits(front[isect_grad_rows[:512]], whole[isect_grad_rows[:512]])
+    assert bool((front[isect_grad_rows[512:]] == 0).all())
     assert int((whole[:, 0] != 0).sum()) > 512
 
 

@@ -115,7 +115,12 @@ def check_lazy(library: Path) -> None:
             moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
         adam.rest_steps.copy_(stands)
         update = adam_update(
-            backend, adam, 60, rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table)
+            backend,
+            adam,
+            60,
+            sh_last_step=adam.rest_steps.data_ptr(),
+            decay_table=table.data_ptr(),
+            decay_rows=len(table),
         )
         frame, view = RasterContext(backend), view_of(camera, sh_degree=2, antialiased=False, with_depth=False)
         arrays = frame.project(view, stored, update)
@@ -158,8 +163,8 @@ def check_overflow(library: Path) -> None:
         assert frame.counters is not None
         frame.bin(view, frame.project(view, gaussians))
         assert int(frame.counters[abi.COUNT_OVERFLOW]) == 0
-        pairs = int(frame.counters[abi.COUNT_PAIRS])
-        frame.bin(view, frame.project(view, gaussians), room=pairs - 1)
+        isects = int(frame.counters[abi.COUNT_ISECTS])
+        frame.bin(view, frame.project(view, gaussians), room=isects - 1)
         assert int(frame.counters[abi.COUNT_OVERFLOW]) != 0
 
         size = (camera.height, camera.width)
@@ -167,7 +172,7 @@ def check_overflow(library: Path) -> None:
         frame.blend(view, background, image, alpha, None)
         assert (image == -7).all()
         assert (alpha == -7).all()
-        rows = frame.arena.take("rows", pairs * abi.ROW, torch.float32).fill_(-7.0)
+        rows = frame.arena.take("isect_grads", isects * abi.ISECT_GRAD, torch.float32).fill_(-7.0)
         out = frame.images(view, image, alpha, None)
         v_background = torch.full((3,), -7.0)
         frame.blend_vjp(view, background, out, frame.images(view, torch.ones(*size, 3), None, None), v_background)
@@ -298,7 +303,7 @@ MUTANTS = {
     ),
     # Lazy steps.
     "steps that are made up for again and again": Mutant(
-        "lazy", "kernels/project.cuh", "      rest.steps[i] = int32_t(rest.now);\n", ""
+        "lazy", "kernels/project.cuh", "      lazy.steps[i] = int32_t(lazy.now);\n", ""
     ),
     "a row whose last lane is left behind": Mutant(
         "lazy", "kernels/project.cuh", "e < kUsed; e += kWarp) catch_up_at", "e < kUsed - 1; e += kWarp) catch_up_at"
@@ -307,8 +312,8 @@ MUTANTS = {
     "a tile that begins a tile too early": Mutant(
         "picture",
         "kernels/bin.cuh",
-        "int64_t(job.pair_tiles[i - 1]) + 1;",
-        "int64_t(job.pair_tiles[i - 1]);",
+        "int64_t(job.isect_tiles[i - 1]) + 1;",
+        "int64_t(job.isect_tiles[i - 1]);",
     ),
     "a pair that counts an empty neighbour": Mutant(
         "picture", "kernels/bin.cuh", "found + (half != 0 && low != 0 ? 1u : 0u)", "found + (half != 0 ? 1u : 0u)"
@@ -316,8 +321,8 @@ MUTANTS = {
     "a Gaussian whose last row is left out": Mutant(
         "picture",
         "kernels/project_vjp.cuh",
-        "  for (uint32_t k = 0; k < count; ++k) {\n    const float4* row",
-        "  for (uint32_t k = 0; k + 1 < count; ++k) {\n    const float4* row",
+        "  for (uint32_t k = 0; k < count; ++k) {\n    const float4* grad",
+        "  for (uint32_t k = 0; k + 1 < count; ++k) {\n    const float4* grad",
     ),
     "SSIM with a row too few": Mutant(
         "loss",
@@ -339,18 +344,18 @@ MUTANTS = {
     "a band that lists the line after it": Mutant(
         "bands",
         "kernels/bin.cuh",
-        "r.y1 < job.line_end ? r.y1 : job.line_end;",
-        "r.y1 <= job.line_end ? r.y1 : job.line_end + 1;",
+        "r.y1 < job.tile_row_end ? r.y1 : job.tile_row_end;",
+        "r.y1 <= job.tile_row_end ? r.y1 : job.tile_row_end + 1;",
     ),
     "sums that forget the bands before": Mutant(
-        "bands", "kernels/bands.cuh", "float total = job.sums[record * kRowSize + field];", "float total = 0.0f;"
+        "bands", "kernels/bands.cuh", "float total = job.sums[slot * kIsectGradSize + field];", "float total = 0.0f;"
     ),
     "lines that count a Gaussian to the end of the image": Mutant(
         "bands", "kernels/bands.cuh", "0ull - columns", "0ull"
     ),
     # Overflow.
     "room for one pair more than there is": Mutant(
-        "overflow", "kernels/bin.cuh", "if (before > job.pair_room)", "if (before > job.pair_room + 1)"
+        "overflow", "kernels/bin.cuh", "if (before > job.isect_capacity)", "if (before > job.isect_capacity + 1)"
     ),
     "blending of a view that overflowed": Mutant(
         "overflow",

@@ -53,26 +53,30 @@ class TrainStepPipeline:
         chunks = -(-len(self.gaussians) // abi.CHUNK)
         return {
             # Bits, for a colour that is no number leaves a NaN on purpose.
-            "records": self.slots("records", abi.RECORD)[:, :12].contiguous().view(torch.int32),
+            "projected": self.slots("projected", abi.PROJECTED)[:, :12].contiguous().view(torch.int32),
             "ids": self.slots("ids"),
-            "row_counts": self.slots("row_counts"),
+            "tiles_per_gauss": self.slots("tiles_per_gauss"),
             "chunk_counts": self.buffer("chunk_counts")[: 2 * chunks],
         }
 
     def bin(self, room: int | None = None) -> None:
         self.frame.bin(self.view, self.arrays, room=room)
 
-    def pairs(self) -> int:
+    def isects(self) -> int:
         counters = self.frame.counters
-        return int(self.frame.native.pairs if counters is None else counters[abi.COUNT_PAIRS])
+        return int(self.frame.native.isects if counters is None else counters[abi.COUNT_ISECTS])
 
     def binned(self) -> dict[str, Tensor]:
         tiles = -(-self.view.width // abi.TILE) * -(-self.view.height // abi.TILE)
-        lists = {name: self.buffer(name)[: self.pairs()] for name in ("pair_records", "pair_rows", "pair_masks")}
+        lists = {
+            name: self.buffer(name)[: self.isects()] for name in ("isect_gaussians", "isect_grad_rows", "isect_masks")
+        }
         starts = self.buffer("tile_starts")[: tiles + 1]
         return lists | {
-            "tile_starts": starts, "row_counts": self.slots("row_counts"), "row_starts": self.slots("row_starts")
-        }  # fmt: skip
+            "tile_starts": starts,
+            "tiles_per_gauss": self.slots("tiles_per_gauss"),
+            "isect_grad_starts": self.slots("isect_grad_starts"),
+        }
 
 
 def both(
@@ -97,7 +101,7 @@ def test_projection_of_any_number(n: int) -> None:
     assert_same(ours.projected(), twin.projected())
     counters = ours.frame.counters
     assert counters is not None
-    assert counters.tolist() == [twin.frame.native.visible, twin.frame.native.pair_bound, 0, 0]
+    assert counters.tolist() == [twin.frame.native.visible, twin.frame.native.max_isects, 0, 0]
 
 
 @pytest.mark.parametrize("antialiased", [False, True])
@@ -124,7 +128,7 @@ def lists_agree(gaussians: Gaussians, camera: Camera) -> TrainStepPipeline:
     ours, twin = both(gaussians, camera)
     ours.bin()
     twin.bin()
-    assert ours.pairs() == twin.pairs()
+    assert ours.isects() == twin.isects()
     assert_same(ours.binned(), twin.binned())
     return ours
 
@@ -141,7 +145,7 @@ def test_lists_of_equal_depths_keep_the_order_of_the_gaussians() -> None:
     gaussians = random_gaussians(1, 290, sh_degree=1, spread=0.4)
     gaussians.means[:, 2] = 3.0
     ours = lists_agree(gaussians, front_camera(48, 48, 40.0))
-    starts, records = ours.buffer("tile_starts"), ours.buffer("pair_records")
+    starts, records = ours.buffer("tile_starts"), ours.buffer("isect_gaussians")
     for tile in range(9):
         listed = records[int(starts[tile]) : int(starts[tile + 1])]
         assert len(listed) > 1
@@ -153,8 +157,8 @@ def test_lists_of_one_gaussian_over_everything_and_of_nothing() -> None:
     gaussians.means[:] = torch.tensor([[0.0, 0.0, 3.0], [0.0, 0.0, -3.0], [900.0, 0.0, 3.0]])
     gaussians.log_scales[0] = 3.0
     gaussians.logit_opacities[0] = 4.0
-    assert lists_agree(gaussians, front_camera(100, 60, 50.0)).pairs() == 7 * 4
-    assert lists_agree(gaussians.map(lambda t: t[1:].contiguous()), front_camera(100, 60, 50.0)).pairs() == 0
+    assert lists_agree(gaussians, front_camera(100, 60, 50.0)).isects() == 7 * 4
+    assert lists_agree(gaussians.map(lambda t: t[1:].contiguous()), front_camera(100, 60, 50.0)).isects() == 0
 
 
 def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
@@ -164,27 +168,31 @@ def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
     gaussians.means[:, :2] = torch.stack([torch.linspace(-1.49, 1.49, 40), torch.zeros(40)], 1)
     camera = Camera("long.png", width, 16, float(width), 400.0, width / 2, 8.0, np.eye(4))
     ours = lists_agree(gaussians, camera)
-    assert int(ours.buffer("tile_starts")[65_536]) < ours.pairs()
+    assert int(ours.buffer("tile_starts")[65_536]) < ours.isects()
 
 
 def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
     gaussians, camera = random_scene(3, 200, sh_degree=1)
-    exact = lists_agree(gaussians, camera).pairs()
+    exact = lists_agree(gaussians, camera).isects()
     stages = TrainStepPipeline(Backend.simt(), gaussians, camera)
     room = exact - 1
-    for name, dtype in (("pair_records", torch.int32), ("pair_rows", torch.int32), ("pair_masks", torch.int16)):
+    for name, dtype in (
+        ("isect_gaussians", torch.int32),
+        ("isect_grad_rows", torch.int32),
+        ("isect_masks", torch.int16),
+    ):
         stages.frame.arena.take(name, room + 64, dtype).fill_(77)
     stages.frame.arena.take("workspace", 1 << 20, torch.uint8)
     stages.bin(room)
     counters = stages.frame.counters
     assert counters is not None
     assert counters.tolist()[2:] == [exact, 1]
-    for name in ("pair_records", "pair_rows", "pair_masks"):
+    for name in ("isect_gaussians", "isect_grad_rows", "isect_masks"):
         assert bool((stages.buffer(name) == 77).all()), name
     # The flag stays: another view of the same counters does nothing.
-    before = stages.buffer("records").clone()
+    before = stages.buffer("projected").clone()
     stages.frame.project(stages.view, gaussians.map(lambda t: t + 1.0))
-    assert torch.equal(stages.buffer("records").view(torch.int32), before.view(torch.int32))
+    assert torch.equal(stages.buffer("projected").view(torch.int32), before.view(torch.int32))
     assert counters.tolist()[2:] == [exact, 1]
 
 
@@ -201,10 +209,10 @@ def test_no_schedule_changes_a_bit_of_the_lists() -> None:
     assert_same(found[2], found[0])
 
 
-def with_rows(stages: TrainStepPipeline, rows: Tensor) -> None:
+def with_grads(stages: TrainStepPipeline, rows: Tensor) -> None:
     """Hands the backward pass of projection these rows."""
-    stages.frame.arena.take("rows", rows.numel(), torch.float32)[: rows.numel()] = rows.flatten()
-    stages.frame.native.rows = stages.buffer("rows").data_ptr()
+    stages.frame.arena.take("isect_grads", rows.numel(), torch.float32)[: rows.numel()] = rows.flatten()
+    stages.frame.native.isect_grads = stages.buffer("isect_grads").data_ptr()
 
 
 def backward(stages: TrainStepPipeline, stored: Gaussians, *, steps: int = 3) -> dict[str, Tensor]:
@@ -237,10 +245,10 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
     for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
         stages = TrainStepPipeline(backend, gaussians.detach_clone(), camera, degree, antialiased=antialiased)
         stages.bin()
-        assert int(stages.slots("row_counts").max()) > 32
-        rows = torch.randn(stages.pairs(), abi.ROW, generator=torch.Generator().manual_seed(7))
+        assert int(stages.slots("tiles_per_gauss").max()) > 32
+        rows = torch.randn(stages.isects(), abi.ISECT_GRAD, generator=torch.Generator().manual_seed(7))
         rows[:, 10:] = 0.0
-        with_rows(stages, rows)
+        with_grads(stages, rows)
         results.append(backward(stages, stages.gaussians))
     ours, twin = results
     # The pose sums over all Gaussians, in another order.
@@ -281,15 +289,21 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
             moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
         adam.rest_steps.copy_(stands)
         update = adam_update(
-            backend, adam, 60, LRS, rest_steps=adam.rest_steps.data_ptr(), gaps=table.data_ptr(), gap_count=len(table)
+            backend,
+            adam,
+            60,
+            LRS,
+            sh_last_step=adam.rest_steps.data_ptr(),
+            decay_table=table.data_ptr(),
+            decay_rows=len(table),
         )
         stages = TrainStepPipeline(backend, stored, camera, degree)
         backend.call("project", stages.view, stages.arrays, stages.frame.native, update)
         caught_up = adam.rest_steps.clone()
         stages.bin()
-        rows = torch.randn(stages.pairs(), abi.ROW, generator=torch.Generator().manual_seed(7))
+        rows = torch.randn(stages.isects(), abi.ISECT_GRAD, generator=torch.Generator().manual_seed(7))
         rows[:, 10:] = 0.0
-        with_rows(stages, rows)
+        with_grads(stages, rows)
         stages.frame.project_vjp(stages.view, stages.arrays, adam=update)
         results.append(
             stages.projected()

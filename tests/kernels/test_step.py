@@ -97,7 +97,7 @@ def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(
     tight, (round_capacity, expected) = Run(gaussians), free
     engine = AsyncEngine(Backend.simt(), room=room)
     assert train(engine, tight) == expected
-    assert engine.frame.native.pair_bound > room, "the room has to grow for this test to say anything"
+    assert engine.frame.native.max_isects > room, "the room has to grow for this test to say anything"
     assert_same_bits(tight, round_capacity)
 
 

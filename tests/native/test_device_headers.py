@@ -39,7 +39,7 @@ __global__ void probe(const float* in, float* out, View<float> view, ViewGrad<fl
 
   float v_mean[3] = {}, v_pc[3] = {}, v_mean2d[2], v_a = 0, v_b = 0, v_c = 0, v_log = 0, v_logit = 0, v_d[3] = {};
   float v_row0[3] = {}, v_row1[3] = {}, v_root[9] = {}, v_rotation[9] = {}, v_scale[3] = {}, v_quat[4] = {};
-  row_vjp(in, q.a, q.b, q.c, v_mean2d, v_a, v_b, v_c, v_log);
+  isect_grad_vjp(in, q.a, q.b, q.c, v_mean2d, v_a, v_b, v_c, v_log);
   conic_vjp(q, v_a, v_b, v_c, v_a, v_b, v_c);
   covariance2d_vjp(affine.row0, affine.row1, root, cov, v_a, v_b, v_c, v_log, v_row0, v_row1, v_root);
   covariance_root_vjp(rotation, scale, v_root, v_rotation, v_scale);

@@ -17,7 +17,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory import PAIR_BUFFERS, Arena, Band, FixedBudget, plan_bands
+from splatcli.rasterizer.memory import ISECT_BUFFERS, Arena, Band, FixedBudget, plan_bands
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64
@@ -66,24 +66,24 @@ def peak(monkeypatch: pytest.MonkeyPatch) -> Peak:
 
     def take(self: Arena, name: str, numel: int, dtype: torch.dtype) -> Tensor:
         buffer = plain(self, name, numel, dtype)
-        found.nbytes = max(found.nbytes, self.nbytes(*PAIR_BUFFERS))
+        found.nbytes = max(found.nbytes, self.nbytes(*ISECT_BUFFERS))
         return buffer
 
     monkeypatch.setattr(Arena, "take", take)
     return found
 
 
-def bytes_of(gaussians: Gaussians, camera: Camera, backend: Backend, *, with_rows: bool) -> tuple[int, int]:
+def bytes_of(gaussians: Gaussians, camera: Camera, backend: Backend, *, with_grads: bool) -> tuple[int, int]:
     """What the pairs of the whole view take, and those of its fullest line alone."""
     frame = RasterContext(backend, FixedBudget(1 << 40))
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=True)
     arrays = frame.project(view, gaussians)
     frame._arrays = arrays
-    lines = torch.zeros(view.line_end, dtype=torch.int64)
-    backend.call("line_pairs", view, arrays, frame.native, lines.data_ptr())
-    assert int(lines.sum()) == frame.pair_bound(), "the lines have the pairs of the image"
+    lines = torch.zeros(view.tile_row_end, dtype=torch.int64)
+    backend.call("tile_row_isects", view, arrays, frame.native, lines.data_ptr())
+    assert int(lines.sum()) == frame.max_isects(), "the lines have the pairs of the image"
     assert int(lines.min()) >= 0
-    return tuple(frame.allowance.nbytes(view, frame.native, int(n), with_rows) for n in (lines.sum(), lines.max()))
+    return tuple(frame.allowance.nbytes(view, frame.native, int(n), with_grads) for n in (lines.sum(), lines.max()))
 
 
 def outcome(
@@ -118,21 +118,21 @@ def test_bands_change_no_bit_of_images_and_gradients(name: str, part: float, ant
     n, width, height = (250, 30, 85) if backend.deferred else (330, 70, 101)  # the emulator takes its time
     gaussians, camera = random_scene(5, n, width=width, height=height, sh_degree=2, scale=0.3)
     gaussians.log_scales[0] = 2.0  # all lines of the image
-    whole, line = bytes_of(gaussians.map(lambda t: t.to(backend.dtype)), camera, backend, with_rows=True)
-    sums = -(-n // abi.CHUNK) * abi.CHUNK * (abi.ROW * backend.dtype.itemsize + 4)
+    whole, line = bytes_of(gaussians.map(lambda t: t.to(backend.dtype)), camera, backend, with_grads=True)
+    sums = -(-n // abi.CHUNK) * abi.CHUNK * (abi.ISECT_GRAD * backend.dtype.itemsize + 4)
     expected = outcome(gaussians, camera, backend, FixedBudget(1 << 40), antialiased=antialiased)
     peak.nbytes = 0
     budget = FixedBudget(int(line + sums + part * (whole - line - sums)))
     assert outcome(gaussians, camera, backend, budget, antialiased=antialiased) == expected
     assert budget.told, "the bands are told of"
-    assert 0 < peak.nbytes <= budget.pairs
+    assert 0 < peak.nbytes <= budget.isects
 
 
 @NEEDS_COMPILER
 def test_no_gradients_no_memory_for_them(peak: Peak) -> None:
     gaussians, camera = random_scene(5, 330, width=70, height=101, sh_degree=0, scale=0.3)
     backend = float32()
-    whole, _ = bytes_of(gaussians, camera, backend, with_rows=False)
+    whole, _ = bytes_of(gaussians, camera, backend, with_grads=False)
     budget = FixedBudget(whole)
     with torch.no_grad():
         fits = render(leaves(gaussians), camera, backend=backend, budget=budget)
@@ -151,7 +151,7 @@ def test_a_crowded_tile_in_any_band_has_the_same_gradient() -> None:
     gaussians.logit_opacities[:590] = -3.0
     gaussians.log_scales[590:] = 0.0
     for backend in (Backend.simt(), float32("portable")):
-        _, line = bytes_of(gaussians, camera, backend, with_rows=True)
+        _, line = bytes_of(gaussians, camera, backend, with_grads=True)
         budget = FixedBudget(line + 768 * 68)
         assert outcome(gaussians, camera, backend, budget) == outcome(gaussians, camera, backend, FixedBudget(1 << 40))
         assert budget.told
@@ -181,12 +181,12 @@ def test_training_in_bands_is_training(peak: Peak) -> None:
     cameras = [random_camera(k, 64, 40 + 30 * (k % 3)) for k in range(5)]
     expected = trained(NativeEngine(float32(threads=2)), gaussians, cameras)
     backend = float32(threads=2)
-    line = max(bytes_of(gaussians, camera, backend, with_rows=True)[1] for camera in cameras)
+    line = max(bytes_of(gaussians, camera, backend, with_grads=True)[1] for camera in cameras)
     peak.nbytes = 0
     budget = FixedBudget(int(1.2 * line) + 512 * 68)
     assert trained(NativeEngine(backend, budget=budget), gaussians, cameras) == expected
     assert budget.told
-    assert 0 < peak.nbytes <= budget.pairs
+    assert 0 < peak.nbytes <= budget.isects
 
 
 @NEEDS_COMPILER
@@ -197,12 +197,12 @@ def test_training_behind_in_bands_is_training(room: int, peak: Peak) -> None:
     cameras = [random_camera(k, 20, height) for k, height in enumerate((66, 97))]
     backend = Backend.simt()
     expected = trained(AsyncEngine(backend), gaussians, cameras)
-    line = max(bytes_of(gaussians, camera, backend, with_rows=True)[1] for camera in cameras)
+    line = max(bytes_of(gaussians, camera, backend, with_grads=True)[1] for camera in cameras)
     peak.nbytes = 0
     budget = FixedBudget(int(1.2 * line) + 256 * 68)
     assert trained(AsyncEngine(backend, budget=budget, room=room), gaussians, cameras) == expected
     assert budget.told
-    assert 0 < peak.nbytes <= budget.pairs
+    assert 0 < peak.nbytes <= budget.isects
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_a_scene_that_fits_comes_after_one_that_does_not(speechless: pytest.LogC
     engine = NativeEngine(float32(), budget=budget)
     with pytest.raises(ResourceError):
         trained(engine, gaussians, [camera])
-    budget.pairs = 1 << 30
+    budget.isects = 1 << 30
     assert trained(engine, gaussians, [camera]) == trained(NativeEngine(float32()), gaussians, [camera])
     assert not speechless.messages
 
@@ -255,7 +255,7 @@ def test_a_scene_that_fits_comes_after_one_that_does_not(speechless: pytest.LogC
 @NEEDS_COMPILER
 def test_bands_are_told_of_once(speechless: pytest.LogCaptureFixture) -> None:
     gaussians, camera = random_scene(5, 330, width=70, height=101, sh_degree=0, scale=0.3)
-    whole, line = bytes_of(gaussians, camera, float32(), with_rows=False)
+    whole, line = bytes_of(gaussians, camera, float32(), with_grads=False)
     budget = FixedBudget((whole + line) // 2)
     for _ in range(3):
         render(gaussians, camera, backend=float32(), budget=budget)
@@ -272,7 +272,7 @@ def test_bands_are_told_of_once(speechless: pytest.LogCaptureFixture) -> None:
 def test_lines_outside_the_image_are_refused(lines: tuple[int, int]) -> None:
     gaussians, camera = random_scene(5, 20, width=70, height=101, sh_degree=0)
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
-    view.line_begin, view.line_end = lines
+    view.tile_row_begin, view.tile_row_end = lines
     for backend in (float32(), Backend.simt()):
         with pytest.raises(ResourceError, match="lines of tiles"):
             RasterContext(backend).project(view, gaussians)
@@ -284,8 +284,8 @@ def test_the_cpu_refuses_a_band_with_more_pairs_than_it_was_told() -> None:
     frame = RasterContext(float32())
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
     frame.bin(view, frame.project(view, gaussians))
-    view.line_begin = 3
+    view.tile_row_begin = 3
     frame.project(view, gaussians)
-    frame.native.pair_bound = 7
-    with pytest.raises(ResourceError, match="more pairs than pair_bound"):
+    frame.native.max_isects = 7
+    with pytest.raises(ResourceError, match="more pairs than max_isects"):
         frame._list(view)

@@ -9,16 +9,16 @@ from torch import Tensor
 from splatcli.gaussians import GROUPS
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
-from splatcli.rasterizer.memory import MOST_PAIRS, Arena, Budget, FixedBudget, free_memory, held_memory, round_capacity
+from splatcli.rasterizer.memory import MAX_ISECTS, Arena, Budget, FixedBudget, free_memory, held_memory, round_capacity
 from splatcli.rasterizer.memory_estimate import (
+    IsectCount,
     MemoryEstimate,
-    PairCount,
     Workload,
-    line_bytes,
-    predict_pairs,
+    predict_isects,
     render_memory,
     state_bytes,
     step_memory,
+    tile_row_bytes,
 )
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
@@ -50,7 +50,7 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
     n: int, scale: float, arenas: dict[int, dict[str, int]]
 ) -> None:
     gaussians, camera = random_scene(3, n, width=70, height=50, sh_degree=1, scale=scale)
-    pairs = predict_pairs(gaussians, camera)
+    isects = predict_isects(gaussians, camera)
     backend = Backend.simt()
     adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(n)
     target = torch.zeros(50, 70, 3, dtype=torch.uint8)
@@ -64,8 +64,8 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
         StepInputs(camera, target, dict.fromkeys(GROUPS, 0.0), 1, torch.zeros(3), 0.2, False, stats),
     )
     engine.drain()
-    told = step_memory(backend, Workload(n, 1, 70, 50, pairs))
-    beside = told.frame + told.pixels + told.pairs
+    told = step_memory(backend, Workload(n, 1, 70, 50, isects))
+    beside = told.frame + told.pixels + told.isects
     # The photo, which is no buffer, takes 4 bytes a pixel of it.
     assert allocated(arenas) <= beside - 4 * 70 * 50 <= 1.6 * allocated(arenas)
 
@@ -77,36 +77,36 @@ def test_a_render_has_no_buffer_that_was_not_predicted(backend: object, arenas: 
     library = backend()  # type: ignore[operator]
     with torch.no_grad():
         render(gaussians, camera, backend=library, budget=FixedBudget(1 << 40))
-    told = render_memory(library, Workload(400, 0, 120, 90, predict_pairs(gaussians, camera)))
+    told = render_memory(library, Workload(400, 0, 120, 90, predict_isects(gaussians, camera)))
     roundings = 64 * 8
-    assert allocated(arenas) - roundings <= told.frame + told.pairs <= 1.6 * allocated(arenas)
+    assert allocated(arenas) - roundings <= told.frame + told.isects <= 1.6 * allocated(arenas)
 
 
 @NEEDS_COMPILER
 def test_the_parts_go_with_what_they_are_named_after() -> None:
     backend = float32()
-    work = Workload(1000, 3, 160, 96, PairCount(30_000, 36_000, 900))
+    work = Workload(1000, 3, 160, 96, IsectCount(30_000, 36_000, 900))
     one = step_memory(backend, work)
     assert one.state == state_bytes(1000, 3) == 1000 * (3 * 236 + 12)
-    more = step_memory(backend, Workload(1000, 3, 160, 96, PairCount(60_000, 72_000, 900)))
+    more = step_memory(backend, Workload(1000, 3, 160, 96, IsectCount(60_000, 72_000, 900)))
     assert (more.state, more.frame, more.pixels) == (one.state, one.frame, one.pixels)
-    assert more.pairs == pytest.approx(2 * one.pairs, rel=1e-3)
-    assert line_bytes(backend, work) == pytest.approx(one.pairs / 6, rel=1e-2)
-    assert one.total > one.state + one.frame + one.pixels + one.pairs
+    assert more.isects == pytest.approx(2 * one.isects, rel=1e-3)
+    assert tile_row_bytes(backend, work) == pytest.approx(one.isects / 6, rel=1e-2)
+    assert one.total > one.state + one.frame + one.pixels + one.isects
     assert isinstance(one, MemoryEstimate)
 
 
 @NEEDS_COMPILER
 def test_more_pairs_than_can_be_numbered_have_a_size_all_the_same() -> None:
     backend = float32()
-    many = 16 * MOST_PAIRS
-    told = step_memory(backend, Workload(1_000_000, 0, 1600, 1063, PairCount(many, many, 1_000_000)))
-    assert told.pairs == pytest.approx(many * 86, rel=1e-3)
+    many = 16 * MAX_ISECTS
+    told = step_memory(backend, Workload(1_000_000, 0, 1600, 1063, IsectCount(many, many, 1_000_000)))
+    assert told.isects == pytest.approx(many * 86, rel=1e-3)
 
 
 def test_room_has_a_quarter_more_and_not_half() -> None:
-    for pairs in (0, 1, 7, 1000, 123_456_789):
-        assert 1.25 * pairs <= round_capacity(pairs) <= 1.25 * 1.125 * pairs + 2
+    for isects in (0, 1, 7, 1000, 123_456_789):
+        assert 1.25 * isects <= round_capacity(isects) <= 1.25 * 1.125 * isects + 2
 
 
 def test_pairs_leave_room_for_the_rest_of_a_budget() -> None:

@@ -376,7 +376,7 @@ def test_the_budget_counts_all_that_a_pair_takes(requested: dict[str, int]) -> N
     gaussians, camera = random_scene(10, 300, width=200, height=150, scale=0.3)
     frames = NativeEngine(float32())
     one_step(frames, gaussians, camera)
-    per_pair = ("pair_records", "pair_rows", "pair_masks", "rows")
+    per_pair = ("isect_gaussians", "isect_grad_rows", "isect_masks", "isect_grads")
     taken = sum(requested[name] for name in per_pair)
     # Bands begin one byte below what is wanted, and the figure is not less than what is then taken.
     low, high = 0, 1 << 30
@@ -396,7 +396,7 @@ def test_render_keeps_the_budget_of_the_machine(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(memory, "free_memory", lambda device: 20_000)
     with pytest.raises(ResourceError, match="visible Gaussians would cover"):
         render(gaussians, camera, backend=float32())
-    assert "pair_records" not in requested
+    assert "isect_gaussians" not in requested
 
 
 def test_the_bound_of_pairs_is_never_below_their_number() -> None:
@@ -406,7 +406,7 @@ def test_the_bound_of_pairs_is_never_below_their_number() -> None:
         view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
         frame.project(view, gaussians)
         frame.bin(view, arrays)
-        assert 0 < frame.native.pairs <= frame.native.pair_bound
+        assert 0 < frame.native.isects <= frame.native.max_isects
         assert frame.native.visible <= 120
 
 

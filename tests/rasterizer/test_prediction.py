@@ -12,7 +12,7 @@ from splatcli.native import abi
 from splatcli.rasterizer import memory_estimate
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory import FixedBudget
-from splatcli.rasterizer.memory_estimate import PairCount, predict_boxes, predict_pairs, tiles_of_each
+from splatcli.rasterizer.memory_estimate import IsectCount, predict_boxes, predict_isects, tiles_of_each
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import front_camera, random_camera, random_gaussians
@@ -21,7 +21,7 @@ from tests.rasterizer.scenes import front_camera, random_camera, random_gaussian
 MANY = 500
 
 
-def found(gaussians: Gaussians, camera: Camera) -> tuple[PairCount, dict[int, int]]:
+def found(gaussians: Gaussians, camera: Camera) -> tuple[IsectCount, dict[int, int]]:
     """What the kernels list, and the tiles that they keep room for, of each visible Gaussian."""
     frame = RasterContext(float32(), FixedBudget(1 << 40))
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
@@ -29,16 +29,16 @@ def found(gaussians: Gaussians, camera: Camera) -> tuple[PairCount, dict[int, in
     slots = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
     visible = frame.arena.take("chunk_counts", 2 * slots // abi.CHUNK, torch.int64)[: 2 * slots // abi.CHUNK : 2]
     ids, tiles = (
-        frame.arena.take(name, slots, torch.int32)[:slots].view(-1, abi.CHUNK) for name in ("ids", "row_counts")
+        frame.arena.take(name, slots, torch.int32)[:slots].view(-1, abi.CHUNK) for name in ("ids", "tiles_per_gauss")
     )
     each = {
         int(i): int(n)
         for chunk, count in enumerate(visible.tolist())
         for i, n in zip(ids[chunk, :count], tiles[chunk, :count], strict=True)
     }
-    boxes = frame.pair_bound()
-    frame.bin(view, arrays, with_rows=False)
-    return PairCount(int(frame.native.pairs), boxes if each else 0, len(each)), each
+    boxes = frame.max_isects()
+    frame.bin(view, arrays, with_grads=False)
+    return IsectCount(int(frame.native.isects), boxes if each else 0, len(each)), each
 
 
 @NEEDS_COMPILER
@@ -48,8 +48,8 @@ def test_the_prediction_is_never_below_and_not_far_above(size: float) -> None:
         width, height = 16 + 61 * (seed % 7), 9 + 47 * (seed % 5)
         gaussians = random_gaussians(seed, 400, sh_degree=0, scale=size, spread=(0.3, 1.0, 3.0)[seed % 3])
         camera = random_camera(seed, width, height)
-        predicted, (actual, _) = predict_pairs(gaussians, camera), found(gaussians, camera)
-        for name in ("pairs", "boxes", "visible"):
+        predicted, (actual, _) = predict_isects(gaussians, camera), found(gaussians, camera)
+        for name in ("isects", "boxes", "visible"):
             told, there = getattr(predicted, name), getattr(actual, name)
             assert told >= there, (name, seed)
             assert told <= 1.6 * there or there < MANY, (name, seed)
@@ -62,24 +62,24 @@ def test_each_gaussian_has_at_least_its_tiles() -> None:
     _, each = found(gaussians, camera)
     assert len(each) > 100
     assert all(int(tiles[i]) >= count for i, count in each.items())
-    assert int(tiles.sum()) == predict_boxes(gaussians, camera) == predict_pairs(gaussians, camera).boxes
+    assert int(tiles.sum()) == predict_boxes(gaussians, camera) == predict_isects(gaussians, camera).boxes
 
 
 def test_too_many_lines_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     gaussians, camera = random_gaussians(5, 600, sh_degree=0, scale=0.3), random_camera(5, 200, 150)
-    looked = predict_pairs(gaussians, camera)
-    assert looked.pairs < looked.boxes
-    monkeypatch.setattr(memory_estimate, "_MOST_LINES", 100)
-    assert predict_pairs(gaussians, camera) == PairCount(looked.boxes, looked.boxes, looked.visible)
+    looked = predict_isects(gaussians, camera)
+    assert looked.isects < looked.boxes
+    monkeypatch.setattr(memory_estimate, "_MAX_TILE_ROWS", 100)
+    assert predict_isects(gaussians, camera) == IsectCount(looked.boxes, looked.boxes, looked.visible)
 
 
 def test_what_is_behind_or_broken_has_no_pairs() -> None:
     gaussians, camera = random_gaussians(1, 50, sh_degree=0), front_camera(64, 48, 60.0)
     gaussians.means[:, 2] = -5.0
-    assert predict_pairs(gaussians, camera) == PairCount(0, 0, 0)
+    assert predict_isects(gaussians, camera) == IsectCount(0, 0, 0)
     gaussians.means[:, 2] = 5.0
     gaussians.log_scales[:] = math.nan
-    assert predict_pairs(gaussians, camera) == PairCount(0, 0, 0)
+    assert predict_isects(gaussians, camera) == IsectCount(0, 0, 0)
 
 
 def test_scales_activated_twice_cover_every_tile() -> None:
@@ -87,13 +87,13 @@ def test_scales_activated_twice_cover_every_tile() -> None:
     gaussians.means *= 0.2
     gaussians.means[:, 2] += 2.0
     gaussians.logit_opacities[:] = 1.0
-    right = predict_pairs(gaussians, camera)
+    right = predict_isects(gaussians, camera)
     gaussians.log_scales.exp_()
     tiles = 100 * 67
-    assert predict_pairs(gaussians, camera) == PairCount(5000 * tiles, 5000 * tiles, 5000)
+    assert predict_isects(gaussians, camera) == IsectCount(5000 * tiles, 5000 * tiles, 5000)
     assert predict_boxes(gaussians, camera) == 5000 * tiles
-    assert right.pairs < 30 * 5000
+    assert right.isects < 30 * 5000
 
 
 def test_counts_of_a_part_stand_for_the_whole() -> None:
-    assert PairCount(10, 20, 5).times(2.05) == PairCount(21, 41, 11)
+    assert IsectCount(10, 20, 5).times(2.05) == IsectCount(21, 41, 11)

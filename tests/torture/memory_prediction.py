@@ -28,7 +28,7 @@ from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
 from splatcli.rasterizer.memory import held_memory
-from splatcli.rasterizer.memory_estimate import Workload, predict_pairs, render_memory, step_memory
+from splatcli.rasterizer.memory_estimate import Workload, predict_isects, render_memory, step_memory
 from splatcli.rasterizer.offload import TensorStorage, storage_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.read import read_scene
@@ -79,7 +79,7 @@ class Measured:
     name: str
     predicted: int
     actual: int
-    pairs: int
+    isects: int
     visible: int
 
     @property
@@ -160,12 +160,12 @@ def _measured(case: Case, device: torch.device) -> Measured:
     own = _work(case, backend)
     actual = (own if case.offload and device.type == "cpu" else _peak(device)) - before
     model, cameras = _scene(case)
-    counts = [predict_pairs(model, camera) for camera in cameras]
+    counts = [predict_isects(model, camera) for camera in cameras]
     fullest = max(range(len(cameras)), key=lambda i: counts[i].boxes)
     camera = cameras[fullest]
     work = Workload(case.gaussians, case.sh_degree, camera.width, camera.height, counts[fullest], offloads=case.offload)
     footprint = (step_memory if case.work == "step" else render_memory)(backend, work)
-    return Measured(case.name, footprint.total, actual, counts[fullest].pairs, counts[fullest].visible)
+    return Measured(case.name, footprint.total, actual, counts[fullest].isects, counts[fullest].visible)
 
 
 def _work(case: Case, backend: Backend) -> int:

@@ -130,7 +130,7 @@ def test_a_backend_that_counts_on_its_device_makes_the_same_steps() -> None:
         made.append((outcome, moved, adam, stats))
     (cpu, on_cpu, cpu_adam, cpu_stats), (simt, on_simt, simt_adam, simt_stats) = made
     assert simt.losses == pytest.approx(cpu.losses, rel=1e-5)
-    assert simt.pairs >= cpu.pairs > 0
+    assert simt.isects >= cpu.isects > 0
     for name in GROUPS:
         moment, expected = getattr(simt_adam.exp_avg, name), getattr(cpu_adam.exp_avg, name)
         assert_close(moment, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max()))

@@ -16,7 +16,7 @@ from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory import Budget
-from splatcli.rasterizer.memory_estimate import PairCount, predict_pairs
+from splatcli.rasterizer.memory_estimate import IsectCount, predict_isects
 from splatcli.train import memory_plan
 from splatcli.train.events import Capped, Started, Stepped
 from splatcli.train.memory_plan import MemoryPlan, ShardedMemoryPlan, fullest_view, plan_memory
@@ -36,9 +36,9 @@ from tests.train.worlds import (
 CPU = torch.device("cpu")
 
 
-def memory_plan_of(n: int = 10_000, room: int = 4 << 30, *, densifies: bool = True, pairs: int = 40_000) -> MemoryPlan:
+def memory_plan_of(n: int = 10_000, room: int = 4 << 30, *, densifies: bool = True, isects: int = 40_000) -> MemoryPlan:
     (camera,) = ring_cameras(1, 800)
-    work = memory_plan.Workload(n, 3, 800, 800, PairCount(pairs, pairs, n))
+    work = memory_plan.Workload(n, 3, 800, 800, IsectCount(isects, isects, n))
     return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, densifies, room)
 
 
@@ -71,7 +71,7 @@ def test_more_gaussians_pixels_and_photos_need_more() -> None:
 
 @NEEDS_COMPILER
 def test_pairs_need_no_more_than_their_part_for_then_there_are_bands() -> None:
-    crowded = memory_plan_of(pairs=10**9)
+    crowded = memory_plan_of(isects=10**9)
     assert crowded.peak_bytes(10_000) < 600 * 2**20 + 1.25 * 2**31 + 10**9
     assert crowded.min_bytes() > memory_plan_of().min_bytes()
 
@@ -80,15 +80,15 @@ def test_pairs_need_no_more_than_their_part_for_then_there_are_bands() -> None:
 def test_the_fullest_view_is_found_with_a_part_of_the_gaussians(monkeypatch: pytest.MonkeyPatch) -> None:
     gaussians, _ = random_scene(1, 5000, sh_degree=0, scale=0.05)
     cameras = [replace(camera, width=100 + 40 * i) for i, camera in enumerate(ring_cameras(4, 200))]
-    exact = [predict_pairs(gaussians, camera) for camera in cameras]
-    camera, pairs = fullest_view(gaussians, cameras)
+    exact = [predict_isects(gaussians, camera) for camera in cameras]
+    camera, isects = fullest_view(gaussians, cameras)
     assert camera is max(zip(exact, cameras, strict=True), key=lambda both: both[0].boxes)[1]
-    assert pairs == max(exact, key=lambda count: count.boxes)
+    assert isects == max(exact, key=lambda count: count.boxes)
     monkeypatch.setattr(memory_plan, "_SAMPLED", 2000)
     monkeypatch.setattr(memory_plan, "_SAMPLED_IN_FULLEST", 2500)
     same, about = fullest_view(gaussians, cameras)
     assert same is camera
-    assert about.boxes == pytest.approx(pairs.boxes, rel=0.2)
+    assert about.boxes == pytest.approx(isects.boxes, rel=0.2)
 
 
 def planned(config: Config, gaussians: Gaussians | None = None, *, size: int = 64) -> tuple[int | None, list[str]]:
@@ -241,8 +241,8 @@ def test_without_a_compiler_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_pairs_that_explode_raise_an_alarm_once() -> None:
     watch = IntersectionMonitor()
-    pairs = [300] * 100 + [310] * 100 + [9000] * 50 + [300] * 50 + [9000] * 100
-    alarms = [alarm for step, n in enumerate(pairs, 1) if (alarm := watch.check(step, n, 100)) is not None]
+    isects = [300] * 100 + [310] * 100 + [9000] * 50 + [300] * 50 + [9000] * 100
+    alarms = [alarm for step, n in enumerate(isects, 1) if (alarm := watch.check(step, n, 100)) is not None]
     (alarm,) = alarms
     assert (alarm.step, alarm.alarm) == (300, "pairs")
     assert "90 tiles of the fullest view on average, 3.1 before" in alarm.text
@@ -268,16 +268,16 @@ def test_native_engines_tell_their_pairs() -> None:
             False,
             None,
         )
-        assert engine.pairs == 0
+        assert engine.isects == 0
         engine.submit(own, AdamState.zeros_like(own), inputs)
         engine.drain()
-        predicted = predict_pairs(own, camera)
-        assert predicted.pairs / 1.6 <= engine.pairs <= predicted.boxes
+        predicted = predict_isects(own, camera)
+        assert predicted.isects / 1.6 <= engine.isects <= predicted.boxes
 
 
 @NEEDS_COMPILER
 def test_parts_of_the_gaussians_take_parts_of_the_memory() -> None:
-    work = replace(memory_plan_of(100_000).work, pairs=PairCount(400_000, 400_000, 10_000))  # a view sees a tenth
+    work = replace(memory_plan_of(100_000).work, isects=IsectCount(400_000, 400_000, 10_000))  # a view sees a tenth
     whole = replace(memory_plan_of(), work=work, batched=True)
     fields = {name: getattr(whole, name) for name in whole.__dataclass_fields__}
     half, quarter = (ShardedMemoryPlan(**fields, shards=parts) for parts in (2, 4))

@@ -22,7 +22,7 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
 from splatcli.rasterizer.memory import Budget
 from splatcli.rasterizer.memory_estimate import (
-    PairCount,
+    IsectCount,
     Workload,
     parameter_bytes,
     rest_bytes,
@@ -238,7 +238,7 @@ def test_a_gaussian_s_state_is_split_between_here_and_there() -> None:
 
 def memory_plan_of(store: TensorStorage, *, densifies: bool = True) -> MemoryPlan:
     (camera,) = ring_cameras(1, 160)
-    work = Workload(1_000_000, 3, 160, 160, PairCount(400_000, 500_000, 200_000), offloads=store.offloads)
+    work = Workload(1_000_000, 3, 160, 160, IsectCount(400_000, 500_000, 200_000), offloads=store.offloads)
     return MemoryPlan(float32(), 500 << 20, 100 << 20, work, camera, densifies, 4 << 30, store=store)
 
 

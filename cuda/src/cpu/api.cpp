@@ -1,4 +1,4 @@
-// The C ABI on the CPU: checks what it is given, then calls the stage for the number type.
+// The C ABI on the CPU: checks the arguments, then calls the stage for the number type.
 #include <exception>
 #include <initializer_list>
 
@@ -23,8 +23,8 @@
   }
 #endif
 
-// One door for every entry: arguments are checked first, and no C++ exception (a thread that cannot be started, say)
-// crosses into the caller.
+// Every entry passes here: arguments are checked first, and no C++ exception (a thread that cannot be started, say)
+// reaches the caller.
 #define SPLAT_ENTER(call, statement, ...)                                       \
   if (const char* f = first_fault(__VA_ARGS__)) return fail(__func__, f);       \
   try {                                                                         \
@@ -53,12 +53,13 @@ SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view,
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
   for (const char* f : {adam == nullptr ? nullptr : fault(adam), misfit(view, gaussians), misfit(gaussians, adam)})
     if (f != nullptr) return fail(__func__, f);
-  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame, with_rest(adam)), call)
+  SPLAT_ENTER(call, Stages::project(*call, *view, *gaussians, *frame, lazy_adam(adam)), call)
 }
 
-SPLAT_EXPORT int32_t splat_line_pairs(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
-                                      const SplatFrame* frame, int64_t* line_pairs) {
-  SPLAT_ENTER(call, Stages::line_pairs(*view, *gaussians, *frame, line_pairs), call, view, gaussians, frame)
+SPLAT_EXPORT int32_t splat_tile_row_isects(const SplatCall* call, const SplatView* view,
+                                           const SplatGaussians* gaussians, const SplatFrame* frame,
+                                           int64_t* tile_row_isects) {
+  SPLAT_ENTER(call, Stages::tile_row_isects(*view, *gaussians, *frame, tile_row_isects), call, view, gaussians, frame)
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
@@ -69,7 +70,7 @@ SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* vie
 SPLAT_EXPORT int32_t splat_bin(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
                                SplatFrame* frame) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
-  if (frame->pair_bound > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile pairs");
+  if (frame->max_isects > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile intersections");
   if (frame->workspace_bytes < splat_bin_bytes(call, view, frame)) return fail(__func__, "the workspace is too small");
   SPLAT_ENTER(call, Stages::bin(*call, *view, *gaussians, *frame), call)
 }
@@ -87,9 +88,9 @@ SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* vie
               call, view, frame, out, v_out)
 }
 
-SPLAT_EXPORT int32_t splat_sum_rows(const SplatCall* call, const SplatGaussians* gaussians, const SplatFrame* frame,
-                                    void* sums, uint32_t* reached) {
-  SPLAT_ENTER(call, Stages::sum_rows(*call, *gaussians, *frame, sums, reached), call, gaussians, frame)
+SPLAT_EXPORT int32_t splat_sum_isect_grads(const SplatCall* call, const SplatGaussians* gaussians,
+                                           const SplatFrame* frame, void* sums, uint32_t* reached) {
+  SPLAT_ENTER(call, Stages::sum_isect_grads(*call, *gaussians, *frame, sums, reached), call, gaussians, frame)
 }
 
 SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,

@@ -1,7 +1,7 @@
-// Depth sort, exact ellipse-block tests, and the list of what reaches each tile, front to back. docs/math.md 5.
+// Depth sort, exact ellipse-block tests, and the lists of tile intersections, front to back. docs/math.md 5.
 //
-// The visible Gaussians are cut into ranges of equal depth rank whose number depends on their count alone; every
-// range is one job, and each (range, tile) pair has its own place in the output. So the lists are the same for any
+// The visible Gaussians are cut into ranges of equal depth rank whose number depends on their count alone; every range
+// is one job, and each combination of range and tile has its own place in the output. So the lists are the same for any
 // number of threads.
 #include <algorithm>
 #include <cstring>
@@ -14,10 +14,10 @@ namespace splat {
 namespace {
 
 struct SortItem {
-  uint32_t key, record;
+  uint32_t key, gaussian;
 };
-struct Pair {
-  uint32_t record, tile;
+struct Isect {
+  uint32_t gaussian, tile;
   uint16_t mask;
 };
 
@@ -33,9 +33,9 @@ int64_t ranges_of(int64_t visible) {
 // The caller's workspace, cut up in the order of use.
 struct Workspace {
   SortItem *items, *spare;       // [visible] each
-  Pair* pairs;                   // [pair_bound]
-  uint32_t* range_counts;        // [ranges, tiles] pairs, then their first place in the output
-  int64_t* range_starts;         // [ranges + 1] into pairs
+  Isect* isects;                   // [max_isects]
+  uint32_t* range_counts;        // [ranges, tiles] intersections, then their first place in the output
+  int64_t* range_starts;         // [ranges + 1] into isects
   int64_t* range_ends;           // [ranges]
   uint32_t* histograms;          // [kSortBlocks, 1 << kMaxDigitBits]
   int64_t bytes;
@@ -45,7 +45,7 @@ struct Workspace {
     const int64_t ranges = ranges_of(visible);
     take(at, items, visible);
     take(at, spare, visible);
-    take(at, pairs, bound);
+    take(at, isects, bound);
     take(at, range_counts, ranges * tiles);
     take(at, range_starts, ranges + 1);
     take(at, range_ends, ranges);
@@ -96,7 +96,8 @@ SortItem* radix_sort(int threads, SortItem* items, SortItem* spare, uint32_t* hi
     }
     parallel_for(threads, kSortBlocks, [&](int64_t b) {
       uint32_t* next = histograms + b * buckets;
-      for (int64_t i = b * block; i < std::min(count, (b + 1) * block); ++i) spare[next[bucket_of(items[i])]++] = items[i];
+      for (int64_t i = b * block; i < std::min(count, (b + 1) * block); ++i)
+        spare[next[bucket_of(items[i])]++] = items[i];
     });
     std::swap(items, spare);
   }
@@ -125,16 +126,16 @@ struct Emitter {
   const int64_t ranges, tiles;
 
   int64_t first_rank(int64_t range) const { return frame.visible * range / ranges; }
-  const Real* record(int64_t i) const { return static_cast<const Real*>(frame.records) + i * kRecordSize; }
+  const Real* projected(int64_t i) const { return static_cast<const Real*>(frame.projected) + i * kProjectedSize; }
 
-  // How many pairs a range can emit, so that its place in the list is known beforehand: the tiles of the rectangles,
-  // which projection has left in row_counts for the whole image.
+  // The upper bound of the intersections that a range emits, so that its place in the list is known beforehand: the
+  // tiles of the rectangles, which projection has left in tiles_per_gauss for the whole image.
   void bound(int64_t range) const {
-    const bool whole = view.line_begin == 0 && view.line_end == tiles_across(view.height);
+    const bool whole = view.tile_row_begin == 0 && view.tile_row_end == tiles_across(view.height);
     int64_t total = 0;
     for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank) {
-      const uint32_t id = order[rank].record;
-      total += whole ? frame.row_counts[id] : area(in_lines(view, record_rect(view, record(id))));
+      const uint32_t id = order[rank].gaussian;
+      total += whole ? frame.tiles_per_gauss[id] : area(in_tile_rows(view, projected_rect(view, projected(id))));
     }
     work.range_starts[range + 1] = total;
   }
@@ -146,20 +147,20 @@ struct Emitter {
                   blocks_y = (view.height + kBlock - 1) / kBlock;
     uint32_t* counts = work.range_counts + range * tiles;
     std::memset(counts, 0, size_t(tiles) * sizeof *counts);
-    Pair* out = work.pairs + work.range_starts[range];
+    Isect* out = work.isects + work.range_starts[range];
     for (int64_t rank = first_rank(range); rank < first_rank(range + 1); ++rank) {
-      const uint32_t id = order[rank].record;
-      const Real* rec = record(id);
-      if (rank + 8 < frame.visible) __builtin_prefetch(record(order[rank + 8].record));
-      const TileRect rect = in_lines(view, record_rect(view, rec));
-      const F a = rec[kRecA], b = rec[kRecB], c = rec[kRecC];
-      const F b_over_2a = F(rec[kRecB] / (2 * rec[kRecA])), b_over_2c = F(rec[kRecB] / (2 * rec[kRecC]));
-      const F tau = rec[kRecLog2Opacity] - Real(kMinLog2Alpha);
-      const Pair* const begin = out;
+      const uint32_t id = order[rank].gaussian;
+      const Real* proj = projected(id);
+      if (rank + 8 < frame.visible) __builtin_prefetch(projected(order[rank + 8].gaussian));
+      const TileRect rect = in_tile_rows(view, projected_rect(view, proj));
+      const F a = proj[kProjA], b = proj[kProjB], c = proj[kProjC];
+      const F b_over_2a = F(proj[kProjB] / (2 * proj[kProjA])), b_over_2c = F(proj[kProjB] / (2 * proj[kProjC]));
+      const F tau = proj[kProjLog2Opacity] - Real(kMinLog2Alpha);
+      const Isect* const begin = out;
       for (int32_t ty = rect.y0; ty < rect.y1; ++ty) {
-        const F y0 = corner_y + F(Real(ty * kTile) - rec[kRecY]);
+        const F y0 = corner_y + F(Real(ty * kTile) - proj[kProjY]);
         for (int32_t tx = rect.x0; tx < rect.x1; ++tx) {
-          const F x0 = corner_x + F(Real(tx * kTile) - rec[kRecX]);
+          const F x0 = corner_x + F(Real(tx * kTile) - proj[kProjX]);
           const F q = least_q_in_box(a, b, c, b_over_2a, b_over_2c, x0, y0, x0 + F(kBlock - 1), y0 + F(kBlock - 1));
           const uint32_t mask = box_reaches(q, tau).bits() & blocks_inside(blocks_x - 4 * tx, blocks_y - 4 * ty);
           if (mask == 0) continue;
@@ -168,9 +169,9 @@ struct Emitter {
           ++counts[tile];
         }
       }
-      frame.row_counts[id] = uint32_t(out - begin);
+      frame.tiles_per_gauss[id] = uint32_t(out - begin);
     }
-    work.range_ends[range] = out - work.pairs;
+    work.range_ends[range] = out - work.isects;
   }
 
   // Bits of the blocks that lie in the image, given how many columns and rows of blocks are left from the tile on.
@@ -195,20 +196,20 @@ struct Emitter {
 
   void scatter_range(int64_t range) const {
     uint32_t* next = work.range_counts + range * tiles;
-    uint32_t last = ~0u, row = 0;
+    uint32_t last = ~0u, grad_row = 0;
     for (int64_t i = work.range_starts[range]; i < work.range_ends[range]; ++i) {
-      const Pair pair = work.pairs[i];
-      row = pair.record == last ? row + 1 : frame.row_starts[pair.record];
-      last = pair.record;
-      const uint32_t at = next[pair.tile]++;
-      frame.pair_records[at] = pair.record;
-      frame.pair_rows[at] = row;
-      frame.pair_masks[at] = pair.mask;
+      const Isect isect = work.isects[i];
+      grad_row = isect.gaussian == last ? grad_row + 1 : frame.isect_grad_starts[isect.gaussian];
+      last = isect.gaussian;
+      const uint32_t at = next[isect.tile]++;
+      frame.isect_gaussians[at] = isect.gaussian;
+      frame.isect_grad_rows[at] = grad_row;
+      frame.isect_masks[at] = isect.mask;
     }
   }
 };
 
-// Pairs of all ranges, tile by tile.
+// Counts the intersections of all ranges, tile by tile.
 template <class Real>
 void count_tiles(int threads, const Emitter<Real>& e) {
   constexpr int64_t kTilesAJob = 256;
@@ -226,11 +227,11 @@ void count_tiles(int threads, const Emitter<Real>& e) {
   });
 }
 
-// The visible in depth order; equal depths in index order.
+// The visible Gaussians in depth order; equal depths in index order.
 template <class Real>
 SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, const SplatFrame& frame,
                         const Workspace& work) {
-  const Real* records = static_cast<const Real*>(frame.records);
+  const Real* projected = static_cast<const Real*>(frame.projected);
   const int64_t chunks = chunks_of(gaussians.n);
   const auto first_chunk = [=](int64_t block) { return chunks * block / kSortBlocks; };
   int64_t starts[kSortBlocks + 1] = {};
@@ -244,7 +245,7 @@ SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, 
     uint32_t low = ~0u, high = 0;
     for (int64_t c = first_chunk(b); c < first_chunk(b + 1); ++c) {
       for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
-        const uint32_t key = depth_key(float(records[i * kRecordSize + kRecDepth]));
+        const uint32_t key = depth_key(float(projected[i * kProjectedSize + kProjDepth]));
         low = std::min(low, key), high = std::max(high, key);
         *out++ = {key, uint32_t(i)};
       }
@@ -255,7 +256,8 @@ SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, 
   if constexpr (sizeof(Real) == 8) {
     // Depths that are one float apart still have an order.
     std::stable_sort(work.items, work.items + count, [=](const SortItem& a, const SortItem& b) {
-      return records[int64_t(a.record) * kRecordSize + kRecDepth] < records[int64_t(b.record) * kRecordSize + kRecDepth];
+      return projected[int64_t(a.gaussian) * kProjectedSize + kProjDepth] <
+             projected[int64_t(b.gaussian) * kProjectedSize + kProjDepth];
     });
     return work.items;
   }
@@ -263,16 +265,16 @@ SortItem* sort_by_depth(const SplatCall& call, const SplatGaussians& gaussians, 
                     *std::min_element(lows, lows + kSortBlocks), *std::max_element(highs, highs + kSortBlocks));
 }
 
-// Rows of a Gaussian lie together, Gaussians in index order.
-void place_rows(const SplatGaussians& gaussians, SplatFrame& frame) {
-  int64_t row = 0;
+// Gradients of a Gaussian's intersections are contiguous, Gaussians in index order.
+void place_isect_grads(const SplatGaussians& gaussians, SplatFrame& frame) {
+  int64_t grad_row = 0;
   for (int64_t c = 0; c < chunks_of(gaussians.n); ++c) {
     for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
-      frame.row_starts[i] = uint32_t(row);
-      row += frame.row_counts[i];
+      frame.isect_grad_starts[i] = uint32_t(grad_row);
+      grad_row += frame.tiles_per_gauss[i];
     }
   }
-  frame.pairs = row;
+  frame.isects = grad_row;
 }
 
 }  // namespace
@@ -280,48 +282,49 @@ void place_rows(const SplatGaussians& gaussians, SplatFrame& frame) {
 template <class Real>
 int64_t Stages<Real>::bin_bytes(const SplatView& view, const SplatFrame& frame) {
   const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
-  return Workspace(nullptr, frame.visible, frame.pair_bound, tiles).bytes;
+  return Workspace(nullptr, frame.visible, frame.max_isects, tiles).bytes;
 }
 
 template <class Real>
 void Stages<Real>::bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
                        SplatFrame& frame) {
   const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
-  const Workspace work(frame.workspace, frame.visible, frame.pair_bound, tiles);
+  const Workspace work(frame.workspace, frame.visible, frame.max_isects, tiles);
   const SortItem* order = sort_by_depth<Real>(call, gaussians, frame, work);
   const Emitter<Real> emitter{view, frame, work, order, ranges_of(frame.visible), tiles};
 
   parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.bound(r); });
   work.range_starts[0] = 0;
   for (int64_t r = 0; r < emitter.ranges; ++r) work.range_starts[r + 1] += work.range_starts[r];
-  if (work.range_starts[emitter.ranges] > frame.pair_bound) throw std::runtime_error("more pairs than pair_bound");
+  if (work.range_starts[emitter.ranges] > frame.max_isects)
+    throw std::runtime_error("more tile intersections than max_isects");
   parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.emit(r); });
-  place_rows(gaussians, frame);
+  place_isect_grads(gaussians, frame);
   count_tiles(call.threads, emitter);
   parallel_for(call.threads, emitter.ranges, [&](int64_t r) { emitter.scatter_range(r); });
 }
 
-// Differences from line to line first, so that a large Gaussian costs no more than a small one.
+// Differences from tile row to tile row first, so that a large Gaussian costs no more than a small one.
 template <class Real>
-void Stages<Real>::line_pairs(const SplatView& view, const SplatGaussians& gaussians, const SplatFrame& frame,
-                              int64_t* out) {
-  const int32_t lines = tiles_across(view.height);
+void Stages<Real>::tile_row_isects(const SplatView& view, const SplatGaussians& gaussians, const SplatFrame& frame,
+                                   int64_t* out) {
+  const int32_t tile_rows = tiles_across(view.height);
   for (int64_t c = 0; c < chunks_of(gaussians.n); ++c) {
     for (int64_t i = c * kChunk; i < c * kChunk + frame.chunk_counts[2 * c]; ++i) {
-      const TileRect r = record_rect(view, static_cast<const Real*>(frame.records) + i * kRecordSize);
+      const TileRect r = projected_rect(view, static_cast<const Real*>(frame.projected) + i * kProjectedSize);
       out[r.y0] += r.x1 - r.x0;
-      if (r.y1 < lines) out[r.y1] -= r.x1 - r.x0;
+      if (r.y1 < tile_rows) out[r.y1] -= r.x1 - r.x0;
     }
   }
-  for (int32_t line = 1; line < lines; ++line) out[line] += out[line - 1];
+  for (int32_t tile_row = 1; tile_row < tile_rows; ++tile_row) out[tile_row] += out[tile_row - 1];
 }
 
 template int64_t Stages<float>::bin_bytes(const SplatView&, const SplatFrame&);
-template void Stages<float>::line_pairs(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t*);
+template void Stages<float>::tile_row_isects(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t*);
 template void Stages<float>::bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
 #ifdef SPLAT_WITH_DOUBLE
 template int64_t Stages<double>::bin_bytes(const SplatView&, const SplatFrame&);
-template void Stages<double>::line_pairs(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t*);
+template void Stages<double>::tile_row_isects(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t*);
 template void Stages<double>::bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
 #endif
 

@@ -10,19 +10,19 @@ namespace splat {
 namespace {
 
 constexpr int kPixels = kTile * kTile;
-constexpr int kAhead = 4;  // records are fetched this many pairs before they are needed
+constexpr int kAhead = 4;  // projected Gaussians are fetched this many intersections before they are needed
 
 // Lane of a pixel within its tile: blocks row by row, pixels row by row in each.
 inline int lane_of(int x, int y) {
   return ((y / kBlock) * kBlock + x / kBlock) * kLanes + (y % kBlock) * kBlock + x % kBlock;
 }
 
-// What both directions know of a tile.
+// A tile, as both directions need it.
 template <class Real>
 struct Tile {
   using F = Lanes<Real, kLanes>;
   int32_t x0, y0, width, height;  // pixels that lie in the image
-  int64_t begin, end;             // pairs
+  int64_t begin, end;             // intersections
 
   Tile(const SplatView& view, const SplatFrame& frame, int64_t index) {
     const int32_t tiles_x = tiles_across(view.width);
@@ -60,12 +60,12 @@ struct Tile {
   }
 };
 
-// alpha of a record over a block, 0 where it is below 1/255; `raw` is before the upper clamp.
+// alpha of a projected Gaussian over a block, 0 where it is below 1/255; `raw` is before the upper clamp.
 template <class Real>
-SPLAT_INLINE Lanes<Real, kLanes> block_alpha(const Real* rec, Lanes<Real, kLanes> dx, Lanes<Real, kLanes> dy,
+SPLAT_INLINE Lanes<Real, kLanes> block_alpha(const Real* proj, Lanes<Real, kLanes> dx, Lanes<Real, kLanes> dy,
                                              Lanes<Real, kLanes>& raw) {
   using F = Lanes<Real, kLanes>;
-  const F exponent = log2_alpha(rec, dx, dy);
+  const F exponent = log2_alpha(proj, dx, dy);
   raw = exp2_bounded(exponent);
   return select(exponent >= F(kMinLog2Alpha), min_(F(kMaxAlpha), raw), F(0));
 }
@@ -94,11 +94,11 @@ struct TileBlender {
     write(tile, buffers);
   }
 
-  // Blends the block's own list; returns the pair after the last one that any pixel looked at.
+  // Blends the block's own list; returns the intersection after the last one that any pixel evaluated.
   int64_t blend_block(const Tile<Real>& tile, int block, Buffers& buffers) const {
     const F x = Tile<Real>::lane_x() + F(Real(tile.x0 + kBlock * (block % kBlock)));
     const F y = Tile<Real>::lane_y() + F(Real(tile.y0 + kBlock * (block / kBlock)));
-    const Real* records = static_cast<const Real*>(frame.records);
+    const Real* projected = static_cast<const Real*>(frame.projected);
     F decaying = F::load(buffers.transmittance + block * kLanes), transmittance = decaying;
     F red = 0, green = 0, blue = 0, depth = 0;
     int64_t end = tile.begin;
@@ -108,20 +108,20 @@ struct TileBlender {
     for (int64_t base = tile.begin; base < tile.end && alive; base += kBatch) {
       const int count = list_block(base, std::min<int64_t>(kBatch, tile.end - base), 1u << block, list);
       for (int i = 0; i < count; ++i) {
-        const Real* rec = records + int64_t(frame.pair_records[base + list[i]]) * kRecordSize;
+        const Real* proj = projected + int64_t(frame.isect_gaussians[base + list[i]]) * kProjectedSize;
         if (i + kAhead < count)
-          __builtin_prefetch(records + int64_t(frame.pair_records[base + list[i + kAhead]]) * kRecordSize);
+          __builtin_prefetch(projected + int64_t(frame.isect_gaussians[base + list[i + kAhead]]) * kProjectedSize);
         F raw;
-        const F alpha = block_alpha(rec, x - F(rec[kRecX]), y - F(rec[kRecY]), raw);
+        const F alpha = block_alpha(proj, x - F(proj[kProjX]), y - F(proj[kProjY]), raw);
         const F weight = alpha * decaying;
         decaying -= weight;
         const auto live = decaying > F(kMinTransmittance);
         const F w = select(live, weight, F(0));
         transmittance = select(live, decaying, transmittance);
-        red += w * F(rec[kRecRed]);
-        green += w * F(rec[kRecGreen]);
-        blue += w * F(rec[kRecBlue]);
-        if constexpr (Depth) depth += w * F(rec[kRecDepth]);
+        red += w * F(proj[kProjRed]);
+        green += w * F(proj[kProjGreen]);
+        blue += w * F(proj[kProjBlue]);
+        if constexpr (Depth) depth += w * F(proj[kProjDepth]);
         if (!any(live)) {
           end = base + list[i] + 1;
           alive = false;
@@ -138,13 +138,13 @@ struct TileBlender {
     return end;
   }
 
-  // Positions, from `base` on, of the pairs that reach the block.
-  int list_block(int64_t base, int64_t pairs, uint32_t bit, int32_t* list) const {
+  // Positions, from `base` on, of the intersections that reach the block.
+  int list_block(int64_t base, int64_t isects, uint32_t bit, int32_t* list) const {
     int count = 0;
-    const uint16_t* masks = frame.pair_masks + base;
+    const uint16_t* masks = frame.isect_masks + base;
     int64_t i = 0;
-    for (; i + kLanes <= pairs; i += kLanes) count += compress_16(masks + i, bit, int32_t(i), list + count);
-    for (; i < pairs; ++i) {
+    for (; i + kLanes <= isects; i += kLanes) count += compress_16(masks + i, bit, int32_t(i), list + count);
+    for (; i < isects; ++i) {
       list[count] = int32_t(i);
       count += (masks[i] & bit) != 0;
     }
@@ -180,7 +180,7 @@ struct TileBlender {
 // ---- backward ----------------------------------------------------------------------------------------------------
 
 // Front to back again, with the same arithmetic, so that nothing but the images is kept from the forward pass.
-// Pairs are the outer loop here, blocks the inner one: a pair's sums stay in registers and are reduced once.
+// Intersections are the outer loop here, blocks the inner one: the sums of one stay in registers and are reduced once.
 // Abs: sums for density control too.
 template <class Real, bool Depth, bool Abs>
 struct TileBlenderVjp {
@@ -201,33 +201,34 @@ struct TileBlenderVjp {
     const Tile<Real> tile(view, frame, index);
     Buffers buffers;
     read(tile, buffers, index);
-    const Real* records = static_cast<const Real*>(frame.records);
-    Real* rows = static_cast<Real*>(frame.rows);
+    const Real* projected = static_cast<const Real*>(frame.projected);
+    Real* isect_grads = static_cast<Real*>(frame.isect_grads);
     const int64_t stop = tile.begin + frame.tile_ends[index];
     uint32_t alive = (1u << kBlocksPerTile) - 1u;
     for (int64_t p = tile.begin; p < tile.end; ++p) {
-      Real* row = rows + int64_t(frame.pair_rows[p]) * kRowSize;
-      if (p + kAhead < stop) __builtin_prefetch(records + int64_t(frame.pair_records[p + kAhead]) * kRecordSize);
-      const uint32_t mask = p < stop ? frame.pair_masks[p] & alive : 0u;
+      Real* grad = isect_grads + int64_t(frame.isect_grad_rows[p]) * kIsectGradSize;
+      if (p + kAhead < stop)
+        __builtin_prefetch(projected + int64_t(frame.isect_gaussians[p + kAhead]) * kProjectedSize);
+      const uint32_t mask = p < stop ? frame.isect_masks[p] & alive : 0u;
       if (mask == 0) {
-        std::fill(row, row + kRowSize, Real(0));
+        std::fill(grad, grad + kIsectGradSize, Real(0));
         continue;
       }
-      pair_row(records + int64_t(frame.pair_records[p]) * kRecordSize, mask, alive, buffers, row);
+      isect_grad(projected + int64_t(frame.isect_gaussians[p]) * kProjectedSize, mask, alive, buffers, grad);
     }
   }
 
-  SPLAT_INLINE void pair_row(const Real* rec, uint32_t mask, uint32_t& alive, Buffers& buffers, Real* row) const {
-    const F mean_x = rec[kRecX], mean_y = rec[kRecY];
-    const F red = rec[kRecRed], green = rec[kRecGreen], blue = rec[kRecBlue], depth = rec[kRecDepth];
-    F sums[kRowUsed];
+  SPLAT_INLINE void isect_grad(const Real* proj, uint32_t mask, uint32_t& alive, Buffers& buffers, Real* grad) const {
+    const F mean_x = proj[kProjX], mean_y = proj[kProjY];
+    const F red = proj[kProjRed], green = proj[kProjGreen], blue = proj[kProjBlue], depth = proj[kProjDepth];
+    F sums[kIsectGradUsed];
     for (F& sum : sums) sum = F(0);
     for (; mask != 0; mask &= mask - 1) {
       const int block = __builtin_ctz(mask);
       const int at = block * kLanes;
       const F dx = F::load(buffers.x + at) - mean_x, dy = F::load(buffers.y + at) - mean_y;
       F raw;
-      const F alpha = block_alpha(rec, dx, dy, raw);
+      const F alpha = block_alpha(proj, dx, dy, raw);
       const F before = F::load(buffers.transmittance + at);
       const F after = before - alpha * before;
       const auto live = after > F(kMinTransmittance);
@@ -244,28 +245,28 @@ struct TileBlenderVjp {
       const F free_alpha = select(raw <= F(kMaxAlpha), live_alpha, F(0));
       const F v = free_alpha * alpha_vjp(before, cg, behind, F(1) - alpha);
       const F vx = v * dx, vy = v * dy;
-      sums[kRowV] += v;
-      sums[kRowVx] += vx;
-      sums[kRowVy] += vy;
-      sums[kRowVxx] += vx * dx;
-      sums[kRowVxy] += vx * dy;
-      sums[kRowVyy] += vy * dy;
-      sums[kRowRed] += w * g_red;
-      sums[kRowGreen] += w * g_green;
-      sums[kRowBlue] += w * g_blue;
-      if constexpr (Depth) sums[kRowDepth] += w * F::load(buffers.depth + at);
+      sums[kGradV] += v;
+      sums[kGradVx] += vx;
+      sums[kGradVy] += vy;
+      sums[kGradVxx] += vx * dx;
+      sums[kGradVxy] += vx * dy;
+      sums[kGradVyy] += vy * dy;
+      sums[kGradRed] += w * g_red;
+      sums[kGradGreen] += w * g_green;
+      sums[kGradBlue] += w * g_blue;
+      if constexpr (Depth) sums[kGradDepth] += w * F::load(buffers.depth + at);
       if constexpr (Abs) {
         F abs_x, abs_y;
-        abs_slopes(rec, vx, vy, abs_x, abs_y);
-        sums[kRowAbsX] += abs_x;
-        sums[kRowAbsY] += abs_y;
+        abs_mean2d_grads(proj, vx, vy, abs_x, abs_y);
+        sums[kGradAbsX] += abs_x;
+        sums[kGradAbsY] += abs_y;
       }
       if (!any(live)) alive &= ~(1u << block);
     }
-    sum_each<row_fields(Depth, Abs)>(sums, row);
+    sum_each<isect_grad_fields(Depth, Abs)>(sums, grad);
   }
 
-  // Gradients of the images, lane by lane, and what they make of everything that was blended.
+  // Gradients of the images, lane by lane, and their product with everything that was blended.
   void read(const Tile<Real>& tile, Buffers& buffers, int64_t index) const {
     const F lane_x = Tile<Real>::lane_x(), lane_y = Tile<Real>::lane_y();
     for (int b = 0; b < kBlocksPerTile; ++b) {
@@ -312,7 +313,7 @@ struct TileBlenderVjp {
   }
 };
 
-// The tiles of the view's lines, by their numbers in the image.
+// Runs a job for each tile of the view's tile rows, by its number in the image.
 template <class Job>
 void for_tiles(const SplatCall& call, const SplatView& view, const Job& job) {
   const int64_t first = first_tile(view);

@@ -1,4 +1,4 @@
-// What projection and its backward pass both do to sixteen Gaussians: loading rows, summing SH.
+// Steps that projection and its backward pass share, on sixteen Gaussians: loading rows, summing SH.
 #pragma once
 #include <algorithm>
 
@@ -22,28 +22,28 @@ SPLAT_INLINE void load_rows(const Real* rows, const int32_t* lane_ids, Lanes<Rea
   for (int c = 0; c < C; ++c) out[c] = gather<Real, W>(rows + c, index);
 }
 
-// smoothing: SplatView's, where it is looked at.
+// filter_3d: SplatView's; null where it is not read.
 template <class Real>
 SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians& g, int64_t base,
                                                             const int32_t* lane_ids,
-                                                            const void* smoothing = nullptr) {
+                                                            const void* filter_3d = nullptr) {
   RawGeometry<Lanes<Real, kLanes>> raw;
   load_rows<3>(static_cast<const Real*>(g.means) + 3 * base, lane_ids, raw.mean);
   load_rows<4>(static_cast<const Real*>(g.quats) + 4 * base, lane_ids, raw.quat);
   load_rows<3>(static_cast<const Real*>(g.log_scales) + 3 * base, lane_ids, raw.log_scale);
   load_rows<1>(static_cast<const Real*>(g.logit_opacities) + base, lane_ids, &raw.logit);
-  if (smoothing != nullptr)
-    load_rows<1>(static_cast<const Real*>(smoothing) + base, lane_ids, &raw.smoothing);
+  if (filter_3d != nullptr)
+    load_rows<1>(static_cast<const Real*>(filter_3d) + base, lane_ids, &raw.filter_3d);
   return raw;
 }
 
-// The SH coefficients in use of sixteen Gaussians, as lanes: [3 sh_rest(degree)], channels innermost.
+// The SH coefficients in use of sixteen Gaussians, as lanes: [3 shN_count(degree)], channels innermost.
 // Rows are read sixteen numbers at a time and transposed; gathering number by number takes several times as long.
 template <class Real>
-SPLAT_INLINE void load_sh_rest(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, int degree,
-                               Lanes<Real, kLanes>* out) {
+SPLAT_INLINE void load_shN(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, int degree,
+                           Lanes<Real, kLanes>* out) {
   using F = Lanes<Real, kLanes>;
-  const int width = 3 * g.sh_rest, used = 3 * sh_rest(degree);
+  const int width = 3 * g.shN_count, used = 3 * shN_count(degree);
   const Real* rows = static_cast<const Real*>(g.shN) + width * base;
   if (width < kLanes) {
     int32_t index[kLanes];
@@ -60,12 +60,12 @@ SPLAT_INLINE void load_sh_rest(const SplatGaussians& g, int64_t base, const int3
   }
 }
 
-// The reverse: values [3 sh_rest(degree)] to the rows of the lanes whose bit is set; the rest of a row stays.
+// The reverse: values [3 shN_count(degree)] to the rows of the lanes whose bit is set; others stay unchanged.
 template <class Real>
-SPLAT_INLINE void store_sh_rest(const Lanes<Real, kLanes>* values, uint32_t lanes, const int32_t* lane_ids,
-                                int32_t width, int degree, Real* rows) {
+SPLAT_INLINE void store_shN(const Lanes<Real, kLanes>* values, uint32_t lanes, const int32_t* lane_ids,
+                            int32_t width, int degree, Real* rows) {
   using F = Lanes<Real, kLanes>;
-  const int used = 3 * sh_rest(degree);
+  const int used = 3 * shN_count(degree);
   for (int first = 0; first < used; first += kLanes) {
     F piece[kLanes];
     for (int k = 0; k < kLanes; ++k) piece[k] = first + k < used ? values[first + k] : F(0);
@@ -81,35 +81,35 @@ SPLAT_INLINE void store_sh_rest(const Lanes<Real, kLanes>* values, uint32_t lane
   }
 }
 
-// 1/2 + sum of coefficients times basis, for each channel, before the clamp. rest: from load_sh_rest.
+// 1/2 + sum of coefficients times basis, for each channel, before the clamp. shN: from load_shN.
 template <class Real>
 SPLAT_INLINE void sh_sum(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, int degree,
-                         const Lanes<Real, kLanes>* rest, const Lanes<Real, kLanes>* basis,
+                         const Lanes<Real, kLanes>* shN, const Lanes<Real, kLanes>* basis,
                          Lanes<Real, kLanes>* sum) {
   using F = Lanes<Real, kLanes>;
   F dc[3];
   load_rows<3>(static_cast<const Real*>(g.sh0) + 3 * base, lane_ids, dc);
   for (int c = 0; c < 3; ++c) sum[c] = dc[c] * F(kSh0) + F(0.5);
-  for (int k = 0; k < sh_rest(degree); ++k)
-    for (int c = 0; c < 3; ++c) sum[c] += rest[3 * k + c] * basis[k];
+  for (int k = 0; k < shN_count(degree); ++k)
+    for (int c = 0; c < 3; ++c) sum[c] += shN[3 * k + c] * basis[k];
 }
 
 template <class Real>
-inline TileRect record_rect(const SplatView& view, const Real* rec) {
-  return tile_rect(rec[kRecX], rec[kRecY], rec[kRecHalfX], rec[kRecHalfY], tiles_across(view.width),
+inline TileRect projected_rect(const SplatView& view, const Real* proj) {
+  return tile_rect(proj[kProjX], proj[kProjY], proj[kProjHalfX], proj[kProjHalfY], tiles_across(view.width),
                    tiles_across(view.height), Real(view.width), Real(view.height));
 }
-// What of a rectangle lies in the view's lines of tiles.
-inline TileRect in_lines(const SplatView& view, TileRect r) {
-  r.y0 = std::max(r.y0, view.line_begin);
-  r.y1 = std::max(r.y0, std::min(r.y1, view.line_end));
+// The part of a rectangle in the view's tile rows.
+inline TileRect in_tile_rows(const SplatView& view, TileRect r) {
+  r.y0 = std::max(r.y0, view.tile_row_begin);
+  r.y1 = std::max(r.y0, std::min(r.y1, view.tile_row_end));
   return r;
 }
 inline int64_t area(const TileRect& r) { return int64_t(r.x1 - r.x0) * int64_t(r.y1 - r.y0); }
-// Upper bound of the tiles that a record reaches: the area of its rectangle.
+// Upper bound of the tiles that a projected Gaussian reaches: the area of its rectangle.
 template <class Real>
-inline int64_t record_tiles(const SplatView& view, const Real* rec) {
-  return area(record_rect(view, rec));
+inline int64_t projected_tiles(const SplatView& view, const Real* proj) {
+  return area(projected_rect(view, proj));
 }
 
 }  // namespace splat

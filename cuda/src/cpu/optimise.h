@@ -16,7 +16,7 @@ inline void* group_of(const SplatGaussians& g, int group) {
   return pointers[group];
 }
 inline int64_t group_width(const SplatGaussians& g, int group) {
-  const int64_t widths[kGroups] = {3, 4, 3, 1, 3, 3 * int64_t(g.sh_rest)};
+  const int64_t widths[kGroups] = {3, 4, 3, 1, 3, 3 * int64_t(g.shN_count)};
   return widths[group];
 }
 
@@ -40,50 +40,51 @@ SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real*
     p.store(param + i), m.store(exp_avg + i), v.store(exp_avg_sq + i);
   }
   if (i == count) return;
-  // The same arithmetic for the rest, so that no number depends on where it lies.
-  const int rest = int(count - i);
-  F p = load_first(param + i, rest), m = load_first(exp_avg + i, rest), v = load_first(exp_avg_sq + i, rest);
-  adam_update(step, load_first(grad + i, rest), p, m, v);
-  store_first(p, param + i, rest), store_first(m, exp_avg + i, rest), store_first(v, exp_avg_sq + i, rest);
+  // The same arithmetic for the last few, so that no number depends on its position.
+  const int left = int(count - i);
+  F p = load_first(param + i, left), m = load_first(exp_avg + i, left), v = load_first(exp_avg_sq + i, left);
+  adam_update(step, load_first(grad + i, left), p, m, v);
+  store_first(p, param + i, left), store_first(m, exp_avg + i, left), store_first(v, exp_avg_sq + i, left);
 }
 
 template <class Real>
-SPLAT_INLINE void catch_up_range(const AdamGap<Real>& gap, Real* param, Real* exp_avg, Real* exp_avg_sq,
+SPLAT_INLINE void catch_up_range(const AdamDecay<Real>& decay, Real* param, Real* exp_avg, Real* exp_avg_sq,
                                  int64_t count) {
   using F = Lanes<Real, kLanes>;
   for (int64_t i = 0; i < count; i += kLanes) {
-    const int rest = int(std::min<int64_t>(kLanes, count - i));
-    const bool all = rest == kLanes;
-    F p = all ? F::load(param + i) : load_first(param + i, rest);
-    F m = all ? F::load(exp_avg + i) : load_first(exp_avg + i, rest);
-    F v = all ? F::load(exp_avg_sq + i) : load_first(exp_avg_sq + i, rest);
-    adam_catch_up(gap, p, m, v);
+    const int left = int(std::min<int64_t>(kLanes, count - i));
+    const bool all = left == kLanes;
+    F p = all ? F::load(param + i) : load_first(param + i, left);
+    F m = all ? F::load(exp_avg + i) : load_first(exp_avg + i, left);
+    F v = all ? F::load(exp_avg_sq + i) : load_first(exp_avg_sq + i, left);
+    adam_catch_up(decay, p, m, v);
     if (all) p.store(param + i), m.store(exp_avg + i), v.store(exp_avg_sq + i);
-    else store_first(p, param + i, rest), store_first(m, exp_avg + i, rest), store_first(v, exp_avg_sq + i, rest);
+    else store_first(p, param + i, left), store_first(m, exp_avg + i, left), store_first(v, exp_avg_sq + i, left);
   }
 }
 
-// The SH rest of the listed Gaussians, whose ids ascend, brought to the step before this one.
+// Brings shN of the listed Gaussians, whose ids ascend, to the step before this one.
 template <class Real>
-inline void catch_up_rest(const SplatGaussians& params, const SplatAdam& adam, const int32_t* ids, int count,
-                          int sh_degree) {
-  const int64_t used = 3 * sh_rest(sh_degree), width = 3 * int64_t(params.sh_rest), now = adam.step - 1;
-  const AdamGaps gaps = make_adam_gaps(adam.gaps, adam.gap_count, adam.beta1, adam.beta2, adam.lr[kGroups - 1], adam.eps);
+inline void catch_up_shN(const SplatGaussians& params, const SplatAdam& adam, const int32_t* ids, int count,
+                         int sh_degree) {
+  const int64_t used = 3 * shN_count(sh_degree), width = 3 * int64_t(params.shN_count), now = adam.step - 1;
+  const AdamDecayTable table =
+      make_adam_decay_table(adam.decay_table, adam.decay_rows, adam.beta1, adam.beta2, adam.lr[kGroups - 1], adam.eps);
   const auto at = [&](const SplatGaussians& g, int64_t i) { return static_cast<Real*>(g.shN) + i * width; };
   for (int k = 0; k < count; ++k) {
     const int64_t i = ids[k];
-    if (adam.rest_steps[i] >= now) continue;
-    catch_up_range(make_adam_gap<Real>(gaps, adam.rest_steps[i], now), at(params, i), at(adam.exp_avg, i),
+    if (adam.sh_last_step[i] >= now) continue;
+    catch_up_range(make_adam_decay<Real>(table, adam.sh_last_step[i], now), at(params, i), at(adam.exp_avg, i),
                    at(adam.exp_avg_sq, i), used);
-    adam.rest_steps[i] = int32_t(now);
+    adam.sh_last_step[i] = int32_t(now);
   }
 }
 
-// One Adam step on the SH rest of the listed Gaussians of a chunk, whose ids ascend. `grads` [chunk, width].
+// One Adam step on shN of the listed Gaussians of a chunk, whose ids ascend. `grads` [chunk, width].
 template <class Real>
-inline void adam_rest(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, const int32_t* ids, int count,
-                      int sh_degree, const Real* grads) {
-  const int64_t used = 3 * sh_rest(sh_degree), width = 3 * int64_t(params.sh_rest);
+inline void adam_shN(const SplatGaussians& params, const SplatAdam& adam, int64_t begin, const int32_t* ids, int count,
+                     int sh_degree, const Real* grads) {
+  const int64_t used = 3 * shN_count(sh_degree), width = 3 * int64_t(params.shN_count);
   const auto step = make_adam_step<Real>(adam.lr[kGroups - 1], adam.beta1, adam.beta2, adam.eps, adam.step);
   const auto at = [&](const SplatGaussians& g, int64_t i) { return static_cast<Real*>(g.shN) + i * width; };
   for (int k = 0; k < count;) {
@@ -93,7 +94,7 @@ inline void adam_rest(const SplatGaussians& params, const SplatAdam& adam, int64
     if (used > 0)
       adam_range(step, grads + (i - begin) * width, at(params, i), at(adam.exp_avg, i), at(adam.exp_avg_sq, i),
                  (run - 1) * width + used);
-    for (int j = 0; j < run; ++j) adam.rest_steps[i + j] = int32_t(adam.step);
+    for (int j = 0; j < run; ++j) adam.sh_last_step[i + j] = int32_t(adam.step);
     k += run;
   }
 }
@@ -105,7 +106,7 @@ inline void adam_rows(const SplatGaussians& params, const SplatAdam& adam, int64
                       const Real* const* grads, int groups = kGroups) {
   for (int group = 0; group < groups; ++group) {
     const int64_t width = group_width(params, group);
-    const int64_t used = group == kGroups - 1 ? std::min<int64_t>(width, 3 * sh_rest(sh_degree)) : width;
+    const int64_t used = group == kGroups - 1 ? std::min<int64_t>(width, 3 * shN_count(sh_degree)) : width;
     if (used == 0) continue;
     const auto step = step_of_group<Real>(params, adam, group);
     const auto at = [&](const SplatGaussians& g) { return static_cast<Real*>(group_of(g, group)) + begin * width; };

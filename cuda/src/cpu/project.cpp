@@ -20,16 +20,17 @@ struct ChunkProjector {
   const SplatView& view;
   const SplatGaussians& gaussians;
   const SplatFrame& frame;
-  const SplatAdam* rest;
+  const SplatAdam* lazy;
   const View<Real> pinhole;
 
-  // Geometry of lanes `first`..: appends the survivors to the chunk's records, returns their pair bound.
+  // Geometry of lanes `first`..: appends the survivors to the chunk's projected Gaussians; returns the upper bound of
+  // their tile intersections.
   int64_t geometry(int64_t chunk, int first, int count, int& visible) const {
     int32_t lane_ids[kLanes];
     for (int k = 0; k < kLanes; ++k) lane_ids[k] = first + (k < count ? k : count - 1);
-    const RawGeometry<F> raw = load_geometry<Real>(gaussians, chunk * kChunk, lane_ids, view.smoothing);
+    const RawGeometry<F> raw = load_geometry<Real>(gaussians, chunk * kChunk, lane_ids, view.filter_3d);
     const ProjectedGeometry<F> g =
-        project_geometry(pinhole, raw, view.antialiased != 0, view.smoothing != nullptr);
+        project_geometry(pinhole, raw, view.antialiased != 0, view.filter_3d != nullptr);
     const F tau = g.log2_opacity - F(kMinLog2Alpha);
     const F half_x = support_half_width(tau, g.cov.a), half_y = support_half_width(tau, g.cov.c);
 
@@ -40,27 +41,27 @@ struct ChunkProjector {
     uint32_t bits = alive.bits() & ((1u << count) - 1u);
     if (bits == 0) return 0;
 
-    Real fields[kRecordSize][kLanes];
-    g.mean2d[0].store(fields[kRecX]);
-    g.mean2d[1].store(fields[kRecY]);
-    (g.conic.a * F(0.5 * kLog2E)).store(fields[kRecA]);
-    (g.conic.b * F(kLog2E)).store(fields[kRecB]);
-    (g.conic.c * F(0.5 * kLog2E)).store(fields[kRecC]);
-    g.log2_opacity.store(fields[kRecLog2Opacity]);
-    g.pc[2].store(fields[kRecDepth]);
-    half_x.store(fields[kRecHalfX]);
-    half_y.store(fields[kRecHalfY]);
+    Real fields[kProjectedSize][kLanes];
+    g.mean2d[0].store(fields[kProjX]);
+    g.mean2d[1].store(fields[kProjY]);
+    (g.conic.a * F(0.5 * kLog2E)).store(fields[kProjA]);
+    (g.conic.b * F(kLog2E)).store(fields[kProjB]);
+    (g.conic.c * F(0.5 * kLog2E)).store(fields[kProjC]);
+    g.log2_opacity.store(fields[kProjLog2Opacity]);
+    g.pc[2].store(fields[kProjDepth]);
+    half_x.store(fields[kProjHalfX]);
+    half_y.store(fields[kProjHalfY]);
 
     int64_t bound = 0;
     for (; bits != 0; bits &= bits - 1) {
       const int k = __builtin_ctz(bits);
-      Real* rec = static_cast<Real*>(frame.records) + (chunk * kChunk + visible) * kRecordSize;
-      for (int f : {kRecX, kRecY, kRecA, kRecB, kRecC, kRecLog2Opacity, kRecDepth, kRecHalfX, kRecHalfY})
-        rec[f] = fields[f][k];
-      const int64_t tiles = record_tiles(view, rec);
+      Real* proj = static_cast<Real*>(frame.projected) + (chunk * kChunk + visible) * kProjectedSize;
+      for (int f : {kProjX, kProjY, kProjA, kProjB, kProjC, kProjLog2Opacity, kProjDepth, kProjHalfX, kProjHalfY})
+        proj[f] = fields[f][k];
+      const int64_t tiles = projected_tiles(view, proj);
       if (tiles == 0) continue;  // the slot is taken by the next one
       frame.ids[chunk * kChunk + visible] = int32_t(chunk * kChunk + first + k);
-      frame.row_counts[chunk * kChunk + visible] = uint32_t(tiles);
+      frame.tiles_per_gauss[chunk * kChunk + visible] = uint32_t(tiles);
       bound += tiles;
       ++visible;
     }
@@ -74,18 +75,18 @@ struct ChunkProjector {
     F mean[3], direction[3];
     load_rows<3>(static_cast<const Real*>(gaussians.means) + 3 * chunk * kChunk, lane_ids, mean);
     view_direction(pinhole.center, mean, direction);
-    F basis[24], rest[72], sum[3];
+    F basis[24], shN[72], sum[3];
     sh_basis(view.sh_degree, direction, basis);
-    load_sh_rest<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, rest);
-    sh_sum<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, rest, basis, sum);
+    load_shN<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, shN);
+    sh_sum<Real>(gaussians, chunk * kChunk, lane_ids, view.sh_degree, shN, basis, sum);
     Real rgb[3][kLanes];
     for (int c = 0; c < 3; ++c) sh_colour(sum[c]).store(rgb[c]);
-    Real* rec = static_cast<Real*>(frame.records) + (chunk * kChunk + first) * kRecordSize;
-    // A colour that is no number reaches no pixel: its rectangle becomes empty.
+    Real* proj = static_cast<Real*>(frame.projected) + (chunk * kChunk + first) * kProjectedSize;
+    // A Gaussian with a colour that is not finite reaches no pixel: its rectangle becomes empty.
     const uint32_t finite = ((abs_(sum[0]) < F(kHuge)) & (abs_(sum[1]) < F(kHuge)) & (abs_(sum[2]) < F(kHuge))).bits();
-    for (int k = 0; k < count; ++k, rec += kRecordSize) {
-      for (int c = 0; c < 3; ++c) rec[kRecRed + c] = rgb[c][k];
-      if ((finite >> k & 1) == 0) rec[kRecHalfX] = std::numeric_limits<Real>::quiet_NaN();
+    for (int k = 0; k < count; ++k, proj += kProjectedSize) {
+      for (int c = 0; c < 3; ++c) proj[kProjRed + c] = rgb[c][k];
+      if ((finite >> k & 1) == 0) proj[kProjHalfX] = std::numeric_limits<Real>::quiet_NaN();
     }
   }
 
@@ -94,7 +95,7 @@ struct ChunkProjector {
     int visible = 0;
     int64_t bound = 0;
     for (int i = 0; i < count; i += kLanes) bound += geometry(chunk, i, std::min(kLanes, count - i), visible);
-    if (rest != nullptr) catch_up_rest<Real>(gaussians, *rest, frame.ids + chunk * kChunk, visible, view.sh_degree);
+    if (lazy != nullptr) catch_up_shN<Real>(gaussians, *lazy, frame.ids + chunk * kChunk, visible, view.sh_degree);
     for (int i = 0; i < visible; i += kLanes) colours(chunk, i, std::min(kLanes, visible - i));
     frame.chunk_counts[2 * chunk] = visible;
     frame.chunk_counts[2 * chunk + 1] = bound;
@@ -105,14 +106,14 @@ struct ChunkProjector {
 
 template <class Real>
 void Stages<Real>::project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
-                           SplatFrame& frame, const SplatAdam* rest) {
-  const ChunkProjector<Real> job{view, gaussians, frame, rest, pinhole_of<Real>(view)};
+                           SplatFrame& frame, const SplatAdam* lazy) {
+  const ChunkProjector<Real> job{view, gaussians, frame, lazy, pinhole_of<Real>(view)};
   const int64_t chunks = chunks_of(gaussians.n);
   parallel_for(call.threads, chunks, job);
-  frame.visible = frame.pair_bound = 0;
+  frame.visible = frame.max_isects = 0;
   for (int64_t c = 0; c < chunks; ++c) {
     frame.visible += frame.chunk_counts[2 * c];
-    frame.pair_bound += frame.chunk_counts[2 * c + 1];
+    frame.max_isects += frame.chunk_counts[2 * c + 1];
   }
 }
 
@@ -120,7 +121,7 @@ template void Stages<float>::project(const SplatCall&, const SplatView&, const S
                                      const SplatAdam*);
 #ifdef SPLAT_WITH_DOUBLE
 template void Stages<double>::project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&,
-                                     const SplatAdam*);
+                                      const SplatAdam*);
 #endif
 
 }  // namespace splat

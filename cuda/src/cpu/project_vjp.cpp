@@ -32,8 +32,9 @@ struct ChunkProjectorVjp {
     for (int group = 0; group < kGroups; ++group) {
       const int64_t width = group_width(gaussians, group);
       grads[group] = at;
-      if (grad.gradients != nullptr) grads[group] = static_cast<Real*>(group_of(*grad.gradients, group)) + begin * width;
-      std::fill_n(grads[group], (end - begin) * width, Real(0));  // without SH rest there is no array to fill
+      if (grad.gradients != nullptr)
+        grads[group] = static_cast<Real*>(group_of(*grad.gradients, group)) + begin * width;
+      std::fill_n(grads[group], (end - begin) * width, Real(0));  // without shN there is no array to fill
       at += kChunk * width;
     }
 
@@ -44,10 +45,10 @@ struct ChunkProjectorVjp {
       sixteen(begin, begin + i, std::min(kLanes, visible - i), grads, grad.v_viewmat != nullptr ? &pose : nullptr);
     if (grad.v_viewmat != nullptr) store_pose(pose, static_cast<Real*>(grad.pose_partials) + chunk * SPLAT_POSE);
     if (grad.adam == nullptr) return;
-    const bool later = grad.adam->rest_steps != nullptr;
+    const bool later = grad.adam->sh_last_step != nullptr;
     adam_rows<Real>(gaussians, *grad.adam, begin, end, view.sh_degree, grads, later ? kGroups - 1 : kGroups);
     if (later)
-      adam_rest<Real>(gaussians, *grad.adam, begin, frame.ids + begin, visible, view.sh_degree, grads[kGroups - 1]);
+      adam_shN<Real>(gaussians, *grad.adam, begin, frame.ids + begin, visible, view.sh_degree, grads[kGroups - 1]);
   }
 
   static void store_pose(const ViewGrad<F>& pose, Real* out) {
@@ -55,57 +56,58 @@ struct ChunkProjectorVjp {
     for (int k = 0; k < 3; ++k) out[9 + k] = sum(pose.translation[k]), out[12 + k] = sum(pose.center[k]);
   }
 
-  // The rows of one Gaussian, added up in their order.
-  SPLAT_INLINE void sum_rows(int64_t record, Real* out) const {
-    const Real* row = static_cast<const Real*>(frame.rows) + int64_t(frame.row_starts[record]) * kRowSize;
+  // The sum of the intersection gradients of one Gaussian, in their order.
+  SPLAT_INLINE void sum_isect_grads(int64_t slot, Real* out) const {
+    const Real* grad_row =
+        static_cast<const Real*>(frame.isect_grads) + int64_t(frame.isect_grad_starts[slot]) * kIsectGradSize;
     F total = F(0);
-    for (uint32_t k = 0; k < frame.row_counts[record]; ++k, row += kRowSize) total += F::load(row);
+    for (uint32_t k = 0; k < frame.tiles_per_gauss[slot]; ++k, grad_row += kIsectGradSize) total += F::load(grad_row);
     total.store(out);
   }
 
-  // Visible Gaussians `first`..: records of the chunk that begins at Gaussian `base`.
+  // Visible Gaussians from slot `first` on, of the chunk that begins at Gaussian `base`.
   void sixteen(int64_t base, int64_t first, int count, Real* const* grads, ViewGrad<F>* pose) const {
     int32_t lane_ids[kLanes];
-    alignas(64) Real sums[kLanes][kRowSize];
+    alignas(64) Real sums[kLanes][kIsectGradSize];
     Real reached[kLanes];
     int used = 0;
     for (int k = 0; k < kLanes; ++k) {
-      const int64_t record = first + (k < count ? k : count - 1);
-      lane_ids[k] = frame.ids[record] - int32_t(base);
-      reached[k] = Real(k < count && frame.row_counts[record] != 0);
+      const int64_t slot = first + (k < count ? k : count - 1);
+      lane_ids[k] = frame.ids[slot] - int32_t(base);
+      reached[k] = Real(k < count && frame.tiles_per_gauss[slot] != 0);
       used += reached[k] != 0;
-      if (reached[k] != 0) sum_rows(record, sums[k]);
+      if (reached[k] != 0) sum_isect_grads(slot, sums[k]);
       else std::memset(sums[k], 0, sizeof sums[k]);
     }
     if (used == 0) return;
     const auto live = F::load(reached) > F(0);
-    F row[kRowUsed];
+    F grads_2d[kIsectGradUsed];
     int32_t index[kLanes];
-    for (int k = 0; k < kLanes; ++k) index[k] = k * kRowSize;
-    for (int f = 0; f < kRowUsed; ++f) row[f] = gather<Real, kLanes>(&sums[0][0] + f, index);
+    for (int k = 0; k < kLanes; ++k) index[k] = k * kIsectGradSize;
+    for (int f = 0; f < kIsectGradUsed; ++f) grads_2d[f] = gather<Real, kLanes>(&sums[0][0] + f, index);
 
-    const RawGeometry<F> raw = load_geometry<Real>(gaussians, base, lane_ids, view.smoothing);
+    const RawGeometry<F> raw = load_geometry<Real>(gaussians, base, lane_ids, view.filter_3d);
     F v_mean[3] = {F(0), F(0), F(0)}, v_mean2d[2];
     ViewGrad<F> v_view;
     std::memset(&v_view, 0, sizeof v_view);
     ViewGrad<F>* v_pose = pose == nullptr ? nullptr : &v_view;
-    geometry(raw, row, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
-    colours(raw.mean, row, base, lane_ids, live, grads, v_mean, v_pose);
+    geometry(raw, grads_2d, lane_ids, live, grads, v_mean, v_mean2d, v_pose);
+    colours(raw.mean, grads_2d, base, lane_ids, live, grads, v_mean, v_pose);
     store_rows<3>(v_mean, live, lane_ids, grads[0]);
     if (pose != nullptr) add_pose(v_view, live, *pose);
     if (frame.with_abs) {
-      for (int k = 0; k < 2; ++k) v_mean2d[k] = row[kRowAbsX + k] * F(Real(1.0 / kLog2E));
+      for (int k = 0; k < 2; ++k) v_mean2d[k] = grads_2d[kGradAbsX + k] * F(Real(1.0 / kLog2E));
     }
     statistics(v_mean2d, live, base, lane_ids);
   }
 
-  SPLAT_INLINE void geometry(const RawGeometry<F>& raw, const F* row, const int32_t* lane_ids,
+  SPLAT_INLINE void geometry(const RawGeometry<F>& raw, const F* grads_2d, const int32_t* lane_ids,
                              const typename F::Mask& live, Real* const* grads, F* v_mean, F* v_mean2d,
                              ViewGrad<F>* v_pose) const {
     const ProjectedGeometry<F> g =
-        project_geometry(pinhole, raw, view.antialiased != 0, view.smoothing != nullptr);
+        project_geometry(pinhole, raw, view.antialiased != 0, view.filter_3d != nullptr);
     F v_qa, v_qb, v_qc, v_log_opacity;
-    row_vjp(row, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
+    isect_grad_vjp(grads_2d, g.conic.a, g.conic.b, g.conic.c, v_mean2d, v_qa, v_qb, v_qc, v_log_opacity);
     F v_a = F(0), v_b = F(0), v_c = F(0);
     conic_vjp(g.conic, v_qa, v_qb, v_qc, v_a, v_b, v_c);
 
@@ -123,9 +125,9 @@ struct ChunkProjectorVjp {
     F v_quat[4] = {F(0), F(0), F(0), F(0)}, v_log_scale[3] = {F(0), F(0), F(0)};
     quat_to_rotation_vjp(raw.quat, v_rotation, v_quat);
     for (int k = 0; k < 3; ++k) activate_scale_vjp(g.scale[k], v_scale[k], v_log_scale[k]);
-    if (view.smoothing != nullptr) smoothing_vjp(raw, v_log_opacity, v_log_scale);
+    if (view.filter_3d != nullptr) filter_3d_vjp(raw, v_log_opacity, v_log_scale);
 
-    F v_pc[3] = {F(0), F(0), row[kRowDepth]};
+    F v_pc[3] = {F(0), F(0), grads_2d[kGradDepth]};
     affine_map_vjp(pinhole, g.pc, g.affine, v_row0, v_row1, v_pc, v_pose);
     camera_to_image_vjp(pinhole, g.pc, g.affine.inv_z, v_mean2d, v_pc);
     world_to_camera_vjp(pinhole, raw.mean, v_pc, v_mean, v_pose);
@@ -134,28 +136,28 @@ struct ChunkProjectorVjp {
     store_rows<1>(&v_logit, live, lane_ids, grads[3]);
   }
 
-  SPLAT_INLINE void colours(const F* mean, const F* row, int64_t base, const int32_t* lane_ids,
+  SPLAT_INLINE void colours(const F* mean, const F* grads_2d, int64_t base, const int32_t* lane_ids,
                             const typename F::Mask& live, Real* const* grads, F* v_mean, ViewGrad<F>* v_pose) const {
-    F direction[3], basis[24], rest[72], sum[3], v_colour[3], v_dc[3];
+    F direction[3], basis[24], shN[72], sum[3], v_colour[3], v_dc[3];
     const F inv_length = view_direction(pinhole.center, mean, direction);
     sh_basis(view.sh_degree, direction, basis);
-    load_sh_rest<Real>(gaussians, base, lane_ids, view.sh_degree, rest);
-    sh_sum<Real>(gaussians, base, lane_ids, view.sh_degree, rest, basis, sum);
+    load_shN<Real>(gaussians, base, lane_ids, view.sh_degree, shN);
+    sh_sum<Real>(gaussians, base, lane_ids, view.sh_degree, shN, basis, sum);
     for (int c = 0; c < 3; ++c) {
-      v_colour[c] = sh_colour_vjp(sum[c], row[kRowRed + c]);
+      v_colour[c] = sh_colour_vjp(sum[c], grads_2d[kGradRed + c]);
       v_dc[c] = v_colour[c] * F(kSh0);
     }
     store_rows<3>(v_dc, live, lane_ids, grads[4]);
-    const int count = sh_rest(view.sh_degree);
+    const int count = shN_count(view.sh_degree);
     if (count == 0) return;
 
     // A coefficient's gradient is basis times colour gradient; the basis' own takes the coefficients.
-    F v_basis[24], v_rest[72];
+    F v_basis[24], v_shN[72];
     for (int k = 0; k < count; ++k) {
-      v_basis[k] = rest[3 * k] * v_colour[0] + rest[3 * k + 1] * v_colour[1] + rest[3 * k + 2] * v_colour[2];
-      for (int c = 0; c < 3; ++c) v_rest[3 * k + c] = basis[k] * v_colour[c];
+      v_basis[k] = shN[3 * k] * v_colour[0] + shN[3 * k + 1] * v_colour[1] + shN[3 * k + 2] * v_colour[2];
+      for (int c = 0; c < 3; ++c) v_shN[3 * k + c] = basis[k] * v_colour[c];
     }
-    store_sh_rest(v_rest, live.bits(), lane_ids, 3 * gaussians.sh_rest, view.sh_degree, grads[5]);
+    store_shN(v_shN, live.bits(), lane_ids, 3 * gaussians.shN_count, view.sh_degree, grads[5]);
     F v_direction[3] = {F(0), F(0), F(0)};
     sh_basis_vjp(view.sh_degree, direction, v_basis, v_direction);
     view_direction_vjp(direction, inv_length, v_direction, v_mean, v_pose == nullptr ? nullptr : v_pose->center);

@@ -12,15 +12,17 @@ constexpr int64_t kChunk = SPLAT_CHUNK;
 
 inline int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
 inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) / SPLAT_TILE; }
-// Tiles of the view's lines: the first, and how many.
-inline int64_t first_tile(const SplatView& v) { return int64_t(v.line_begin) * tiles_across(v.width); }
-inline int64_t band_tiles(const SplatView& v) { return int64_t(v.line_end - v.line_begin) * tiles_across(v.width); }
+// Tiles of the view's tile rows: the first, and how many.
+inline int64_t first_tile(const SplatView& v) { return int64_t(v.tile_row_begin) * tiles_across(v.width); }
+inline int64_t band_tiles(const SplatView& v) {
+  return int64_t(v.tile_row_end - v.tile_row_begin) * tiles_across(v.width);
+}
 
 template <class Real>
 struct Stages {
-  // rest: null, or an Adam whose SH rest is made up for.
-  static void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* rest);
-  static void line_pairs(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t* out);
+  // lazy: null, or an Adam with sh_last_step, whose missed steps of shN are applied.
+  static void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* lazy);
+  static void tile_row_isects(const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t* out);
   static int64_t bin_bytes(const SplatView&, const SplatFrame&);
   static void bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
   static void blend(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,
@@ -28,7 +30,8 @@ struct Stages {
   static void blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,
                         const SplatImages& out, const SplatImages& v_out, void* background_partials,
                         void* v_background);
-  static void sum_rows(const SplatCall&, const SplatGaussians&, const SplatFrame&, void* sums, uint32_t* reached);
+  static void sum_isect_grads(const SplatCall&, const SplatGaussians&, const SplatFrame&, void* sums,
+                              uint32_t* reached);
   static void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,
                           const SplatProjectGrad&);
   static int64_t loss_bytes(const SplatLoss&);

@@ -1,4 +1,4 @@
-// The C ABI on a CUDA device: checks what it is given, then enqueues the stage on the caller's device and stream.
+// The C ABI on a CUDA device: checks the arguments, then enqueues the stage on the caller's device and stream.
 #include <exception>
 #include <initializer_list>
 
@@ -11,14 +11,14 @@ namespace {
 
 namespace gpu = splat::gpu;
 
-// What is written to without anybody having counted first must have the room that the header asks for.
+// Arrays that are written before anything is counted must have the capacity that the header asks for.
 const char* lacking(const SplatGaussians* g, const SplatFrame* frame) {
   if (frame->counters == nullptr) return "counters are missing";
   if (frame->visible < gpu::chunks_of(g->n) * gpu::kChunk) return "visible is less than n rounded up to a chunk";
   return nullptr;
 }
 
-// One door for every entry: no C++ exception crosses into the caller.
+// Every entry passes here: no C++ exception reaches the caller.
 template <class Work>
 int32_t enter(const char* what, const SplatCall* call, Work work) {
   try {
@@ -41,19 +41,20 @@ SPLAT_EXPORT int32_t splat_project(const SplatCall* call, const SplatView* view,
   for (const char* f : {adam == nullptr ? nullptr : fault(adam), misfit(view, gaussians), misfit(gaussians, adam),
                         lacking(gaussians, frame)})
     if (f != nullptr) return fail(__func__, f);
-  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame, with_rest(adam)); });
+  return enter(__func__, call, [&] { gpu::project(*call, *view, *gaussians, *frame, lazy_adam(adam)); });
 }
 
-SPLAT_EXPORT int32_t splat_line_pairs(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,
-                                      const SplatFrame* frame, int64_t* line_pairs) {
+SPLAT_EXPORT int32_t splat_tile_row_isects(const SplatCall* call, const SplatView* view,
+                                           const SplatGaussians* gaussians, const SplatFrame* frame,
+                                           int64_t* tile_row_isects) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
   if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
-  return enter(__func__, call, [&] { gpu::line_pairs(*call, *view, *gaussians, *frame, line_pairs); });
+  return enter(__func__, call, [&] { gpu::tile_row_isects(*call, *view, *gaussians, *frame, tile_row_isects); });
 }
 
 SPLAT_EXPORT int64_t splat_bin_bytes(const SplatCall* call, const SplatView* view, const SplatFrame* frame) {
   if (const char* f = first_fault(call, view, frame)) return fail(__func__, f);
-  if (frame->visible < 0 || frame->pair_bound < 0) return fail(__func__, "a capacity is negative");
+  if (frame->visible < 0 || frame->max_isects < 0) return fail(__func__, "a capacity is negative");
   return gpu::bin_bytes(*view, *frame);
 }
 
@@ -61,7 +62,7 @@ SPLAT_EXPORT int32_t splat_bin(const SplatCall* call, const SplatView* view, con
                                SplatFrame* frame) {
   if (const char* f = first_fault(call, view, gaussians, frame)) return fail(__func__, f);
   if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
-  if (frame->pair_bound > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile pairs");
+  if (frame->max_isects > int64_t(UINT32_MAX)) return fail(__func__, "more than 2^32 - 1 tile intersections");
   const int64_t bytes = splat_bin_bytes(call, view, frame);
   if (bytes < 0) return -1;
   if (frame->workspace_bytes < bytes) return fail(__func__, "the workspace is too small");
@@ -83,11 +84,11 @@ SPLAT_EXPORT int32_t splat_blend_vjp(const SplatCall* call, const SplatView* vie
   });
 }
 
-SPLAT_EXPORT int32_t splat_sum_rows(const SplatCall* call, const SplatGaussians* gaussians, const SplatFrame* frame,
-                                    void* sums, uint32_t* reached) {
+SPLAT_EXPORT int32_t splat_sum_isect_grads(const SplatCall* call, const SplatGaussians* gaussians,
+                                           const SplatFrame* frame, void* sums, uint32_t* reached) {
   if (const char* f = first_fault(call, gaussians, frame)) return fail(__func__, f);
   if (const char* f = lacking(gaussians, frame)) return fail(__func__, f);
-  return enter(__func__, call, [&] { gpu::sum_rows(*call, *gaussians, *frame, sums, reached); });
+  return enter(__func__, call, [&] { gpu::sum_isect_grads(*call, *gaussians, *frame, sums, reached); });
 }
 
 SPLAT_EXPORT int32_t splat_project_vjp(const SplatCall* call, const SplatView* view, const SplatGaussians* gaussians,

@@ -11,8 +11,8 @@ inline View<float> pinhole_of(const SplatView& v) {
   return make_view<float>(v.viewmat, v.fx, v.fy, v.cx, v.cy, v.width, v.height, v.z_near, v.z_far);
 }
 
-// smoothing: SplatView's, where it is looked at.
-inline RawArrays raw_arrays(const SplatGaussians& g, const void* smoothing = nullptr) {
+// filter_3d: SplatView's; null where it is not read.
+inline RawArrays raw_arrays(const SplatGaussians& g, const void* filter_3d = nullptr) {
   RawArrays out;
   out.means = static_cast<const float*>(g.means);
   out.quats = static_cast<const float*>(g.quats);
@@ -21,8 +21,8 @@ inline RawArrays raw_arrays(const SplatGaussians& g, const void* smoothing = nul
   out.sh0 = static_cast<const float*>(g.sh0);
   out.shN = static_cast<const float*>(g.shN);
   out.n = g.n;
-  out.sh_rest = g.sh_rest;
-  out.smoothing = static_cast<const float*>(smoothing);
+  out.shN_count = g.shN_count;
+  out.filter_3d = static_cast<const float*>(filter_3d);
   return out;
 }
 
@@ -34,7 +34,7 @@ inline float* group_of(const SplatGaussians& g, int group) {
   return static_cast<float*>(pointers[group]);
 }
 inline int64_t group_width(const SplatGaussians& g, int group) {
-  const int64_t widths[kGroupCount] = {3, 4, 3, 1, 3, 3 * int64_t(g.sh_rest)};
+  const int64_t widths[kGroupCount] = {3, 4, 3, 1, 3, 3 * int64_t(g.shN_count)};
   return widths[group];
 }
 
@@ -46,12 +46,16 @@ inline AdamGroup adam_group(const SplatGaussians& params, const SplatAdam& adam,
   return {group_of(params, group), group_of(adam.exp_avg, group), group_of(adam.exp_avg_sq, group), step};
 }
 
-inline LazyRest lazy_rest(const SplatGaussians& params, const SplatAdam* adam) {
+inline LazyShN lazy_shN(const SplatGaussians& params, const SplatAdam* adam) {
   if (adam == nullptr) return {};
   constexpr int group = kGroupCount - 1;
-  return {group_of(params, group), group_of(adam->exp_avg, group), group_of(adam->exp_avg_sq, group), adam->rest_steps,
-          make_adam_gaps(adam->gaps, adam->gap_count, adam->beta1, adam->beta2, adam->lr[group], adam->eps),
-          adam->step - 1};
+  return {
+      group_of(params, group),
+      group_of(adam->exp_avg, group),
+      group_of(adam->exp_avg_sq, group),
+      adam->sh_last_step,
+      make_adam_decay_table(adam->decay_table, adam->decay_rows, adam->beta1, adam->beta2, adam->lr[group], adam->eps),
+      adam->step - 1};
 }
 
 }  // namespace gpu

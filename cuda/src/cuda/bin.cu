@@ -1,8 +1,8 @@
-// Enqueues binning: kernels/bin.cuh and kernels/radix_sort.cuh. Everything is sized by the caller's room; how much of it
-// is used only the device knows.
+// Enqueues binning: kernels/bin.cuh and kernels/radix_sort.cuh. Every buffer has the caller's capacity; only the
+// device knows how much of it is used.
 //
-// Workspace, bytes: 8 a visible Gaussian twice for the depth sort and 16 a chunk; 26 a pair; 1 KB of histograms for
-// every 2,048 of either.
+// Workspace, bytes: 8 a visible Gaussian twice for the depth sort and 16 a chunk; 26 a tile intersection; 1 KB of
+// histograms for every 2,048 of either.
 #include "../../kernels/bin.cuh"
 
 #include "../../kernels/radix_sort.cuh"
@@ -17,25 +17,25 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The caller's workspace, cut up.
 struct Workspace {
-  int64_t *chunk_first, *chunk_rows, *depth_starts;
+  int64_t *chunk_first, *chunk_isects, *depth_starts;
   uint32_t *keys[2], *order[2];
-  uint32_t *pair_tiles[2], *pair_places[2];
-  uint32_t *emitted_records, *emitted_rows;
+  uint32_t *isect_tiles[2], *isect_places[2];
+  uint32_t *emitted_gaussians, *emitted_grad_rows;
   uint16_t* emitted_masks;
   uint32_t *histograms, *totals;
   int64_t bytes;
 
-  Workspace(void* base, int64_t visible, int64_t pairs) {
+  Workspace(void* base, int64_t visible, int64_t isects) {
     char* at = static_cast<char*>(base);
     take(at, chunk_first, chunks_of(visible));
-    take(at, chunk_rows, chunks_of(visible));
+    take(at, chunk_isects, chunks_of(visible));
     take(at, depth_starts, ceil_div(visible, kEmitThreads));
     for (int k = 0; k < 2; ++k) take(at, keys[k], visible), take(at, order[k], visible);
-    for (int k = 0; k < 2; ++k) take(at, pair_tiles[k], pairs), take(at, pair_places[k], pairs);
-    take(at, emitted_records, pairs);
-    take(at, emitted_rows, pairs);
-    take(at, emitted_masks, pairs);
-    const int64_t most = visible > pairs ? visible : pairs;
+    for (int k = 0; k < 2; ++k) take(at, isect_tiles[k], isects), take(at, isect_places[k], isects);
+    take(at, emitted_gaussians, isects);
+    take(at, emitted_grad_rows, isects);
+    take(at, emitted_masks, isects);
+    const int64_t most = visible > isects ? visible : isects;
     take(at, histograms, kDigits * ceil_div(most, kSortItems));
     take(at, totals, kDigits);
     bytes = at - static_cast<char*>(base);
@@ -80,47 +80,48 @@ int bits_of(int64_t count) {
 }  // namespace
 
 int64_t bin_bytes(const SplatView&, const SplatFrame& frame) {
-  return Workspace(nullptr, frame.visible, frame.pair_bound).bytes;
+  return Workspace(nullptr, frame.visible, frame.max_isects).bytes;
 }
 
 void bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians, SplatFrame& frame) {
-  Workspace work(frame.workspace, frame.visible, frame.pair_bound);
+  Workspace work(frame.workspace, frame.visible, frame.max_isects);
   BinJob job = {};
   job.width = view.width, job.height = view.height;
   job.tiles_x = tiles_across(view.width), job.tiles_y = tiles_across(view.height);
-  job.line_begin = view.line_begin, job.line_end = view.line_end;
+  job.tile_row_begin = view.tile_row_begin, job.tile_row_end = view.tile_row_end;
   job.chunks = chunks_of(gaussians.n);
   job.tiles = tiles_of(view);
-  job.pair_room = frame.pair_bound;
-  job.records = static_cast<const float*>(frame.records);
+  job.isect_capacity = frame.max_isects;
+  job.projected = static_cast<const float*>(frame.projected);
   job.chunk_counts = frame.chunk_counts;
   job.counters = frame.counters;
-  job.row_counts = frame.row_counts, job.row_starts = frame.row_starts;
-  job.chunk_first = work.chunk_first, job.chunk_rows = work.chunk_rows;
+  job.tiles_per_gauss = frame.tiles_per_gauss, job.isect_grad_starts = frame.isect_grad_starts;
+  job.chunk_first = work.chunk_first, job.chunk_isects = work.chunk_isects;
   job.keys = work.keys[0], job.order = work.order[0];
   job.depth_starts = work.depth_starts;
-  job.emitted_records = work.emitted_records, job.emitted_rows = work.emitted_rows;
+  job.emitted_gaussians = work.emitted_gaussians, job.emitted_grad_rows = work.emitted_grad_rows;
   job.emitted_masks = work.emitted_masks;
   job.tile_starts = frame.tile_starts;
-  job.pair_records = frame.pair_records, job.pair_rows = frame.pair_rows, job.pair_masks = frame.pair_masks;
+  job.isect_gaussians = frame.isect_gaussians, job.isect_grad_rows = frame.isect_grad_rows,
+  job.isect_masks = frame.isect_masks;
 
   const cudaStream_t stream = stream_of(call);
   SPLAT_LAUNCH(scan_visible, 1, kScanThreads, stream, job);
-  SPLAT_LAUNCH(count_pairs, job.chunks, kCountThreads, stream, job);
-  SPLAT_LAUNCH(scan_rows, 1, kScanThreads, stream, job);
-  SPLAT_LAUNCH(place_rows, job.chunks, kCountThreads, stream, job);
+  SPLAT_LAUNCH(count_isects, job.chunks, kCountThreads, stream, job);
+  SPLAT_LAUNCH(scan_isects, 1, kScanThreads, stream, job);
+  SPLAT_LAUNCH(place_isect_grads, job.chunks, kCountThreads, stream, job);
   radix_sort(stream, 32, frame.visible, frame.counters + SPLAT_COUNT_VISIBLE, frame.counters, work.keys, work.order,
              work);
   job.order = work.order[0];
   const int64_t rank_blocks = ceil_div(frame.visible, kEmitThreads);
   SPLAT_LAUNCH(count_ranks, rank_blocks, kEmitThreads, stream, job);
   SPLAT_LAUNCH(scan_ranks, 1, kScanThreads, stream, job);
-  job.pair_tiles = work.pair_tiles[0], job.pair_places = work.pair_places[0];
-  SPLAT_LAUNCH(emit_pairs, rank_blocks, kEmitThreads, stream, job);
-  radix_sort(stream, bits_of(job.tiles), frame.pair_bound, frame.counters + SPLAT_COUNT_PAIRS, frame.counters,
-             work.pair_tiles, work.pair_places, work);
-  job.pair_tiles = work.pair_tiles[0], job.pair_places = work.pair_places[0];
-  SPLAT_LAUNCH(list_pairs, ceil_div(frame.pair_bound + 1, kListThreads), kListThreads, stream, job);
+  job.isect_tiles = work.isect_tiles[0], job.isect_places = work.isect_places[0];
+  SPLAT_LAUNCH(emit_isects, rank_blocks, kEmitThreads, stream, job);
+  radix_sort(stream, bits_of(job.tiles), frame.max_isects, frame.counters + SPLAT_COUNT_ISECTS, frame.counters,
+             work.isect_tiles, work.isect_places, work);
+  job.isect_tiles = work.isect_tiles[0], job.isect_places = work.isect_places[0];
+  SPLAT_LAUNCH(list_isects, ceil_div(frame.max_isects + 1, kListThreads), kListThreads, stream, job);
 }
 
 }  // namespace gpu

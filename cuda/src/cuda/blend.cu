@@ -11,10 +11,10 @@ namespace {
 BlendLists lists_of(const SplatView& view, const SplatFrame& frame) {
   return {frame.counters,
           frame.tile_starts,
-          static_cast<const float*>(frame.records),
-          frame.pair_records,
-          frame.pair_rows,
-          frame.pair_masks,
+          static_cast<const float*>(frame.projected),
+          frame.isect_gaussians,
+          frame.isect_grad_rows,
+          frame.isect_masks,
           frame.tile_ends,
           view.width,
           view.height,
@@ -45,14 +45,15 @@ void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatF
   const cudaStream_t stream = stream_of(call);
   const BlendLists lists = lists_of(view, frame);
   const BlendImages images = images_of(out), gradients = images_of(v_out);
-  float* rows = static_cast<float*>(frame.rows);
+  float* isect_grads = static_cast<float*>(frame.isect_grads);
   if (tiles_of(view) > INT32_MAX) throw std::runtime_error("the image has more than 2^31 - 1 tiles");
   const int32_t tiles = int32_t(band_tiles(view));
   if (wants_simple(call)) {
-    SPLAT_LAUNCH((blend_vjp_simple<Depth, Abs>), tiles, kSimpleThreads, stream, lists, images, gradients, rows, partials);
+    SPLAT_LAUNCH((blend_vjp_simple<Depth, Abs>), tiles, kSimpleThreads, stream, lists, images, gradients, isect_grads,
+                 partials);
   } else {
     SPLAT_LAUNCH((blend_vjp_fast<Depth, Abs>), fast_vjp_blocks(tiles), kFastThreads, stream, lists, tiles, images,
-                 gradients, rows, partials);
+                 gradients, isect_grads, partials);
   }
 }
 

@@ -1,4 +1,4 @@
-// What surrounds every call on a device: the device is made current, and the caller's put back, also after an error.
+// The guarded entry of every call on a device: it sets the device and restores the caller's, also after an error.
 #pragma once
 #include "launch.h"
 
@@ -25,11 +25,11 @@ class DeviceGuard {
   int wanted_, previous_ = 0;
 };
 
-// Runs `work` on the call's device. An error that was there before is reported as such, and left for its owner.
+// Runs `work` on the call's device. An error that was there before is reported as such and stays pending.
 template <class Work>
 void on_device(const SplatCall& call, Work work) {
 #ifdef SPLAT_SIMT
-  simt::expect(call.device, static_cast<cudaStream_t>(call.stream));  // what launches are held to
+  simt::expect(call.device, static_cast<cudaStream_t>(call.stream));  // launches must use both
 #endif
   const DeviceGuard guard(call);
   check_cuda("an earlier CUDA call failed", cudaPeekAtLastError());

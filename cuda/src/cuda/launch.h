@@ -24,8 +24,8 @@ inline unsigned grid_of(const char* kernel, int64_t blocks) {
   return unsigned(blocks);
 }
 
-// enter() has seen to it that no error was pending, so this one is the launch's. It is taken out of the runtime, where
-// it would be blamed on whoever asks next; an error that has broken the context stays there all the same.
+// enter() has checked that no error was pending, so this one is the launch's. It is cleared from the runtime, so that
+// no later call reports it as its own; an error that has broken the context stays there in any case.
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaPeekAtLastError();
   if (error == cudaSuccess) return;

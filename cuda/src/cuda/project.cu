@@ -1,5 +1,5 @@
 // Enqueues projection: kernels/project.cuh. Reads 56 bytes of a Gaussian in front of the camera (12 of one behind it),
-// its SH coefficients where it is visible, and writes 56 bytes then. Where its SH rest missed steps, another 20 bytes a
+// its SH coefficients where it is visible, and writes 56 bytes then. Where its shN missed steps, another 20 bytes a
 // coefficient and channel are moved.
 #include "../../kernels/project.cuh"
 
@@ -11,18 +11,18 @@ namespace splat {
 namespace gpu {
 
 void project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians, SplatFrame& frame,
-             const SplatAdam* rest) {
+             const SplatAdam* lazy) {
   ProjectJob job;
   job.view = pinhole_of(view);
-  job.gaussians = raw_arrays(gaussians, view.smoothing);
+  job.gaussians = raw_arrays(gaussians, view.filter_3d);
   job.antialiased = view.antialiased != 0;
   job.tiles_x = tiles_across(view.width), job.tiles_y = tiles_across(view.height);
-  job.records = static_cast<float*>(frame.records);
+  job.projected = static_cast<float*>(frame.projected);
   job.ids = frame.ids;
   job.chunk_counts = frame.chunk_counts;
-  job.row_counts = frame.row_counts;
+  job.tiles_per_gauss = frame.tiles_per_gauss;
   job.counters = frame.counters;
-  job.rest = lazy_rest(gaussians, rest);
+  job.lazy = lazy_shN(gaussians, lazy);
   const cudaStream_t stream = stream_of(call);
   const int64_t chunks = chunks_of(gaussians.n);
   switch (view.sh_degree) {

@@ -1,5 +1,6 @@
 // Enqueues the backward pass of projection, with Adam: kernels/project_vjp.cuh. With Adam every parameter and moment in
-// use is read and written once, 24 bytes a number, and a visible Gaussian's raw parameters once more; rows are read once.
+// use is read and written once, 24 bytes a number, and a visible Gaussian's raw parameters once more; intersection
+// gradients are read once.
 #include "../../kernels/project_vjp.cuh"
 
 #include "arrays.h"
@@ -14,18 +15,18 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
                      const SplatProjectGrad& grad) {
   ProjectVjpJob job = {};
   job.view = pinhole_of(view);
-  job.gaussians = raw_arrays(gaussians, view.smoothing);
+  job.gaussians = raw_arrays(gaussians, view.filter_3d);
   job.antialiased = view.antialiased != 0;
-  job.records = static_cast<const float*>(frame.records);
+  job.projected = static_cast<const float*>(frame.projected);
   job.ids = frame.ids;
   job.chunk_counts = frame.chunk_counts;
-  job.row_counts = frame.row_counts;
-  job.row_starts = frame.row_starts;
-  job.rows = static_cast<const float*>(frame.rows);
+  job.tiles_per_gauss = frame.tiles_per_gauss;
+  job.isect_grad_starts = frame.isect_grad_starts;
+  job.isect_grads = static_cast<const float*>(frame.isect_grads);
   job.counters = frame.counters;
   job.with_adam = grad.adam != nullptr;
-  if (grad.adam != nullptr && grad.adam->rest_steps != nullptr) {
-    job.rest_steps = grad.adam->rest_steps;
+  if (grad.adam != nullptr && grad.adam->sh_last_step != nullptr) {
+    job.sh_last_step = grad.adam->sh_last_step;
     job.step = int32_t(grad.adam->step);
   }
   for (int group = 0; group < kGroups; ++group) {

@@ -13,19 +13,21 @@ inline int64_t tiles_of(const SplatView& view) {
   return int64_t(tiles_across(view.width)) * tiles_across(view.height);
 }
 
-// Tiles of the view's lines: the first, and how many.
-inline int64_t first_tile(const SplatView& v) { return int64_t(v.line_begin) * tiles_across(v.width); }
-inline int64_t band_tiles(const SplatView& v) { return int64_t(v.line_end - v.line_begin) * tiles_across(v.width); }
+// Tiles of the view's tile rows: the first, and how many.
+inline int64_t first_tile(const SplatView& v) { return int64_t(v.tile_row_begin) * tiles_across(v.width); }
+inline int64_t band_tiles(const SplatView& v) {
+  return int64_t(v.tile_row_end - v.tile_row_begin) * tiles_across(v.width);
+}
 
-// rest: null, or an Adam whose SH rest is made up for.
-void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* rest);
-void line_pairs(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t* out);
+// lazy: null, or an Adam with sh_last_step, whose missed steps of shN are applied.
+void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* lazy);
+void tile_row_isects(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&, int64_t* out);
 int64_t bin_bytes(const SplatView&, const SplatFrame&);
 void bin(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&);
 void blend(const SplatCall&, const SplatView&, const SplatFrame&, const void* background, const SplatImages& out);
 void blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void* background, const SplatImages& out,
                const SplatImages& v_out, void* background_partials, void* v_background);
-void sum_rows(const SplatCall&, const SplatGaussians&, const SplatFrame&, void* sums, uint32_t* reached);
+void sum_isect_grads(const SplatCall&, const SplatGaussians&, const SplatFrame&, void* sums, uint32_t* reached);
 void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,
                  const SplatProjectGrad&);
 int64_t loss_bytes(const SplatLoss&);

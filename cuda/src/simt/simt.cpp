@@ -339,7 +339,8 @@ uint64_t warp_operation(Op op, unsigned mask, uint64_t value, int argument, int 
   Thread* const warp = &me - lane;
   me.op = op, me.mask = mask, me.value = value, me.argument = argument, me.width = width;
   me.file = file, me.line = line;
-  if (width < 1 || width > 32 || (width & (width - 1)) != 0) e.fail("the width at " + place(me) + " is no power of two");
+  if (width < 1 || width > 32 || (width & (width - 1)) != 0)
+    e.fail("the width at " + place(me) + " is no power of two");
   uint32_t& waiting = e.at_warp_op[index / 32];
   const bool first = (waiting & mask) == 0, last = ((waiting | 1u << lane) & mask) == mask;
   // The first and the last to come see every pair that does not fit, those between need not look.
