@@ -54,7 +54,7 @@ test-sanitize: setup
 test-threads: setup
 	CXX="g++ -fsanitize=thread" $(BIN)/python -c 'from splatcli.native import build; build.cpu_library("portable")'
 	CXX="g++ -fsanitize=thread" LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" TSAN_OPTIONS="ignore_noninstrumented_modules=1" \
-	  $(BIN)/python -m pytest -k portable tests/rasterizer/test_native_contract.py tests/rasterizer/test_pressure.py
+	  $(BIN)/python -m pytest -k portable tests/rasterizer/test_native_contract.py tests/rasterizer/test_regularisation.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -74,7 +74,7 @@ def measure(kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     store = storage_for(offload, "cpu", arguments.folder)
     gaussians = plain(arguments.gaussians, ordered="unordered" not in kind)
     gaussians = gaussians.map(lambda tensor: tensor, rest=lambda tensor: store.copy(tensor, "cpu"))
-    adam, stats = AdamState.zeros_like(gaussians, store=store), DensifyStats.zeros(len(gaussians))
+    adam, stats = AdamState.zeros_like(gaussians, storage=store), DensifyStats.zeros(len(gaussians))
     engine = NativeEngine(Backend.cpu())
     random = np.random.default_rng(3)
     views = cameras(arguments.seen)

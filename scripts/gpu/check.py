@@ -147,7 +147,7 @@ def determinism(report: Report) -> None:
     """Two runs, and one whose lists overflow on the way, leave the same bits; in views that see a quarter."""
     digests = {}
     SIZES["determinism"] = SIZES["tiny"] if is_tiny() else (640, 400)
-    for name, engine in {"first": {}, "second": {}, "overflowing": {"room": 200 if is_tiny() else 20_000}}.items():
+    for name, engine in {"first": {}, "second": {}, "overflowing": {"capacity": 200 if is_tiny() else 20_000}}.items():
         training = Training(Case(300 if is_tiny() else 100_000, "determinism", "orbit"), rate=1e-3, **engine)
         for _ in range(4 if is_tiny() else 30):
             training.step()
@@ -269,7 +269,7 @@ def tiny_step() -> None:
     from splatcli.rasterizer import render
 
     SIZES["step"] = (90, 50)
-    training = Training(Case(700, "step", "front"), rate=1e-3, room=300)
+    training = Training(Case(700, "step", "front"), rate=1e-3, capacity=300)
     for _ in range(2):
         training.step()
     training.finish()

@@ -189,7 +189,7 @@ class Training:
         for bundle in (self.gaussians, self.adam.exp_avg, self.adam.exp_avg_sq):
             for _, tensor in bundle.items():
                 digest.update(tensor.cpu().numpy().tobytes())
-        for tensor in (self.adam.rest_steps, self.stats.grad2d, self.stats.count):
+        for tensor in (self.adam.sh_last_step, self.stats.grad2d, self.stats.count):
             digest.update(tensor.cpu().numpy().tobytes())
         return digest.hexdigest()
 

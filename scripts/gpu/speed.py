@@ -31,14 +31,14 @@ def speed(report: Report) -> None:
 def least_bytes(n: int, visible: int, isects: int, pixels: int) -> dict[str, float]:
     """Return the least that each stage moves through device memory, with today's layouts and SH degree 3.
 
-    project      44 B geometry of all; of the visible 192 B SH read, 76 B record, id and rows written, and SH that
+    project      44 B geometry of all; of the visible 192 B SH read, 76 B projected Gaussian written, and SH that
                  missed a step brought up to it: moments read, all three written
     bin          depth sort: 4 passes over 8 B, read and written; intersections: 12 B written, 2 passes,
                  lists of 10 B
-    blend        a list's records once, of the three fifths of intersections before a pixel stops; image and alpha
+    blend        the projected Gaussians of three fifths of the intersections, before a pixel stops; image and alpha
     loss         cuda/src/cuda/loss.cu
     blend_vjp    as blend, and 64 B written an intersection; image, alpha and gradient read
-    project_vjp  64 B rows; parameters and both moments read and written, of SH only where visible
+    project_vjp  64 B an intersection; parameters and both moments read and written, of SH only where visible
     """
     return {
         "project": 44.0 * n + (268.0 + 45 * 20 * (1 - visible / n)) * visible,

@@ -1,1 +1,1 @@
-"""The native core from Python: built with ninja, loaded with ctypes, called through one door."""
+"""The native core from Python: built with ninja, loaded with ctypes, called through one entry."""

@@ -16,7 +16,7 @@ COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4
 FLOAT32 = 0
 FLOAT64 = 1
-#: splat_best_isa's answers, by the names that build.py uses.
+#: Results of splat_best_isa, by the names of build.ISA_FLAGS.
 ISAS = ("portable", "avx2", "avx512")
 
 

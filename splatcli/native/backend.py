@@ -36,7 +36,7 @@ _ROUNDING = {"avx512": "fused", "avx2": "fused", "portable": "portable"}
 
 
 def chosen_isa() -> str:
-    """The instruction set of the CPU library: the one that SPLATCLI_CPU_ISA names, else the best of this processor.
+    """Return the instruction set of the CPU library: that of SPLATCLI_CPU_ISA, else the best of this processor.
 
     Raises UsageError when the variable names no instruction set.
     """
@@ -51,12 +51,12 @@ def chosen_isa() -> str:
 
 
 def same_rounding(isa: str, other: str) -> bool:
-    """Whether the libraries for two instruction sets give the same bits."""
+    """Return whether the libraries for two instruction sets give the same bits."""
     return _ROUNDING.get(isa, isa) == _ROUNDING.get(other, other)
 
 
 def best_isa() -> str:
-    """The best instruction set that this processor is known to run; "portable" where nothing is known."""
+    """Return the best instruction set that this processor is known to run; "portable" for an unknown one."""
     if platform.machine().lower() not in ("x86_64", "amd64"):
         return "portable"
     try:
@@ -72,9 +72,9 @@ def best_isa() -> str:
 
 @functools.cache
 def load_cpu(isa: str) -> ctypes.CDLL:
-    """The CPU library for ``isa``, with the signatures of splat.h set.
+    """Return the CPU library for ``isa``, with the signatures of splat.h set.
 
-    Raises ResourceError when it cannot be built or loaded, speaks another version of the ABI, or was built for an
+    Raises ResourceError when it cannot be built or loaded, has another version of the ABI, or was built for an
     instruction set that this processor lacks.
     """
     if abi.ISAS.index(isa) > abi.ISAS.index(best_isa()):
@@ -88,7 +88,7 @@ def load_cpu(isa: str) -> ctypes.CDLL:
 
 @functools.cache
 def load_cuda(ordinal: int) -> ctypes.CDLL:
-    """The CUDA library for GPU number ``ordinal``.
+    """Return the CUDA library for GPU number ``ordinal``.
 
     Raises ResourceError when there is neither a ready-made library nor a working nvcc, when it cannot be loaded, or
     when the driver is too old for it.
@@ -102,14 +102,14 @@ def load_cuda(ordinal: int) -> ctypes.CDLL:
 
 @functools.cache
 def load_simt() -> ctypes.CDLL:
-    """The CUDA kernels under the emulator; for tests."""
+    """Return the CUDA kernels under the emulator; for tests."""
     from splatcli.native.build_simt import simt_library
 
     return _load(simt_library())
 
 
 def _load(path: Path) -> ctypes.CDLL:
-    """The library at ``path`` with the signatures of splat.h set. Raises ResourceError."""
+    """Return the library at ``path`` with the signatures of splat.h set. Raises ResourceError."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
@@ -134,26 +134,26 @@ _DTYPES = {torch.float32: abi.FLOAT32, torch.float64: abi.FLOAT64}
 
 
 def default_threads() -> int:
-    """Processors that this process may use."""
+    """Return the processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return max(1, os.cpu_count() or 1)
 
 
 def address(tensor: Tensor) -> int:
-    """data_ptr(); 0 for a fake tensor, which has none, so that a whole step can be traced without memory."""
+    """Return data_ptr(), or 0 for a fake tensor, so that a whole step can be traced without memory."""
     return 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A loaded library and how to call it.
+    """A loaded library and the settings of its calls.
 
     threads: CPU threads; results do not depend on it.
-    device: where its tensors lie.
+    device: of its tensors.
     ordinal: the device's number for the native side.
     stream: the stream to enqueue on; None takes torch's current one of ``device``.
-    deferred: calls only enqueue, and counts stay in device memory (see splat.h); else results are there on return.
+    deferred: calls only enqueue, and counts stay in device memory (see splat.h); else calls are done on return.
     """
 
     library: ctypes.CDLL
@@ -166,9 +166,9 @@ class Backend:
 
     @classmethod
     def cpu(cls, dtype: torch.dtype = torch.float32, *, isa: str | None = None, threads: int | None = None) -> Backend:
-        """The CPU library: float32 at full speed, float64 in the portable build (for gradient checks).
+        """Return the CPU library: float32 at full speed, float64 in the portable build (for gradient checks).
 
-        isa: a key of native.build.ISA_FLAGS; by default what chosen_isa() gives.
+        isa: a key of native.build.ISA_FLAGS; by default chosen_isa().
         Raises NoCompilerError, ResourceError when it cannot be built or loaded, TypeError for another dtype.
         """
         if dtype not in _DTYPES:
@@ -179,7 +179,7 @@ class Backend:
 
     @classmethod
     def cuda(cls, device: str | torch.device = "cuda") -> Backend:
-        """The CUDA library on one GPU, float32, on torch's current stream of each call.
+        """Return the CUDA library on one GPU, float32, on torch's current stream of each call.
 
         Raises ResourceError when there is no such GPU, or when the library cannot be built or loaded for it.
         """
@@ -195,14 +195,17 @@ class Backend:
 
     @classmethod
     def simt(cls, ordinal: int = 0, *, stream: int = 0x51, threads: int = 0) -> Backend:
-        """The CUDA kernels under the emulator, on tensors of the CPU; for tests.
+        """Return the CUDA kernels under the emulator, on tensors of the CPU; for tests.
 
         threads: 1 asks for the simple variants of kernels that have two.
         """
         return cls(load_simt(), torch.float32, threads, ordinal=ordinal, stream=stream, deferred=True)
 
     def call(self, name: str, *arguments: Any) -> int:
-        """Runs ``splat_<name>`` with this backend's SplatCall in front; its result, or ResourceError with its words."""
+        """Run ``splat_<name>`` with this backend's SplatCall in front and return its result.
+
+        Raises ResourceError with the library's message.
+        """
         stream = self.stream
         if stream is None and self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device).cuda_stream
@@ -214,10 +217,10 @@ class Backend:
         return result
 
     def pointer(self, tensor: Tensor, *shape: int, dtype: torch.dtype | None = None, from_host: bool = False) -> int:
-        """The address of a contiguous tensor of the given shape on this backend's device.
+        """Return the address of a contiguous tensor of the given shape on this backend's device.
 
         dtype: by default the backend's.
-        from_host: whether a GPU may also be given pinned memory of the host.
+        from_host: whether a GPU also accepts pinned memory of the host.
         Raises TypeError for another device, dtype or layout, ValueError for another shape.
         """
         wanted = self.dtype if dtype is None else dtype
@@ -232,7 +235,7 @@ class Backend:
         return address(tensor)
 
     def arrays(self, gaussians: Gaussians) -> abi.GaussianArrays:
-        """Pointers to raw parameters, or to anything of their shapes."""
+        """Return pointers to raw parameters, or to anything of their shapes."""
         n, rest = len(gaussians), gaussians.shN.shape[1]
         return abi.GaussianArrays(
             n=n,
@@ -242,7 +245,7 @@ class Backend:
             log_scales=self.pointer(gaussians.log_scales, n, 3),
             logit_opacities=self.pointer(gaussians.logit_opacities, n),
             sh0=self.pointer(gaussians.sh0, n, 3),
-            shN=self.pointer(gaussians.shN, n, rest, 3, from_host=True),  # where a run offloads
+            shN=self.pointer(gaussians.shN, n, rest, 3, from_host=True),  # of a run that offloads
         )
 
 
@@ -250,10 +253,10 @@ _logger = logging.getLogger(__name__)
 
 
 def resolve_device(text: str) -> str:
-    """``auto`` becomes the best device that this machine can drive; ``cuda`` becomes ``cuda:0``.
+    """Return the device that ``text`` names: for ``auto`` the best one of this machine, for ``cuda`` ``cuda:0``.
 
-    With ``auto``, a GPU whose library cannot be built or loaded is passed over with a warning.
-    Raises UsageError for a word that names no device and ResourceError for one that is not there.
+    With ``auto``, a GPU whose library cannot be built or loaded is skipped with a warning.
+    Raises UsageError for a text that names no device and ResourceError for a device that is missing.
     """
     import torch
 

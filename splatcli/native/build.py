@@ -25,7 +25,7 @@ _LANDMARK = Path("include", "splat.h")
 
 
 def source_root() -> Path:
-    """The folder that holds ``include/``, ``math/`` and ``src/``; absolute.
+    """Return the folder that holds ``include/``, ``math/`` and ``src/``; absolute.
 
     A wheel carries a copy; a checkout has none, and its ``cuda/`` is read in place, so that an edit needs no install.
     Raises ResourceError when neither is there.
@@ -70,26 +70,26 @@ COMMON_FLAGS = (
     "-Wno-psabi",
 )
 
-#: What the CPU library is made of.
+#: Source folders of the CPU library.
 CPU_FOLDERS = ("include", "math", "src", "src/cpu")
 
 _REMEDY = "install a C++17 compiler (Debian: apt install g++; macOS: xcode-select --install), or set CXX to one"
 
 
 class NoCompilerError(ResourceError):
-    """This machine has no C++ compiler; small work can still be done in plain torch."""
+    """This machine has no C++ compiler; plain torch still serves small work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Toolchain:
-    """A C++ compiler and what it says of itself."""
+    """A C++ compiler and its version."""
 
     command: str
     version: str
 
 
 def find_compiler() -> Toolchain:
-    """The C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises NoCompilerError when none works."""
+    """Return the C++ compiler: $CXX, else g++, clang++ or c++ on the PATH. Raises NoCompilerError when none works."""
     asked = os.environ.get("CXX")
     for name in [asked] if asked else ["g++", "clang++", "c++"]:
         program, *arguments = shlex.split(name) or [""]  # CXX may be "ccache g++"
@@ -108,7 +108,7 @@ def find_compiler() -> Toolchain:
 
 
 def cache_root() -> Path:
-    """Where built libraries stay: $XDG_CACHE_HOME/splatcli, ~/.cache/splatcli, or the temporary folder."""
+    """Return the folder of built libraries: $XDG_CACHE_HOME/splatcli, ~/.cache/splatcli, or the temporary folder."""
     base = os.environ.get("XDG_CACHE_HOME")
     for candidate in [Path(base)] if base else [Path(os.path.expanduser("~/.cache"))]:
         root = candidate / "splatcli" / "native"
@@ -122,9 +122,9 @@ def cache_root() -> Path:
 
 
 def _own_folder(root: Path) -> None:
-    """Make a folder where others may write too, or see that it is ours alone: code is loaded from it.
+    """Make a folder in a shared place, or check that it belongs to this user alone: code is loaded from it.
 
-    Raises ResourceError when it is a link, somebody else's, or open to others.
+    Raises ResourceError when it is a link, another user's, or writable by others.
     """
     fault = None
     try:
@@ -148,10 +148,10 @@ def _own_folder(root: Path) -> None:
 
 
 def cpu_library(isa: str) -> Path:
-    """The CPU library for an instruction set, built now if it is not in the cache.
+    """Return the CPU library for an instruction set, built now if it is not in the cache.
 
     isa: a key of ISA_FLAGS. Safe to call from several processes at once.
-    Raises NoCompilerError, or ResourceError when the compiler fails (with its own words).
+    Raises NoCompilerError, or ResourceError when the compiler fails (with its message).
     """
     sources = sorted((source_root() / "src" / "cpu").glob("*.cpp"))
     recipe = Recipe(find_compiler(), (*COMMON_FLAGS, *ISA_FLAGS[isa]), link_flags=("-lpthread",))
@@ -160,7 +160,7 @@ def cpu_library(isa: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a library is compiled and linked. depfile_flags: what makes the compiler write $out.d."""
+    """Compiler and flags of a library. depfile_flags: the flags that make the compiler write $out.d."""
 
     compiler: Toolchain
     flags: tuple[str, ...]
@@ -170,10 +170,10 @@ class Recipe:
 
 
 def build_library(kind: str, name: str, sources: list[Path], recipe: Recipe, folders: tuple[str, ...]) -> Path:
-    """The library ``name`` made of ``sources``, from the cache or built now.
+    """Return the library ``name`` made of ``sources``, from the cache or built now.
 
     kind: begins the name of its folder in the cache. folders: of the source tree, all that may be included.
-    Safe to call from several processes at once. Raises ResourceError with the compiler's words.
+    Safe to call from several processes at once. Raises ResourceError with the compiler's message.
     """
     folder = cache_root() / f"{kind}-{_key(recipe, folders)}"
     library = folder / name
@@ -186,7 +186,7 @@ def build_library(kind: str, name: str, sources: list[Path], recipe: Recipe, fol
 
 
 def source_digest(folders: tuple[str, ...]) -> str:
-    """A digest of the files that lie in ``folders`` of the source tree."""
+    """Return a digest of the files that lie in ``folders`` of the source tree."""
     root, digest = source_root(), hashlib.sha256()
     for folder in folders:
         for path in sorted((root / folder).iterdir()):
@@ -196,7 +196,7 @@ def source_digest(folders: tuple[str, ...]) -> str:
 
 
 def _key(recipe: Recipe, folders: tuple[str, ...]) -> str:
-    """A digest of sources, flags, compiler and machine."""
+    """Return a digest of sources, flags, compiler and machine."""
     digest = hashlib.sha256(source_digest(folders).encode())
     compiler = recipe.compiler
     for text in (
@@ -212,7 +212,7 @@ def _key(recipe: Recipe, folders: tuple[str, ...]) -> str:
 
 
 def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None:
-    """Compiles into a temporary folder and renames it: a killed build leaves nothing that looks finished."""
+    """Compile into a temporary folder and rename it: a killed build leaves nothing that seems finished."""
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         (work / "build.ninja").write_text(_ninja_file(name, sources, recipe), encoding="utf-8")
@@ -226,14 +226,14 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
             )
         for leftover in work.glob("*.o"):
             leftover.unlink()
-        shutil.rmtree(folder, ignore_errors=True)  # what is left of an entry that has lost its library
+        shutil.rmtree(folder, ignore_errors=True)  # remains of an entry that has lost its library
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _ninja() -> list[str]:
-    """The ninja that came with this Python, without a look at PATH."""
+    """Return the ninja of this Python, independent of PATH."""
     return [sys.executable, "-m", "ninja"]
 
 
@@ -261,7 +261,7 @@ def _ninja_file(name: str, sources: list[Path], recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """One builder at a time; others wait and then find the result."""
+    """Hold a lock, so that other builders wait and then find the result."""
     try:
         import fcntl
     except ImportError:  # no flock on this system: two builders do the same work, the rename decides

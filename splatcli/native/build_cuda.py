@@ -20,13 +20,13 @@ from splatcli.native.build import source_root
 NAME = "libsplat_cuda.so"
 FOLDERS = ("include", "math", "kernels", "src", "src/cuda")
 
-#: What a ready-made library holds machine code for; newer GPUs get it from the PTX of the last one.
+#: Architectures of a ready-made library's machine code; newer GPUs run the PTX of the last one.
 FAT_ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 #: Beside a ready-made library: the digest of the sources that it was made from, the ABI, its machine code and CUDA.
 READY_MADE = Path(__file__).resolve().parent.parent / "_native_bin"
 
-#: What nvcc reads from the environment, beside its arguments.
+#: Environment variables that nvcc reads, beside its arguments.
 _NVCC_ENVIRONMENT = ("NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
 
 #: Linux drivers that know a CUDA of this major version.
@@ -44,7 +44,7 @@ class NoToolkitError(ResourceError):
 
 @dataclass(frozen=True, slots=True)
 class Toolkit:
-    """An nvcc: its path, release such as (13, 0), and first line of words."""
+    """An nvcc: its path, release such as (13, 0), version line and origin."""
 
     nvcc: Path
     release: tuple[int, int]
@@ -53,14 +53,14 @@ class Toolkit:
 
 
 def find_toolkit() -> Toolkit:
-    """The first of toolkits(). Raises NoToolkitError when there is none."""
+    """Return the first of toolkits(). Raises NoToolkitError when there is none."""
     for toolkit in toolkits():
         return toolkit
     raise _no_toolkit()
 
 
 def toolkits() -> Iterator[Toolkit]:
-    """Each working nvcc, in order: $CUDA_HOME, $CUDA_PATH, the PATH, /usr/local/cuda, the nvidia-cuda-nvcc wheel."""
+    """Yield each working nvcc: $CUDA_HOME, $CUDA_PATH, the PATH, /usr/local/cuda, the nvidia-cuda-nvcc wheel."""
     for origin, path in _candidates():
         try:
             answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
@@ -91,10 +91,10 @@ def _candidates() -> list[tuple[str, Path]]:
 
 
 def cuda_library(capability: tuple[int, int]) -> Path:
-    """The CUDA library for a GPU of compute ``capability``: ready-made, from the cache, or built now.
+    """Return the CUDA library for a GPU of compute ``capability``: ready-made, from the cache, or built now.
 
     The first nvcc that serves both the GPU and the driver is taken.
-    Raises NoToolkitError, NoCompilerError, or ResourceError when no nvcc serves or when it fails (with its own words).
+    Raises NoToolkitError, NoCompilerError, or ResourceError when no nvcc serves or when it fails (with its message).
     """
     if not_ready_made(capability) is None:
         return READY_MADE / NAME
@@ -111,7 +111,7 @@ def cuda_library(capability: tuple[int, int]) -> Path:
 
 
 def not_ready_made(capability: tuple[int, int]) -> str | None:
-    """Why the library that came with the package does not serve a GPU of ``capability`` here; None when it does."""
+    """Return why the ready-made library does not serve a GPU of ``capability`` here; None when it does."""
     try:
         facts = json.loads((READY_MADE / "libsplat_cuda.json").read_text(encoding="utf-8"))
         architectures = [tuple(one) for one in facts["architectures"]]
@@ -133,7 +133,7 @@ def not_ready_made(capability: tuple[int, int]) -> str | None:
 
 
 def driver_cuda() -> tuple[int, int] | None:
-    """The newest CUDA that the driver knows, such as (12, 4); None without a driver."""
+    """Return the newest CUDA that the driver knows, such as (12, 4); None without a driver."""
     version = ctypes.c_int(0)
     try:
         failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
@@ -143,7 +143,7 @@ def driver_cuda() -> tuple[int, int] | None:
 
 
 def check_driver(toolkit: Toolkit) -> None:
-    """Raises ResourceError when the driver is too old for what ``toolkit`` makes; minor versions do not matter."""
+    """Raise ResourceError when the driver is too old for libraries of ``toolkit``; minor versions do not matter."""
     driver, major = driver_cuda(), toolkit.release[0]
     if driver is None or major <= driver[0]:
         return
@@ -157,7 +157,7 @@ def check_driver(toolkit: Toolkit) -> None:
 
 
 def supported(toolkit: Toolkit, capability: tuple[int, int]) -> tuple[int, int]:
-    """The newest architecture that ``toolkit`` can compile for and a GPU of ``capability`` can run.
+    """Return the newest architecture that ``toolkit`` can compile for and a GPU of ``capability`` can run.
 
     An older nvcc than the GPU gives PTX of the newest it knows, which the driver compiles for the GPU.
     Raises ResourceError for a GPU that this nvcc no longer serves.
@@ -176,7 +176,7 @@ def supported(toolkit: Toolkit, capability: tuple[int, int]) -> tuple[int, int]:
 
 
 def fat_library(folder: Path) -> Path:
-    """Builds the library that a wheel carries into ``folder``, with a note of what it was made from."""
+    """Build the library that a wheel carries into ``folder``, with a JSON file of its sources and architectures."""
     toolkit = find_toolkit()
     answer = subprocess.run([toolkit.nvcc, "--list-gpu-code"], capture_output=True, text=True, check=False)
     known = set(re.findall(r"sm_(\d+)\b", answer.stdout))
@@ -196,7 +196,7 @@ def fat_library(folder: Path) -> Path:
 
 
 def nvcc_flags(architectures: tuple[tuple[int, int], ...]) -> tuple[str, ...]:
-    """Machine code for each of ``architectures``, and PTX of the last one."""
+    """Return the machine code for each of ``architectures``, and PTX of the last one."""
     codes = [f"{major}{minor}" for major, minor in architectures]
     targets = [f"-gencode=arch=compute_{code},code=sm_{code}" for code in codes]
     targets.append(f"-gencode=arch=compute_{codes[-1]},code=compute_{codes[-1]}")
@@ -209,7 +209,7 @@ def _build(toolkit: Toolkit, architectures: tuple[tuple[int, int], ...]) -> Path
     recipe = build.Recipe(
         build.Toolchain(str(toolkit.nvcc), f"{toolkit.version} with {host.version} {environment}"),
         nvcc_flags(architectures),
-        # The runtime inside: none of another version has to be found beside torch's own.
+        # The runtime is linked in, so that none has to be found beside torch's own.
         link_flags=("-cudart", "static"),
         depfile_flags="-MD -MF $out.d",
         remedy="nvcc may refuse a host compiler newer than itself: its own words are above; set NVCC_CCBIN to an "

@@ -27,13 +27,13 @@ _FOLDERS = ("include", "math", "kernels", "src", "src/cuda", "src/simt", "src/cp
 
 
 def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None = None) -> Path:
-    """The emulator's library, built now if it is not in the cache.
+    """Return the emulator's library, built now if it is not in the cache.
 
     extra_flags: more for the compiler and the linker (sanitizers).
-    source_root: another tree than the package's own cuda/ (a mutated copy); what is built of it stays in it.
-    Raises NoCompilerError, or ResourceError with the compiler's words.
+    source_root: another tree than the package's own cuda/ (a mutated copy); its libraries stay in it.
+    Raises NoCompilerError, or ResourceError with the compiler's message.
 
-    Object files are kept: after an edit only what includes it is compiled again.
+    Object files are kept: after an edit only the files that include it are compiled again.
     """
     root = build.source_root() if source_root is None else source_root
     compiler = build.find_compiler()
@@ -67,7 +67,7 @@ def _digest(*texts: str) -> str:
 
 
 def _source_digest(root: Path, units: list[Path], settings: tuple[str, ...]) -> str:
-    """What decides the result: every source and header, which of them are compiled, and how."""
+    """Return a digest of every source and header, of the list of compiled ones, and of their flags."""
     digest = hashlib.sha256()
     for text in (*settings, *(unit.name for unit in units)):
         digest.update(text.encode() + b"\0")

@@ -1,4 +1,4 @@
-"""AdamState: the optimiser's moments, the steps that SH coefficients are behind, and plain torch forms of a step."""
+"""AdamState: the optimiser's moments, lazy updates of shN, and plain torch forms of a step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ class AdamState:
     step: updates done so far. It is one number for all rows, also for those born later: a new row starts with
         zero moments but with the bias correction of the whole run, as in torch and in the field's trainers.
     beta1, beta2, eps: as in torch.optim.Adam.
-    rest_steps: [N] int32, the step that shN of a Gaussian and its moments stand at. A step without a gradient moves a
-        number by its moments alone, so that the native engines leave shN of what a view does not reach, and make up
-        for all missed steps at once when a view does (docs/math.md section 8.1). ``flushed`` gives current values.
-    store: where shN and its moments lie.
+    sh_last_step: [N] int32, the last step that was applied to shN of a Gaussian and its moments. A step without a
+        gradient changes a number by its moments alone, so the native engines leave shN of Gaussians that a view does
+        not reach, and apply all missed steps at once when one does (docs/math.md section 8.1). ``flushed`` gives
+        current values.
+    storage: where shN and its moments lie.
     """
 
     exp_avg: Gaussians
@@ -34,8 +35,8 @@ class AdamState:
     beta1: float
     beta2: float
     eps: float
-    rest_steps: Tensor
-    store: TensorStorage = DEVICE_STORAGE
+    sh_last_step: Tensor
+    storage: TensorStorage = DEVICE_STORAGE
 
     @classmethod
     def zeros_like(
@@ -44,79 +45,79 @@ class AdamState:
         beta1: float = 0.9,
         beta2: float = 0.999,
         eps: float = 1e-15,
-        store: TensorStorage = DEVICE_STORAGE,
+        storage: TensorStorage = DEVICE_STORAGE,
     ) -> AdamState:
-        """The state before the first update of ``gaussians``."""
+        """Return the state before the first update of ``gaussians``."""
         steps = torch.zeros(len(gaussians), dtype=torch.int32, device=gaussians.device)
-        first, second = (gaussians.map(torch.zeros_like, rest=store.zeros) for _ in range(2))
-        return cls(first, second, 0, beta1, beta2, eps, steps, store)
+        first, second = (gaussians.map(torch.zeros_like, rest=storage.zeros) for _ in range(2))
+        return cls(first, second, 0, beta1, beta2, eps, steps, storage)
 
     @property
     def lazy(self) -> bool:
-        """Whether missed steps can be made up for: what they add up to must be finite."""
+        """Whether missed steps can be applied at once: their sum must be finite."""
         return 0.0 < self.beta1 < 0.9999 * self.beta2 and self.beta2 < 1.0
 
     @torch.no_grad()
     def flushed(self, gaussians: Gaussians, lr: float) -> Gaussians:
-        """``gaussians`` as if every step had moved every number; shares all tensors but, where steps were missed, shN.
+        """Return ``gaussians`` with every missed step applied; shares all tensors but, where steps were missed, shN.
 
         lr: the learning rate of shN.
         """
-        late = self._late(gaussians)
+        late = self._lagging(gaussians)
         if len(late) == 0:
             return gaussians
-        shN = self.store.copy(gaussians.shN, gaussians.device)
+        shN = self.storage.copy(gaussians.shN, gaussians.device)
         for rows in torch.split(late, ROWS):
             self._move(shN, rows, lr)
         return replace(gaussians, shN=shN)
 
     @torch.no_grad()
     def flush(self, gaussians: Gaussians, lr: float) -> None:
-        """The same in place, moments too. lr: the learning rate of shN."""
-        late = self._late(gaussians)
+        """Apply every missed step in place, to the moments too. lr: the learning rate of shN."""
+        late = self._lagging(gaussians)
         if len(late) == 0:
             return
         for rows in torch.split(late, ROWS):
             self._move(gaussians.shN, rows, lr)
-            _, _, *decays = self._gaps(rows, lr)
+            _, _, *decays = self._decays(rows, lr)
             for moment, decay in zip((self.exp_avg.shN, self.exp_avg_sq.shN), decays, strict=True):
                 there = rows.to(moment.device)
                 moment[there] = (_here(moment, rows) * _column(decay, moment)).to(moment.device)
-        self.rest_steps.fill_(self.step)
+        self.sh_last_step.fill_(self.step)
 
-    def _late(self, gaussians: Gaussians) -> Tensor:
-        """[R] the rows whose shN has steps to make up for."""
+    def _lagging(self, gaussians: Gaussians) -> Tensor:
+        """Return [R] the rows whose shN has missed steps."""
         if not self.lazy or gaussians.shN.numel() == 0:
-            return self.rest_steps.new_zeros(0, dtype=torch.int64)
-        return (self.rest_steps < self.step).nonzero().squeeze(1)
+            return self.sh_last_step.new_zeros(0, dtype=torch.int64)
+        return (self.sh_last_step < self.step).nonzero().squeeze(1)
 
     def _move(self, shN: Tensor, rows: Tensor, lr: float) -> None:
-        """Moves these rows of shN to now by their moments."""
-        rate, eps, _, _ = self._gaps(rows, lr)
+        """Bring these rows of shN to the current step by their moments."""
+        rate, eps, _, _ = self._decays(rows, lr)
         first, second = _here(self.exp_avg.shN, rows), _here(self.exp_avg_sq.shN, rows)
         moved = _here(shN, rows) - _column(rate, first) * first / (sqrt(second) + _column(eps, first))
         shN[rows.to(shN.device)] = moved.to(shN.device)
 
-    def _gaps(self, rows: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Rate, eps and both decays [R] between where each row stands and now, float64."""
+    def _decays(self, rows: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return rate, eps and both decays [R] of the steps that each row has missed, float64."""
         table = decay_table(self.beta1, self.beta2).to(rows.device)
-        stands = self.rest_steps[rows].long()
-        missed = self.step - stands
-        source, target = table[stands.clamp(max=len(table) - 1)], table[min(self.step, len(table) - 1)]
+        last_step = self.sh_last_step[rows].long()
+        missed = self.step - last_step
+        source, target = table[last_step.clamp(max=len(table) - 1)], table[min(self.step, len(table) - 1)]
         a = source[:, 0] - power(self.beta1 / math.sqrt(self.beta2), missed) * target[0]
         b = source[:, 1] - power(self.beta1 / self.beta2, missed) * target[1]
         return lr * a, self.eps * b / a, power(self.beta1, missed), power(self.beta2, missed)
 
     @torch.no_grad()
     def apply_reference(self, gaussians: Gaussians, grads: Gaussians, lrs: dict[str, float]) -> None:
-        """One dense Adam step in place on ``gaussians`` and on this state (docs/math.md section 8).
+        """Take one dense Adam step in place on ``gaussians`` and on this state (docs/math.md section 8).
 
         grads: the gradients, shaped as the Gaussians.
         lrs: learning rate of each group, by its name in GROUPS.
         """
         self.flush(gaussians, lrs["shN"])
         self.step += 1
-        self.rest_steps.fill_(self.step)
+        self.sh_last_step.fill_(self.step)
         correction1 = 1.0 - self.beta1**self.step
         correction2 = math.sqrt(1.0 - self.beta2**self.step)
         for name, param in gaussians.items():
@@ -131,9 +132,9 @@ class AdamState:
 
 @lru_cache(maxsize=4)
 def decay_table(beta1: float, beta2: float) -> Tensor:
-    """[S, 2] float64 on the CPU: A and B of docs/math.md section 8.1, row s for numbers that stand at step s.
+    """Return [S, 2] float64 on the CPU: A and B of docs/math.md section 8.1, row s for numbers last updated at step s.
 
-    It ends where bias corrections are one; the last row is that of all later steps.
+    The table ends where bias corrections are one; its last row serves all later steps.
     """
     ratio_a, ratio_b = beta1 / math.sqrt(beta2), beta1 / beta2
     last = math.ceil(math.log(1e-10) / math.log(max(beta1, beta2)))
@@ -147,10 +148,10 @@ def decay_table(beta1: float, beta2: float) -> Tensor:
 
 
 def _here(tensor: Tensor, rows: Tensor) -> Tensor:
-    """The ``rows`` of a tensor that may lie elsewhere, on their own device."""
+    """Return ``rows`` of a tensor that may be on another device, on the device of ``rows``."""
     return tensor[rows.to(tensor.device)].to(rows.device)
 
 
 def _column(values: Tensor, like: Tensor) -> Tensor:
-    """[R] -> [R, 1, 1] in the other's dtype."""
+    """Return values [R] as [R, 1, 1] in the dtype of ``like``."""
     return values.to(like.dtype)[:, None, None]

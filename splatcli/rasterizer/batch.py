@@ -90,7 +90,7 @@ class BatchEngine:
             results += self._all_gather_scalars(numbers, problem)[:present]
             self._add(total, own, present)
             if shared is not None and shared.view_params is not None:
-                v_params += self._all_gather(self._pipeline.slopes)[:present]
+                v_params += self._all_gather(self._pipeline.v_params)[:present]
         assert shared is not None
         if self.group is not None:
             self.group.all_gather_parts(total.flat)
@@ -169,7 +169,7 @@ def apply_mean(
     adam.flush(gaussians, shared.lrs["shN"])
     pipeline.apply(gaussians, total.gradients, adam, shared)
     adam.step += 1
-    adam.rest_steps.fill_(adam.step)
+    adam.sh_last_step.fill_(adam.step)
     if shared.regularisation.noise > 0.0:
         pipeline.noise(gaussians, adam.step, shared)
 

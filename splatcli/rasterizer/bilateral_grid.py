@@ -21,18 +21,18 @@ from torch import Tensor
 #: Brightness is Rec. 601 luma of the rendered colour, as in the original.
 LUMA = (0.299, 0.587, 0.114)
 
-#: Pixels that are worked on at a time, at about BAND_BYTES each beside the images; a GPU wants more to do than a CPU.
+#: Pixels that are processed at once, at about BAND_BYTES each beside the images; a GPU needs more work than a CPU.
 AT_A_TIME = {"cpu": 1 << 15, "cuda": 1 << 19}
 BAND_BYTES = 400
 
 
 def identity_grid(levels: int, rows: int, columns: int) -> Tensor:
-    """[12, L, Y, X] float32 that changes no colour."""
+    """Return [12, L, Y, X] float32 that changes no colour."""
     return torch.eye(3, 4).reshape(12, 1, 1, 1).repeat(1, levels, rows, columns)
 
 
 def slice_grid(image: Tensor, grid: Tensor, out: Tensor) -> Tensor:
-    """``out`` [H, W, 3], filled with A c + b for each colour c of image [H, W, 3], (A, b) being the pixel's map."""
+    """Fill ``out`` [H, W, 3] with A c + b for each colour c of image, by the pixel's map (A, b). Return it."""
     cut = _cut(image, grid)
     with torch.autocast(image.device.type, enabled=False):
         maps = cut.maps(grid)
@@ -43,14 +43,14 @@ def slice_grid(image: Tensor, grid: Tensor, out: Tensor) -> Tensor:
     return out
 
 
-def slice_grid_vjp(image: Tensor, grid: Tensor, v_shown: Tensor, v_image: Tensor, v_grid: Tensor) -> None:
-    """Fills v_image [H, W, 3] and v_grid, shaped as grid, from the gradient of what slice_grid() gives, v_shown."""
+def slice_grid_vjp(image: Tensor, grid: Tensor, v_out: Tensor, v_image: Tensor, v_grid: Tensor) -> None:
+    """Fill v_image [H, W, 3] and v_grid, shaped as grid, from the gradient of slice_grid()'s result, v_out."""
     cut = _cut(image, grid)
     with torch.autocast(image.device.type, enabled=False):
         maps = cut.maps(grid)
         v_maps = torch.empty_like(maps)
         for lines in cut.bands(image):
-            colours, v_colours = cut.pieces(image[lines]), cut.pieces(v_shown[lines])
+            colours, v_colours = cut.pieces(image[lines]), cut.pieces(v_out[lines])
             weights, slopes = cut.weights(colours), cut.slopes(colours)
             affine = _between(maps[lines], weights)
             v_affine = _v_affine(v_colours, colours)
@@ -64,7 +64,7 @@ def slice_grid_vjp(image: Tensor, grid: Tensor, v_shown: Tensor, v_image: Tensor
 
 
 def variation_gradient(grid: Tensor) -> Tensor:
-    """The gradient of a grid's total variation: of each axis the mean squared difference of neighbours, added up."""
+    """Return the gradient of a grid's total variation: the sum over axes of mean squared differences of neighbours."""
     gradient = torch.zeros_like(grid)
     for axis in (1, 2, 3):
         length = grid.shape[axis] - 1
@@ -79,7 +79,7 @@ def variation_gradient(grid: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """How lines of W pixels are cut into S pieces of at most P between columns of a grid, X = S + 1.
+    """The cut of lines of W pixels into S pieces of at most P between columns of a grid, X = S + 1.
 
     vertical: [Y, H] what each row of the grid counts in each line. places: [S * P] the column of each place in a piece;
     those that short pieces leave free have any. horizontal: [S, 2, P] what both ends of a piece count there; 0 at free
@@ -93,20 +93,20 @@ class _Cut:
     back: Tensor
 
     def bands(self, image: Tensor) -> list[slice]:
-        """All lines, some at a time."""
+        """Return all lines, some at a time."""
         height, width, _ = image.shape
         lines = max(1, AT_A_TIME.get(image.device.type, AT_A_TIME["cpu"]) // width)
         return [slice(top, min(top + lines, height)) for top in range(0, height, lines)]
 
     def maps(self, grid: Tensor) -> Tensor:
-        """[H, S, 12, L * 2]: at the height of each line, the maps at both ends of each piece, at each level."""
+        """Return [H, S, 12, L * 2]: at the height of each line, the maps at both ends of each piece, at each level."""
         rows = grid.shape[2]
         at_lines = (self.vertical.T @ grid.permute(2, 0, 1, 3).reshape(rows, -1)).view(-1, 12, *grid.shape[1::2])
         ends = torch.stack([at_lines[..., :-1], at_lines[..., 1:]], dim=3)
         return ends.permute(0, 4, 1, 2, 3).flatten(3).contiguous()
 
     def maps_vjp(self, v_maps: Tensor) -> Tensor:
-        """[12, L, Y, X] from the gradient of maps()."""
+        """Return [12, L, Y, X] from the gradient of maps()."""
         height, pieces = v_maps.shape[:2]
         ends = v_maps.view(height, pieces, 12, self.levels, 2)
         at_lines = v_maps.new_zeros(12, height, self.levels, pieces + 1)
@@ -118,27 +118,27 @@ class _Cut:
         return summed.view(12, -1, self.levels, pieces + 1).transpose(1, 2)
 
     def pieces(self, lines: Tensor) -> Tensor:
-        """[h, S, 3, P] the colours of lines of pixels [h, W, 3]."""
+        """Return [h, S, 3, P] the colours of lines of pixels [h, W, 3]."""
         cut = lines.index_select(1, self.places)
         return cut.view(len(lines), self.horizontal.shape[0], -1, 3).transpose(2, 3).contiguous()
 
     def joined(self, pieces: Tensor) -> Tensor:
-        """[h, W, 3] lines of pixels from their pieces [h, S, 3, P]."""
+        """Return [h, W, 3] lines of pixels from their pieces [h, S, 3, P]."""
         return pieces.transpose(2, 3).flatten(1, 2).index_select(1, self.back)
 
     def weights(self, colours: Tensor) -> Tensor:
-        """[h, S, L * 2, P] what the maps at both ends of a piece, at each level, count for its pixels."""
+        """Return [h, S, L * 2, P] what the maps at both ends of a piece, at each level, count for its pixels."""
         return self._at_both_ends((1.0 - self._away(_luma(colours)).abs_()).clamp_(min=0.0))
 
     def slopes(self, colours: Tensor) -> Tensor:
-        """[h, S, L * 2, P] how weights() change with luma; not at all where it is beyond 0..1."""
+        """Return [h, S, L * 2, P] how weights() change with luma; not at all where it is beyond 0..1."""
         luma = _luma(colours)
         away = self._away(luma)
         moves = (away.abs() < 1.0) & (luma > 0.0) & (luma < 1.0)
         return self._at_both_ends(away.sign_().mul_(1 - self.levels).mul_(moves))
 
     def _away(self, luma: Tensor) -> Tensor:
-        """[h, S, L, P] how far a pixel's luma [h, S, 1, P] is above each level, in levels."""
+        """Return [h, S, L, P] how far a pixel's luma [h, S, 1, P] is above each level, in levels."""
         levels = torch.arange(self.levels, dtype=luma.dtype, device=luma.device)
         return luma.clamp(0.0, 1.0) * (self.levels - 1) - levels[:, None]
 
@@ -147,29 +147,29 @@ class _Cut:
 
 
 def _luma(colours: Tensor) -> Tensor:
-    """[h, S, 1, P] of colours [h, S, 3, P]."""
+    """Return [h, S, 1, P] of colours [h, S, 3, P]."""
     return (colours * colours.new_tensor(LUMA)[:, None]).sum(dim=2, keepdim=True)
 
 
 def _between(maps: Tensor, weights: Tensor) -> Tensor:
-    """[h, S, 12, P] the affine map of each pixel."""
+    """Return [h, S, 12, P] the affine map of each pixel."""
     return torch.bmm(maps.flatten(0, 1), weights.flatten(0, 1)).view(*maps.shape[:3], weights.shape[3])
 
 
 def _rows(affine: Tensor) -> Tensor:
-    """[h, S, 3, 4, P] the maps [h, S, 12, P] as matrices."""
+    """Return [h, S, 3, 4, P] the maps [h, S, 12, P] as matrices."""
     height, pieces, _, most = affine.shape
     return affine.view(height, pieces, 3, 4, most)
 
 
 def _mapped(affine: Tensor, colours: Tensor) -> Tensor:
-    """[h, S, 3, P] the colours that a map of each pixel makes of its own."""
+    """Return [h, S, 3, P] the colours that a map of each pixel makes of its own."""
     rows = _rows(affine)
     return (rows[:, :, :, :3] * colours.unsqueeze(2)).sum(dim=3) + rows[:, :, :, 3]
 
 
 def _v_affine(v_mapped: Tensor, colours: Tensor) -> Tensor:
-    """[h, S, 12, P] the gradient of each pixel's map."""
+    """Return [h, S, 12, P] the gradient of each pixel's map."""
     v_rows = torch.cat([v_mapped.unsqueeze(3) * colours.unsqueeze(2), v_mapped.unsqueeze(3)], dim=3)
     return v_rows.flatten(2, 3)
 
@@ -207,5 +207,5 @@ def _made_cut(
 
 
 def _positions(pixels: int, knots: int) -> Tensor:
-    """[pixels] float64 where the centres of pixels lie between ``knots``, the first and last at those of the ends."""
+    """Return [pixels] float64 positions of pixel centres between ``knots``, whose first and last are at the ends."""
     return torch.arange(pixels, dtype=torch.float64).mul_((knots - 1.0) / max(1, pixels - 1)).clamp_(max=knots - 1.0)

@@ -49,7 +49,7 @@ def view_of(
     viewmat: Tensor | None = None,
     z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
 ) -> abi.View:
-    """A camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose.
+    """Return a camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose.
 
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
     """
@@ -73,49 +73,49 @@ def view_of(
 
 
 def tile_rows_of(height: int) -> int:
-    """Rows of tiles in an image of ``height`` pixels."""
+    """Return the tile rows of an image of ``height`` pixels."""
     return -(-height // abi.TILE)
 
 
 def tiles_of(view: abi.View) -> int:
-    """Tiles of the whole image."""
+    """Return the tiles of the whole image."""
     return -(-int(view.width) // abi.TILE) * tile_rows_of(view.height)
 
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of a pair while the CPU bins and lists it.
+#: Bytes of a tile intersection while the CPU bins and lists it.
 ISECT_BYTES = 12 + LIST_BYTES
 
 
 @dataclass(slots=True)
 class RasterContext:
-    """One view in the making: call the stages in the order of the methods."""
+    """The stages of one view, to be called in the order of the methods, and their buffers."""
 
     backend: Backend
-    #: None: what the device has free.
+    #: None: the free memory of the device.
     budget: MemoryBudget | None = None
-    #: How much larger than it has to a growing buffer becomes; 0 for a frame of one view.
+    #: The part by which a growing buffer exceeds the requested size; 0 for a context of one view.
     slack: float = 0.25
     arena: Arena = field(init=False)
-    allowance: IntersectionBudget = field(init=False)
+    isect_budget: IntersectionBudget = field(init=False)
     native: abi.Frame = field(default_factory=abi.Frame)
-    #: [COUNTERS] int64, where a deferred backend counts.
+    #: [COUNTERS] int64, the counts of a deferred backend.
     counters: Tensor | None = None
-    #: More than one where the view that was binned last did not fit at once.
+    #: More than one where the last view did not fit at once.
     bands: list[Band] = field(default_factory=list)
     _source: Gaussians | None = None
     _arrays: abi.GaussianArrays | None = None
 
     def __post_init__(self) -> None:
         self.arena = Arena(self.backend.device, self.slack)
-        self.allowance = IntersectionBudget(self.backend, self.budget or Budget(self.backend.device), self.arena)
+        self.isect_budget = IntersectionBudget(self.backend, self.budget or Budget(self.backend.device), self.arena)
         if self.backend.deferred:
             self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
             self.native.counters = address(self.counters)
 
     def _padded(self) -> int:
-        """Slots of the arrays over visible Gaussians."""
+        """Return the slots of the arrays over visible Gaussians."""
         assert self._arrays is not None
         return -(-int(self._arrays.n) // abi.CHUNK) * abi.CHUNK
 
@@ -123,9 +123,9 @@ class RasterContext:
         return address(self.arena.take(name, numel, dtype))
 
     def project(self, view: abi.View, gaussians: Gaussians, adam: abi.Adam | None = None) -> abi.GaussianArrays:
-        """Activates, projects and colours; counts the visible and bounds their tile pairs.
+        """Activate, project and colour; count the visible Gaussians and bound their tile intersections.
 
-        adam: makes up for the steps that the SH rest of visible Gaussians has missed (see AdamState).
+        adam: applies the steps that shN of visible Gaussians has missed (see AdamState).
         """
         arrays = self.backend.arrays(gaussians)
         padded = -(-len(gaussians) // abi.CHUNK) * abi.CHUNK
@@ -135,27 +135,27 @@ class RasterContext:
         native.chunk_counts = self._take("chunk_counts", 2 * (padded // abi.CHUNK), torch.int64)
         native.isect_grad_starts = self._take("isect_grad_starts", padded, torch.int32)
         native.tiles_per_gauss = self._take("tiles_per_gauss", padded, torch.int32)
-        native.visible = padded  # where counts are deferred, this is the room; else a result
+        native.visible = padded  # the capacity where counts are deferred; else a result
         self.backend.call("project", view, arrays, native, adam)
         self._arrays = arrays
-        self._source = gaussians  # for words about the largest of them; bin() lets go of it
+        self._source = gaussians  # for a message about the largest of them, until bin()
         return arrays
 
     def bin(
-        self, view: abi.View, arrays: abi.GaussianArrays, *, room: int | None = None, with_grads: bool = True
+        self, view: abi.View, arrays: abi.GaussianArrays, *, capacity: int | None = None, with_grads: bool = True
     ) -> None:
-        """Lists what reaches each tile, front to back, or decides on the bands in which blending will list it.
+        """List the intersections of each tile, front to back, or choose the bands in which blending will list them.
 
-        room: pairs to make room for, where the backend defers its counts. With None the bound is fetched, which waits
-            for the device; with a number nothing waits unless it is over the budget, and the overflow flag tells when
-            it was too small.
-        with_grads: whether there will be a backward pass, which needs more memory.
-        Raises ResourceError, before anything is allocated for pairs, when not even a line of tiles fits the budget.
+        capacity: tile intersections to allocate for, where the backend defers its counts. With None the bound is
+            fetched, which waits for the device. With a number nothing waits unless it is over the budget, and the
+            overflow flag is set when it was too small.
+        with_grads: whether a backward pass follows, which needs more memory.
+        Raises ResourceError, before anything is allocated for them, when not even a tile row fits the budget.
         """
-        bound = self.max_isects() if self.counters is None or room is None else room
+        bound = self.max_isects() if self.counters is None or capacity is None else capacity
         self._arrays = arrays
         try:
-            self.bands = self._plan(view, bound, room is not None, with_grads)
+            self.bands = self._plan(view, bound, capacity is not None, with_grads)
         finally:
             self._source = None
         self.native.max_isects = sum(band.isects for band in self.bands)
@@ -163,7 +163,7 @@ class RasterContext:
             self._list(view)
 
     def _list(self, view: abi.View) -> None:
-        """Bins the view's lines; native.max_isects has their pairs."""
+        """Bin the view's tile rows; native.max_isects bounds their intersections."""
         native = self.native
         tiles = tiles_of(view)
         native.workspace_bytes = self.backend.call("bin_bytes", view, native)
@@ -176,7 +176,7 @@ class RasterContext:
         self.backend.call("bin", view, self._arrays, native)
 
     def _listed(self, view: abi.View) -> Iterator[tuple[abi.View, bool]]:
-        """The view band by band, each binned when it is its turn; with the last one, True."""
+        """Yield the view band by band, each binned when it is its turn; True with the last one."""
         if len(self.bands) <= 1:
             yield view, True
             return
@@ -189,13 +189,13 @@ class RasterContext:
         self.native.max_isects = sum(band.isects for band in self.bands)
 
     def max_isects(self) -> int:
-        """At least the number of pairs of the view that was projected last; waits for a deferred backend."""
+        """Return the upper bound of tile intersections of the last projected view; waits for a deferred backend."""
         if self.counters is None:
             return int(self.native.max_isects)
         return max(1, int(self.counters[abi.COUNT_MAX_ISECTS]))
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
-        """Fills image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
+        """Fill image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
         out = self.images(view, image, alpha, depth)
         for part, _ in self._listed(view):
             self.backend.call("blend", part, self.native, self.backend.pointer(background, 3), out)
@@ -208,7 +208,7 @@ class RasterContext:
         v_out: abi.Images,
         v_background: Tensor | None = None,
     ) -> None:
-        """Gradient rows of the pairs, and of the background [3], from those of the images."""
+        """Make per-intersection gradients, and that of the background [3], from those of the images."""
         partials, v_colour = None, None
         if v_background is not None:
             partials = self._take("background_partials", 3 * tiles_of(view), self.backend.dtype)
@@ -227,25 +227,25 @@ class RasterContext:
             self._end_sums(*sums)
 
     def _begin_sums(self) -> tuple[int, int]:
-        """Zeros for the sums of the rows, and for which Gaussians have any."""
+        """Return zeros for the sums of intersection gradients, and for the flags of Gaussians that have any."""
         padded = self._padded()
         sums = self.arena.take("isect_grad_sums", padded * abi.ISECT_GRAD, self.backend.dtype).zero_()
         reached = self.arena.take("reached", padded, torch.int32).zero_()
         return address(sums), address(reached)
 
     def _end_sums(self, sums: int, reached: int) -> None:
-        """What project_vjp sees: one row for each Gaussian that has any, in the order of the Gaussians."""
+        """Present the sums to project_vjp as one gradient for each Gaussian that has any, in their order."""
         padded = self._padded()
         starts = self.arena.take("isect_grad_starts", padded, torch.int32)
         torch.arange(padded, dtype=torch.int32, out=starts[:padded])
         self.native.isect_grads, self.native.tiles_per_gauss = sums, reached
 
-    def hold(self, arrays: abi.GaussianArrays) -> None:
-        """Take parameters that are projected here and blended elsewhere, or the reverse (rasterizer/sharded.py)."""
+    def set_arrays(self, arrays: abi.GaussianArrays) -> None:
+        """Set the parameters of Gaussians projected here and blended elsewhere, or the reverse (sharded.py)."""
         self._arrays, self._source = arrays, None
 
     def take_sums(self, slots: Tensor, sums: Tensor, reached: Tensor) -> None:
-        """Sums of gradient rows [V, ROW] that were made elsewhere, for the records in ``slots`` [V]; see seen()."""
+        """Take sums of intersection gradients [V, ISECT_GRAD] made elsewhere, of ``slots`` [V]; see visible_slots()."""
         starts = self._begin_sums()
         self.arena.take("isect_grad_sums", 0, self.backend.dtype)[: self._padded() * abi.ISECT_GRAD].view(
             -1, abi.ISECT_GRAD
@@ -253,8 +253,8 @@ class RasterContext:
         self.arena.take("reached", 0, torch.int32)[slots] = reached
         self._end_sums(*starts)
 
-    def seen(self) -> tuple[Tensor, Tensor]:
-        """(indices [V] of the visible Gaussians, the slots [V] of their records), int64; waits for a device."""
+    def visible_slots(self) -> tuple[Tensor, Tensor]:
+        """Return (indices [V] of the visible Gaussians, their slots [V] in projected), int64; waits for a device."""
         slots = self._padded()
         counts = self.arena.take("chunk_counts", 0, torch.int64)[: 2 * (slots // abi.CHUNK) : 2]
         taken = torch.arange(abi.CHUNK, device=counts.device) < counts[:, None]
@@ -262,7 +262,7 @@ class RasterContext:
         return self.arena.take("ids", 0, torch.int32)[rows].long(), rows
 
     def summed_isect_grads(self) -> Tensor:
-        """[slots, ROW] what blend_vjp left for each Gaussian's record, summed over its tiles."""
+        """Return [slots, ISECT_GRAD] the sum of each Gaussian's intersection gradients after blend_vjp."""
         slots = self._padded()
         if len(self.bands) <= 1:
             self.backend.call("sum_isect_grads", self._arrays, self.native, *self._begin_sums())
@@ -281,7 +281,7 @@ class RasterContext:
         grad2d: Tensor | None = None,
         count: Tensor | None = None,
     ) -> None:
-        """Gradients of the raw parameters into ``gradients``, or at once through ``adam`` into the parameters.
+        """Write gradients of the raw parameters to ``gradients``, or apply them at once through ``adam``.
 
         v_viewmat: [4, 4], filled. grad2d, count: [N], added to (see DensifyStats).
         """
@@ -300,7 +300,7 @@ class RasterContext:
         self.backend.call("project_vjp", view, arrays, self.native, out)
 
     def images(self, view: abi.View, image: Tensor, alpha: Tensor | None, depth: Tensor | None) -> abi.Images:
-        """Pointers to images or to their gradients; what is None is left out."""
+        """Return pointers to images or to their gradients; None is left out."""
         h, w = view.height, view.width
         pointer = self.backend.pointer
         return abi.Images(
@@ -310,35 +310,38 @@ class RasterContext:
         )
 
     def _plan(self, view: abi.View, bound: int, is_guess: bool, with_grads: bool) -> list[Band]:
-        """One band where ``bound`` pairs fit the budget, else several. is_guess: the true bound may be less."""
+        """Return one band where ``bound`` tile intersections fit the budget, else several.
+
+        is_guess: the true bound may be less.
+        """
         assert self._arrays is not None
-        if self.allowance.grants(self._arrays.n, view, self.native, bound, with_grads=with_grads):
+        if self.isect_budget.grants(self._arrays.n, view, self.native, bound, with_grads=with_grads):
             return [Band(0, tile_rows_of(view.height), bound)]
         if is_guess:
             return self._plan(view, self.max_isects(), False, with_grads)
-        if self._crowd(view, bound, None, with_grads).is_absurd():
-            raise self._crowd(view, bound, None, with_grads).refusal()
+        if self._overflow(view, bound, None, with_grads).is_absurd():
+            raise self._overflow(view, bound, None, with_grads).refusal()
         tile_row_isects = torch.zeros(tile_rows_of(view.height), dtype=torch.int64, device=self.backend.device)
         self.backend.call("tile_row_isects", view, self._arrays, self.native, address(tile_row_isects))
-        lines: list[int] = tile_row_isects.tolist()
+        counts: list[int] = tile_row_isects.tolist()
         try:
-            bands = plan_bands(lines, self.allowance.max_isects(view, self.native, with_grads))
+            bands = plan_bands(counts, self.isect_budget.max_isects(view, self.native, with_grads))
         except ValueError:
-            raise self._crowd(view, bound, max(lines), with_grads).refusal() from None
-        self.allowance.grant_bands(view, self.native, max(band.isects for band in bands), with_grads)
-        if not self.allowance.budget.told:
-            self.allowance.budget.told = True
-            wanted, left = self.allowance.nbytes(view, self.native, bound, with_grads), self.allowance.left()
+            raise self._overflow(view, bound, max(counts), with_grads).refusal() from None
+        self.isect_budget.grant_bands(view, self.native, max(band.isects for band in bands), with_grads)
+        if not self.isect_budget.budget.reported:
+            self.isect_budget.budget.reported = True
+            wanted, left = self.isect_budget.nbytes(view, self.native, bound, with_grads), self.isect_budget.left()
             _log.warning(
-                "the %s tile pairs of a %dx%d view want %s, and %s are left: it is made in %d bands, with the same "
-                "bits but slower", f"{bound:,}", view.width, view.height, gib(wanted), gib(left), len(bands),
+                "the %s tile intersections of a %dx%d view want %s, and %s are left: it is made in %d bands, with the "
+                "same bits but slower", f"{bound:,}", view.width, view.height, gib(wanted), gib(left), len(bands),
             )  # fmt: skip
         return bands
 
-    def _crowd(
+    def _overflow(
         self, view: abi.View, bound: int, fullest_tile_row: int | None, with_grads: bool
     ) -> IntersectionOverflow:
-        """What there is to say of a view that is over the budget."""
+        """Return the counts of a view that is over the budget, for the error message."""
         slots = self._padded()
 
         def chunks(name: str, dtype: torch.dtype, numel: int) -> Tensor:
@@ -346,7 +349,7 @@ class RasterContext:
 
         visible = chunks("chunk_counts", torch.int64, 2 * (slots // abi.CHUNK))[:, 0]
         ids, tiles = (chunks(name, torch.int32, slots) for name in ("ids", "tiles_per_gauss"))
-        nbytes = self.allowance.nbytes
+        nbytes = self.isect_budget.nbytes
         return IntersectionOverflow(
             view.width,
             view.height,
@@ -355,7 +358,7 @@ class RasterContext:
             bound,
             nbytes(view, self.native, bound, with_grads),
             None if fullest_tile_row is None else nbytes(view, self.native, fullest_tile_row, with_grads),
-            self.allowance.left(),
-            # Where records come from elsewhere, nothing is known of what they are of.
+            self.isect_budget.left(),
+            # Projected Gaussians from another process come without their scales.
             Largest([], [], []) if self._source is None else Largest.of(ids, tiles, visible, self._source.log_scales),
         )

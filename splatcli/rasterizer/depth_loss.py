@@ -1,4 +1,4 @@
-"""DepthTarget: what is known of the depth of a view's pixels, what that adds to the loss, and its gradient."""
+"""DepthTarget: known depths of a view's pixels, their term of the loss, and its gradient."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class DepthTarget:
         return self.pixels.nbytes + self.inverse.nbytes
 
     def reduced(self, size: tuple[int, int], smaller: tuple[int, int]) -> DepthTarget:
-        """The same of an image reduced from ``size`` to ``smaller``, each (height, width): in a pixel, the nearest."""
+        """Return the target of an image reduced from ``size`` to ``smaller``, each (height, width).
+
+        Of several depths in a pixel the nearest is kept.
+        """
         y, x = self.pixels // size[1] * smaller[0] // size[0], self.pixels % size[1] * smaller[1] // size[1]
         order = torch.argsort(self.inverse, descending=True, stable=True)
         pixels = (y * smaller[1] + x)[order]
@@ -39,7 +42,7 @@ class DepthTarget:
 
 
 def depth_loss(alpha: Tensor, depth: Tensor, target: DepthTarget, v_alpha: Tensor, v_depth: Tensor) -> Tensor:
-    """The depth term of the loss, a scalar tensor in double precision; fills its gradients.
+    """Return the depth term of the loss, a scalar tensor in double precision; fill its gradients.
 
     alpha, v_alpha: [H, W]. depth, v_depth: [H, W], sum of blending weight times z, so that the rendered depth is
     depth / alpha. A pixel in which nothing is drawn counts as infinitely far, and has no gradient.
@@ -55,14 +58,14 @@ def depth_loss(alpha: Tensor, depth: Tensor, target: DepthTarget, v_alpha: Tenso
     error = inverse - target.inverse
     slope = error.sign() * (target.weight / count)
     by_alpha = torch.where(drawn, slope / d, 0.0)
-    # No two of the pixels are the same: nothing is added up here, in whatever order.
+    # Each pixel occurs once: nothing is summed here, so no order matters.
     v_alpha.view(-1)[target.pixels] = by_alpha
     v_depth.view(-1)[target.pixels] = -by_alpha * inverse
     return tree_sum(error.abs().double()) * (target.weight / count)
 
 
 def depth_loss_reference(alpha: Tensor, depth: Tensor, target: DepthTarget) -> Tensor:
-    """The same by autograd, a scalar tensor of the images' dtype (docs/math.md 7.4)."""
+    """Return depth_loss() by autograd, a scalar tensor of the images' dtype (docs/math.md 7.4)."""
     if len(target.pixels) == 0:
         return alpha.new_zeros(())
     a, d = (plane.reshape(-1).index_select(0, target.pixels) for plane in (alpha, depth))

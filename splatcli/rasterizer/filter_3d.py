@@ -1,7 +1,7 @@
-"""The 3D filter of Mip-Splatting: no Gaussian is finer than the views could show (docs/math.md 2.4).
+"""The 3D smoothing filter of Mip-Splatting: no Gaussian is finer than the views can show (docs/math.md 2.4).
 
-Training keeps raw parameters and a size for each Gaussian; the kernels blur by it inside. What is rendered or exported
-later has the blur in its own scales and opacities, so that any viewer shows what was trained.
+Training keeps raw parameters and a size for each Gaussian, by which the kernels blur it. Renders and exports of a
+trained model have the blur in their scales and opacities, so that any viewer shows what was trained.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from splatcli.scene.camera import Camera
 #: Variance of the filter in pixels of the view that sees a Gaussian best, squared (Mip-Splatting).
 VARIANCE = 0.2
 
-#: A view sees what lies within its image and this part of its size around it (Mip-Splatting).
+#: A view sees the points in its image and within this part of its size around it (Mip-Splatting).
 MARGIN = 0.15
 
-#: A size of zero is taken for this one, so that its logarithm and the gradient are numbers.
+#: A size of zero is replaced by this one, so that its logarithm and the gradient are finite.
 _LEAST = 1e-30
 
-#: Gaussians that are looked at together: a few numbers of each are alive at a time.
+#: Gaussians that are processed at once: a few temporary numbers of each.
 _ROWS = 1 << 20
 
 
 @torch.no_grad()
 def filter_sizes(means: Tensor, cameras: Sequence[Camera], largest_of_all: Callable[[float], float] = float) -> Tensor:
-    """[N] float32: standard deviation of each Gaussian's filter in world units, for training views ``cameras``.
+    """Return [N] float32: standard deviation of each Gaussian's filter, world units, for training views ``cameras``.
 
-    means: [N, 3]. The best view of a Gaussian is the one with most pixels to a world unit there. What no view sees
-    gets the largest size that any other has; 0 where none sees anything.
-    largest_of_all: gives the largest size anywhere for the largest of these, where other processes have more Gaussians.
+    means: [N, 3]. The best view of a Gaussian is the one with most pixels to a world unit there. Gaussians that no view
+    sees get the largest size of the others; 0 where no view sees any.
+    largest_of_all: returns the largest size of all processes, given the largest of this one.
     """
     rates = torch.cat(
         [_best_rates(rows, cameras) for rows in torch.split(means.float(), _ROWS)] or [means.new_zeros(0)]
@@ -49,7 +49,7 @@ def filter_sizes(means: Tensor, cameras: Sequence[Camera], largest_of_all: Calla
 
 
 def _best_rates(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
-    """[R] pixels to a world unit at each of means [R, 3], at most; 0 where no view sees it."""
+    """Return [R] the most pixels to a world unit at each of means [R, 3]; 0 where no view sees it."""
     best = means.new_zeros(len(means))
     columns = means.unbind(1)
     for camera in cameras:
@@ -69,8 +69,8 @@ def _within(position: Tensor, size: int) -> Tensor:
     return (position >= -MARGIN * size) & (position <= (1.0 + MARGIN) * size)
 
 
-def smoothed(gaussians: Gaussians, sizes: Tensor) -> Gaussians:
-    """Raw Gaussians that look without a filter as ``gaussians`` do with it; differentiable in them.
+def apply_filter_3d(gaussians: Gaussians, sizes: Tensor) -> Gaussians:
+    """Return raw Gaussians with the filter in their scales and opacities; differentiable in ``gaussians``.
 
     sizes: [N] as of filter_sizes().
     """
@@ -87,14 +87,14 @@ def smoothed(gaussians: Gaussians, sizes: Tensor) -> Gaussians:
 
 @torch.no_grad()
 def opacity_shares(gaussians: Gaussians, sizes: Tensor) -> Tensor:
-    """[N] double: what the filter leaves of each Gaussian's opacity."""
+    """Return [N] double: the part of each Gaussian's opacity that the filter keeps."""
     blur = log(sizes.clamp(min=_LEAST))[:, None]
     x, y, z = (0.5 * softplus(2.0 * (blur - gaussians.log_scales.double()))).unbind(dim=1)
     return exp(-(x + y + z))
 
 
 def _blurred(log_scales: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Logarithms of the blurred deviations [N, 3] and of the opacities' shares [N], in double precision."""
+    """Return logarithms of the blurred deviations [N, 3] and of the opacities' shares [N], in double precision."""
     raw = log_scales.double()
     wider = 0.5 * _log1p_exp(2.0 * (sizes.double().clamp(min=_LEAST).log()[:, None] - raw))
     return raw + wider, -wider.sum(dim=1)

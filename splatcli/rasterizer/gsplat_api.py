@@ -1,8 +1,7 @@
-"""rasterization(): the call of gsplat, for programs written for it; names, shapes and returns are its own.
+"""rasterization(): gsplat's call, with its names, shapes and returns, for programs written for gsplat.
 
-What it takes is activated (standard deviations, opacities in 0..1), as there. Here is the border: it becomes raw, by
-a logarithm and a logit that autograd sees, and goes through the one renderer that there is. docs/api.md has the table
-of what is supported.
+Its inputs are activated (standard deviations, opacities in 0..1), as in gsplat. They become raw here, by a logarithm
+and a logit that autograd sees, and go through the one renderer. docs/api.md has the table of supported arguments.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
 RenderMode = Literal["RGB", "D", "ED", "RGB+D", "RGB+ED"]
 
 
-#: Opacities and standard deviations are kept this far from where their logit or logarithm is infinite.
+#: Bounds of opacities and standard deviations, so that logit and logarithm stay finite.
 _MOST_OPAQUE, _LEAST = 1.0 - 2.0**-24, 1e-12
 
 _HALVES = (torch.float16, torch.bfloat16)
 
-#: Arguments that have one value here, with what to say to another.
+#: Arguments with one supported value, and the remedy for another.
 _FIXED: dict[str, tuple[Any, str]] = {
     "radius_clip": (0.0, "Gaussians are culled by what they reach, not by a radius"),
     "eps2d": (0.3, "the blur of 0.3 square pixels is part of the kernels"),
@@ -111,17 +110,17 @@ def rasterization(
     group: ProcessGroup | None = None,
     world: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Renders N Gaussians from C cameras, differentiably; leading batch dimensions ``...`` as in gsplat.
+    """Render N Gaussians from C cameras, differentiably; leading batch dimensions ``...`` as in gsplat.
 
     means: [..., N, 3] world units. quats: [..., N, 4] w x y z, any length. scales: [..., N, 3] standard deviations, of
         either sign. opacities: [..., N] in 0..1. N may be 0, and C.
     colors: [..., (C,) N, D] as they are; or with ``sh_degree`` SH coefficients [..., (C,) N, K, 3], or [N, K, 3] that
-        the whole batch shares. Modes without RGB look at no colours, and take None.
+        the whole batch shares. Modes without RGB use no colours, and take None.
     viewmats: [..., C, 4, 4] world to camera, OpenCV axes; they get gradients. Ks: [..., C, 3, 3] pixels, no gradient.
     backgrounds: [..., C, D].
-    packed: the rows of what is said about projections are those of visible Gaussians only; images are the same.
+    packed: meta has rows only for visible Gaussians; images are the same.
     tile_size: of the intersections that meta lists; images do not depend on it.
-    channel_chunk, segmented, ut_params: accepted, and change no result.
+    channel_chunk, segmented, ut_params: accepted, without effect.
     rolling_shutter, renderer_config: gsplat's objects or None; only a global shutter and RendererConfig_MixedBatch.
     The other arguments are accepted at their defaults, see docs/api.md.
     distributed: each rank of ``group`` gives its own Gaussians and as many cameras as the others, and gets images of
@@ -136,16 +135,17 @@ def rasterization(
     sum of weight times camera z, "ED" that divided by alpha. meta["means2d"] is part of the graph between the means and
     the images; its gradient is in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its
     ``absgrad`` (of more than three channels those of each three). The tile intersections in meta are listed when they
-    are first looked at.
-    Raises UsageError for what is not supported, ValueError for shapes that do not fit, DistributedError on all ranks
+    are first read.
+    Raises UsageError for an unsupported value, ValueError for shapes that do not fit, DistributedError on all ranks
     when they do not agree.
     """
-    given = locals()
+    arguments = locals()
     for name, (only, why) in _FIXED.items():
-        if given[name] is not only and (isinstance(given[name], Tensor) or given[name] != only):
-            value = "a tensor" if isinstance(given[name], Tensor) else repr(given[name])
-            raise UsageError(f"{name}={value} is not supported", where="rasterization()", remedy=why)
-    # gsplat's own enum and classes, which need not be installed here.
+        value = arguments[name]
+        if value is not only and (isinstance(value, Tensor) or value != only):
+            text = "a tensor" if isinstance(value, Tensor) else repr(value)
+            raise UsageError(f"{name}={text} is not supported", where="rasterization()", remedy=why)
+    # gsplat's own enum and classes, without a need to install gsplat.
     if getattr(rolling_shutter, "name", rolling_shutter) not in (None, "GLOBAL"):
         why = "only global shutters are rendered"
         raise UsageError(f"rolling_shutter={rolling_shutter!r} is not supported", where="rasterization()", remedy=why)
@@ -177,7 +177,7 @@ def rasterization(
         raise UsageError(f"render_mode {render_mode!r} needs colors", remedy="give colors, or render_mode='D' or 'ED'")
     dtype = torch.float64 if means.dtype == torch.float64 else torch.float32
     means, quats, scales, opacities, colors = (t.to(dtype) for t in (means, quats, scales, opacities, colors))
-    viewmats = viewmats.float() if viewmats.dtype in _HALVES else viewmats  # float64 poses come through exactly
+    viewmats = viewmats.float() if viewmats.dtype in _HALVES else viewmats  # float64 poses stay exact
     backgrounds = None if backgrounds is None else backgrounds.to(dtype)
     batch = means.shape[:-2]
     if sh_degree is not None and batch and colors.dim() == 3:
@@ -188,7 +188,7 @@ def rasterization(
         _check_sharded(group, batch, viewmats, cameras, sh_degree)
     per_camera = colors.dim() == len(batch) + (3 if sh_degree is None else 4)
 
-    def pictures() -> Iterator[_Picture]:
+    def camera_renders() -> Iterator[_CameraRender]:
         for at in itertools.product(*(range(size) for size in batch)):
             raw = (
                 means[at],
@@ -200,7 +200,7 @@ def rasterization(
                 own = colors[at][c] if per_camera else colors[at]
                 view = _View(viewmats[at][c], Ks[at][c], width, height, near_plane, far_plane, rasterize_mode, group)
                 behind = None if backgrounds is None else backgrounds[at][c]
-                yield _Picture(raw, own, view, behind, sh_degree)
+                yield _CameraRender(raw, own, view, behind, sh_degree)
 
     tile = tile_size or TILE_SIZE
     meta: dict[str, Any] = {
@@ -215,29 +215,29 @@ def rasterization(
     moved = (means, quats, scales, viewmats)
     with torch.autocast(means.device.type, enabled=False):
         if group is None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in moved):
-            # meta's projected means lie between the parameters and the images, so all cameras are projected first.
-            waiting = list(pictures())
-            seen = [picture.project() for picture in waiting]
+            # meta's projected means are between the parameters and the images, so all cameras are projected first.
+            renders = list(camera_renders())
+            seen = [one.project() for one in renders]
             projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
             means2d, rows, shares = projections.in_graph(Ks, *moved)
             if absgrad:
-                projections.hand_out_absgrad(means2d, waiting)
-            shown = [picture.draw(*row) for picture, *row in zip(waiting, rows, shares, strict=True)]
+                projections.fill_absgrad(means2d, renders)
+            rendered = [one.draw(*row) for one, *row in zip(renders, rows, shares, strict=True)]
         else:
-            seen, shown = [], []
-            for picture in pictures():
-                shown.append(picture.draw())
+            seen, rendered = [], []
+            for one in camera_renders():
+                rendered.append(one.draw())
                 if group is None:
-                    seen.append(picture.project())
+                    seen.append(one.project())
             if group is None:
                 projections = _Projections(seen, opacities, batch, cameras, packed, rasterize_mode == "antialiased")
                 means2d = projections.means2d
-        images = [_stacked(*one, render_mode) for one in shown]
+        images = [_stacked(*one, render_mode) for one in rendered]
         shape = (*batch, cameras, height, width)
         if images:
-            image, alpha = torch.stack(images), torch.stack([alpha for _, alpha, _ in shown])
+            image, alpha = torch.stack(images), torch.stack([alpha for _, alpha, _ in rendered])
         else:
-            # Nothing of nothing, but part of the graph, so that backward() finds its way.
+            # Empty, but part of the graph, so that backward() works.
             nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
             image = means.new_zeros(0, _depth_of(render_mode, colors)) + nothing
             alpha = image[:, :1]
@@ -288,7 +288,7 @@ class _View:
         self.antialiased = mode == "antialiased"
 
     def lift(self, colors: Tensor) -> Tensor:
-        """[] what has to be added to ``colors`` to leave none below 0; of several ranks the most that any needs."""
+        """Return [] the least number that lifts all ``colors`` to 0 or above, on all ranks of a group."""
         own = (-colors.detach().amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
         return own if self.group is None else own.new_tensor(self.group.all_reduce_max(float(own)))
 
@@ -303,8 +303,8 @@ class _View:
         )
 
 
-class _Picture:
-    """What one camera sees, made three channels at a time; the first three are projected at once."""
+class _CameraRender:
+    """The render of one camera, three channels at a time; the constructor projects for the first three."""
 
     def __init__(
         self,
@@ -317,39 +317,39 @@ class _Picture:
         self.raw, self.colors, self.view, self.background, self.sh_degree = raw, colors, view, background, sh_degree
         self.gaussians, self.lift = self._chunk(0)
         self.first = view.prepare(self.gaussians, self._behind(0)) if view.group is None else None
-        self.halves = [] if self.first is None else [self.first]
+        self.view_renders = [] if self.first is None else [self.first]
 
     def project(self) -> Projected:
         assert self.first is not None
         return self.first.project()
 
     def absgrad(self) -> Tensor:
-        """[N, 2] what backward() has left of the pixels' magnitudes, of all channels."""
-        return torch.stack([half.project().absgrad for half in self.halves]).sum(dim=0)
+        """Return [N, 2] the sums of the pixels' magnitudes after backward(), of all channels."""
+        return torch.stack([part.project().absgrad for part in self.view_renders]).sum(dim=0)
 
     def draw(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return image [H, W, D], alpha [H, W] and depth [H, W]. means2d, shares: as in ViewRender.blend()."""
-        shown = self._blend(self.first, self.gaussians, 0, means2d, shares)
+        rendered = self._blend(self.first, self.gaussians, 0, means2d, shares)
         if self.sh_degree is not None:
-            return shown.image, shown.alpha, shown.depth
+            return rendered.image, rendered.alpha, rendered.depth
         channels = self.colors.shape[1]
-        parts, lift, alpha, depth = [], self.lift, shown.alpha, shown.depth
+        parts, lift, alpha, depth = [], self.lift, rendered.alpha, rendered.depth
         for begin in range(0, max(1, channels), 3):
             if begin > 0:
                 gaussians, lift = self._chunk(begin)
-                half = self.view.prepare(gaussians, self._behind(begin)) if self.view.group is None else None
-                # Every chunk adds its share to the gradient of the same projected means.
-                shown = self._blend(half, gaussians, begin, means2d, shares)
-                if half is not None:
-                    self.halves.append(half)
-            parts.append((shown.image - lift * shown.alpha[..., None])[..., : channels - begin])
+                part = self.view.prepare(gaussians, self._behind(begin)) if self.view.group is None else None
+                # Every chunk adds to the gradient of the same projected means.
+                rendered = self._blend(part, gaussians, begin, means2d, shares)
+                if part is not None:
+                    self.view_renders.append(part)
+            parts.append((rendered.image - lift * rendered.alpha[..., None])[..., : channels - begin])
         return torch.cat(parts, dim=-1), alpha, depth
 
     def _blend(
-        self, half: ViewRender | None, gaussians: Gaussians, begin: int, means2d: Tensor | None, shares: Tensor | None
+        self, part: ViewRender | None, gaussians: Gaussians, begin: int, means2d: Tensor | None, shares: Tensor | None
     ) -> Render:
-        if half is not None:
-            return half.blend(means2d, shares)
+        if part is not None:
+            return part.blend(means2d, shares)
         view = self.view
         assert view.group is not None
         return render_sharded(
@@ -362,12 +362,12 @@ class _Picture:
         )
 
     def _chunk(self, begin: int) -> tuple[Gaussians, Tensor]:
-        """The Gaussians in three channels from ``begin`` on, and what was added to keep these above 0."""
+        """Return the Gaussians with three channels from ``begin`` on, and the lift that keeps these above 0."""
         if self.sh_degree is not None:
             rest = self.colors[:, 1 : 1 + SH_REST[self.sh_degree]]
             return Gaussians(*self.raw, self.colors[:, 0], rest), self.colors.new_zeros(())
         part = self.colors[:, begin : begin + 3]
-        # The kernels cut colours off at 0. What is added here to keep them above is taken off again where it shows.
+        # The kernels clamp colours at 0. The lift keeps them above, and draw() subtracts it from the image.
         lift = self.view.lift(part)
         padded = torch.nn.functional.pad(part + lift, (0, 3 - part.shape[1]))
         none = self.colors.new_zeros(len(self.colors), 0, 3)
@@ -381,12 +381,12 @@ class _Picture:
 
 
 def _depth_of(mode: RenderMode, colors: Tensor) -> int:
-    """Channels of the images in ``mode``."""
+    """Return the channels of the images in ``mode``."""
     return (colors.shape[-1] if "RGB" in mode else 0) + (mode != "RGB")
 
 
 def _stacked(image: Tensor, alpha: Tensor, depth: Tensor, mode: RenderMode) -> Tensor:
-    """[H, W, X] what ``mode`` asks for."""
+    """Return [H, W, X] the channels of ``mode``."""
     if mode == "RGB":
         return image
     if mode.endswith("ED"):
@@ -395,7 +395,7 @@ def _stacked(image: Tensor, alpha: Tensor, depth: Tensor, mode: RenderMode) -> T
 
 
 class _Projections:
-    """What meta says of the projections, dense or with a row for each Gaussian that a camera sees."""
+    """The projections in meta, dense or packed to a row for each Gaussian that a camera sees."""
 
     def __init__(
         self,
@@ -419,7 +419,7 @@ class _Projections:
         self.visible = (radii > 0).all(dim=-1)
         #: Image and Gaussian of each row, where meta is packed.
         self.rows = self.visible.nonzero().unbind(dim=1) if packed else None
-        # Antialiasing scales them by what the projection knows.
+        # Antialiased opacities are scaled by the projection.
         own = (
             stack("opacities")
             if antialiased
@@ -431,11 +431,11 @@ class _Projections:
         )
 
     def _lay(self, dense: Tensor) -> Tensor:
-        """``dense`` [images, N, ...] in the layout of meta."""
+        """Return ``dense`` [images, N, ...] in the layout of meta."""
         return dense.view(*self.shape, *dense.shape[2:]) if self.rows is None else dense[self.rows]
 
     def _dense(self, laid: Tensor) -> Tensor:
-        """[images, N, 2] from the layout of meta, differentiably."""
+        """Return [images, N, 2] from the layout of meta, differentiably."""
         if self.rows is None:
             return laid.reshape(self.images, self.count, 2)
         return laid.new_zeros(self.images, self.count, 2).index_put(self.rows, laid)
@@ -443,22 +443,22 @@ class _Projections:
     def in_graph(
         self, Ks: Tensor, means: Tensor, quats: Tensor, scales: Tensor, viewmats: Tensor
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
-        """Return meta's means2d as a part of the graph, and what ViewRender.blend() takes for each image."""
+        """Return meta's means2d as a part of the graph, and the arguments of ViewRender.blend() for each image."""
         # torch leaves Function.apply without types.
         means2d, shares = _Means2d.apply(self, Ks, means, quats, scales, viewmats)  # type: ignore[no-untyped-call]
         means2d.retain_grad()
         return means2d, self._dense(means2d).unbind(0), shares.unbind(0)
 
-    def hand_out_absgrad(self, means2d: Tensor, pictures: list[_Picture]) -> None:
+    def fill_absgrad(self, means2d: Tensor, camera_renders: list[_CameraRender]) -> None:
         """Have backward() leave the pixels' magnitudes in ``means2d.absgrad``."""
-        known = weakref.ref(means2d)  # the hook belongs to it
+        known = weakref.ref(means2d)  # means2d holds the hook
 
-        def hand_out(_: Tensor) -> None:
+        def fill(_: Tensor) -> None:
             tensor = known()
-            if tensor is not None and pictures:
-                tensor.absgrad = self._lay(torch.stack([one.absgrad() for one in pictures]))  # type: ignore[attr-defined]
+            if tensor is not None and camera_renders:
+                tensor.absgrad = self._lay(torch.stack([one.absgrad() for one in camera_renders]))  # type: ignore[attr-defined]
 
-        means2d.register_hook(hand_out)  # type: ignore[no-untyped-call]
+        means2d.register_hook(fill)  # type: ignore[no-untyped-call]
 
     def meta(self, facts: dict[str, Any], means2d: Tensor) -> dict[str, Any]:
         """Return gsplat's dictionary."""
@@ -476,7 +476,7 @@ class _Projections:
         return _Meta(fields | facts, lambda: self._intersections(facts))
 
     def _intersections(self, facts: dict[str, Any]) -> dict[str, Tensor]:
-        """Return which tiles each Gaussian's box meets, sorted by image, tile and depth, as gsplat encodes it."""
+        """Return the tiles of each Gaussian's box, sorted by image, tile and depth, as gsplat encodes it."""
         across, down, size = facts["tile_width"], facts["tile_height"], facts["tile_size"]
         tiles = across * down
         centre, half = self.means2d.detach().reshape(-1, 2) / size, self.radii.reshape(-1, 2) / size
@@ -504,8 +504,10 @@ class _Projections:
 
 
 class _Meta(dict[str, Any]):
-    """A dictionary whose tile intersections are listed when they are first looked at: few programs do, and it takes
-    as long as a render."""
+    """A dictionary whose tile intersections are listed when they are first read.
+
+    Few programs read them, and listing takes as long as a render.
+    """
 
     LISTED = ("tiles_per_gauss", "isect_ids", "flatten_ids", "isect_offsets")
 
@@ -559,9 +561,8 @@ class _Meta(dict[str, Any]):
 class _Means2d(torch.autograd.Function):
     """meta's projected means between the parameters and the images.
 
-    Of their gradient, the images' part is known to the images' own backward passes, which bring it to the parameters
-    themselves; they report it in ``shares``. What is left is what the caller's own loss has in them, and goes through
-    the projection of a point.
+    The images' own backward passes bring the images' part of their gradient to the parameters, and report it in
+    ``shares``. The rest comes from the caller's own loss in them, and goes through the projection of a point.
     """
 
     @staticmethod
@@ -609,7 +610,7 @@ def _check(
     backgrounds: Tensor | None,
     sh_degree: int | None,
 ) -> None:
-    """ValueError for the first shape that does not fit, with what was expected."""
+    """Raise ValueError for the first shape that does not fit, with the expected one."""
     batch, n, cameras = tuple(means.shape[:-2]), means.shape[-2], viewmats.shape[-3]
     if sh_degree is None:
         tails: tuple[tuple[int, ...], ...] = ((n, colors.shape[-1]), (cameras, n, colors.shape[-1]))

@@ -84,7 +84,7 @@ def _image_loss(
 
 
 class _ImageLoss(torch.autograd.Function):
-    """A scalar whose gradients the forward pass has made already."""
+    """A scalar whose gradients the forward pass has computed."""
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, ssim_lambda: float, border: int, img1: Tensor, img2: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class _ImageLoss(torch.autograd.Function):
 
 
 def _run(backend: Backend, x: Tensor, y: Tensor, v_x: Tensor | None, ssim_lambda: float, border: int) -> Tensor:
-    """The loss of planes [B, C, H, W], a scalar of their dtype; fills v_x, its gradient in x."""
+    """Return the loss of planes [B, C, H, W], a scalar of their dtype; fill v_x, its gradient in x."""
     batch, channels, height, width = x.shape
     means = torch.empty(2, dtype=torch.float64, device=x.device)
     job = abi.Loss(

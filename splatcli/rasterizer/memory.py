@@ -20,15 +20,15 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.sizes import gib
 
-#: Of what is free on a device this part may be taken: allocators round up, and others live there too.
+#: The part of a device's free memory that a run may take: allocators round up, and other processes use it too.
 SHARE = 0.9
 
-#: Of a limit, pairs take no more than this part: the rest is for density control, which makes new rows before it lets
-#: go of the old ones. With more pairs, views are made in bands.
+#: The part of a limit that tile intersections may take: densification needs the rest, since it makes new rows before it
+#: frees the old ones. A view with more intersections is made in bands.
 ISECTS_SHARE = 0.5
 
-#: Where the machine does not tell what is free.
-_UNTOLD = 4 << 30
+#: Free bytes where the machine does not report them.
+_DEFAULT = 4 << 30
 
 
 @dataclass(slots=True)
@@ -37,16 +37,16 @@ class Budget:
 
     limit: in all, tensors and (on the CPU) the process itself; None: whatever the device has free.
     offloads: whether what lies in files that are mapped is not counted, see held_memory().
-    told: whether the user has heard already that views are made in bands.
+    reported: whether the user has been warned already that views are made in bands.
     """
 
     device: torch.device
     limit: int | None = None
     offloads: bool = False
-    told: bool = False
+    reported: bool = False
 
     def left(self, reusable: int = 0) -> int:
-        """Bytes that pairs may take now, ``reusable`` bytes of ours among them that would be given back first."""
+        """Return the bytes that tile intersections may take now, with ``reusable`` bytes that would be freed first."""
         left = int(SHARE * (free_memory(self.device) + reusable))
         if self.limit is not None:
             left = min(
@@ -59,19 +59,19 @@ class Budget:
 
 @dataclass(slots=True)
 class FixedBudget:
-    """So many bytes for tile pairs, whatever else is held."""
+    """A fixed number of bytes for tile intersections, whatever else the process holds."""
 
-    isects: int
-    told: bool = False
+    nbytes: int
+    reported: bool = False
 
     def left(self, reusable: int = 0) -> int:
-        return self.isects
+        return self.nbytes
 
 
 class Arena:
     """Named buffers that only grow, so that a training loop stops allocating after its first views.
 
-    slack: a growing buffer becomes this much larger than it has to.
+    slack: the part by which a growing buffer exceeds the requested size.
     """
 
     def __init__(self, device: torch.device, slack: float = 0.25) -> None:
@@ -80,10 +80,10 @@ class Arena:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, name: str, numel: int, dtype: torch.dtype) -> Tensor:
-        """At least ``numel`` uninitialised numbers, the same memory as last time where it suffices."""
+        """Return at least ``numel`` uninitialised numbers, in the same memory as last time where it suffices."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < numel or buffer.dtype != dtype:
-            # Dropped before its successor is made: the two are never alive together.
+            # Freed before the new one is made: the two never exist together.
             self._buffers.pop(name, None)
             del buffer
             buffer = torch.empty(max(numel + int(self.slack * numel), 64), dtype=dtype, device=self.device)
@@ -91,37 +91,37 @@ class Arena:
         return buffer
 
     def drop(self, *names: str) -> None:
-        """Gives the named buffers back."""
+        """Free the named buffers."""
         for name in names:
             self._buffers.pop(name, None)
 
     def nbytes(self, *names: str) -> int:
-        """What the named buffers hold now."""
+        """Return the bytes of the named buffers."""
         return sum(self._buffers[name].nbytes for name in names if name in self._buffers)
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of the device; of the CPU, what the machine and the limits of the process allow."""
+    """Return the bytes of the device; for the CPU, those that the machine and the limits of the process allow."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     total = _meminfo("MemTotal")
     limits = [limit for limit, _ in _limits()]
-    return min([_UNTOLD if total is None else total, *limits])
+    return min([_DEFAULT if total is None else total, *limits])
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that could be had now on the device."""
+    """Return the bytes that can be allocated now on the device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
     available = _meminfo("MemAvailable")
-    return max(0, min([_UNTOLD if available is None else available, *(limit - used for limit, used in _limits())]))
+    return max(0, min([_DEFAULT if available is None else available, *(limit - used for limit, used in _limits())]))
 
 
 def held_memory(device: torch.device, *, offloads: bool = False) -> int:
-    """Bytes that this process holds: tensors on a GPU, all that is resident on the CPU.
+    """Return the bytes that this process holds: tensors on a GPU, all resident memory on the CPU.
 
-    offloads: on the CPU, without pages of files, which the system takes back when it needs them.
+    offloads: on the CPU, without pages of files, which the system evicts when it needs the memory.
     """
     if device.type == "cuda":
         return int(torch.cuda.memory_allocated(device))
@@ -143,7 +143,7 @@ def _meminfo(key: str) -> int | None:
 
 
 def _limits() -> list[tuple[int, int]]:
-    """(limit, used) of whatever confines this process: its address space, the control groups that it is in."""
+    """Return (limit, used) of each limit of this process: its address space, the control groups that it is in."""
     found = []
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY:
@@ -156,13 +156,13 @@ def _limits() -> list[tuple[int, int]]:
             limit, used = int((group / "memory.max").read_text()), int((group / "memory.current").read_text())
             stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
-            continue  # also "max": this one sets no limit
-        found.append((limit, used - int(stat.get("inactive_file", 0))))  # the page cache gives way
+            continue  # also "max": no limit
+        found.append((limit, used - int(stat.get("inactive_file", 0))))  # the page cache is evicted first
     return found
 
 
 def _control_groups() -> list[Path]:
-    """The group of this process in the unified hierarchy, and those above it."""
+    """Return the group of this process in the unified hierarchy, and those above it."""
     root = Path("/sys/fs/cgroup")
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
@@ -179,21 +179,21 @@ def _words(path: str) -> list[str]:
     return Path(os.fspath(path)).read_text().split()
 
 
-#: Pairs that one band may have: the native side numbers them in 32 bits.
+#: Most tile intersections of a band: the native side numbers them in 32 bits.
 MAX_ISECTS = 2**31 - 1
 
-#: Beyond the budget, Gaussians that on average cover this part of the image are no picture but a mistake; from so many
-#: on, since a few walls close to the camera may well be that large.
+#: A view beyond the budget whose Gaussians cover this part of the image on average is an error. It needs this many
+#: Gaussians to be one: a few walls close to the camera may be that large.
 ABSURD_SHARE = 0.5
 ABSURD_COUNT = 1000
 
-#: How many of the largest Gaussians a message names.
+#: The number of largest Gaussians that a message names.
 NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Lines [begin, end) of tiles, and at least the number of pairs in them."""
+    """Tile rows [begin, end), and an upper bound of their tile intersections."""
 
     begin: int
     end: int
@@ -201,22 +201,25 @@ class Band:
 
 
 def plan_bands(tile_row_isects: Sequence[int], most: int) -> list[Band]:
-    """As few bands as possible of at most ``most`` pairs, top to bottom. Raises ValueError when a line has more."""
+    """Return as few bands as possible of at most ``most`` tile intersections, top to bottom.
+
+    Raises ValueError when a tile row has more.
+    """
     bands: list[Band] = []
     begin, isects = 0, 0
-    for line, more in enumerate(tile_row_isects):
+    for tile_row, more in enumerate(tile_row_isects):
         if more > most:
-            raise ValueError(f"line {line} has {more} pairs, {most} fit")
+            raise ValueError(f"tile row {tile_row} has {more} tile intersections, {most} fit")
         if isects + more > most:
-            bands.append(Band(begin, line, isects))
-            begin, isects = line, 0
+            bands.append(Band(begin, tile_row, isects))
+            begin, isects = tile_row, 0
         isects += more
     return [*bands, Band(begin, len(tile_row_isects), isects)]
 
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The Gaussians with most tiles: which, how many, and the largest standard deviation of each, in world units."""
+    """The Gaussians with most tiles: indices, tiles, and the largest standard deviation of each, in world units."""
 
     ids: list[int]
     tiles: list[int]
@@ -224,7 +227,10 @@ class Largest:
 
     @classmethod
     def of(cls, slot_ids: Tensor, slot_tiles: Tensor, chunk_visible: Tensor, log_scales: Tensor) -> Largest:
-        """From projection's arrays: slot_ids, slot_tiles [chunks, C]; chunk_visible [chunks]; log_scales [N, 3]."""
+        """Find them in projection's arrays.
+
+        slot_ids, slot_tiles: [chunks, C]. chunk_visible: [chunks]. log_scales: [N, 3].
+        """
         columns = torch.arange(slot_ids.shape[1], device=slot_ids.device)
         tiles = slot_tiles.long() * (columns < chunk_visible[:, None])
         best = tiles.flatten().topk(min(NAMED, tiles.numel()))
@@ -257,18 +263,18 @@ class IntersectionOverflow:
     largest: Largest
 
     def is_absurd(self) -> bool:
-        """Whether these cannot be the Gaussians of a scene."""
+        """Return whether these cannot be the Gaussians of a scene."""
         return self.visible >= ABSURD_COUNT and self.isects >= ABSURD_SHARE * self.tiles * self.visible
 
     def refusal(self) -> ResourceError:
+        """Return the error with the counts, the largest Gaussians and the likely cause."""
         each = self.isects / max(1, self.visible)
-        line = (
-            "" if self.tile_row_wanted is None else f" ({gib(self.tile_row_wanted)} for the fullest row of tiles alone)"
-        )
+        row = self.tile_row_wanted
+        alone = "" if row is None else f" ({gib(row)} for the fullest row of tiles alone)"
         largest = f"; the largest: {self.largest}" if self.largest.ids else ""
         return ResourceError(
             f"{self.visible:,} visible Gaussians would cover {self.isects:,} tiles ({each:,.0f} each, of "
-            f"{self.tiles:,}) of the {self.width}x{self.height} image: {gib(self.wanted)} wanted{line}, "
+            f"{self.tiles:,}) of the {self.width}x{self.height} image: {gib(self.wanted)} wanted{alone}, "
             f"{gib(self.left)} allowed{largest}",
             remedy=self._remedy(each),
         )
@@ -284,10 +290,10 @@ class IntersectionOverflow:
         return "a smaller --resolution or --cap-max needs less, a larger --vram-budget allows more"
 
 
-#: Bytes of a pair in the lists: record, row, mask.
+#: Bytes of a tile intersection in the lists: Gaussian, row of its gradient, mask.
 LIST_BYTES = 4 + 4 + 2
 
-#: Buffers that the budget is for: those whose size goes with the pairs of a view, and the sums from band to band.
+#: Buffers that the budget bounds: those that scale with a view's tile intersections, and the sums from band to band.
 ISECT_BUFFERS = (
     "workspace",
     "isect_gaussians",
@@ -300,17 +306,17 @@ ISECT_BUFFERS = (
 
 
 class MemoryBudget(Protocol):
-    """How many bytes there are for tile pairs."""
+    """The bytes for tile intersections."""
 
-    #: Whether the user has heard already that views are made in bands.
-    told: bool
+    #: Whether the user has been warned already that views are made in bands.
+    reported: bool
 
     def left(self, reusable: int = 0) -> int:
-        """Now, counting ``reusable`` bytes that would be given back first."""
+        """Return the bytes available now, with ``reusable`` bytes that would be freed first."""
 
 
 class IntersectionBudget:
-    """Grants memory for pairs out of a budget; what was granted once is not asked for again."""
+    """Memory for tile intersections out of a budget; what was granted once is not checked again."""
 
     def __init__(self, backend: Backend, budget: MemoryBudget, arena: Arena) -> None:
         self.budget = budget
@@ -319,37 +325,37 @@ class IntersectionBudget:
         self._slack = arena.slack
         self._row = abi.ISECT_GRAD * backend.dtype.itemsize
         self._gaussians = 0
-        #: Pairs that there is memory for, by whether there are rows and whether they are those of a band.
+        #: Granted intersections by (with gradients, of a band).
         self._granted: dict[tuple[bool, bool], int] = {}
 
     def left(self) -> int:
-        """Bytes that there may be for pairs in all."""
+        """Return the bytes that tile intersections may take in all."""
         return self.budget.left(self._arena.nbytes(*ISECT_BUFFERS))
 
     def nbytes(self, view: abi.View, native: abi.Frame, isects: int, with_grads: bool) -> int:
-        """What is allocated for so many pairs; native.max_isects is theirs afterwards."""
+        """Return the bytes for ``isects`` tile intersections, and set native.max_isects to them."""
         native.max_isects = isects
         workspace = self._backend.call("bin_bytes", view, native)
         return workspace + isects * (LIST_BYTES + (self._row if with_grads else 0))
 
     def grants(self, gaussians: int, view: abi.View, native: abi.Frame, isects: int, *, with_grads: bool) -> bool:
-        """Whether the whole view may be listed at once; if so the next buffers have the right slack."""
+        """Return whether the whole view may be listed at once; if so, the next buffers have the right slack."""
         if gaussians != self._gaussians:
-            # Everything else that the run holds has changed with them.
+            # All other memory of the run has changed with their number.
             self._gaussians, self._granted = gaussians, {}
         if isects <= self._granted.get((with_grads, False), 0):
             return True
         left, wanted = self.left(), self.nbytes(view, native, isects, with_grads)
         if wanted > left or isects > MAX_ISECTS:
             return False
-        # Where there is no room for slack, buffers are as large as they have to be.
+        # Where slack does not fit, buffers have exactly the needed size.
         self._grant(
             (with_grads, False), isects, wanted, left, self._slack if (1 + self._slack) * wanted <= left else 0.0
         )
         return True
 
     def max_isects(self, view: abi.View, native: abi.Frame, with_grads: bool) -> int:
-        """How many pairs a band may have."""
+        """Return the largest number of tile intersections that a band may have."""
         left = self.left() - self._sums(with_grads)
         low, high = 0, MAX_ISECTS
         while low < high:
@@ -358,7 +364,7 @@ class IntersectionBudget:
         return low
 
     def grant_bands(self, view: abi.View, native: abi.Frame, isects: int, with_grads: bool) -> None:
-        """Lets bands of up to ``pairs`` pairs, which fit, be listed one after another."""
+        """Grant bands of up to ``isects`` tile intersections, which fit, to be listed one after another."""
         if isects > self._granted.get((with_grads, True), 0):
             wanted = self.nbytes(view, native, isects, with_grads) + self._sums(with_grads)
             self._grant((with_grads, True), isects, wanted, self.left(), 0.0)
@@ -368,7 +374,7 @@ class IntersectionBudget:
         return padded * (self._row + 4) if with_grads else 0
 
     def _grant(self, kind: tuple[bool, bool], isects: int, wanted: int, left: int, slack: float) -> None:
-        """What was kept for others is given back where it and the new do not fit together."""
+        """Record the grant, and free the old buffers where they and the new ones do not fit together."""
         self._arena.slack = slack
         if self._arena.nbytes(*ISECT_BUFFERS) + (1 + slack) * wanted > left:
             self._arena.drop(*ISECT_BUFFERS)
@@ -377,7 +383,7 @@ class IntersectionBudget:
 
 
 def round_capacity(isects: int) -> int:
-    """A quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
+    """Return a quarter more, rounded up to an eighth of a power of two, so that buffers grow in few steps."""
     wanted = isects + isects // 4 + 1
     grain = max(1, 1 << max(0, wanted.bit_length() - 4))
     return -(-wanted // grain) * grain

@@ -26,11 +26,11 @@ from splatcli.rasterizer.memory import LIST_BYTES, MAX_ISECTS, round_capacity
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
 
-#: Gaussians, and lines of tiles of all of them together, that are looked at in one go: tens of megabytes.
+#: Gaussians, and tile rows of all of them together, that are processed at once: tens of megabytes.
 _CHUNK = 1 << 16
 _TILE_ROWS = 1 << 19
 
-#: With more lines than this among a chunk's Gaussians, which is no scene any more, their boxes have to do.
+#: With more tile rows than this among a chunk's Gaussians, which is no normal scene, their boxes are counted instead.
 _MAX_TILE_ROWS = 4 * _TILE_ROWS
 
 #: px^2, docs/math.md 3.4; and how far outside the image, in its sides, the Jacobian follows a mean (3.3).
@@ -43,10 +43,10 @@ _RELATIVE, _PIXELS = 1e-5, 0.01
 
 @dataclass(frozen=True, slots=True)
 class IsectCount:
-    """What a view would list.
+    """Predicted tile intersections of a view.
 
-    pairs: at least as many as (Gaussian, tile) pairs. boxes: tiles in the boxes around the Gaussians, which the
-    rasterizer makes room for. visible: Gaussians with any.
+    isects: upper bound of the tile intersections. boxes: tiles in the boxes around the Gaussians, which the rasterizer
+    allocates for. visible: Gaussians with any.
     """
 
     isects: int
@@ -57,13 +57,13 @@ class IsectCount:
         return IsectCount(self.isects + other.isects, self.boxes + other.boxes, self.visible + other.visible)
 
     def times(self, factor: float) -> IsectCount:
-        """The counts of ``factor`` times as many Gaussians of the same kind."""
+        """Return the counts of ``factor`` times as many Gaussians of the same kind."""
         return IsectCount(*(math.ceil(factor * count) for count in (self.isects, self.boxes, self.visible)))
 
 
 @torch.no_grad()
 def predict_isects(gaussians: Gaussians, camera: Camera) -> IsectCount:
-    """Upper bounds for the view; that of the pairs is about a tenth more than there are in usual scenes."""
+    """Return upper bounds for the view; in usual scenes isects is about a tenth above the true number."""
     total = IsectCount(0, 0, 0)
     for first in range(0, len(gaussians), _CHUNK):
         total += _count(gaussians.map(lambda t: t[first : first + _CHUNK]), camera)  # noqa: B023 (used at once)
@@ -72,7 +72,7 @@ def predict_isects(gaussians: Gaussians, camera: Camera) -> IsectCount:
 
 @torch.no_grad()
 def predict_boxes(gaussians: Gaussians, camera: Camera) -> int:
-    """The boxes of predict_isects() alone, in half the time."""
+    """Return only the boxes of predict_isects(), in half the time."""
     chunks = range(0, len(gaussians), _CHUNK)
     return sum(
         int(tiles_of_each(gaussians.map(lambda t: t[first : first + _CHUNK]), camera).sum())  # noqa: B023 (used at once)
@@ -82,7 +82,7 @@ def predict_boxes(gaussians: Gaussians, camera: Camera) -> int:
 
 @torch.no_grad()
 def tiles_of_each(gaussians: Gaussians, camera: Camera) -> Tensor:
-    """[N] int64: tiles in the box of each Gaussian; 0 for those that the view culls."""
+    """Return [N] int64: tiles in the box of each Gaussian; 0 for those that the view culls."""
     kept, ellipses = _ellipses(gaussians, camera)
     x0, x1, y0, y1 = _boxes(ellipses, camera)
     tiles = torch.zeros(len(gaussians), dtype=torch.int64, device=gaussians.device)
@@ -110,7 +110,7 @@ def _count(gaussians: Gaussians, camera: Camera) -> IsectCount:
 
 
 def _boxes(ellipses: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """First column of tiles and the one after the last, and lines likewise; empty outside the image."""
+    """Return first and end column of tiles, first and end tile row; empty outside the image."""
     u, v, a, _, c, tau = ellipses.unbind(1)
     x0, x1 = _tiles(u, (2 * tau * a).sqrt(), camera.width)
     y0, y1 = _tiles(v, (2 * tau * c).sqrt(), camera.height)
@@ -118,7 +118,7 @@ def _boxes(ellipses: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor, Te
 
 
 def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
-    """([K] int64, [K, 6] float64): the Gaussians that the view does not cull; mean u v, covariance a b c, and tau."""
+    """Return ([K] int64, [K, 6] float64): Gaussians that are not culled; their mean u v, covariance a b c, and tau."""
     means = gaussians.means.double()
     view = torch.from_numpy(camera.viewmat).to(means)
     in_camera = means @ view[:3, :3].T + view[:3, 3]
@@ -146,7 +146,7 @@ def _clamp(size: int, center: float, focal: float) -> tuple[float, float]:
 
 
 def _tiles(center: Tensor, half: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """First tile and the one after the last that an interval of pixels reaches; empty outside the image."""
+    """Return the first and the end tile that an interval of pixels reaches; empty outside the image."""
     margin = _PIXELS + _RELATIVE * (center.abs() + half)
     low, high = center - half - 0.5 - margin, center + half - 0.5 + margin
     inside = (high >= 0) & (low <= size - 1)
@@ -156,15 +156,15 @@ def _tiles(center: Tensor, half: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _row_by_row(ellipses: Tensor, y0: Tensor, y1: Tensor, x0: Tensor, x1: Tensor) -> int:
-    """Tiles of the ellipses in each line of tiles that they reach: the widest place among the line's pixels counts."""
+    """Return the tiles of the ellipses, tile row by tile row, each by the widest place among the row's pixels."""
     counts = y1 - y0
     owner = torch.repeat_interleave(counts)
-    line = y0[owner] + torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
+    tile_row = y0[owner] + torch.arange(len(owner), device=owner.device) - (counts.cumsum(0) - counts)[owner]
     u, v, a, b, c, tau = ellipses[owner].unbind(1)
     half_y = (2 * tau * c).sqrt()
     margin = _PIXELS + _RELATIVE * (v.abs() + half_y)
-    top = torch.maximum(line * abi.TILE + 0.5 - margin - v, -half_y)
-    bottom = torch.minimum((line + 1) * abi.TILE - 0.5 + margin - v, half_y).maximum(top)
+    top = torch.maximum(tile_row * abi.TILE + 0.5 - margin - v, -half_y)
+    bottom = torch.minimum((tile_row + 1) * abi.TILE - 0.5 + margin - v, half_y).maximum(top)
     # The rightmost point lies this far below the centre, the leftmost as far above it.
     extreme = b / a * (2 * tau * a).sqrt()
 
@@ -181,59 +181,59 @@ def _row_by_row(ellipses: Tensor, y0: Tensor, y1: Tensor, x0: Tensor, x1: Tensor
 
 _FLOAT = 4
 
-#: Numbers of a Gaussian beside its SH rest: mean, quaternion, log-scale, opacity, constant colour.
+#: Numbers of a Gaussian beside shN: mean, quaternion, log-scale, opacity, constant colour.
 _NUMBERS = 3 + 4 + 3 + 1 + 3
 
-#: Of each Gaussian in training: the step of its SH rest, and two statistics.
+#: Bytes of each Gaussian in training beside the moments: sh_last_step and two statistics.
 _TRAINED = 4 + 2 * _FLOAT
 
-#: Of each slot of a frame: its record, id, first row and number of rows; of each chunk, two counts.
+#: Bytes of each slot: projected Gaussian, id, start and number of its intersections; of each chunk, two counts.
 _SLOT = abi.PROJECTED * _FLOAT + 3 * 4
 _CHUNK_COUNTS = 2 * 8
 
-#: Of a visible Gaussian whose record goes to another process: as it is made, put in order, sent, and arrived.
+#: Bytes of a projected Gaussian that is sent to another process: as made, sorted, sent and received.
 _ON_ITS_WAY = 4 * (abi.PROJECTED + 1) * _FLOAT
 
-#: What exchanges between processes hold, whatever they carry.
+#: Bytes that collectives between processes hold, whatever they carry.
 _TOGETHER = 16 << 20
 
-#: Of each tile: its first pair and the one after its last, and a sum of background gradients.
+#: Bytes of each tile: its start and its end in the list, and a sum of background gradients.
 _TILE = 8 + 4 + 3 * _FLOAT
 
-#: Of each pixel in training: image and its gradient, alpha; and the photo with its mask.
+#: Bytes of each pixel in training: image and its gradient, alpha; and the training image with its mask.
 _STEP_PIXEL = (3 + 3 + 1) * _FLOAT
 _PHOTO_PIXEL = 3 + 1
-#: And of the image as a view exposes it, where exposures are trained.
+#: Bytes of each pixel of the exposed image, where exposures are trained.
 _EXPOSED_PIXEL = 3 * _FLOAT
-#: And depth with its gradient and that of alpha, where depths are known; and what is known of a pixel, with what is
-#: made of it in passing.
+#: Bytes of each pixel where depths are known: depth, its gradient and that of alpha; and the known depth with its
+#: temporaries.
 _DEPTH_PIXEL = 3 * _FLOAT
 _KNOWN_PIXEL = 8 + 8 * _FLOAT
 
-#: And of each line where grids are: the maps at both ends of its pieces, and their gradient, copied once each.
+#: Bytes of each row of pixels with bilateral grids: the maps at both ends of its pieces and their gradient, twice.
 _GRID_LINE = 4 * _FLOAT * 12 * 8 * 2 * 15
 
-#: And in a render: image, alpha, depth.
+#: Bytes of each pixel in a render: image, alpha, depth.
 _RENDER_PIXEL = (3 + 1 + 1) * _FLOAT
 
-#: A growing buffer on a GPU is made this much larger than it has to be (Arena.slack); 0 for a frame of one view.
+#: The part by which a growing buffer on a GPU exceeds the requested size (Arena.slack); 0 for a context of one view.
 _SLACK = 0.25
 
-#: On the CPU: what buffers leave behind in the heap when they are freed, against what they take; and at most, for
-#: larger buffers go back to the system one by one.
+#: On the CPU: the part of freed buffers that stays in the heap, and its maximum, since larger buffers go back to the
+#: system one by one.
 _HOLES = 0.35
 _MOST_HOLES = 32 << 20
 
-#: What allocators round up to, buffer by buffer, and all that is small: tables, counters, stacks of threads.
+#: The rounding of allocators, buffer by buffer, and small things: tables, counters, stacks of threads.
 _SMALL = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes by what they go with.
+    """Bytes by the count that they scale with.
 
-    state: parameters; in training also moments and statistics. frame: projected Gaussians. pixels: images and what the
-    loss needs. pairs: lists of tiles, and rows of gradients. lost: what allocators keep.
+    state: parameters; in training also moments and statistics. frame: projected Gaussians. pixels: images and buffers
+    of the loss. isects: tile intersections and their gradients. lost: memory that allocators keep.
     """
 
     state: int
@@ -249,10 +249,10 @@ class MemoryEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is to be done: one view of so many Gaussians.
+    """One view of so many Gaussians, to be rendered or trained.
 
-    exposed, gridded: with a trained exposure, or grid. depths: with depths that are known. offloads: with the SH rest
-    of what is trained elsewhere, see rasterizer/offload.py.
+    exposed, gridded: with a trained exposure, or bilateral grid. depths: with known depths. offloads: with shN and its
+    moments outside the device, see rasterizer/offload.py.
     """
 
     gaussians: int
@@ -267,26 +267,26 @@ class Workload:
 
 
 def parameter_bytes(sh_degree: int) -> int:
-    """Raw parameters of one Gaussian."""
+    """Return the bytes of the raw parameters of one Gaussian."""
     return _FLOAT * (_NUMBERS + 3 * SH_REST[sh_degree])
 
 
 def state_bytes(count: int, sh_degree: int, *, offloads: bool = False) -> int:
-    """What a run holds of ``count`` Gaussians between two steps: parameters, two moments of each, statistics.
+    """Return the bytes of ``count`` Gaussians between two steps: parameters, two moments of each, statistics.
 
-    offloads: without the SH rest and its moments, which are three tensors of rest_bytes().
+    offloads: without shN and its moments, which are three tensors of rest_bytes().
     """
     away = 3 * rest_bytes(count, sh_degree) if offloads else 0
     return count * (3 * parameter_bytes(sh_degree) + _TRAINED) - away
 
 
 def rest_bytes(count: int, sh_degree: int) -> int:
-    """The SH rest of ``count`` Gaussians, or one moment of it."""
+    """Return the bytes of shN of ``count`` Gaussians, or of one moment of it."""
     return _FLOAT * 3 * SH_REST[sh_degree] * count
 
 
 def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
-    """A training step, with the buffers that stay for the next one."""
+    """Estimate a training step, with the buffers that stay for the next one."""
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True, channels=3, images=1)
     frame = _frame_bytes(backend, work)
@@ -308,14 +308,15 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
 
 
 def sums_bytes(sh_degree: int) -> int:
-    """Of a Gaussian whose gradients of several views are added: one sum of them, and of what is told of it."""
+    """Return the bytes of one Gaussian's sums over several views: of its gradients and of its statistics."""
     return parameter_bytes(sh_degree) + 2 * _FLOAT
 
 
 def shared_memory_estimate(backend: Backend, work: Workload, parts: int) -> MemoryEstimate:
-    """A training step of a process that holds one of ``parts`` parts of the Gaussians; ``work`` is of all of them.
+    """Estimate a step of a process that holds one of ``parts`` shards of the Gaussians; ``work`` is of all of them.
 
-    Its own Gaussians are projected, and keep the sums of their gradients; the view is drawn of what it sees of all.
+    The process projects its own Gaussians and keeps the sums of their gradients; its view is blended from the visible
+    ones of all processes.
     """
     own, seen = -(-work.gaussians // parts), min(work.isects.visible, work.gaussians)
     step = step_memory(backend, replace(work, gaussians=seen))
@@ -326,7 +327,7 @@ def shared_memory_estimate(backend: Backend, work: Workload, parts: int) -> Memo
 
 
 def render_memory(backend: Backend, work: Workload) -> MemoryEstimate:
-    """A render without gradients, with the model that is shown."""
+    """Estimate a render without gradients, with its model."""
     frame = _frame_bytes(backend, work)
     images = work.width * work.height * _RENDER_PIXEL
     isects = _isect_bytes(backend, work, work.isects.boxes, with_grads=False)
@@ -336,14 +337,14 @@ def render_memory(backend: Backend, work: Workload) -> MemoryEstimate:
 
 
 def tile_row_bytes(backend: Backend, work: Workload) -> int:
-    """What the fullest line of tiles takes in training at least, without which there is no step: that of the mean."""
-    lines = tile_rows_of(work.height)
-    line = IsectCount(-(-work.isects.isects // lines), -(-work.isects.boxes // lines), work.isects.visible)
-    return _isect_bytes(backend, replace(work, isects=line), line.boxes, with_grads=True)
+    """Return a lower bound of the bytes of the fullest tile row in training, which every step needs: the mean row."""
+    rows = tile_rows_of(work.height)
+    row = IsectCount(-(-work.isects.isects // rows), -(-work.isects.boxes // rows), work.isects.visible)
+    return _isect_bytes(backend, replace(work, isects=row), row.boxes, with_grads=True)
 
 
 def _lost(backend: Backend, buffers: int) -> int:
-    """What nobody uses and nobody gets back: holes in the heap, roundings, and all that is small."""
+    """Return the bytes that no buffer uses: holes in the heap, rounding, and small things."""
     return _SMALL + (0 if backend.deferred else min(int(_HOLES * buffers), _MOST_HOLES))
 
 
@@ -353,15 +354,18 @@ def _frame_bytes(backend: Backend, work: Workload) -> int:
     return slots * _SLOT + slots // abi.CHUNK * _CHUNK_COUNTS + tiles * _TILE + _workspace(backend, work, 0)
 
 
-def _isect_bytes(backend: Backend, work: Workload, room: int, *, with_grads: bool) -> int:
-    """room: pairs that a GPU makes room for; a CPU writes only what there are, but for the workspace, which is cut up
-    by their bound."""
-    bound = room if backend.deferred else work.isects.boxes
-    isects = room if backend.deferred else work.isects.isects
+def _isect_bytes(backend: Backend, work: Workload, capacity: int, *, with_grads: bool) -> int:
+    """Return the bytes of tile intersections.
+
+    capacity: intersections that a GPU allocates for. A CPU writes only the true ones, except in the workspace, which is
+    laid out by their upper bound.
+    """
+    bound = capacity if backend.deferred else work.isects.boxes
+    isects = capacity if backend.deferred else work.isects.isects
     row = abi.ISECT_GRAD * backend.dtype.itemsize if with_grads else 0
     numbered = min(bound, MAX_ISECTS)
     workspace = _workspace(backend, work, numbered) - _workspace(backend, work, 0)
-    # Beyond what can be numbered, in a straight line.
+    # Beyond what can be numbered: linear.
     return workspace * bound // max(1, numbered) + isects * (LIST_BYTES + row)
 
 

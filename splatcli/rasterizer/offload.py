@@ -1,7 +1,7 @@
-"""Store: where the SH rest of Gaussians and its moments lie, three quarters of what a run holds of them.
+"""TensorStorage: the place of shN and its moments, which are three quarters of the state of a run.
 
-A step reads and writes these rows only of what its view reaches (AdamState.rest_steps), so that they need not lie in
-the fastest memory there is. Native code is given their addresses and knows nothing of it: there is no second code path.
+A step reads and writes these rows only for Gaussians that its view reaches (AdamState.sh_last_step), so they can be in
+slower memory. Native code gets their addresses; there is no second code path.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from splatcli.errors import ResourceError
 from splatcli.rasterizer.memory import SHARE, free_memory
 from splatcli.sizes import gib
 
-#: Rows that are worked on at once, so that temporaries stay small.
+#: Rows that are processed at once, so that temporaries stay small.
 ROWS = 1 << 16
 
-#: Zeros that are written at once where a file system cannot reserve room.
+#: Zeros that are written at once where a file system cannot reserve space.
 _BLOCK = 1 << 22
 
-#: How a file system says that it cannot reserve room.
+#: Error numbers of a file system that cannot reserve space.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 #: File systems that live in memory.
@@ -36,47 +36,48 @@ _IN_MEMORY = {"tmpfs", "ramfs"}
 
 
 class TensorStorage:
-    """With all else, on the Gaussians' device.
+    """Storage on the Gaussians' device, with all other tensors.
 
-    offloads: whether it is elsewhere.
+    offloads: whether the storage is outside the device.
     """
 
     offloads = False
 
     def empty(self, rows: int, like: Tensor) -> Tensor:
-        """[rows, ...] not initialised, for rows as those of ``like``."""
+        """Return [rows, ...] uninitialised, for rows shaped as those of ``like``."""
         return like.new_empty(rows, *like.shape[1:])
 
     def zeros(self, like: Tensor) -> Tensor:
+        """Return zeros shaped as ``like``."""
         return torch.zeros_like(like)
 
     def copy(self, tensor: Tensor, device: torch.device | str) -> Tensor:
-        """``tensor`` for Gaussians on ``device``."""
+        """Return a copy of ``tensor`` for Gaussians on ``device``."""
         return tensor.detach().to(device, copy=True).contiguous()
 
     def rows(self, tensor: Tensor, source: Tensor) -> Tensor:
-        """[M, ...] the rows ``source`` [M] of ``tensor``."""
+        """Return [M, ...] the rows ``source`` [M] of ``tensor``."""
         return tensor[source]
 
     def free(self) -> int:
-        """Bytes that there are for it beside the device's memory."""
+        """Return the free bytes of the storage outside the device."""
         return 0
 
     def nbytes(self, tensor_bytes: int) -> int:
-        """What a tensor of so many bytes really takes there."""
+        """Return the bytes that a tensor of ``tensor_bytes`` takes there."""
         return tensor_bytes
 
     def place(self) -> str:
-        """In words."""
+        """Return the place in words, for messages."""
         return "on the device"
 
     def notes(self) -> list[str]:
-        """What a person should know of the place."""
+        """Return notes about the place, for the user."""
         return []
 
 
 class _Elsewhere(TensorStorage):
-    """What pinned memory and files have in common."""
+    """The common part of pinned memory and files."""
 
     offloads = True
 
@@ -94,7 +95,7 @@ class _Elsewhere(TensorStorage):
 
 
 class Pinned(_Elsewhere):
-    """In the host's memory, locked in its place, where a GPU reaches it at the same address."""
+    """Pinned memory of the host, which a GPU reads and writes at the same address."""
 
     def empty(self, rows: int, like: Tensor) -> Tensor:
         try:
@@ -111,7 +112,7 @@ class Pinned(_Elsewhere):
         return int(SHARE * free_memory(torch.device("cpu")))
 
     def nbytes(self, tensor_bytes: int) -> int:
-        # torch's allocator of pinned memory gives out powers of two.
+        # torch's allocator of pinned memory rounds up to powers of two.
         return 1 << max(0, tensor_bytes - 1).bit_length()
 
     def place(self) -> str:
@@ -120,11 +121,11 @@ class Pinned(_Elsewhere):
 
 @dataclass(frozen=True)
 class MemoryMapped(_Elsewhere):
-    """In files that are mapped: what is not in use leaves the memory by itself when others need it.
+    """Memory-mapped files, whose unused pages the system evicts when others need the memory.
 
-    folder: where they lie. They have no name there, so that nothing is left of them, however the process ends. All
-    their room is reserved when they are made: a full disk is an error then, and cannot become one when a page is
-    written, which would end the process.
+    folder: of the files, which have no name, so that nothing is left of them however the process ends. Their space is
+    reserved when they are made: a full disk is an error then, and not when a page is written, which would end the
+    process.
     """
 
     folder: Path
@@ -133,12 +134,12 @@ class MemoryMapped(_Elsewhere):
         numel = rows * math.prod(like.shape[1:])
         if numel == 0:
             return like.new_empty(rows, *like.shape[1:], device="cpu")
-        # The mapping goes when the last tensor on it does, and the file with it.
+        # The mapping ends with the last tensor on it, and the file with the mapping.
         pages = self._mapping(numel * like.dtype.itemsize)
         return torch.frombuffer(pages, dtype=like.dtype).view(rows, *like.shape[1:])
 
     def zeros(self, like: Tensor) -> Tensor:
-        return self.empty(len(like), like)  # as a new file is
+        return self.empty(len(like), like)  # a new file holds zeros
 
     def free(self) -> int:
         found = os.statvfs(self.folder)
@@ -156,7 +157,7 @@ class MemoryMapped(_Elsewhere):
         ]
 
     def _mapping(self, nbytes: int) -> mmap.mmap:
-        # As RunDir.open() expects it of what a process leaves that is killed before the next line.
+        # A name that RunDir.open() removes, should the process be killed before the next line.
         path = self.folder / f"offload.tmp.{os.getpid()}.{secrets.token_hex(4)}"
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -178,12 +179,12 @@ class MemoryMapped(_Elsewhere):
             ) from None
 
 
-#: The Store of runs that offload nothing.
+#: The storage of runs that offload nothing.
 DEVICE_STORAGE = TensorStorage()
 
 
 def storage_for(offload: bool, device: torch.device | str, folder: Path | None) -> TensorStorage:
-    """The Store of a run with Gaussians on ``device`` whose files go into ``folder``."""
+    """Return the storage of a run with Gaussians on ``device``, with files in ``folder``."""
     if not offload:
         return DEVICE_STORAGE
     if torch.device(device).type == "cuda":
@@ -194,7 +195,7 @@ def storage_for(offload: bool, device: torch.device | str, folder: Path | None) 
 
 
 def file_system(folder: Path) -> str | None:
-    """The kind of file system that ``folder`` lies on, as the kernel calls it; None where it does not tell."""
+    """Return the type of file system of ``folder`` by the kernel's name; None where it is unknown."""
     try:
         number = os.stat(folder).st_dev
         wanted = f"{os.major(number)}:{os.minor(number)}"
@@ -208,7 +209,7 @@ def file_system(folder: Path) -> str | None:
 
 
 def _reserve(descriptor: int, nbytes: int) -> None:
-    """Makes a new file so long, every byte of it on the disk."""
+    """Extend a new file to ``nbytes``, with every byte of it reserved on the disk."""
     try:
         os.posix_fallocate(descriptor, 0, nbytes)
     except OSError as error:

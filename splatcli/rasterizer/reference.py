@@ -1,7 +1,7 @@
 """The reference in plain torch with autograd: projection, blending, loss, regularisation and noise.
 
-It is written from docs/math.md and not from the native code. It is the oracle of the kernels, and the way without a
-compiler.
+It is written from docs/math.md and not from the native code. It is the oracle of the kernels, and the fallback without
+a compiler.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ QUAT_NORM2_MIN = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class Splats:
-    """V projected Gaussians, differentiable in everything they were made from.
+    """V projected Gaussians, differentiable in all their inputs.
 
     means2d    [V, 2] pixels
     cov2d      [V, 3] pixels^2, (xx, xy, yy), blurred
@@ -65,7 +65,7 @@ class Splats:
 class ReferenceProjection(Splats):
     """One row per input Gaussian: V = N, rows of zeros for the culled.
 
-    valid  [N] bool, False for the culled (docs/math.md 3.6). Whether a valid Gaussian touches the image is not asked.
+    valid  [N] bool, False for the culled (docs/math.md 3.6); a valid Gaussian may be outside the image.
     """
 
     valid: Tensor
@@ -135,7 +135,7 @@ def project_visible(
 
 
 def _survives(gaussians: Gaussians, splats: Splats) -> Tensor:
-    """[N] bool by docs/math.md 3.6; every comparison is written so that NaN fails it."""
+    """Return [N] bool by docs/math.md 3.6; every comparison is written so that NaN fails it."""
     return (
         (splats.depths > NEAR)
         & (splats.depths < FAR)
@@ -152,7 +152,7 @@ def _survives(gaussians: Gaussians, splats: Splats) -> Tensor:
 def _project(
     gaussians: Gaussians, camera: Camera, degree: int, viewmat: Tensor, antialiased: bool, detach_directions: bool
 ) -> Splats:
-    """All of docs/math.md 2 to 4, culls aside, for every row."""
+    """Project every row by docs/math.md 2 to 4, without culling."""
     rotation, translation = viewmat[:3, :3], viewmat[:3, 3]
     x, y, z = (gaussians.means @ rotation.T + translation).unbind(1)
     means2d = torch.stack([camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy], 1)
@@ -181,7 +181,7 @@ def _project(
 
 
 def rotation_matrices(quats: Tensor) -> Tensor:
-    """[N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z (docs/math.md 2.3)."""
+    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z (docs/math.md 2.3)."""
     unit = quats / quats.square().sum(1, keepdim=True).sqrt()
     w, axis = unit[:, 0, None, None], unit[:, 1:]
     zero = torch.zeros_like(axis[:, 0])
@@ -192,7 +192,7 @@ def rotation_matrices(quats: Tensor) -> Tensor:
 
 
 def _jacobians(x: Tensor, y: Tensor, z: Tensor, camera: Camera) -> Tensor:
-    """[N, 2, 3] derivatives of the pixel by the camera-space point, with the clamp of docs/math.md 3.3."""
+    """Return [N, 2, 3] derivatives of the pixel by the camera-space point, with the clamp of docs/math.md 3.3."""
     margin_u, margin_v = JACOBIAN_MARGIN * camera.width, JACOBIAN_MARGIN * camera.height
     slope_x = (x / z).clamp((-margin_u - camera.cx) / camera.fx, (camera.width + margin_u - camera.cx) / camera.fx)
     slope_y = (y / z).clamp((-margin_v - camera.cy) / camera.fy, (camera.height + margin_v - camera.cy) / camera.fy)
@@ -203,7 +203,7 @@ def _jacobians(x: Tensor, y: Tensor, z: Tensor, camera: Camera) -> Tensor:
 
 
 def _colors(gaussians: Gaussians, viewmat: Tensor, degree: int, detach_directions: bool) -> Tensor:
-    """[N, 3] view-dependent colours (docs/math.md 4.2); clamp passes the gradient at 0 itself."""
+    """Return [N, 3] view-dependent colours (docs/math.md 4.2); clamp passes the gradient at 0 itself."""
     center = -viewmat[:3, :3].T @ viewmat[:3, 3]
     offsets = gaussians.means - center
     if detach_directions:
@@ -214,7 +214,7 @@ def _colors(gaussians: Gaussians, viewmat: Tensor, degree: int, detach_direction
 
 
 def sh_basis(directions: Tensor, degree: int) -> Tensor:
-    """[N, (degree + 1)^2] real spherical harmonics of unit vectors [N, 3], in INRIA's order and signs.
+    """Return [N, (degree + 1)^2] real spherical harmonics of unit vectors [N, 3], in INRIA's order and signs.
 
     By recurrence over associated Legendre functions for any degree (docs/math.md 4.1): the order is
     m = -l ... l within each l, and the sign (-1)^m is part of each function.
@@ -291,10 +291,10 @@ def render_reference(
 def blend_reference(
     splats: Splats, width: int, height: int, background: Tensor | None = None, magnitudes: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The second half of ``render_reference``: what splats, ordered by their Gaussians' indices, look like.
+    """Blend splats, ordered by their Gaussians' indices: the second half of ``render_reference``.
 
-    Apart from it, so that the gradient by the projected means can be asked for.
-    magnitudes: [V, 2] zeros. What autograd calls their gradient is the sum over the pixels of |dL/d means2d|, each
+    A function of its own, so that autograd can give the gradient by the projected means.
+    magnitudes: [V, 2] zeros. Their "gradient" is the sum over the pixels of |dL/d means2d|, each
         pixel's share by itself (docs/math.md 6.3).
     """
     background = splats.means2d.new_zeros(3) if background is None else background.to(splats.means2d)
@@ -324,7 +324,7 @@ def blend_reference(
 
 
 def _pack(splats: Splats, magnitudes: Tensor) -> Tensor:
-    """[V, 15] columns by _WIDTHS, so that a block gathers its rows, and scatters their gradient, once."""
+    """Return [V, 15] columns by _WIDTHS, so that a block gathers its rows, and scatters their gradient, once."""
     columns = {**{name: getattr(splats, name) for name in _WIDTHS if name != "magnitudes"}, "magnitudes": magnitudes}
     return torch.cat([columns[name].reshape(-1, width) for name, width in _WIDTHS.items()], 1)
 
@@ -342,9 +342,9 @@ class _Magnitudes(torch.autograd.Function):
 
 
 def _support_boxes(table: Tensor) -> Tensor:
-    """[V, 4] left, top, right, bottom in pixels of the area where alpha can reach 1/255 (docs/math.md 5.2).
+    """Return [V, 4] left, top, right, bottom in pixels of the area where alpha can reach 1/255 (docs/math.md 5.2).
 
-    A little larger than that: a box chooses who is looked at, and the test at each pixel who is blended.
+    The boxes are a little larger than that: they choose the pixels that test a splat; the test at each pixel decides.
     """
     means2d, cov2d, _, opacities, _, _, _ = torch.split(table, list(_WIDTHS.values()), 1)
     reach = 2.0 * (opacities / ALPHA_MIN).log().clamp(min=0.0)
@@ -353,19 +353,19 @@ def _support_boxes(table: Tensor) -> Tensor:
 
 
 def _touches(boxes: Tensor, left: int, top: int, right: int, bottom: int) -> Tensor:
-    """[V] bool: the box meets the pixels of the block."""
+    """Return [V] bool: the box meets the pixels of the block."""
     return (boxes[:, 0] <= right) & (boxes[:, 1] <= bottom) & (boxes[:, 2] >= left) & (boxes[:, 3] >= top)
 
 
 def _pixel_centers(left: int, top: int, right: int, bottom: int, like: Tensor) -> Tensor:
-    """[2, P] x and y of the block's pixel centres, row by row."""
+    """Return [2, P] x and y of the block's pixel centres, row by row."""
     xs = torch.arange(left, right, device=like.device).to(like.dtype) + 0.5
     ys = torch.arange(top, bottom, device=like.device).to(like.dtype) + 0.5
     return torch.stack([xs.repeat(len(ys)), ys.repeat_interleave(len(xs))])
 
 
 def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) -> Tensor:
-    """[P, 5] colour, alpha and depth of P pixels from the splats ``touching``, nearest first (docs/math.md 6.1)."""
+    """Return [P, 5] colour, alpha, depth of P pixels from the splats ``touching``, nearest first (docs/math.md 6.1)."""
     transmittance = torch.ones_like(pixels[0])
     running = torch.ones_like(pixels[0], dtype=torch.bool)
     sums = table.new_zeros((pixels.shape[1], 4))
@@ -397,12 +397,12 @@ def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) 
 
 
 def ssim_reference(x: Tensor, y: Tensor) -> Tensor:
-    """Mean structural similarity of two images [H, W, 3] in 0...1 (docs/math.md 7.2), a scalar tensor."""
+    """Return the mean structural similarity of two images [H, W, 3] in 0...1 (docs/math.md 7.2), a scalar tensor."""
     return ssim_map_reference(x, y).mean()
 
 
 def ssim_map_reference(x: Tensor, y: Tensor) -> Tensor:
-    """[3, H, W] structural similarity around each pixel of two images [H, W, 3] in 0...1.
+    """Return [3, H, W] structural similarity around each pixel of two images [H, W, 3] in 0...1.
 
     The window is Gaussian, 11 taps a side with sigma 1.5 px, and sees zeros outside the images.
     """
@@ -415,7 +415,7 @@ def ssim_map_reference(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _window(planes: Tensor) -> Tensor:
-    """[C, H, W] Gaussian-weighted local means of ``planes`` [C, H, W]."""
+    """Return [C, H, W] Gaussian-weighted local means of ``planes`` [C, H, W]."""
     half, count = SSIM_TAPS // 2, len(planes)
     offsets = torch.arange(-half, half + 1, device=planes.device).to(planes.dtype)
     taps = torch.exp(-offsets.square() / (2.0 * SSIM_SIGMA**2))
@@ -426,7 +426,7 @@ def _window(planes: Tensor) -> Tensor:
 
 
 def loss_reference(image: Tensor, target: Tensor, ssim_lambda: float) -> Tensor:
-    """(1 - lambda) mean |image - target| + lambda (1 - mean SSIM), a scalar tensor.
+    """Return (1 - lambda) mean |image - target| + lambda (1 - mean SSIM), a scalar tensor.
 
     image, target: [H, W, 3] in 0...1 of one float dtype.
     """
@@ -434,7 +434,7 @@ def loss_reference(image: Tensor, target: Tensor, ssim_lambda: float) -> Tensor:
 
 
 def image_loss_reference(img1: Tensor, img2: Tensor, ssim_lambda: float, border: int = 0) -> Tensor:
-    """loss_reference() of two stacks of images [B, C, H, W]; SSIM leaves out ``border`` pixels at each edge."""
+    """Return loss_reference() of two stacks of images [B, C, H, W]; SSIM leaves out ``border`` pixels at each edge."""
     x, y = (image.flatten(0, 1).permute(1, 2, 0) for image in (img1, img2))
     ssim = ssim_map_reference(x, y)
     counted = ssim[:, border : ssim.shape[1] - border, border : ssim.shape[2] - border]
@@ -445,7 +445,7 @@ _WORD = 0xFFFFFFFF
 
 
 def regularise(gaussians: Gaussians, grads: Gaussians, regularisation: Regularisation) -> None:
-    """Adds the gradients of the regularisers to ``grads``, shaped as the Gaussians."""
+    """Add the gradients of the regularisers to ``grads``, shaped as the Gaussians."""
     if regularisation.opacity_reg == 0.0 and regularisation.scale_reg == 0.0:
         return
     with torch.enable_grad():
@@ -459,7 +459,7 @@ def regularise(gaussians: Gaussians, grads: Gaussians, regularisation: Regularis
 
 @torch.no_grad()
 def push_means_reference(gaussians: Gaussians, step: int, regularisation: Regularisation) -> None:
-    """Moves the means in place by noise of the Gaussians' own shapes; the least opaque ones go farthest."""
+    """Move the means in place by noise of the Gaussians' own shapes; the least opaque ones go farthest."""
     rotation = rotation_matrices(gaussians.quats)
     root = rotation * gaussians.log_scales.exp()[:, None, :]
     gate = torch.sigmoid(NOISE_STEEPNESS * (NOISE_THRESHOLD - gaussians.logit_opacities.sigmoid()))
@@ -469,7 +469,7 @@ def push_means_reference(gaussians: Gaussians, step: int, regularisation: Regula
 
 
 def normals(seed: int, step: int, n: int) -> Tensor:
-    """[n, 3] float64 standard normal numbers, row i a function of (seed, step, i) alone."""
+    """Return [n, 3] float64 standard normal numbers, row i a function of (seed, step, i) alone."""
     index = torch.arange(n, dtype=torch.int64)
     words = philox([index & _WORD, torch.full_like(index, step & _WORD), torch.full_like(index, step >> 32),
                     torch.zeros_like(index)], seed & _WORD, seed >> 32 & _WORD)  # fmt: skip
@@ -480,7 +480,7 @@ def normals(seed: int, step: int, n: int) -> Tensor:
 
 
 def philox(counter: list[Tensor], key0: int, key1: int) -> list[Tensor]:
-    """Philox4x32-10 (Salmon et al., 2011) of four int64 tensors that hold 32-bit words."""
+    """Return Philox4x32-10 (Salmon et al., 2011) of four int64 tensors that hold 32-bit words."""
     c0, c1, c2, c3 = counter
     for _ in range(10):
         low_a, high_a = _product(c0, 0xD2511F53)
@@ -491,7 +491,7 @@ def philox(counter: list[Tensor], key0: int, key1: int) -> list[Tensor]:
 
 
 def _product(word: Tensor, factor: int) -> tuple[Tensor, Tensor]:
-    """Lower and upper 32 bits of a 32-bit product, by halves, as int64 has no room for all of it."""
+    """Return lower and upper 32 bits of a 32-bit product, by halves, since int64 cannot hold all of it."""
     low, high = word * (factor & 0xFFFF), word * (factor >> 16)
     middle = (low >> 16) + high
     return ((middle & 0xFFFF) << 16) | (low & 0xFFFF), middle >> 16

@@ -1,4 +1,4 @@
-"""ReferenceEngine: a training step in plain torch; the oracle of the fused one, and the way without a compiler."""
+"""ReferenceEngine: a training step in plain torch; the oracle of the fused one, and the fallback without a compiler."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import depth_loss_reference
-from splatcli.rasterizer.filter_3d import smoothed
+from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.reference import (
     ALPHA_MIN,
     Splats,
@@ -26,7 +26,7 @@ class ReferenceEngine(SyncEngine):
     """A StepEngine by autograd; any float dtype, any device, and slow."""
 
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
-        loss, grads, index, splats, v_means2d, slopes = self._backward(gaussians, inputs)
+        loss, grads, index, splats, v_means2d, v_params = self._backward(gaussians, inputs)
         regularisation, stats, camera = inputs.regularisation, inputs.stats, inputs.camera
         regularise(gaussians, grads, regularisation)
         adam.apply_reference(gaussians, grads, inputs.lrs)
@@ -38,17 +38,17 @@ class ReferenceEngine(SyncEngine):
             stats.grad2d.index_add_(0, index[seen], (v_means2d[seen] * half).norm(dim=1).to(stats.grad2d.dtype))
             stats.count.index_add_(0, index[seen], stats.count.new_ones(int(seen.sum())))
         if inputs.view_params is not None:
-            inputs.view_params.apply_grad(*slopes)
+            inputs.view_params.apply_grad(*v_params)
         return loss
 
     @staticmethod
     def _backward(
         gaussians: Gaussians, inputs: StepInputs
     ) -> tuple[float, Gaussians, Tensor, Splats, Tensor, tuple[Tensor | None, Tensor | None]]:
-        """(loss, dL/d parameters, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, the rest).
+        """Return (loss, gradients, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, v_params).
 
-        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. The rest is what the step's correction
-        learns from.
+        With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. v_params: gradients of pose and of
+        exposure or grid.
         """
         camera, view_params = inputs.camera, inputs.view_params
         viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
@@ -56,17 +56,17 @@ class ReferenceEngine(SyncEngine):
         with torch.enable_grad():
             leaves = gaussians.map(lambda t: t.detach().requires_grad_(True))
             pose = viewmat.requires_grad_(True) if view_params is not None and view_params.pose else None
-            shown = leaves if inputs.smoothing is None else smoothed(leaves, inputs.smoothing)
+            filtered = leaves if inputs.filter_3d is None else apply_filter_3d(leaves, inputs.filter_3d)
             colours = None if colours is None else colours.detach().requires_grad_(True)
             index, splats = project_visible(
-                shown, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
+                filtered, camera, sh_degree=inputs.sh_degree, viewmat=viewmat, antialiased=inputs.antialiased
             )
             magnitudes = torch.zeros_like(splats.means2d, requires_grad=True)
             image, alpha, depth = blend_reference(splats, camera.width, camera.height, inputs.background, magnitudes)
             if colours is not None:
                 image = recolour_reference(image, colours)
-            if inputs.hidden is not None:
-                image = image.masked_fill(inputs.hidden[..., None], 0.0)
+            if inputs.mask is not None:
+                image = image.masked_fill(inputs.mask[..., None], 0.0)
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
@@ -79,13 +79,13 @@ class ReferenceEngine(SyncEngine):
                 materialize_grads=True,
             )
         by_group, v_means2d, rest = found[: len(groups)], found[len(groups)], iter(found[len(groups) + 1 :])
-        slopes = (None if pose is None else next(rest).cpu(), None if colours is None else next(rest).cpu())
+        v_params = (None if pose is None else next(rest).cpu(), None if colours is None else next(rest).cpu())
         grads = Gaussians(**dict(zip(GROUPS, by_group, strict=True)))
-        return float(loss.detach()), grads, index, splats, v_means2d, slopes
+        return float(loss.detach()), grads, index, splats, v_means2d, v_params
 
 
 def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
-    """[H, W, 3] the colours of image after an exposure [3, 4] or a bilateral grid [12, L, Y, X]."""
+    """Return [H, W, 3] the colours of image after an exposure [3, 4] or a bilateral grid [12, L, Y, X]."""
     if colours.dim() == 2:
         return image @ colours[:, :3].T + colours[:, 3]
     height, width, _ = image.shape
@@ -100,7 +100,7 @@ def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _touches_image(splats: Splats, camera: Camera) -> Tensor:
-    """[V] bool: the box around the area where alpha reaches 1/255 holds a pixel's centre (docs/math.md 5.2)."""
+    """Return [V] bool: the box around the area where alpha reaches 1/255 holds a pixel's centre (docs/math.md 5.2)."""
     reach = 2.0 * (splats.opacities / ALPHA_MIN).log().clamp(min=0.0)
     half = (reach[:, None] * splats.cov2d[:, ::2]).sqrt()
     size = half.new_tensor([camera.width, camera.height])

@@ -15,7 +15,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
-from splatcli.rasterizer.filter_3d import smoothed
+from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.memory import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Render:
-    """What a camera sees.
+    """The images of a camera.
 
     image [H, W, 3]  colour over the background, as trained (display space), not clamped above
     alpha [H, W]     1 - transmittance
@@ -39,15 +39,15 @@ class Render:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Projected:
-    """Where the Gaussians of a view lie in the image; 0 where one is not seen.
+    """The projected Gaussians of a view; 0 where one is not visible.
 
     means2d    [N, 2]  pixels
     depths     [N]     camera z, world units
     conics     [N, 3]  inverse 2D covariance: xx, xy, yy, per square pixel
     radii      [N, 2]  int32, half the sides of the box in which a Gaussian reaches 1/255, pixels
     opacities  [N]     as blended: antialiased ones are scaled
-    absgrad    [N, 2]  added to by backward() where blend() got ``means2d``: the pixels' shares of their gradient by
-                       their magnitudes, docs/math.md 6.3
+    absgrad    [N, 2]  backward() adds to it where blend() got ``means2d``: the sum of the magnitudes of the pixels'
+                       shares of their gradient, docs/math.md 6.3
     """
 
     means2d: Tensor
@@ -71,22 +71,23 @@ def render(
     budget: MemoryBudget | None = None,
     z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
 ) -> Render:
-    """Renders one view, differentiably in all parameters, the background and the pose.
+    """Render one view, differentiably in all parameters, the background and the pose.
 
-    sh_degree: how many SH degrees to use; by default all that are there.
+    sh_degree: the SH degree to use; by default that of the Gaussians.
     background: [3], black by default.
     viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
     antialiased: scale opacities by the area that the 0.3 px^2 blur added.
-    smoothing: [N] sizes of a 3D filter (rasterizer/filter_3d.py), without gradient; smoothed() Gaussians need none.
+    smoothing: [N] sizes of the 3D filter (rasterizer/filter_3d.py), without gradient; Gaussians of apply_filter_3d()
+        need none.
     backend: where to run; by default the library of the parameters' device and dtype.
-    budget: bytes for tile pairs; by default nine tenths of what is free. What does not fit at once is rendered in bands
-        of lines of tiles, with the same bits.
+    budget: bytes for tile intersections; by default nine tenths of the free memory. A view that does not fit at once is
+        rendered in bands of tile rows, with the same bits.
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
 
-    Autocast does not reach in here: half-precision inputs are computed in float32 and get gradients in their own
-    dtype; float64 is computed in float64. Results are the same bits for any number of threads.
-    Without a compiler the plain torch reference renders, with a warning.
-    Raises ValueError for shapes that do not fit, ResourceError when memory would not suffice.
+    Autocast has no effect: half-precision inputs are computed in float32 and get gradients in their own dtype; float64
+    is computed in float64. Results are bit-identical for any number of threads. Without a compiler the plain torch
+    reference renders, with a warning.
+    Raises ValueError for shapes that do not fit, ResourceError when memory does not suffice.
     """
     return ViewRender(
         gaussians,
@@ -103,7 +104,7 @@ def render(
 
 
 class ViewRender:
-    """render() in two halves, for programs that look at the projected Gaussians in between.
+    """render() in two parts, for programs that use the projected Gaussians in between.
 
     The arguments are those of render().
     """
@@ -140,11 +141,11 @@ class ViewRender:
             backend = backend or backend_for(gaussians.device, dtype)
         except NoCompilerError as error:
             _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
-            shown = gaussians if smoothing is None else smoothed(gaussians, smoothing)
+            filtered = gaussians if smoothing is None else apply_filter_3d(gaussians, smoothing)
             with torch.autocast(gaussians.device.type, enabled=False):
                 self._plain = Render(
                     *render_reference(
-                        shown.map(lambda t: t.to(dtype)),
+                        filtered.map(lambda t: t.to(dtype)),
                         camera,
                         sh_degree=sh_degree,
                         background=self.background,
@@ -168,7 +169,7 @@ class ViewRender:
             sh_degree=sh_degree,
             antialiased=antialiased,
             with_depth=True,
-            # float64 poses come through exactly; a pose that is trained has its own dtype.
+            # float64 poses stay exact; a trained pose has its own dtype.
             viewmat=self.viewmat.detach() if self.has_pose else None,
             z_range=z_range,
         )
@@ -177,7 +178,7 @@ class ViewRender:
         self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
 
     def project(self) -> Projected:
-        """Return what the image plane knows of the Gaussians; all zeros in plain torch."""
+        """Return the projected Gaussians; all zeros in plain torch."""
         if self.projected is None:
             self.projected = self._empty() if self._plain is not None else _unpacked(self.frame, self._empty())
         return self.projected
@@ -186,7 +187,7 @@ class ViewRender:
         """Return the images.
 
         means2d, shares: [N, 2] tensors of a graph, both of which get dL/d means2d as their gradient. The gradients of
-            the parameters have the way through the projected means in them all the same.
+            the parameters include the path through the projected means all the same.
         """
         if self._plain is not None:
             return self._plain
@@ -207,7 +208,7 @@ class ViewRender:
 
 
 def backend_for(device: torch.device, dtype: torch.dtype = torch.float32) -> Backend:
-    """The native library that serves tensors on ``device``; a GPU computes in float32 only.
+    """Return the native library for tensors on ``device``; a GPU computes in float32 only.
 
     Raises as Backend.cpu and Backend.cuda do, and TypeError for float64 on a GPU.
     """
@@ -224,21 +225,21 @@ class _Rasterize(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        half: ViewRender,
+        view_render: ViewRender,
         background: Tensor,
         viewmat: Tensor,
         means2d: Tensor | None,
         shares: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        frame, view = half.frame, half.view
-        frame.bin(view, half.arrays, with_grads=half.with_gradients)
+        frame, view = view_render.frame, view_render.view
+        frame.bin(view, view_render.arrays, with_grads=view_render.with_gradients)
         size = (view.height, view.width)
         image = background.new_empty(*size, 3)
         alpha = background.new_empty(size)
         depth = background.new_empty(size)
         frame.blend(view, background, image, alpha, depth)
-        ctx.half, ctx.with_means2d = half, means2d is not None
+        ctx.view_render, ctx.with_means2d = view_render, means2d is not None
         ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
         return image, alpha, depth
 
@@ -246,12 +247,12 @@ class _Rasterize(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         background, viewmat, image, alpha, depth, *parameters = ctx.saved_tensors
-        frame: RasterContext = ctx.half.frame
-        view: abi.View = ctx.half.view
+        frame: RasterContext = ctx.view_render.frame
+        view: abi.View = ctx.view_render.view
         v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
         if v_image is None:
             v_image = torch.zeros_like(image)
-        needs_pose = ctx.half.has_pose and ctx.needs_input_grad[2]
+        needs_pose = ctx.view_render.has_pose and ctx.needs_input_grad[2]
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
         v_viewmat = viewmat.new_empty(4, 4, device=frame.backend.device) if needs_pose else None
         gaussians = Gaussians(*parameters)
@@ -266,7 +267,7 @@ class _Rasterize(torch.autograd.Function):
         )
         v_means2d = None
         if ctx.with_means2d:
-            v_means2d = _means2d_vjp(frame, ctx.half.project())
+            v_means2d = _means2d_vjp(frame, ctx.view_render.project())
             frame.native.with_abs = False
         frame.project_vjp(
             view,
@@ -281,8 +282,8 @@ class _Rasterize(torch.autograd.Function):
 
 
 def _unpacked(frame: RasterContext, out: Projected) -> Projected:
-    """``out`` with what the records of a view say."""
-    ids, slots = frame.seen()
+    """Fill ``out`` from the projected Gaussians of a view."""
+    ids, slots = frame.visible_slots()
     projected = frame.arena.take("projected", 0, frame.backend.dtype).view(-1, abi.PROJECTED)[slots]
     out.means2d[ids] = projected[:, :2]
     out.conics[ids] = projected[:, 2:5] * projected.new_tensor([2.0, 1.0, 2.0]) * math.log(2.0)
@@ -293,12 +294,12 @@ def _unpacked(frame: RasterContext, out: Projected) -> Projected:
 
 
 def _means2d_vjp(frame: RasterContext, out: Projected) -> Tensor:
-    """[N, 2] dL/d means2d from the sums of the gradient rows; docs/math.md 6.2 and 6.3."""
-    ids, slots = frame.seen()
+    """Return [N, 2] dL/d means2d from the sums of intersection gradients; docs/math.md 6.2 and 6.3."""
+    ids, slots = frame.visible_slots()
     sums = frame.summed_isect_grads()[slots]
     a, b, c = out.conics[ids].unbind(dim=1)
     vx, vy = sums[:, 1], sums[:, 2]
     gradient = torch.zeros_like(out.means2d)
     gradient[ids] = torch.stack([a * vx + b * vy, b * vx + c * vy], dim=1)
-    out.absgrad[ids] += sums[:, 10:12] * math.log(2.0)  # as grad, which adds up too
+    out.absgrad[ids] += sums[:, 10:12] * math.log(2.0)  # accumulates, as grad does
     return gradient

@@ -43,7 +43,7 @@ RETURNED = abi.ISECT_GRAD + 1
 class ProjectedView:
     """What is kept of a projected view until its gradients come back, while its context projects other views.
 
-    slots, ids: [V] of its records and their Gaussians. chunk_counts: as in the context.
+    slots, ids: [V] of its projected Gaussians. chunk_counts: as in the context.
     """
 
     view: abi.View
@@ -62,14 +62,14 @@ class ProjectedView:
         """Restore this view in ``context``, with the gradients that came back for it [V, RETURNED]."""
         context.arena.take("chunk_counts", 0, torch.int64)[: len(self.chunk_counts)] = self.chunk_counts
         context.arena.take("ids", 0, torch.int32)[self.slots] = self.ids
-        context.hold(self.arrays)
+        context.set_arrays(self.arrays)
         take_sums(context, self.slots, returned)
 
 
 def visible_projected(context: RasterContext, arrays: abi.GaussianArrays) -> tuple[Tensor, Tensor]:
-    """Return ([V, SENT] of the Gaussians that a projected view sees, in order; [V] the slots of their records)."""
-    context.hold(arrays)
-    _, slots = context.seen()
+    """Return ([V, SENT] of the Gaussians that a projected view sees, in order; [V] their slots)."""
+    context.set_arrays(arrays)
+    _, slots = context.visible_slots()
     projected = context.arena.take("projected", 0, context.backend.dtype)
     projected = projected[: projected.numel() // abi.PROJECTED * abi.PROJECTED].view(-1, abi.PROJECTED)[slots]
     tiles = context.arena.take("tiles_per_gauss", 0, torch.int32)[slots]
@@ -77,7 +77,7 @@ def visible_projected(context: RasterContext, arrays: abi.GaussianArrays) -> tup
 
 
 def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
-    """Fill ``context`` as project() does, from the records [V, SENT] of several processes, one after another."""
+    """Fill ``context`` as project() does, from projected Gaussians [V, SENT] of several processes, in order."""
     count, chunk, device = len(sent), abi.CHUNK, context.backend.device
     padded = -(-count // chunk) * chunk
     projected, ids, tiles, starts, counts = (
@@ -107,7 +107,7 @@ def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
     # No code reads parameters after the projection; they are here to be counted.
     blank = Gaussians(*(sent.new_empty(count, *shape) for shape in ((3,), (4,), (3,), (), (3,), (0, 3))))
     arrays = context.backend.arrays(blank)
-    context.hold(arrays)
+    context.set_arrays(arrays)
     return arrays
 
 
@@ -119,7 +119,7 @@ def returned_sums(context: RasterContext, count: int) -> Tensor:
 
 
 def take_sums(context: RasterContext, slots: Tensor, returned: Tensor) -> None:
-    """Put the gradients that came back [V, RETURNED] for the records in ``slots`` where project_vjp reads them."""
+    """Put the gradients that came back [V, RETURNED] for ``slots`` where project_vjp reads them."""
     context.take_sums(slots, returned[:, : abi.ISECT_GRAD], returned[:, abi.ISECT_GRAD].contiguous().view(torch.int32))
 
 
@@ -182,7 +182,7 @@ class ShardedEngine:
                 total.flat += own.flat
             del projected, sums
             if shared.view_params is not None:
-                v_params += self.group.all_gather(self._pipeline.slopes.cpu())[: len(batch)]
+                v_params += self.group.all_gather(self._pipeline.v_params.cpu())[: len(batch)]
         assert shared is not None
         apply_mean(self._pipeline, gaussians, adam, total, len(cameras), shared)
         return Outcome([loss for loss, _ in results], int(max(isects for _, isects in results)), v_params or None)
@@ -220,7 +220,7 @@ class ShardedEngine:
         """Project for all views of a round, and exchange what they see.
 
         problem: an earlier error of this process, which is raised in all.
-        Returns (the projected views, the records that this process' view sees, how many from each process).
+        Returns (the projected views, the projected Gaussians that this process' view sees, how many from each process).
         """
         context, size = self._projection, self.group.size
         seen: list[ProjectedView] = []
@@ -243,7 +243,7 @@ class ShardedEngine:
     ) -> tuple[list[list[float]], Tensor, list[int]]:
         """Blend this process' view, if it has one, and exchange the gradients.
 
-        Returns ([loss, pairs] of all, the sums that come back for this process' records, how many for each view).
+        Returns ([loss, isects] of all, the sums that come back for this process' Gaussians, how many for each view).
         """
         numbers, sums, problem = [0.0, 0.0], projected.new_zeros(0, RETURNED), None
         try:
@@ -255,7 +255,7 @@ class ShardedEngine:
         return results, *self.group.all_to_all_rows(sums, counts)
 
     def _compared(self, inputs: StepInputs, projected: Tensor) -> tuple[list[float], Tensor]:
-        """Return ([loss, pairs] of a view; [V, RETURNED] the gradients of its ``records`` [V, SENT])."""
+        """Return ([loss, isects] of a view; [V, RETURNED] the gradients of ``projected`` [V, SENT])."""
         pipeline, camera = self._pipeline, inputs.camera
         known = inputs.depth is not None
         view = view_of(camera, sh_degree=inputs.sh_degree, antialiased=inputs.antialiased, with_depth=known)

@@ -35,14 +35,14 @@ class DensifyStats:
 
     @classmethod
     def zeros(cls, n: int, device: torch.device | str = "cpu") -> DensifyStats:
-        """Nothing seen yet, for ``n`` Gaussians."""
+        """Return empty statistics for ``n`` Gaussians."""
         return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
 
     def __len__(self) -> int:
         return self.grad2d.shape[0]
 
     def mean_grad2d(self) -> Tensor:
-        """[N] the mean gradient norm over the views that saw the Gaussian; 0 where none did."""
+        """Return [N] the mean gradient norm over the views that saw the Gaussian; 0 where none did."""
         return self.grad2d / self.count.clamp(min=1.0)
 
 
@@ -56,8 +56,8 @@ class Regularisation:
     """Regularisers and noise beside the image loss (docs/math.md 8.2 and 9); 0 switches one off.
 
     opacity_reg, scale_reg: weights of mean opacity and of mean standard deviation (world units) in the loss.
-    noise: how far means are pushed at random, world units for a covariance of 1.
-    seed: of that noise, with the number of the step.
+    noise: scale of the exploration noise on means, world units for a covariance of 1.
+    seed: of that noise; the number of the step varies it.
     """
 
     opacity_reg: float = 0.0
@@ -115,15 +115,15 @@ class Shard:
         return self.start(self.rank + 1) - self.first
 
     def start(self, rank: int) -> int:
-        """The first row of ``rank``; of ``size``, how many there are."""
+        """Return the first row of ``rank``; of ``size``, how many there are."""
         return rank * self.total // self.size
 
     def counts(self) -> list[int]:
-        """How many rows each process has, by rank."""
+        """Return the rows of each process, by rank."""
         return [self.start(rank + 1) - self.start(rank) for rank in range(self.size)]
 
     def of(self, total: int) -> Shard:
-        """The part of the same process when there are ``total`` Gaussians."""
+        """Return the part of the same process when there are ``total`` Gaussians."""
         return Shard(self.rank, self.size, total)
 
 
@@ -134,14 +134,14 @@ class StepInputs:
     target: [H, W, 3] uint8, on the Gaussians' device.
     lrs: learning rate of each group, by its name in GROUPS.
     background: [3].
-    stats: is added to, unless None.
-    hidden: [H, W] bool, True where a pixel takes no part in the loss; the target must be black there. None: all do.
+    stats: statistics to add to, or None.
+    mask: [H, W] bool, True where a pixel is left out of the loss; the target must be black there. None: all count.
     regularisation: of the Gaussians beside the image loss; the reported loss is without it.
     absgrad: the statistics take each pixel's share of the gradient by its magnitude (AbsGS), docs/math.md 6.3.
     view_params: per-view parameters that are trained; None: none.
-    smoothing: [N] sizes of the Gaussians' 3D filter, see rasterizer/filter_3d.py; None: there is none.
-    shard: which of all Gaussians those of this process are; None: all.
-    depth: what is known of the view's depth; its part of the loss is told with it. None: no depth is drawn.
+    filter_3d: [N] sizes of the Gaussians' 3D filter, see rasterizer/filter_3d.py; None: there is none.
+    shard: the part of all Gaussians that this process holds; None: all.
+    depth: known depths of the view; their term is part of the reported loss. None: no depth is rendered.
     """
 
     camera: Camera
@@ -152,42 +152,42 @@ class StepInputs:
     ssim_lambda: float
     antialiased: bool
     stats: DensifyStats | None
-    hidden: Tensor | None = None
+    mask: Tensor | None = None
     regularisation: Regularisation = Regularisation()
     absgrad: bool = False
     view_params: ViewParams | None = None
     depth: DepthTarget | None = None
-    smoothing: Tensor | None = None
+    filter_3d: Tensor | None = None
     shard: Shard | None = None
 
 
 class StepEngine(Protocol):
-    """Moves Gaussians and moments in place, view by view, in the order of the calls.
+    """Updates Gaussians and moments in place, view by view, in the order of the calls.
 
-    pairs: (Gaussian, tile) pairs of the last step whose loss was told, at most; 0 where there are none.
+    isects: upper bound of the tile intersections of the last step whose loss was reported; 0 where none are counted.
     """
 
     isects: int
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
-        """Takes a step on; the losses that are known since the last call, in the order of the steps.
+        """Submit a step; return the losses that are known since the last call, in the order of the steps.
 
-        An engine may run some steps behind. Until drain(), the tensors handed in belong to it.
+        Some steps may be in flight on return. Until drain(), the engine owns the given tensors.
         """
         ...
 
     def drain(self) -> list[float]:
-        """Finishes every step that was taken on; the losses that were not told yet."""
+        """Finish every submitted step; return the losses that were not reported yet."""
         ...
 
 
 class SyncEngine:
-    """An engine that is done when it returns: only ``step`` is its own."""
+    """An engine whose steps are done on return; subclasses define ``step``."""
 
     isects: int = 0
 
     def step(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> float:
-        """One view's loss, after its gradient has moved ``gaussians`` and ``adam`` in place."""
+        """Update ``gaussians`` and ``adam`` in place by one view; return its loss."""
         raise NotImplementedError
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:

@@ -117,7 +117,7 @@ def digests(state: TrainState) -> tuple[int, int]:
     """Return 52 bits each: of the rows, weighted by their indices in the whole; and of all else."""
     first, device = 0 if state.shard is None else state.shard.first, state.gaussians.device
     rows = [tensor for _, tensor in state_tensors(state.gaussians, state.adam)]
-    rows += [state.adam.rest_steps, state.stats.grad2d, state.stats.count]
+    rows += [state.adam.sh_last_step, state.stats.grad2d, state.stats.count]
     of_rows: list[int] = torch.stack([_row_sum(tensor, first).to(device) for tensor in rows]).tolist()
     rest = [int(_row_sum(tensor)) for tensor in state.per_view_params.stored().values()]
     rest += [int(_row_sum(generator.get_state())) for generator in state.generators.values()]

@@ -132,7 +132,7 @@ class Recovery:
             epoch=state.sampler.epoch,
             config=state.config,
             device=state.gaussians.device,
-            store=state.adam.store,
+            store=state.adam.storage,
             place=None if state.shard is None else (state.shard.rank, state.shard.size),
         )
 

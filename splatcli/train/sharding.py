@@ -130,9 +130,9 @@ def redistribute(
     if refinement.opacity_ceiling is not None:
         first.logit_opacities.zero_()
         second.logit_opacities.zero_()
-    steps = moves.carry(state.adam.rest_steps)
+    steps = moves.carry(state.adam.sh_last_step)
     state.gaussians = gaussians
-    state.adam = replace(state.adam, exp_avg=first, exp_avg_sq=second, rest_steps=steps)
+    state.adam = replace(state.adam, exp_avg=first, exp_avg_sq=second, sh_last_step=steps)
     state.shard = moves.after
     if refinement.clear_stats:
         state.stats = DensifyStats.zeros(len(moves.after), gaussians.device)
@@ -187,7 +187,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
 
     adam, stats, sizes = state.adam, state.stats, state.filter_3d
     bundles = [bundle(columns) for columns in (state.gaussians, adam.exp_avg, adam.exp_avg_sq)]
-    others = [gathered(column) for column in (adam.rest_steps, stats.grad2d, stats.count)]
+    others = [gathered(column) for column in (adam.sh_last_step, stats.grad2d, stats.count)]
     sizes = None if sizes is None else gathered(sizes)
     if group.rank:
         return None
@@ -199,7 +199,7 @@ def gather_state(state: TrainState, group: ProcessGroup, folder: Path) -> TrainS
     return replace(
         state,
         gaussians=parameters,
-        adam=replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=steps),
+        adam=replace(adam, exp_avg=first, exp_avg_sq=second, sh_last_step=steps),
         stats=DensifyStats(grad2d, count),
         filter_3d=sizes,
         shard=None,

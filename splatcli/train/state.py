@@ -14,7 +14,7 @@ from splatcli.config import Config
 from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
+from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
@@ -71,7 +71,7 @@ class TrainState:
     def flushed(self) -> Gaussians:
         """Return the Gaussians to render: shN of this step, 3D filter applied. The state stays as it is."""
         gaussians = self.adam.flushed(self.gaussians, self.config.optim.shN_lr)
-        return gaussians if self.filter_3d is None else smoothed(gaussians, self.filter_3d)
+        return gaussians if self.filter_3d is None else apply_filter_3d(gaussians, self.filter_3d)
 
     def update_filter_3d(self, largest_of_all: Callable[[float], float] = float) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending. largest_of_all: see filter_sizes()."""
@@ -93,7 +93,7 @@ class TrainState:
             gaussians=self.gaussians.map(lambda t: t.detach().cpu()),
             moments={name: (getattr(first, name), getattr(second, name)) for name in GROUPS},
             adam_step=self.adam.step,
-            sh_last_step=self.adam.rest_steps.cpu(),
+            sh_last_step=self.adam.sh_last_step.cpu(),
             active_sh_degree=self.sh_degree(),
             strategy=strategy,
             rng={name: generator.get_state() for name, generator in self.generators.items()},
@@ -123,8 +123,8 @@ class TrainState:
             stored,
             exp_avg=_copy(stored.exp_avg, device, store),
             exp_avg_sq=_copy(stored.exp_avg_sq, device, store),
-            rest_steps=stored.rest_steps.to(device, copy=True),
-            store=store,
+            sh_last_step=stored.sh_last_step.to(device, copy=True),
+            storage=store,
         )
         stats = DensifyStats(*(_tensor(checkpoint, name).to(device, copy=True) for name in ("grad2d", "count")))
         return cls(
@@ -183,7 +183,7 @@ def flushed(checkpoint: Checkpoint) -> Gaussians:
     gaussians = checkpoint.gaussians
     if checkpoint.moments is not None and checkpoint.sh_last_step is not None:
         gaussians = _adam(checkpoint).flushed(gaussians, checkpoint.config.optim.shN_lr)
-    return gaussians if checkpoint.filter_3d is None else smoothed(gaussians, checkpoint.filter_3d)
+    return gaussians if checkpoint.filter_3d is None else apply_filter_3d(gaussians, checkpoint.filter_3d)
 
 
 def _copy(gaussians: Gaussians, device: str | torch.device, store: TensorStorage) -> Gaussians:

@@ -185,12 +185,12 @@ def step_inputs(
         ssim_lambda=config.train.ssim_lambda,
         antialiased=config.train.antialiased,
         stats=state.stats if strategy.collects_stats(step) else None,
-        hidden=image.hidden,
+        mask=image.hidden,
         regularisation=strategy.regularisation(step, lrs["means"]),
         absgrad=strategy.absgrad,
         view_params=_view_params(state, step, row, camera),
         depth=image.depth,
-        smoothing=state.filter_3d,
+        filter_3d=state.filter_3d,
         shard=state.shard,
     )
 

@@ -80,7 +80,7 @@ class Trainer:
         self.notes = tuple(notes)
         self.is_rank0 = group is None or group.rank == 0
         #: Shared by engine and renderer, so that rendering in bands is reported once.
-        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.store.offloads)
+        self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.storage.offloads)
         self._clock = clock
         #: The caller's; it stays through a rollback.
         self._engine = engine

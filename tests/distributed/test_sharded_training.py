@@ -160,7 +160,7 @@ def seen_in_steps() -> list[Tensor]:
 
     def watched(*arguments: Any) -> list[float]:
         numbers = make(*arguments)
-        seen.append(engine._pipeline.frame.seen()[0].clone())
+        seen.append(engine._pipeline.frame.visible_slots()[0].clone())
         return numbers
 
     engine._gradients = watched  # type: ignore[method-assign]

@@ -205,7 +205,7 @@ class Run:
         bundles = {"": self.gaussians, "m ": self.adam.exp_avg, "v ": self.adam.exp_avg_sq}
         rows = {f"{kind}{name}": tensor for kind, bundle in bundles.items() for name, tensor in bundle.items()}
         # The steps that SH coefficients stand at are state like the moments: a step is only then the same again.
-        return {**rows, "grad2d": self.stats.grad2d, "count": self.stats.count, "steps": self.adam.rest_steps}
+        return {**rows, "grad2d": self.stats.grad2d, "count": self.stats.count, "steps": self.adam.sh_last_step}
 
     def bits(self) -> dict[str, bytes]:
         return {name: tensor.cpu().numpy().tobytes() for name, tensor in self.tensors().items()}
@@ -257,9 +257,9 @@ def test_two_runs_leave_the_same_bits(backend: Backend) -> None:
         assert outcome_bits(outcome(backend, gaussians, camera, weights)) == first
 
 
-@pytest.mark.parametrize("room", [1, 700])
-def test_an_overflow_on_the_way_leaves_the_same_bits(backend: Backend, room: int) -> None:
-    assert trained_bits(backend, room=room) == trained_bits(backend, room=1 << 18)
+@pytest.mark.parametrize("capacity", [1, 700])
+def test_an_overflow_on_the_way_leaves_the_same_bits(backend: Backend, capacity: int) -> None:
+    assert trained_bits(backend, capacity=capacity) == trained_bits(backend, capacity=1 << 18)
 
 
 # --- no half precision -----------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def warm_stages(backend: Backend, run: Run) -> tuple[TrainStepPipeline, Tensor]:
     stages = TrainStepPipeline(backend, None)
     means = torch.zeros(2, dtype=torch.float64, device=backend.device)
     for k in range(WARM):
-        stages.run(run.gaussians, run.adam, 1 + k, run.inputs(k), room=1 << 16, means=means)
+        stages.run(run.gaussians, run.adam, 1 + k, run.inputs(k), capacity=1 << 16, means=means)
     synchronize()
     return stages, means
 
@@ -323,11 +323,11 @@ def test_a_step_never_waits_for_the_gpu(backend: Backend) -> None:
         assert len(losses + engine.drain()) == 6
 
 
-def corrected(run: Run, room: int = 0) -> dict[str, Any]:
+def corrected(run: Run, capacity: int = 0) -> dict[str, Any]:
     """What six steps teach about poses and exposures, and the state after them; torch raises should one wait."""
     heard: dict[str, Any] = {}
     exposure = torch.tensor([[1.1, 0.05, -0.1, 0.02], [0.03, 0.8, 0.1, -0.05], [-0.02, 0.04, 1.3, 0.1]]).to(DEVICE)
-    engine = AsyncEngine(Backend.cuda(DEVICE), room=room)
+    engine = AsyncEngine(Backend.cuda(DEVICE), capacity=capacity)
 
     def ask(k: int) -> StepInputs:
         def apply_grad(v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
@@ -340,7 +340,7 @@ def corrected(run: Run, room: int = 0) -> dict[str, Any]:
 
     for k in range(3):
         engine.submit(run.gaussians, run.adam, ask(k))
-    with contextlib.nullcontext() if room else no_waiting():
+    with contextlib.nullcontext() if capacity else no_waiting():
         for k in range(3, 6):
             engine.submit(run.gaussians, run.adam, ask(k))
         engine.drain()
@@ -351,7 +351,7 @@ def test_poses_and_exposures_are_learnt_without_waiting_and_once_a_step() -> Non
     free = corrected(Run(DEVICE))
     assert set(range(6)) <= free.keys()
     assert all(math.isfinite(sum(map(sum, part))) for k in range(6) for part in free[k])
-    assert corrected(Run(DEVICE), room=1) == free
+    assert corrected(Run(DEVICE), capacity=1) == free
 
 
 def test_a_step_is_enqueued_while_the_gpu_is_busy(backend: Backend) -> None:
@@ -360,7 +360,7 @@ def test_a_step_is_enqueued_while_the_gpu_is_busy(backend: Backend) -> None:
     done = torch.cuda.Event()
     torch.cuda._sleep(2_000_000_000)  # about a second
     started = time.perf_counter()
-    stages.run(run.gaussians, run.adam, WARM + 1, run.inputs(3), room=1 << 16, means=means)
+    stages.run(run.gaussians, run.adam, WARM + 1, run.inputs(3), capacity=1 << 16, means=means)
     done.record()
     assert not done.query(), "the step has waited for what was before it"
     assert time.perf_counter() - started < 0.5
@@ -374,12 +374,12 @@ def test_a_step_can_be_captured_in_a_graph(backend: Backend) -> None:
     saved = run.save()
     plain = []
     for _ in range(2):
-        stages.run(run.gaussians, run.adam, 9, run.inputs(4), room=1 << 16, means=means)
+        stages.run(run.gaussians, run.adam, 9, run.inputs(4), capacity=1 << 16, means=means)
         plain.append((run.bits(), means.tolist()))
     run.restore(saved)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        stages.run(run.gaussians, run.adam, 9, run.inputs(4), room=1 << 16, means=means)
+        stages.run(run.gaussians, run.adam, 9, run.inputs(4), capacity=1 << 16, means=means)
     synchronize()
     assert run.bits() == {name: tensor.cpu().numpy().tobytes() for name, tensor in saved.items()}, "only recorded"
     for expected in plain:
@@ -433,7 +433,7 @@ def test_steps_allocate_nothing_once_warm(backend: Backend) -> None:
     stages, means = warm_stages(backend, run)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     for k in range(6):
-        stages.run(run.gaussians, run.adam, WARM + 1 + k, run.inputs(k), room=1 << 16, means=means)
+        stages.run(run.gaussians, run.adam, WARM + 1 + k, run.inputs(k), capacity=1 << 16, means=means)
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 

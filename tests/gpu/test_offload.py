@@ -27,7 +27,7 @@ def trained(store: TensorStorage) -> tuple[Gaussians, AdamState, torch.Tensor]:
 
     gaussians, _ = random_scene(5, COUNT, sh_degree=3, scale=0.02)
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
-    adam, stats = AdamState.zeros_like(gaussians, store=store), DensifyStats.zeros(COUNT, gaussians.device)
+    adam, stats = AdamState.zeros_like(gaussians, storage=store), DensifyStats.zeros(COUNT, gaussians.device)
     engine = AsyncEngine(Backend.cuda(DEVICE))
     rows = torch.cat([torch.arange(COUNT), torch.arange(0, COUNT, 7)]).sort().values.to(DEVICE)
     for part in range(2):
@@ -55,7 +55,7 @@ def test_it_has_the_same_bits() -> None:
     for mine, theirs in ((away, plain), (moments.exp_avg, adam.exp_avg), (moments.exp_avg_sq, adam.exp_avg_sq)):
         for name, tensor in mine.items():
             assert torch.equal(tensor.cpu(), getattr(theirs, name).cpu()), name
-    assert torch.equal(moments.rest_steps, adam.rest_steps)
+    assert torch.equal(moments.sh_last_step, adam.sh_last_step)
 
 
 def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
@@ -65,7 +65,7 @@ def test_it_takes_as_much_less_of_the_device_as_is_planned() -> None:
         before = torch.cuda.memory_allocated(DEVICE)
         gaussians, _ = random_scene(5, COUNT, sh_degree=3)
         gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t, store=store: store.copy(t, DEVICE))
-        adam = AdamState.zeros_like(gaussians, store=store)
+        adam = AdamState.zeros_like(gaussians, storage=store)
         held.append(torch.cuda.memory_allocated(DEVICE) - before)
         del gaussians, adam
     assert held[0] - held[1] == pytest.approx(3 * rest_bytes(COUNT, 3), rel=0.01)
@@ -78,7 +78,7 @@ def test_a_number_that_is_none_is_found_there_too() -> None:
     gaussians, _ = random_scene(5, 1000, sh_degree=3)
     store = Pinned()
     gaussians = gaussians.map(lambda t: t.to(DEVICE), rest=lambda t: store.copy(t, DEVICE))
-    adam = AdamState.zeros_like(gaussians, store=store)
+    adam = AdamState.zeros_like(gaussians, storage=store)
     adam.exp_avg.shN[700, 3, 1] = float("nan")
     watch = FiniteMonitor()
     watch.check(3, gaussians, adam)

@@ -283,7 +283,7 @@ def check_rows(variant: str, scene: str, *, alpha: bool, depth: bool, background
     truth = exact.blend_vjp(exact.blend(), v_out.to(torch.float64), background=background)
     assert_rows(got, expected, 3e-6)
     assert_rows(got, truth, 1e-4)
-    assert torch.equal(got == 0, expected == 0), "the same pairs contribute"
+    assert torch.equal(got == 0, expected == 0), "the same intersections contribute"
     if not depth:
         assert bool((got[:, DEPTH] == 0).all())
     assert bool((got[:, MAGNITUDES] != 0).any()) == (magnitudes and bins.isects > 0)

@@ -75,7 +75,7 @@ def check_bands(library: Path) -> None:
         budget = FixedBudget(60_000)
         with Emulator(backend.library).schedule(seed):
             parts = outcome(budget)
-        assert budget.told
+        assert budget.reported
         assert all(torch.equal(a, b) for a, b in zip(whole, parts, strict=True))
 
 
@@ -113,12 +113,12 @@ def check_lazy(library: Path) -> None:
         adam = AdamState.zeros_like(stored)
         for moment in (adam.exp_avg, adam.exp_avg_sq):
             moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
-        adam.rest_steps.copy_(stands)
+        adam.sh_last_step.copy_(stands)
         update = adam_update(
             backend,
             adam,
             60,
-            sh_last_step=adam.rest_steps.data_ptr(),
+            sh_last_step=adam.sh_last_step.data_ptr(),
             decay_table=table.data_ptr(),
             decay_rows=len(table),
         )
@@ -127,7 +127,7 @@ def check_lazy(library: Path) -> None:
         frame.bin(view, arrays)
         image = torch.empty(camera.height, camera.width, 3)
         frame.blend(view, torch.zeros(3), image, torch.empty(camera.height, camera.width), None)
-        return [adam.rest_steps, stored.shN, adam.exp_avg.shN, adam.exp_avg_sq.shN, image]
+        return [adam.sh_last_step, stored.shN, adam.exp_avg.shN, adam.exp_avg_sq.shN, image]
 
     expected = outcome(Backend.cpu(isa="portable", threads=1))
     assert bool((expected[0] != stands).any())
@@ -154,7 +154,7 @@ def total_loss(
 
 
 def check_overflow(library: Path) -> None:
-    """A view with too many pairs raises the flag, and then nothing is written any more."""
+    """A view with too many intersections raises the flag, and then nothing is written any more."""
     for threads in (0, 1):
         backend = backend_of(library, threads)
         gaussians, camera = random_scene(3, 60, sh_degree=0)
@@ -164,7 +164,7 @@ def check_overflow(library: Path) -> None:
         frame.bin(view, frame.project(view, gaussians))
         assert int(frame.counters[abi.COUNT_OVERFLOW]) == 0
         isects = int(frame.counters[abi.COUNT_ISECTS])
-        frame.bin(view, frame.project(view, gaussians), room=isects - 1)
+        frame.bin(view, frame.project(view, gaussians), capacity=isects - 1)
         assert int(frame.counters[abi.COUNT_OVERFLOW]) != 0
 
         size = (camera.height, camera.width)
@@ -268,7 +268,7 @@ MUTANTS = {
     "a sort that asks half a warp": Mutant(
         "picture", "kernels/radix_sort.cuh", "__match_any_sync(kFullWarp,", "__match_any_sync(0xffffu,"
     ),
-    "blending that reads records on their way": Mutant(
+    "blending that reads projected Gaussians on their way": Mutant(
         "picture",
         "kernels/blend.cuh",
         "    wait_for_copies();\n    __syncthreads();\n    for (int32_t group = 0;",
@@ -280,7 +280,7 @@ MUTANTS = {
         "return 1u << (2 * warp_id() + slot);",
         "return 1u << (2 * warp_id() + 1 - slot);",
     ),
-    "rows that are written before they are summed": Mutant(
+    "gradients that are written before they are summed": Mutant(
         "picture",
         "kernels/blend_vjp.cuh",
         "    if (base < first) continue;\n    __syncthreads();\n",
@@ -315,10 +315,10 @@ MUTANTS = {
         "int64_t(job.isect_tiles[i - 1]) + 1;",
         "int64_t(job.isect_tiles[i - 1]);",
     ),
-    "a pair that counts an empty neighbour": Mutant(
+    "an intersection that counts an empty neighbour": Mutant(
         "picture", "kernels/bin.cuh", "found + (half != 0 && low != 0 ? 1u : 0u)", "found + (half != 0 ? 1u : 0u)"
     ),
-    "a Gaussian whose last row is left out": Mutant(
+    "a Gaussian whose last intersection is left out": Mutant(
         "picture",
         "kernels/project_vjp.cuh",
         "  for (uint32_t k = 0; k < count; ++k) {\n    const float4* grad",
@@ -341,7 +341,7 @@ MUTANTS = {
         "stack", "kernels/loss.cuh", "const bool counts = strip.counts(a, y);", "const bool counts = true;"
     ),
     # Bands.
-    "a band that lists the line after it": Mutant(
+    "a band that lists the tile row after it": Mutant(
         "bands",
         "kernels/bin.cuh",
         "r.y1 < job.tile_row_end ? r.y1 : job.tile_row_end;",
@@ -350,11 +350,11 @@ MUTANTS = {
     "sums that forget the bands before": Mutant(
         "bands", "kernels/bands.cuh", "float total = job.sums[slot * kIsectGradSize + field];", "float total = 0.0f;"
     ),
-    "lines that count a Gaussian to the end of the image": Mutant(
+    "tile rows that count a Gaussian to the end of the image": Mutant(
         "bands", "kernels/bands.cuh", "0ull - columns", "0ull"
     ),
     # Overflow.
-    "room for one pair more than there is": Mutant(
+    "a capacity of one intersection too many": Mutant(
         "overflow", "kernels/bin.cuh", "if (before > job.isect_capacity)", "if (before > job.isect_capacity + 1)"
     ),
     "blending of a view that overflowed": Mutant(

@@ -59,8 +59,8 @@ class TrainStepPipeline:
             "chunk_counts": self.buffer("chunk_counts")[: 2 * chunks],
         }
 
-    def bin(self, room: int | None = None) -> None:
-        self.frame.bin(self.view, self.arrays, room=room)
+    def bin(self, capacity: int | None = None) -> None:
+        self.frame.bin(self.view, self.arrays, capacity=capacity)
 
     def isects(self) -> int:
         counters = self.frame.counters
@@ -175,15 +175,15 @@ def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
     gaussians, camera = random_scene(3, 200, sh_degree=1)
     exact = lists_agree(gaussians, camera).isects()
     stages = TrainStepPipeline(Backend.simt(), gaussians, camera)
-    room = exact - 1
+    capacity = exact - 1
     for name, dtype in (
         ("isect_gaussians", torch.int32),
         ("isect_grad_rows", torch.int32),
         ("isect_masks", torch.int16),
     ):
-        stages.frame.arena.take(name, room + 64, dtype).fill_(77)
+        stages.frame.arena.take(name, capacity + 64, dtype).fill_(77)
     stages.frame.arena.take("workspace", 1 << 20, torch.uint8)
-    stages.bin(room)
+    stages.bin(capacity)
     counters = stages.frame.counters
     assert counters is not None
     assert counters.tolist()[2:] == [exact, 1]
@@ -287,19 +287,19 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
         adam = AdamState.zeros_like(stored)
         for moment in (adam.exp_avg, adam.exp_avg_sq):
             moment.shN.copy_(torch.rand(stored.shN.shape, generator=torch.Generator().manual_seed(6)) * 1e-6)
-        adam.rest_steps.copy_(stands)
+        adam.sh_last_step.copy_(stands)
         update = adam_update(
             backend,
             adam,
             60,
             LRS,
-            sh_last_step=adam.rest_steps.data_ptr(),
+            sh_last_step=adam.sh_last_step.data_ptr(),
             decay_table=table.data_ptr(),
             decay_rows=len(table),
         )
         stages = TrainStepPipeline(backend, stored, camera, degree)
         backend.call("project", stages.view, stages.arrays, stages.frame.native, update)
-        caught_up = adam.rest_steps.clone()
+        caught_up = adam.sh_last_step.clone()
         stages.bin()
         rows = torch.randn(stages.isects(), abi.ISECT_GRAD, generator=torch.Generator().manual_seed(7))
         rows[:, 10:] = 0.0
@@ -307,7 +307,7 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
         stages.frame.project_vjp(stages.view, stages.arrays, adam=update)
         results.append(
             stages.projected()
-            | {"caught up": caught_up, "stands": adam.rest_steps, "shN": stages.gaussians.shN}
+            | {"caught up": caught_up, "stands": adam.sh_last_step, "shN": stages.gaussians.shN}
             | {"m": adam.exp_avg.shN, "v": adam.exp_avg_sq.shN}
         )
     ours, twin = results

@@ -44,7 +44,7 @@ class Run:
         return named | {
             "grad2d": self.stats.grad2d,
             "count": self.stats.count,
-            "rest_steps": self.adam.rest_steps,
+            "rest_steps": self.adam.sh_last_step,
         }
 
 
@@ -90,14 +90,14 @@ def assert_same_bits(run: Run, other: Run) -> None:
         assert torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("room", [1, 100])
+@pytest.mark.parametrize("capacity", [1, 100])
 def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(
-    gaussians: Gaussians, free: tuple[Run, list[float]], room: int
+    gaussians: Gaussians, free: tuple[Run, list[float]], capacity: int
 ) -> None:
     tight, (round_capacity, expected) = Run(gaussians), free
-    engine = AsyncEngine(Backend.simt(), room=room)
+    engine = AsyncEngine(Backend.simt(), capacity=capacity)
     assert train(engine, tight) == expected
-    assert engine.frame.native.max_isects > room, "the room has to grow for this test to say anything"
+    assert engine.frame.native.max_isects > capacity, "the room has to grow for this test to say anything"
     assert_same_bits(tight, round_capacity)
 
 
@@ -166,8 +166,8 @@ def test_every_tensor_of_a_step_on_the_second_gpu_is_on_the_second_gpu() -> None
         camera = random_camera(2, 37, 29)
         given = run.inputs(camera, 1)
         inputs = StepInputs(camera, given.target.to(device), LRS, 2, given.background.to(device), 0.2, False, run.stats)
-        engine = AsyncEngine(backend, budget=FixedBudget(1 << 40), room=1000)
-        engine._stages.run(run.gaussians, run.adam, 1, inputs, room=1000, means=engine._means)
+        engine = AsyncEngine(backend, budget=FixedBudget(1 << 40), capacity=1000)
+        engine._stages.run(run.gaussians, run.adam, 1, inputs, capacity=1000, means=engine._means)
         arenas = [*engine.frame.arena._buffers.values(), *engine._stages.arena._buffers.values()]
         made = {tensor.device for tensor in [*arenas, engine.frame.counters, engine._means]}  # type: ignore[union-attr]
         assert len(arenas) > 10

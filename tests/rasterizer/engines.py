@@ -19,12 +19,12 @@ LRS = dict.fromkeys(GROUPS, 1e-3)
 ENGINES = ["reference", "float64", "float32", "simt"]
 
 
-def make_engine(kind: str, room: int = 0) -> tuple[StepEngine, torch.dtype]:
-    """An engine and the dtype that it trains. room: tile intersections that the emulator has room for at first."""
+def make_engine(kind: str, capacity: int = 0) -> tuple[StepEngine, torch.dtype]:
+    """Return an engine and the dtype that it trains. capacity: of the emulator at first, in tile intersections."""
     if kind == "reference":
         return ReferenceEngine(), F64
     if kind == "simt":
-        return AsyncEngine(Backend.simt(), room=room), torch.float32
+        return AsyncEngine(Backend.simt(), capacity=capacity), torch.float32
     backend = float64() if kind == "float64" else float32("portable")
     return NativeEngine(backend), backend.dtype
 

@@ -1,4 +1,4 @@
-"""A view that does not fit into memory at once is made in bands of lines of tiles; nobody can tell from the bits."""
+"""A view that does not fit into memory at once is made in bands of tile rows, with the same bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_bands_hold_as_many_lines_as_fit(lines: list[int], most: int, expected: 
 
 
 def test_a_line_that_does_not_fit_is_no_band() -> None:
-    with pytest.raises(ValueError, match="line 1 has 5 pairs, 4 fit"):
+    with pytest.raises(ValueError, match="tile row 1 has 5 tile intersections, 4 fit"):
         plan_bands([1, 5, 1], 4)
 
 
@@ -81,9 +81,9 @@ def bytes_of(gaussians: Gaussians, camera: Camera, backend: Backend, *, with_gra
     frame._arrays = arrays
     lines = torch.zeros(view.tile_row_end, dtype=torch.int64)
     backend.call("tile_row_isects", view, arrays, frame.native, lines.data_ptr())
-    assert int(lines.sum()) == frame.max_isects(), "the lines have the pairs of the image"
+    assert int(lines.sum()) == frame.max_isects(), "the tile rows have the intersections of the image"
     assert int(lines.min()) >= 0
-    return tuple(frame.allowance.nbytes(view, frame.native, int(n), with_grads) for n in (lines.sum(), lines.max()))
+    return tuple(frame.isect_budget.nbytes(view, frame.native, int(n), with_grads) for n in (lines.sum(), lines.max()))
 
 
 def outcome(
@@ -124,8 +124,8 @@ def test_bands_change_no_bit_of_images_and_gradients(name: str, part: float, ant
     peak.nbytes = 0
     budget = FixedBudget(int(line + sums + part * (whole - line - sums)))
     assert outcome(gaussians, camera, backend, budget, antialiased=antialiased) == expected
-    assert budget.told, "the bands are told of"
-    assert 0 < peak.nbytes <= budget.isects
+    assert budget.reported, "the bands are reported"
+    assert 0 < peak.nbytes <= budget.nbytes
 
 
 @NEEDS_COMPILER
@@ -136,11 +136,11 @@ def test_no_gradients_no_memory_for_them(peak: Peak) -> None:
     budget = FixedBudget(whole)
     with torch.no_grad():
         fits = render(leaves(gaussians), camera, backend=backend, budget=budget)
-    assert not budget.told
+    assert not budget.reported
     assert 0 < peak.nbytes <= whole
     budget = FixedBudget(whole - 1)
     banded = render(gaussians, camera, backend=backend, budget=budget)
-    assert budget.told
+    assert budget.reported
     assert bits(fits.image, fits.depth) == bits(banded.image, banded.depth)
 
 
@@ -154,7 +154,7 @@ def test_a_crowded_tile_in_any_band_has_the_same_gradient() -> None:
         _, line = bytes_of(gaussians, camera, backend, with_grads=True)
         budget = FixedBudget(line + 768 * 68)
         assert outcome(gaussians, camera, backend, budget) == outcome(gaussians, camera, backend, FixedBudget(1 << 40))
-        assert budget.told
+        assert budget.reported
 
 
 def trained(engine: NativeEngine | AsyncEngine, gaussians: Gaussians, cameras: list[Camera]) -> list[bytes]:
@@ -185,13 +185,13 @@ def test_training_in_bands_is_training(peak: Peak) -> None:
     peak.nbytes = 0
     budget = FixedBudget(int(1.2 * line) + 512 * 68)
     assert trained(NativeEngine(backend, budget=budget), gaussians, cameras) == expected
-    assert budget.told
-    assert 0 < peak.nbytes <= budget.isects
+    assert budget.reported
+    assert 0 < peak.nbytes <= budget.nbytes
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("room", [0, 10])
-def test_training_behind_in_bands_is_training(room: int, peak: Peak) -> None:
+@pytest.mark.parametrize("capacity", [0, 10])
+def test_training_behind_in_bands_is_training(capacity: int, peak: Peak) -> None:
     """room: asked of the first view, or too little for any, so that they overflow and come again."""
     gaussians, _ = random_scene(12, 60, sh_degree=1, scale=1.0)
     cameras = [random_camera(k, 20, height) for k, height in enumerate((66, 97))]
@@ -200,9 +200,9 @@ def test_training_behind_in_bands_is_training(room: int, peak: Peak) -> None:
     line = max(bytes_of(gaussians, camera, backend, with_grads=True)[1] for camera in cameras)
     peak.nbytes = 0
     budget = FixedBudget(int(1.2 * line) + 256 * 68)
-    assert trained(AsyncEngine(backend, budget=budget, room=room), gaussians, cameras) == expected
-    assert budget.told
-    assert 0 < peak.nbytes <= budget.isects
+    assert trained(AsyncEngine(backend, budget=budget, capacity=capacity), gaussians, cameras) == expected
+    assert budget.reported
+    assert 0 < peak.nbytes <= budget.nbytes
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_one_that_has_exploded_is_named(backend: Callable[[], Backend], peak: Pe
     assert "1000 B" not in message
     assert "largest --vram-budget" not in message
     assert caught.value.exit_code == 4
-    assert peak.nbytes == 0, "nothing was taken for pairs"
+    assert peak.nbytes == 0, "nothing was allocated for intersections"
 
 
 @NEEDS_COMPILER
@@ -247,7 +247,7 @@ def test_a_scene_that_fits_comes_after_one_that_does_not(speechless: pytest.LogC
     engine = NativeEngine(float32(), budget=budget)
     with pytest.raises(ResourceError):
         trained(engine, gaussians, [camera])
-    budget.isects = 1 << 30
+    budget.nbytes = 1 << 30
     assert trained(engine, gaussians, [camera]) == trained(NativeEngine(float32()), gaussians, [camera])
     assert not speechless.messages
 
@@ -274,7 +274,7 @@ def test_lines_outside_the_image_are_refused(lines: tuple[int, int]) -> None:
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
     view.tile_row_begin, view.tile_row_end = lines
     for backend in (float32(), Backend.simt()):
-        with pytest.raises(ResourceError, match="lines of tiles"):
+        with pytest.raises(ResourceError, match="tile rows"):
             RasterContext(backend).project(view, gaussians)
 
 
@@ -287,5 +287,5 @@ def test_the_cpu_refuses_a_band_with_more_pairs_than_it_was_told() -> None:
     view.tile_row_begin = 3
     frame.project(view, gaussians)
     frame.native.max_isects = 7
-    with pytest.raises(ResourceError, match="more pairs than max_isects"):
+    with pytest.raises(ResourceError, match="more tile intersections than max_isects"):
         frame._list(view)

@@ -386,8 +386,8 @@ def test_the_budget_counts_all_that_a_pair_takes(requested: dict[str, int]) -> N
         try:
             one_step(NativeEngine(float32(), budget=budget), gaussians.detach_clone(), camera)
         except ResourceError:
-            budget.told = True
-        low, high = (middle, high) if budget.told else (low, middle)
+            budget.reported = True
+        low, high = (middle, high) if budget.reported else (low, middle)
     assert taken <= high <= 2.0 * (taken + requested["workspace"])
 
 

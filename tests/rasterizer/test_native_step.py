@@ -190,7 +190,7 @@ def test_the_unseen_take_the_step_of_a_zero_gradient(build: str) -> None:
     generator = torch.Generator().manual_seed(0)
     adam = AdamState.zeros_like(gaussians)
     adam.step = 41
-    adam.rest_steps.fill_(41)
+    adam.sh_last_step.fill_(41)
     for name in GROUPS:
         for moment, least in ((adam.exp_avg, -1.0), (adam.exp_avg_sq, 0.0)):
             tensor = getattr(moment, name)
@@ -202,7 +202,7 @@ def test_the_unseen_take_the_step_of_a_zero_gradient(build: str) -> None:
     target = torch.zeros(camera.height, camera.width, 3, dtype=torch.uint8)
     NativeEngine(backend).step(gaussians, adam, StepInputs(camera, target, **settings(backend.dtype)))
     assert torch.equal(gaussians.shN[unseen], before.shN[unseen]), "SH coefficients wait"
-    assert adam.rest_steps[unseen].tolist() == [41] * 4
+    assert adam.sh_last_step[unseen].tolist() == [41] * 4
     adam.flush(gaussians, LRS["shN"])
     rtol, atol = (1e-12, 1e-14) if backend.dtype == F64 else (1e-6, 1e-8)
     for name in GROUPS:
@@ -235,10 +235,10 @@ def test_a_view_makes_up_for_the_steps_that_others_missed(stored: int, build: st
         expected = parts.step(dense, dense_adam, StepInputs(view, target, **how))
         dense_adam.flush(dense, LRS["shN"])
         assert_close(loss, expected, rtol=0, atol=1e-12 if backend.dtype == F64 else 1e-6)
-        missed = max(missed, step + 1 - int(lazy_adam.rest_steps.min()))
+        missed = max(missed, step + 1 - int(lazy_adam.sh_last_step.min()))
     assert missed > 2
     lazy_adam.flush(lazy, LRS["shN"])
-    assert (lazy_adam.rest_steps == 12).all()
+    assert (lazy_adam.sh_last_step == 12).all()
     rtol, atol = (1e-9, 1e-12) if backend.dtype == F64 else (1e-4, 2e-6)
     for name, got, wanted in (("shN", lazy, dense), ("m", lazy_adam.exp_avg, dense_adam.exp_avg)):
         assert_close(got.shN, wanted.shN, rtol=rtol, atol=atol, msg=named(name))

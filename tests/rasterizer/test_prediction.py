@@ -1,4 +1,4 @@
-"""What is predicted of a view's tile pairs is never below what the rasterizer finds, and not far above."""
+"""The predicted tile intersections of a view are never below the true ones, and not far above."""
 
 from __future__ import annotations
 

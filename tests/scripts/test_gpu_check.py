@@ -342,7 +342,7 @@ def test_the_scene_has_the_statistics_that_are_promised() -> None:
         frame.bin(view, frame.project(view, around))
         assert 0.2 < frame.native.visible / n < 0.3
         assert 6.0 < frame.native.isects / frame.native.visible < 11.0
-        seen[frame.seen()[0]] = True
+        seen[frame.visible_slots()[0]] = True
     assert float(seen.float().mean()) > 0.9, "all are seen by some camera"
     for camera in cameras:
         frame = RasterContext(Backend.cpu())

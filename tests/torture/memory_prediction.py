@@ -187,7 +187,7 @@ def _work_in(case: Case, backend: Backend, store: TensorStorage) -> int:
             for camera in cameras:
                 render(gaussians, camera, backend=backend)
         return 0
-    adam, stats = AdamState.zeros_like(gaussians, store=store), DensifyStats.zeros(len(gaussians), backend.device)
+    adam, stats = AdamState.zeros_like(gaussians, storage=store), DensifyStats.zeros(len(gaussians), backend.device)
     for group in (adam.exp_avg, adam.exp_avg_sq):
         for _, moments in group.items():
             moments.zero_()  # pages of zeros that were never written to take no memory, and do once a view has come

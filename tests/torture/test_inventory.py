@@ -128,7 +128,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         *_, stopped = trainer.run(stop_at=23)
         assert isinstance(stopped, Stopped)
         # Some coefficients are behind, as the native engines leave them.
-        trainer.state.adam.rest_steps[::3] -= 2
+        trainer.state.adam.sh_last_step[::3] -= 2
         trainer.quality_monitor.reset(21)
         trainer.quality_monitor.low_since = 22
         trainer.checkpointer.save(trainer.state)
@@ -156,14 +156,14 @@ def test_the_state_survives_a_file_in_every_bit(trained: Trainer) -> None:
     state = TrainState.from_checkpoint(load_checkpoint(trained.run_dir.checkpoint_path(23)))
     assert differing(trained.state, state) == []
     paths = [path for path, _ in leaves(state)]
-    for needed in ("adam.rest_steps", "stats.count", "generators.splits", "sampler.position", "adam.exp_avg.shN"):
+    for needed in ("adam.sh_last_step", "stats.count", "generators.splits", "sampler.position", "adam.exp_avg.shN"):
         assert needed in paths
 
 
 @pytest.mark.parametrize(
     ("path", "damage"),
     [
-        ("adam.rest_steps", lambda state: state.adam.rest_steps.add_(1)),
+        ("adam.sh_last_step", lambda state: state.adam.sh_last_step.add_(1)),
         ("adam.exp_avg_sq.quats", lambda state: state.adam.exp_avg_sq.quats[0].mul_(1.0000002)),
         ("stats.grad2d", lambda state: state.stats.grad2d.add_(1e-3)),
         ("generators.background", lambda state: torch.rand(1, generator=state.generators["background"])),

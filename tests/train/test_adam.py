@@ -55,7 +55,7 @@ def test_missed_steps_at_once_are_the_steps_one_by_one(stands: int, missed: int,
     adam.exp_avg.shN.copy_(torch.randn(gaussians.shN.shape, generator=noise, dtype=torch.float64) * sizes)
     adam.exp_avg_sq.shN.copy_(torch.rand(gaussians.shN.shape, generator=noise, dtype=torch.float64) * sizes**2)
     adam.step = stands
-    adam.rest_steps.fill_(stands)
+    adam.sh_last_step.fill_(stands)
     dense, dense_adam = gaussians.detach_clone(), copy.deepcopy(adam)
     for _ in range(missed):
         dense_adam.apply_reference(dense, gaussians.map(torch.zeros_like), LRS)
@@ -65,7 +65,7 @@ def test_missed_steps_at_once_are_the_steps_one_by_one(stands: int, missed: int,
     assert torch.equal(gaussians.shN, before), "flushed() changes nothing"
     adam.flush(gaussians, LRS["shN"])
     assert torch.equal(flushed.shN, gaussians.shN)
-    assert (adam.rest_steps == adam.step).all()
+    assert (adam.sh_last_step == adam.step).all()
     # What is left out is of second order in eps / sqrt(v), and most in the first steps of a run, where v hardly decays
     # but its correction does.
     moved, expected = gaussians.shN - before, dense.shN - before

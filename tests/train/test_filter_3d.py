@@ -14,7 +14,7 @@ from splatcli.config import Config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer import NativeEngine
-from splatcli.rasterizer.filter_3d import filter_sizes, smoothed
+from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.step_inputs import DensifyStats
 from splatcli.train.densify import apply_refinement
 from splatcli.train.densify.base import Refinement
@@ -112,7 +112,7 @@ def test_what_is_shown_has_the_filter_in_it_and_the_state_stays_raw() -> None:
     checkpoint = state.to_checkpoint()
     assert torch.equal(checkpoint.gaussians.log_scales, state.gaussians.log_scales)
     assert state.filter_3d is not None
-    wanted = smoothed(state.gaussians, state.filter_3d)
+    wanted = apply_filter_3d(state.gaussians, state.filter_3d)
     for shown in (state.flushed(), flushed(checkpoint)):
         for name in ("means", "log_scales", "logit_opacities"):
             assert torch.equal(getattr(shown, name), getattr(wanted, name)), name

@@ -113,7 +113,7 @@ def test_a_run_has_the_same_bits_with_and_without(engine: str, strategy: str, la
         events: list[Event] = []
         for event in trainer.run(stop_at=last):
             assert away(trainer), event
-            late = max(late, int((trainer.state.adam.rest_steps < trainer.state.adam.step).sum()))
+            late = max(late, int((trainer.state.adam.sh_last_step < trainer.state.adam.step).sum()))
             events.append(event)
     assert story(iter(events)) == expected
     assert late > 10, "some rows are outside the views"
@@ -212,7 +212,7 @@ def test_a_state_that_was_saved_goes_into_a_file_and_comes_back(tmp_path: Path) 
         list(trainer.run())
         stored = load_checkpoint(folder.checkpoint_path(8), mapped=True)
     state = TrainState.from_checkpoint(stored, "cpu", MemoryMapped(tmp_path))
-    assert state.adam.store == MemoryMapped(tmp_path)
+    assert state.adam.storage == MemoryMapped(tmp_path)
     assert state_digest(state) == state_digest(trainer.state)
     again = state.to_checkpoint()
     assert again.gaussians.shN.data_ptr() == state.gaussians.shN.data_ptr(), "saving copies nothing"

@@ -162,7 +162,7 @@ def test_rows_that_are_kept_keep_moments_and_statistics(place: tuple[int, int] |
         assert torch.equal(getattr(state.adam.exp_avg_sq, name), second[rows])
     assert torch.equal(state.stats.count, whole.strategy["count"][rows])  # type: ignore[index]
     assert torch.equal(state.filter_3d, whole.filter_3d[rows])  # type: ignore[arg-type, index]
-    assert torch.equal(state.adam.rest_steps, whole.sh_last_step[rows])  # type: ignore[index]
+    assert torch.equal(state.adam.sh_last_step, whole.sh_last_step[rows])  # type: ignore[index]
 
 
 def test_what_failed_is_freed_before_the_older_state_is_read() -> None:

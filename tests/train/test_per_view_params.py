@@ -224,7 +224,7 @@ def tables(state: object) -> dict[str, torch.Tensor]:
 def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tmp_path: Path) -> None:
     def engine() -> StepEngine:
         if kind == "simt":
-            return AsyncEngine(Backend.simt(), room=1)
+            return AsyncEngine(Backend.simt(), capacity=1)
         return ReferenceEngine() if kind == "reference" else NativeEngine(float32("portable"))
 
     scene, config = made_scene(), short_config(14, views=views)

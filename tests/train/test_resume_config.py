@@ -86,7 +86,7 @@ def test_a_change_acts_from_the_next_step_on_and_not_before() -> None:
     list(made.run(stop_at=6))
     state = made.state
     state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
-    state.adam.rest_steps -= 3
+    state.adam.sh_last_step -= 3
     expected = state.flushed().shN.clone()
     assert not torch.equal(state.gaussians.shN, expected)
     apply_config(state, with_settings(state.config, {"optim.shN_lr": 0.5, "optim.beta1": 0.5}))

@@ -445,9 +445,9 @@ def test_a_new_gaussian_copies_coefficients_that_miss_no_step() -> None:
     state = trainer.state
     before, count = state.gaussians.shN.clone(), len(state.gaussians)
     state.adam.exp_avg.shN.normal_(std=1e-4, generator=torch.Generator().manual_seed(1))
-    state.adam.step, state.adam.rest_steps = 5, torch.full((count,), 2, dtype=torch.int32)
+    state.adam.step, state.adam.sh_last_step = 5, torch.full((count,), 2, dtype=torch.int32)
     dense = state.adam.flushed(state.gaussians, state.config.optim.shN_lr).shN
     assert not torch.equal(dense, before)
     list(trainer.density.refine(trainer.state, trainer.strategy, 5))
     assert torch.equal(trainer.state.gaussians.shN, dense.repeat_interleave(2, dim=0))
-    assert (trainer.state.adam.rest_steps == 5).all()
+    assert (trainer.state.adam.sh_last_step == 5).all()

@@ -103,10 +103,10 @@ def apply_refinement(
     shares: returns [M], the part of the opacities that a 3D filter leaves. The ceiling applies after the filter: under
     a ceiling before it, thin Gaussians would be too faint to be rendered, and would never recover.
     """
-    rows = refined_rows(refinement, gaussians, shares, adam.store)
+    rows = refined_rows(refinement, gaussians, shares, adam.storage)
 
     def moments(old: Gaussians) -> Gaussians:
-        return refinement.gather(old, adam.store).map(
+        return refinement.gather(old, adam.storage).map(
             lambda column: column.masked_fill_(as_column(refinement.reset_moments, column), 0.0)
         )
 
@@ -119,7 +119,7 @@ def apply_refinement(
         new_stats = DensifyStats.zeros(len(refinement), gaussians.device)
     else:
         new_stats = DensifyStats(stats.grad2d[refinement.source], stats.count[refinement.source])
-    new_adam = replace(adam, exp_avg=first, exp_avg_sq=second, rest_steps=adam.rest_steps[refinement.source])
+    new_adam = replace(adam, exp_avg=first, exp_avg_sq=second, sh_last_step=adam.sh_last_step[refinement.source])
     return rows, new_adam, new_stats
 
 

@@ -1,4 +1,4 @@
-"""What an engine tells of a view's own numbers: the gradients of autograd, once a step, whatever the engine."""
+"""Gradients of per-view parameters: those of autograd, once a step, on every engine."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Steps:
         kind: str,
         *,
         count: int = 1,
-        room: int = 0,
+        capacity: int = 0,
         hidden: bool = True,
         corrected: bool = True,
         gridded: bool = False,
     ) -> None:
-        self.engine, dtype = make_engine(kind, room)
+        self.engine, dtype = make_engine(kind, capacity)
         self.gaussians = random_gaussians(1, 90, sh_degree=2, dtype=F64).map(lambda t: t.to(dtype)).detach_clone()
         self.adam = AdamState.zeros_like(self.gaussians)
         self.heard: list[tuple[int, Tensor, Tensor]] = []
@@ -123,7 +123,7 @@ def test_the_gradients_of_pose_and_exposure_are_those_of_autograd(kind: str, hid
 
 @pytest.mark.parametrize("gridded", [False, True], ids=["exposure", "grid"])
 def test_a_step_that_is_done_again_for_more_room_is_learnt_from_once(gridded: bool) -> None:
-    free, tight = Steps("simt", count=5, gridded=gridded), Steps("simt", count=5, room=1, gridded=gridded)
+    free, tight = Steps("simt", count=5, gridded=gridded), Steps("simt", count=5, capacity=1, gridded=gridded)
     assert [step for step, _, _ in tight.heard] == [0, 1, 2, 3, 4]
     assert tight.losses == free.losses
     for (_, *ours), (_, *theirs) in zip(tight.heard, free.heard, strict=True):

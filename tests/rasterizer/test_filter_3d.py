@@ -1,4 +1,4 @@
-"""The 3D filter: its sizes, what it makes of Gaussians, and that the kernels do and differentiate the same."""
+"""The 3D filter: its sizes, its effect on Gaussians, and the same with gradients in the kernels."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import StepInputs, render
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.filter_3d import MARGIN, VARIANCE, filter_sizes, opacity_shares, smoothed
+from splatcli.rasterizer.filter_3d import MARGIN, VARIANCE, apply_filter_3d, filter_sizes, opacity_shares
 from splatcli.rasterizer.reference import loss_reference, render_reference
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float32, float64
@@ -38,9 +38,9 @@ def world_covariances(gaussians: Gaussians) -> Tensor:
     return turned @ torch.diag_embed((2 * gaussians.log_scales).exp()) @ turned.transpose(1, 2)
 
 
-def test_smoothed_gaussians_have_the_covariance_and_opacity_of_the_paper() -> None:
+def test_filtered_gaussians_have_the_covariance_and_opacity_of_the_paper() -> None:
     gaussians, sizes = random_gaussians(1, 50, dtype=F64), sizes_for(50)
-    after = smoothed(gaussians, sizes)
+    after = apply_filter_3d(gaussians, sizes)
     before = world_covariances(gaussians)
     wanted = before + torch.eye(3, dtype=F64) * sizes.square()[:, None, None]
     assert_close(world_covariances(after), wanted, rtol=1e-10, atol=1e-14)
@@ -53,10 +53,10 @@ def test_smoothed_gaussians_have_the_covariance_and_opacity_of_the_paper() -> No
 
 
 @pytest.mark.parametrize(("log_scale", "logit", "size"), [(-40.0, 5.0, 1.0), (3.0, 20.0, 1e-6), (0.0, -30.0, 0.0)])
-def test_smoothed_gaussians_stay_finite_numbers(log_scale: float, logit: float, size: float) -> None:
+def test_filtered_gaussians_stay_finite_numbers(log_scale: float, logit: float, size: float) -> None:
     one = random_gaussians(1, 1)
     one = replace(one, log_scales=torch.full((1, 3), log_scale), logit_opacities=torch.tensor([logit]))
-    after = smoothed(one, torch.tensor([size]))
+    after = apply_filter_3d(one, torch.tensor([size]))
     assert bool(after.log_scales.isfinite().all())
     assert bool(after.logit_opacities.isfinite().all())
     if size < 1e-3:
@@ -104,12 +104,12 @@ def test_sizes_have_the_same_bits_with_any_number_of_threads_and_rows(monkeypatc
 
 
 def drawn(backend: Backend, antialiased: bool, *, inside: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """A scene by the kernels, with the filter applied by them or by smoothed()."""
+    """A scene by the kernels, with the filter applied by them or by apply_filter_3d()."""
     gaussians, camera = random_scene(3, 80, width=WIDTH, height=HEIGHT, sh_degree=1, scale=0.1, dtype=F64)
     sizes = sizes_for(80, backend.dtype)
     gaussians = gaussians.map(lambda t: t.to(backend.dtype))
     out = render(
-        gaussians if inside else smoothed(gaussians, sizes),
+        gaussians if inside else apply_filter_3d(gaussians, sizes),
         camera,
         antialiased=antialiased,
         smoothing=sizes if inside else None,
@@ -121,14 +121,14 @@ def drawn(backend: Backend, antialiased: bool, *, inside: bool) -> tuple[Tensor,
 @NEEDS_COMPILER
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("kind", ["float64", "portable", "simt"])
-def test_the_kernels_draw_smoothed_gaussians(kind: str, antialiased: bool) -> None:
+def test_the_kernels_render_filtered_gaussians(kind: str, antialiased: bool) -> None:
     backend = {"float64": float64, "portable": lambda: float32("portable"), "simt": Backend.simt}[kind]()
     tolerance = 1e-12 if kind == "float64" else 2e-3  # at the cut-off of alpha single precision decides otherwise
     found, wanted = drawn(backend, antialiased, inside=True), drawn(backend, antialiased, inside=False)
     for ours, theirs in zip(found, wanted, strict=True):
         assert_close(ours, theirs, rtol=0, atol=tolerance)
     gaussians, camera = random_scene(3, 80, width=WIDTH, height=HEIGHT, sh_degree=1, scale=0.1, dtype=F64)
-    reference = render_reference(smoothed(gaussians, sizes_for(80)), camera, antialiased=antialiased)
+    reference = render_reference(apply_filter_3d(gaussians, sizes_for(80)), camera, antialiased=antialiased)
     for ours, theirs in zip(found, reference, strict=True):
         assert_close(ours.double(), theirs, rtol=0, atol=max(tolerance, 1e-9) * float(theirs.abs().max()))
     plain = render(gaussians, camera, antialiased=antialiased, backend=float64()).image
@@ -158,7 +158,7 @@ def one_step(kind: str, camera: Camera, target: Tensor) -> tuple[Gaussians, Adam
     gaussians = random_gaussians(1, 90, sh_degree=1, dtype=F64).map(lambda t: t.to(dtype)).detach_clone()
     adam = AdamState.zeros_like(gaussians)
     background, sizes = torch.zeros(3, dtype=dtype), sizes_for(90, dtype)
-    inputs = StepInputs(camera, target, LRS, 1, background, 0.2, True, None, smoothing=sizes)
+    inputs = StepInputs(camera, target, LRS, 1, background, 0.2, True, None, filter_3d=sizes)
     [*engine.submit(gaussians, adam, inputs), *engine.drain()]
     return gaussians, adam
 
@@ -170,6 +170,6 @@ def test_a_step_has_the_gradients_of_autograd_through_the_filter(kind: str) -> N
     target = (random_image(50, WIDTH, HEIGHT) * 255).round().to(torch.uint8)
     _, adam = one_step(kind, camera, target)
     parameters = leaves(random_gaussians(1, 90, sh_degree=1, dtype=F64))
-    out = render(smoothed(parameters, sizes_for(90)), camera, antialiased=True, backend=float64())
+    out = render(apply_filter_3d(parameters, sizes_for(90)), camera, antialiased=True, backend=float64())
     torch.autograd.backward(loss_reference(out.image, target.double() / 255.0, 0.2))
     assert_gradients(adam, parameters)

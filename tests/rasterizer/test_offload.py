@@ -1,4 +1,4 @@
-"""SH rest outside the device's memory: reserved to the last byte, without a name, and reached row by row."""
+"""shN outside the device's memory: reserved to the last byte, without a name, and accessed row by row."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def on_gpu(gaussians: Gaussians, **own: Tensor) -> dict[str, Tensor]:
     return {**fake, **own}
 
 
-def test_a_gpu_takes_pinned_memory_for_the_sh_rest_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_takes_pinned_memory_for_shN_and_for_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     gaussians, _ = random_scene(8, 10, sh_degree=1)
     backend = Backend(None, torch.float32, 0, torch.device("cuda:1"), 1, deferred=True)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="shN is on cpu"):
@@ -234,7 +234,7 @@ def _steps_with_forbidden_pages(kind: str, folder: Path) -> bool:
     half = slice(3000, 6000)
     gaussians.means[half] = torch.from_numpy(camera.center).float() - 3.0 * torch.from_numpy(camera.viewmat[2, :3])
     gaussians = gaussians.map(lambda t: t, rest=lambda t: MemoryMapped(folder).copy(t, CPU))
-    adam, stats = AdamState.zeros_like(gaussians, store=MemoryMapped(folder)), DensifyStats.zeros(len(gaussians))
+    adam, stats = AdamState.zeros_like(gaussians, storage=MemoryMapped(folder)), DensifyStats.zeros(len(gaussians))
     before = gaussians.shN[:3000].clone()
     protect = ctypes.CDLL(None, use_errno=True).mprotect
     for tensor in (gaussians.shN, adam.exp_avg.shN, adam.exp_avg_sq.shN):
@@ -249,7 +249,7 @@ def _steps_with_forbidden_pages(kind: str, folder: Path) -> bool:
     for _ in range(2):
         engine.submit(gaussians, adam, inputs)
     engine.drain()
-    return not torch.equal(gaussians.shN[:3000], before) and bool((adam.rest_steps[half] == 0).all())
+    return not torch.equal(gaussians.shN[:3000], before) and bool((adam.sh_last_step[half] == 0).all())
 
 
 # --- steps that were missed -------------------------------------------------------------------------------------------
@@ -262,12 +262,12 @@ def test_missed_steps_are_made_up_for_with_the_same_bits(
     def flushed(store: stores.TensorStorage) -> tuple[AdamState, Gaussians, Gaussians]:
         gaussians, _ = random_scene(8, 100, sh_degree=2)
         gaussians = gaussians.map(lambda t: t.clone(), rest=lambda t: store.copy(t, CPU))
-        adam = AdamState.zeros_like(gaussians, store=store)
+        adam = AdamState.zeros_like(gaussians, storage=store)
         noise = torch.Generator().manual_seed(1)
         adam.exp_avg.shN.copy_(torch.randn(100, 8, 3, generator=noise))
         adam.exp_avg_sq.shN.copy_(torch.rand(100, 8, 3, generator=noise))
         adam.step = 40
-        adam.rest_steps.copy_(torch.randint(0, 41, (100,), generator=noise))
+        adam.sh_last_step.copy_(torch.randint(0, 41, (100,), generator=noise))
         shown = adam.flushed(gaussians, 1e-3)
         adam.flush(gaussians, 1e-3)
         return adam, gaussians, shown
@@ -279,4 +279,4 @@ def test_missed_steps_are_made_up_for_with_the_same_bits(
     for mine, theirs in ((gaussians, expected[1]), (adam.exp_avg, expected[0].exp_avg)):
         assert torch.equal(mine.shN, theirs.shN)
     assert torch.equal(adam.exp_avg_sq.shN, expected[0].exp_avg_sq.shN)
-    assert replace(adam, step=41).store == adam.store
+    assert replace(adam, step=41).storage == adam.storage

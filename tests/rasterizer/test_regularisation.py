@@ -1,4 +1,4 @@
-"""Regularisers and exploration noise: native against plain torch, published numbers, and what the noise is for."""
+"""Regularisers and exploration noise: native against plain torch, published numbers, and the effect of the noise."""
 
 from __future__ import annotations
 

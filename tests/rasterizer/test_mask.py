@@ -1,4 +1,4 @@
-"""Hidden pixels take no part in a step, on every backend: neither in its loss nor in any gradient."""
+"""Masked pixels take no part in a step, on every backend: neither in its loss nor in any gradient."""
 
 from __future__ import annotations
 

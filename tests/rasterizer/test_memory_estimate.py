@@ -1,4 +1,4 @@
-"""What a step or render is predicted to take covers every buffer that it makes; on a GPU, slack included."""
+"""The memory estimate of a step or render covers every buffer that it makes; on a GPU, slack included."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
     adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(n)
     target = torch.zeros(50, 70, 3, dtype=torch.uint8)
     state = sum(t.nbytes for g in (gaussians, adam.exp_avg, adam.exp_avg_sq) for _, t in g.items())
-    state += adam.rest_steps.nbytes + stats.grad2d.nbytes + stats.count.nbytes
+    state += adam.sh_last_step.nbytes + stats.grad2d.nbytes + stats.count.nbytes
     assert state == state_bytes(n, 1)
     engine = AsyncEngine(backend, budget=FixedBudget(1 << 40))
     engine.submit(
