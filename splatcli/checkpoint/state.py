@@ -8,7 +8,7 @@ from torch import Tensor
 
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
-from splatcli.scene.camera import Camera, moved
+from splatcli.scene.camera import Camera, apply_pose_delta
 
 #: Values of a strategy beside tensors.
 Scalar = int | float | str | bool
@@ -73,5 +73,5 @@ class Checkpoint:
         cameras, poses = list(self.cameras), self.views.get("pose")
         if poses is not None:
             for row, index in enumerate(self.train):
-                cameras[index] = moved(cameras[index], poses[row].double().numpy())
+                cameras[index] = apply_pose_delta(cameras[index], poses[row].double().numpy())
         return cameras

@@ -68,7 +68,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays.
     """
     from splatcli.scene.partition import parse_blocks
-    from splatcli.scene.read import has_photos_only
+    from splatcli.scene.read import has_images_only
 
     config = run.config
     assert config.data.blocks is not None
@@ -86,7 +86,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
             remedy="leave out --pose-opt, --exposure, --bilateral-grid; use them with splat train SCENE --init MERGED",
         )
     scene = Path(config.data.scene)
-    if not scene.is_dir() or has_photos_only(scene):
+    if not scene.is_dir() or has_images_only(scene):
         raise SceneError(
             "blocks need a scene with cameras and points", where=scene, remedy=f"run splat sfm {scene} first"
         )
@@ -111,13 +111,13 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
 
 def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     """Report the contents of each block. Raise UsageError if blocks hold almost all, SceneError if almost nothing."""
-    from splatcli.scene.partition import check_worth, contents
+    from splatcli.scene.partition import block_contents, check_blocks
     from splatcli.scene.read import read_scene
 
     unread = {"strict": False, "skip_bad_images": False}  # images are checked when a block is trained
     whole = config.data.model_copy(update={"blocks": None, "block": None, **unread})
     scene = read_scene(Path(config.data.scene), whole, background=training_background(config))
-    held = contents(scene, shape)
+    held = block_contents(scene, shape)
     for block, one in enumerate(held):
         views = {"train_views": one.views, "of": len(scene.train)}
         out.event("block-contents", {"block": block, **views, "inside": one.inside, "around": one.around})
@@ -128,7 +128,7 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     ]
     more = [] if len(lines) <= _LISTED else [f"... and {len(lines) - _LISTED} more blocks"]
     out.note("\n".join([*lines[:_LISTED], *more]))
-    check_worth(scene, shape, held, config.data.block_share)
+    check_blocks(scene, shape, held, config.data.block_share)
 
 
 def merge_run(place: Path, target: Path | None, out: Output) -> None:

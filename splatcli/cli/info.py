@@ -103,17 +103,17 @@ def _is_run(folder: Path) -> bool:
 
 
 def _has_no_cameras(path: Path, settings: dict[str, Any]) -> bool:
-    from splatcli.scene.read import has_photos_only
+    from splatcli.scene.read import has_images_only
 
-    return not any(settings.get(f"data.{name}") for name in ("format", "model", "images")) and has_photos_only(path)
+    return not any(settings.get(f"data.{name}") for name in ("format", "model", "images")) and has_images_only(path)
 
 
 def _photo_facts(path: Path) -> dict[str, Any]:
     """Return the facts of a folder of images without cameras."""
     from splatcli.scene.images import max_pixels
-    from splatcli.sfm.images import find_footage, readable
+    from splatcli.sfm.images import find_input, readable
 
-    footage = find_footage(path)
+    footage = find_input(path)
     headers, bad = readable(footage, max_pixels(None))
     return {
         "kind": "photos",
@@ -215,7 +215,7 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dict[str, Any]:
     from splatcli.config import build_config
-    from splatcli.scene.inspect import coverage_notes, examine, hidden_share
+    from splatcli.scene.inspect import inspect_scene, mask_notes, masked_share
     from splatcli.scene.read import read_scene
 
     scene = read_scene(path, build_config(settings).data)
@@ -224,7 +224,7 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
         from splatcli.render.images import png_bytes, write_bytes
 
         write_bytes(plot, png_bytes(draw_camera_map(scene, f"{path.resolve().name}: {len(scene.cameras)} views")))
-    share = (hidden_share(scene.images) or (None,))[0]
+    share = (masked_share(scene.images) or (None,))[0]
     return {
         "kind": "scene",
         "path": path,
@@ -239,8 +239,8 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
         **({"hidden": share} if share is not None else {}),
         **({"plot": plot} if plot is not None else {}),
-        "notes": [*scene.notes, *coverage_notes(scene.images)],
-        "findings": [finding.as_dict() for finding in examine(scene)],
+        "notes": [*scene.notes, *mask_notes(scene.images)],
+        "findings": [finding.as_dict() for finding in inspect_scene(scene)],
     }
 
 

@@ -130,7 +130,7 @@ def sfm(args: SfmArguments) -> int:
         from splatcli.sfm.options import SfmOptions
 
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
-        solved = cameras_of(
+        solved = find_cameras(
             args.images,
             chosen,
             place=args.output,
@@ -151,7 +151,7 @@ _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 _COUNTED = {"frames": "frames read", "features": "images", "matching": "pairs", "mapping": "images registered"}
 
 
-def cameras_of(
+def find_cameras(
     images: Path,
     chosen: SfmOptions,
     *,
@@ -164,15 +164,17 @@ def cameras_of(
 ) -> SfmResult:
     """Run structure from motion with progress, and report on stderr. The arguments are those of run_sfm().
 
-    masks: see find_footage().
+    masks: see find_input().
     """
-    from splatcli.sfm.images import find_footage
+    from splatcli.sfm.images import find_input
     from splatcli.sfm.run import doubts, gpu_wanted, lines, run_sfm
 
-    footage = find_footage(images, masks)
+    footage = find_input(images, masks)
     gpu = gpu_wanted(device)
-    with _Teller(out) as teller:
-        solved = run_sfm(footage, chosen, place=place, beside=beside, overwrite=overwrite, gpu=gpu, tell=teller.tell)
+    with _PhaseProgress(out) as progress:
+        solved = run_sfm(
+            footage, chosen, place=place, beside=beside, overwrite=overwrite, gpu=gpu, tell=progress.report
+        )
     folder = solved.folder
     if solved.reused:
         out.note(f"cameras found before are used: {_shown(folder)}")
@@ -183,20 +185,20 @@ def cameras_of(
     return solved
 
 
-def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
+def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device: str, out: Output) -> Path:
     """Return the scene to train on: ``path``, or for images without cameras or a video, the scene made of them.
 
     run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
     """
     from splatcli.checkpoint.run_dir import has_content
-    from splatcli.scene.read import has_photos_only
+    from splatcli.scene.read import has_images_only
     from splatcli.sfm.images import is_video
     from splatcli.sfm.options import SfmOptions
 
     if data.format or data.model or data.images:
         return path  # the layout is given
     try:
-        lacks_cameras = is_video(path) or (path.is_dir() and has_photos_only(path))
+        lacks_cameras = is_video(path) or (path.is_dir() and has_images_only(path))
     except OSError:
         return path  # reading the scene reports it
     if not lacks_cameras:
@@ -209,14 +211,14 @@ def scene_of(path: Path, data: DataConfig, *, run: Path, overwrite: bool, device
         )
     out.note(f"{path.resolve().name} has no cameras: splat sfm estimates them first")
     gpu = "cpu" if device == "cpu" else "auto"
-    return cameras_of(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
+    return find_cameras(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
 
 
 def _shown(folder: Path) -> str:
     return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-class _Teller:
+class _PhaseProgress:
     """Progress of each phase: a bar on a terminal, a line every 10 s in a log, an object per second with --json."""
 
     def __init__(self, out: Output) -> None:
@@ -241,7 +243,7 @@ class _Teller:
         if self._bars is not None:
             self._bars.stop()
 
-    def tell(self, phase: str, done: int, total: int) -> None:
+    def report(self, phase: str, done: int, total: int) -> None:
         """Show how far a phase is."""
         if self._bars is not None:
             if phase not in self._tasks:

@@ -23,7 +23,7 @@ from splatcli.cli.model import (
 )
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
-from splatcli.cli.sfm import scene_of
+from splatcli.cli.sfm import scene_with_cameras
 from splatcli.cli.time_budget import TimeBudget
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 
@@ -116,7 +116,7 @@ def start_training(
         found = _on_rank0(
             group,
             "finding cameras",
-            lambda: scene_of(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
+            lambda: scene_with_cameras(named, config.data, run=place, overwrite=run.overwrite, device=device, out=out),
         )
         moved: dict[str, Any] = {"data.scene": str(found)}
         if found != named:

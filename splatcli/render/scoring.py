@@ -214,7 +214,7 @@ class GroundTruth:
         index = self._index.get(name)
         if not self._scene.images.masked or index is None or not self._scene.images.has(index):
             return False
-        hidden = self._scene.images.photo(index).hidden
+        hidden = self._scene.images.image(index).masked
         return hidden is not None and bool(hidden.all())
 
     def compare(self, name: str, pixels: NDArray[np.uint8]) -> Comparison | None:
@@ -225,14 +225,14 @@ class GroundTruth:
         index = self._index.get(name)
         if index is None or not self._scene.images.has(index):
             return None
-        photo = self._scene.images.photo(index)
+        photo = self._scene.images.image(index)
         truth = photo.pixels
         if truth.shape != pixels.shape:
             return None
-        hidden = None if photo.hidden is None else torch.from_numpy(photo.hidden)
+        hidden = None if photo.masked is None else torch.from_numpy(photo.masked)
         shown, seen = (torch.from_numpy(array.astype(np.float32) / 255.0) for array in (pixels, truth))
         score = ViewScore(name, psnr(shown, seen, hidden), ssim(shown, seen, hidden))
-        return Comparison(index, score, truth, pixels, photo.hidden, self._extra(shown, seen, hidden))
+        return Comparison(index, score, truth, pixels, photo.masked, self._extra(shown, seen, hidden))
 
     def _extra(self, shown: Tensor, seen: Tensor, hidden: Tensor | None) -> dict[str, float]:
         """Return the further metrics of two images [H, W, 3] in 0...1."""

@@ -1,6 +1,6 @@
 """pycolmap, imported in the one way that is safe; every module of ours takes it from here.
 
-Its library exports its own copy of zlib (58,000 symbols in all, none hidden) and pulls in the system's libz. If that
+Its library exports its own copy of zlib (58,000 symbols in all, none masked) and pulls in the system's libz. If that
 is the first time the process sees libz, libz binds to the foreign copy and the next zlib call from Python or Pillow
 aborts ("free(): invalid pointer"). Loading Python's zlib first binds libz to itself.
 

@@ -75,7 +75,7 @@ def mean_direction(directions: NDArray[np.float64]) -> NDArray[np.float64] | Non
 _SMALL = 1e-4
 
 
-def moved(camera: Camera, delta: NDArray[np.float64]) -> Camera:
+def apply_pose_delta(camera: Camera, delta: NDArray[np.float64]) -> Camera:
     """``camera`` turned about its own centre and then shifted, both in its own axes.
 
     delta: [6], a rotation vector in radians and a translation in world units. Zeros give the very same bits.
@@ -89,8 +89,8 @@ def moved(camera: Camera, delta: NDArray[np.float64]) -> Camera:
     return replace(camera, viewmat=viewmat)
 
 
-def delta_gradient(camera: Camera, delta: NDArray[np.float64], v_viewmat: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[6] gradient in ``delta``, from v_viewmat [4, 4], that in the matrix of ``moved(camera, delta)``."""
+def pose_delta_vjp(camera: Camera, delta: NDArray[np.float64], v_viewmat: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[6] gradient in ``delta``, from v_viewmat [4, 4], that in the matrix of ``apply_pose_delta(camera, delta)``."""
     rotation, jacobian = _exponential(delta[:3])
     turned = product(rotation, camera.viewmat[:3])
     v_turn = np.cross(turned.T, v_viewmat[:3].T).sum(axis=0)

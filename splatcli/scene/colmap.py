@@ -32,7 +32,16 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.find_images import walk
 from splatcli.scene.points import RawPoints, Tracks, stride
-from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View, placed, rigid
+from splatcli.scene.source import (
+    ROTATION_TOLERANCE,
+    FixedLens,
+    Problems,
+    Reader,
+    SceneSource,
+    View,
+    path_in_scene,
+    rigid_pose,
+)
 
 #: Where tools put models, most wanted first; each may hold one model, or numbered sub-models.
 PLACES = ("sparse", "colmap/sparse", "distorted/sparse", ".")
@@ -51,7 +60,7 @@ _MAX_NAME = 4096
 
 _REMEDY = "copy the file again from where the model was made, or run COLMAP's mapper again"
 _LINE_REMEDY = "correct the line, or copy the model again from where it was made"
-_UNKNOWN_MODEL_REMEDY = "undistort the photos with `colmap image_undistorter`, which writes PINHOLE cameras"
+_UNKNOWN_MODEL_REMEDY = "undistort the images with `colmap image_undistorter`, which writes PINHOLE cameras"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +203,7 @@ def _views(model: Model, root: Path, data: DataConfig, problems: Problems) -> li
             )
         with problems.collect():
             label = f"image {image.number} {image.name!r}"
-            key, outside = placed(_utf8(image, file), root, file, label, allow_outside=data.allow_outside)
+            key, outside = path_in_scene(_utf8(image, file), root, file, label, allow_outside=data.allow_outside)
             lens = FixedLens(model.file("cameras"), f"camera {image.camera}", cameras[image.camera])
             views.append(View(key, lens, _viewmat(image, file, label), label, outside, number=image.number))
     return views
@@ -234,7 +243,7 @@ def _viewmat(image: _Image, file: Path, label: str) -> NDArray[np.float64]:
             remedy="correct the pose, or take the image out of the model",
         )
     xyzw = np.roll(image.quat, -1) / length
-    return rigid(pycolmap.Rotation3d(xyzw).matrix(), np.array(image.translation), file, label)
+    return rigid_pose(pycolmap.Rotation3d(xyzw).matrix(), np.array(image.translation), file, label)
 
 
 def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | None:
@@ -247,7 +256,7 @@ def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | Non
 
 
 def _image_folders(root: Path, model: Path) -> list[Path]:
-    """Where the photos of a model may be: `images` first, but `input` for a model under `distorted`."""
+    """Where the images of a model may be: `images` first, but `input` for a model under `distorted`."""
     names = ("input", "images") if "distorted" in model.parts[len(root.parts) :] else ("images", "input")
     bases = [root]
     folder = model if model.is_relative_to(root) else root

@@ -26,7 +26,7 @@ _ORIENTATION_TAG = 0x0112
 #: A TIFF with this tag is a DNG, whose first picture is a thumbnail.
 _DNG_VERSION_TAG = 0xC612
 
-#: Bytes a pixel while a photo is decoded: Pillow's picture, its copy in another mode, and the array.
+#: Bytes a pixel while an image is decoded: Pillow's picture, its copy in another mode, and the array.
 DECODE_BYTES = 12
 
 
@@ -72,7 +72,7 @@ def read_header(path: Path, max_pixels: int | None = None) -> Header:
                 has_alpha=image.has_transparency_data,
                 orientation=_orientation(image),
                 colours=colours_of(image).name,
-                # Phones put depth or a preview behind a photo, which is no animation (MPO).
+                # Phones put depth or a preview behind an image, which is no animation (MPO).
                 several=bool(getattr(image, "is_animated", False)) and image.format != "MPO",
             )
 
@@ -92,7 +92,7 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
             raise SceneError(
                 f"is {width}x{height} pixels now, it was {size[0]}x{size[1]} when the scene was read",
                 where=path,
-                remedy="start again; do not change photos during a run",
+                remedy="start again; do not change images during a run",
             )
         # Pillow turns TIFFs, and nothing else, as their orientation says; that is undone here.
         undo = _orientation(image) if image.format == "TIFF" else 1
@@ -110,8 +110,8 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
                 decoded = from_bytes(image, background, colours)
     alpha = decoded.alpha
     return Decoded(
-        upright(decoded.rgb, undo, orientation),
-        None if alpha is None else upright(alpha, undo, orientation),
+        reorient(decoded.rgb, undo, orientation),
+        None if alpha is None else reorient(alpha, undo, orientation),
     )
 
 
@@ -128,7 +128,7 @@ def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
         nonzero = values != 0 if values.ndim == 2 else values[..., :3].any(axis=2)
         if image.mode == "RGBA":
             nonzero &= values[..., 3] != 0
-    return upright(np.asarray(nonzero, dtype=np.bool_), undo, orientation)
+    return reorient(np.asarray(nonzero, dtype=np.bool_), undo, orientation)
 
 
 def decode_numbers(path: Path, orientation: int = 1) -> NDArray[Any]:
@@ -136,7 +136,7 @@ def decode_numbers(path: Path, orientation: int = 1) -> NDArray[Any]:
     with _opened(path) as image, _decoding(path):
         undo = _orientation(image) if image.format == "TIFF" else 1
         values = np.asarray(image)
-    return upright(values, undo, orientation)
+    return reorient(values, undo, orientation)
 
 
 def decode_rgb(path: Path, background: Rgb, orientation: int = 1) -> NDArray[np.uint8]:
@@ -183,7 +183,7 @@ def _damaged(error: Exception, path: Path) -> SplatError:
     return SceneError(
         f"the image is damaged: {reason}",
         where=path,
-        remedy="copy the file again from its source, or leave damaged photos out with --skip-bad-images",
+        remedy="copy the file again from its source, or leave damaged images out with --skip-bad-images",
     )
 
 
@@ -209,7 +209,7 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "AVIF", "BMP", "GIF", "JPEG2000", "PPM")
 SUPPORTED = "PNG, JPEG, TIFF, WebP, AVIF, BMP, GIF, JPEG 2000 and PNM"
 
-#: Endings of camera raw files. Many are TIFF inside, with a thumbnail where a photo would be.
+#: Endings of camera raw files. Many are TIFF inside, with a thumbnail where an image would be.
 RAW_SUFFIXES = (
     *(".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dcr", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mos", ".mrw"),
     *(".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"),
@@ -283,7 +283,7 @@ def unreadable_error(path: Path) -> SceneError:
 
 
 def conversion(path: Path) -> str:
-    """The remedy for a photo that another program can read: a command that makes PNG copies, and how to use them."""
+    """The remedy for an image that another program can read: a command that makes PNG copies, and how to use them."""
     folder = shlex.quote(path.parent.name or ".")
     copies = shlex.quote(f"{path.parent.name}_png")
     return (
@@ -293,7 +293,7 @@ def conversion(path: Path) -> str:
 
 
 def reduction(path: Path) -> str:
-    """The remedy for photos that are too large: a command that makes smaller copies, and how to use them."""
+    """The remedy for images that are too large: a command that makes smaller copies, and how to use them."""
     folder = shlex.quote(path.parent.name or ".")
     copies = shlex.quote(f"{path.parent.name}_small")
     return (
@@ -331,12 +331,12 @@ def same_shape(size: tuple[int, int], other: tuple[int, int]) -> bool:
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
-def upright(pixels: NDArray[Any], undo: int, orientation: int) -> NDArray[Any]:
+def reorient(pixels: NDArray[Any], undo: int, orientation: int) -> NDArray[Any]:
     """Pixels that a decoder turned by ``undo`` as stored, and then turned by ``orientation``; C-contiguous."""
-    return np.ascontiguousarray(turned(turned(pixels, _UNDO.get(undo, undo)), orientation))
+    return np.ascontiguousarray(apply_orientation(apply_orientation(pixels, _UNDO.get(undo, undo)), orientation))
 
 
-def turned(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
+def apply_orientation(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     """Stored pixels [H, W, ...] as EXIF's ``orientation``, 1 to 8, puts them upright; a view of the same memory."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
@@ -426,7 +426,7 @@ def _base_mode(image: Image.Image) -> str:
 
 @lru_cache(maxsize=64)
 def _from_profile(data: bytes, mode: str) -> Colours | None:
-    """None for a profile that is broken or of another kind of pixels: no reason to refuse the photo."""
+    """None for a profile that is broken or of another kind of pixels: no reason to refuse the image."""
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
         space = profile.profile.xcolor_space

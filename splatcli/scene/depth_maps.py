@@ -1,6 +1,6 @@
-"""Depth maps: files that say how deep the pixels of a photo lie. Found, checked by their headers, and read.
+"""Depth maps: files that say how deep the pixels of an image lie. Found, checked by their headers, and read.
 
-A map tells camera-space z (not the length of the ray) of its photo's pixels as they are stored, at any resolution of
+A map tells camera-space z (not the length of the ray) of its image's pixels as they are stored, at any resolution of
 the same shape; what is 0, negative, NaN or infinite is not known.
 """
 
@@ -22,8 +22,8 @@ from torch import Tensor
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import decode_numbers, nearest, read_header, same_shape, turned
-from splatcli.scene.find_images import SHOWN, Found, doubtful_error, is_file, walk
+from splatcli.scene.decode import apply_orientation, decode_numbers, nearest, read_header, same_shape
+from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, is_file, walk
 from splatcli.scene.source import Problems, SceneSource, View
 
 #: The value of ``data.depths`` that names no folder.
@@ -64,7 +64,7 @@ def find_depth_maps(
     named = [view for view in views if view.depth is not None]
     if data.depths is None:
         if named:
-            notes.append(f"{len(named)} photos have depth maps, which splat train --depth-loss uses")
+            notes.append(f"{len(named)} images have depth maps, which splat train --depth-loss uses")
         return {}
     if data.depths == AUTO:
         where = source.file
@@ -82,27 +82,27 @@ def find_depth_maps(
             )
         )
     if maps:
-        notes.append(f"{len(maps)} of {len(views)} photos have depth maps")
+        notes.append(f"{len(maps)} of {len(views)} images have depth maps")
     scale = data.depth_scale or source.depth_scale
     return {name: DepthFile(path, scale) for name, path in maps.items()}
 
 
 def check_depth_map(
-    file: DepthFile, photo: Path, stored: tuple[int, int], orientation: int, max_pixels: int
+    file: DepthFile, image: Path, stored: tuple[int, int], orientation: int, max_pixels: int
 ) -> DepthFile:
-    """The map with the orientation to apply: that of its photo, unless it is upright already. Reads its header only.
+    """The map with the orientation to apply: that of its image, unless it is upright already. Reads its header only.
 
-    stored: the photo's size in its file. Raises SceneError when the map cannot be read or has another shape.
+    stored: the image's size in its file. Raises SceneError when the map cannot be read or has another shape.
     """
     size = _size(file.path, max_pixels)
     for wanted, turn in ((stored, orientation), (stored[::-1] if orientation >= 5 else stored, 1)):
         if same_shape(size, wanted):
             return replace(file, orientation=turn)
     raise SceneError(
-        f"the depth map is {size[0]}x{size[1]} pixels, its photo {photo.name} {stored[0]}x{stored[1]}: not the same "
+        f"the depth map is {size[0]}x{size[1]} pixels, its image {image.name} {stored[0]}x{stored[1]}: not the same "
         "shape",
         where=file.path,
-        remedy="make the map of the whole photo, at any resolution",
+        remedy="make the map of the whole image, at any resolution",
     )
 
 
@@ -114,7 +114,9 @@ def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
             data = stream.read(prod(shape) * dtype.itemsize)
         if len(data) < prod(shape) * dtype.itemsize:
             raise SceneError("ends in the middle of its numbers", where=path, remedy=_DAMAGED)
-        values = turned(np.frombuffer(data, dtype).reshape(shape[:2], order="F" if fortran else "C"), file.orientation)
+        values = apply_orientation(
+            np.frombuffer(data, dtype).reshape(shape[:2], order="F" if fortran else "C"), file.orientation
+        )
     else:
         values = decode_numbers(path, file.orientation)
     scale = file.scale or (INTEGER_UNIT if values.dtype.kind in "iu" else 1.0)
@@ -137,7 +139,7 @@ def reduce_depths(depths: NDArray[np.float32], size: tuple[int, int]) -> NDArray
 
 
 def resample_depths(depths: NDArray[np.float32], grid: Tensor) -> NDArray[np.float32]:
-    """Depths [h, w] seen through a lens's sampling grid [1, H, W, 2], none of them mixed; 0 beyond the photo."""
+    """Depths [h, w] seen through a lens's sampling grid [1, H, W, 2], none of them mixed; 0 beyond the image."""
     height, width = depths.shape
     unit = 0.5 * (grid[0].numpy() + 1.0)
     x, y = np.floor(unit[..., 0] * width), np.floor(unit[..., 1] * height)
@@ -154,7 +156,7 @@ def _named(source: SceneSource, views: list[View]) -> tuple[dict[str, Path], lis
 
 
 def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dict[str, Path], list[str]]:
-    """Maps by the photo's name (a.jpg.npy), or by its stem (a.npy); and the photos without one."""
+    """Maps by the image's name (a.jpg.npy), or by its stem (a.npy); and the images without one."""
     if not folder.is_dir():
         raise SceneError(
             "the folder of depth maps is not there", where=folder, remedy="--depths names a folder inside the scene"
@@ -171,7 +173,7 @@ def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dic
         stems = dict.fromkeys((view.name, str(PurePosixPath(view.name).with_suffix(""))))
         candidates = [f"{stem}{suffix}" for stem in stems for suffix in SUFFIXES if f"{stem}{suffix}" in there]
         if len(candidates) > 1:
-            problems.add(doubtful_error(folder, view.name, candidates))
+            problems.add(ambiguous_error(folder, view.name, candidates))
         elif candidates:
             maps[view.name] = folder / candidates[0]
         else:
@@ -261,9 +263,9 @@ class KnownDepths:
     pixels: NDArray[np.int64]
     depths: NDArray[np.float64]
 
-    def without(self, hidden: NDArray[np.bool_]) -> KnownDepths:
-        """Those of the pixels that are not hidden; hidden [H, W]."""
-        kept = ~hidden.reshape(-1)[self.pixels]
+    def without(self, masked: NDArray[np.bool_]) -> KnownDepths:
+        """Those of the pixels that are not masked; masked [H, W]."""
+        kept = ~masked.reshape(-1)[self.pixels]
         return KnownDepths(self.pixels[kept], self.depths[kept])
 
 

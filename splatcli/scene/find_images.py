@@ -1,4 +1,4 @@
-"""Finding the photos of views on disk: folders, names, and names that differ only by case, ending or Unicode form."""
+"""Finding the images of views on disk: folders, names, and names that differ only by case, ending or Unicode form."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".avif")
 
 #: These resolutions divide; any other number is a width in pixels.
 DIVISORS = (1, 2, 4, 8)
-#: Missing photos that are named in a message.
+#: Missing images that are named in a message.
 SHOWN = 5
 
 
 @dataclass(slots=True)
 class Found:
-    """Photos of one folder.
+    """Images of one folder.
 
     paths: view name -> file.
     missing: names without a file, in the order asked.
-    loose: (name, file name) of those found under another case, ending or Unicode form.
-    doubtful: (name, file names) of those for which several files could be meant.
+    inexact: (name, file name) of those found under another case, ending or Unicode form.
+    ambiguous: (name, file names) of those for which several files could be meant.
     """
 
     folder: Path
     paths: dict[str, Path] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    loose: list[tuple[str, str]] = field(default_factory=list)
-    doubtful: list[tuple[str, list[str]]] = field(default_factory=list)
+    inexact: list[tuple[str, str]] = field(default_factory=list)
+    ambiguous: list[tuple[str, list[str]]] = field(default_factory=list)
 
 
-def find_photos(
+def find_images(
     source: SceneSource, views: list[View], data: DataConfig, notes: list[str], problems: Problems
 ) -> tuple[Found, bool]:
     """The files of the views; and whether they are copies already reduced by the resolution asked for."""
@@ -59,13 +59,13 @@ def find_photos(
         if not (skip and found.paths):
             problems.add(_missing(found, len(views), folders, source.root))
         else:
-            notes.append(f"{len(found.missing)} of {len(views)} views have no photo and are left out")
-    for name, candidates in found.doubtful:
-        problems.add(doubtful_error(found.folder, name, candidates))
-    if found.loose:
-        name, file = found.loose[0]
+            notes.append(f"{len(found.missing)} of {len(views)} views have no image and are left out")
+    for name, candidates in found.ambiguous:
+        problems.add(ambiguous_error(found.folder, name, candidates))
+    if found.inexact:
+        name, file = found.inexact[0]
         notes.append(
-            f"{len(found.loose)} photos were found under another ending, case or Unicode form, e.g. {file} for {name}"
+            f"{len(found.inexact)} images were found under another ending, case or Unicode form, e.g. {file} for {name}"
         )
     _tell_links(found, source.root, notes)
     if source.resized_folders and data.resolution in DIVISORS and data.resolution != 1:
@@ -73,13 +73,13 @@ def find_photos(
         if smaller.is_dir():
             copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
             if len(copies.paths) == len(found.paths):
-                notes.append(f"the photos of {smaller.name}/ are used")
+                notes.append(f"the images of {smaller.name}/ are used")
                 return copies, True
-            notes.append(f"{smaller.name}/ lacks {len(found.paths) - len(copies.paths)} photos and is not used")
+            notes.append(f"{smaller.name}/ lacks {len(found.paths) - len(copies.paths)} images and is not used")
     return found, False
 
 
-def photos_below(folder: Path) -> Iterator[str]:
+def images_below(folder: Path) -> Iterator[str]:
     """The image files below a folder, by their endings, as relative paths with forward slashes."""
     for base, folders, files in walk(folder):
         folders.sort()
@@ -102,14 +102,14 @@ def find_in(folder: Path, files: Mapping[str, str]) -> Found:
             continue
         if index is None:
             index = defaultdict(list)
-            for other in photos_below(folder):
+            for other in images_below(folder):
                 index[_stem(other)].append(other)
         candidates = index.get(_stem(name), [])
         if len(candidates) > 1:
-            found.doubtful.append((name, candidates))
+            found.ambiguous.append((name, candidates))
         elif candidates:
             found.paths[name] = folder / candidates[0]
-            found.loose.append((name, candidates[0]))
+            found.inexact.append((name, candidates[0]))
         else:
             found.missing.append(name)
     return found
@@ -120,7 +120,7 @@ def _files(views: Iterable[View]) -> dict[str, str]:
 
 
 def _choose_folder(folders: list[Path], views: list[View]) -> Found:
-    """The first folder that has every photo, else the one that has most (the first among equals)."""
+    """The first folder that has every image, else the one that has most (the first among equals)."""
     best: Found | None = None
     for folder in folders:
         if not folder.is_dir():
@@ -133,7 +133,7 @@ def _choose_folder(folders: list[Path], views: list[View]) -> Found:
     return best or Found(folders[0], missing=[view.name for view in views])
 
 
-def doubtful_error(folder: Path, name: str, candidates: list[str]) -> SceneError:
+def ambiguous_error(folder: Path, name: str, candidates: list[str]) -> SceneError:
     """The error for a view that several files could belong to."""
     return SceneError(
         f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
@@ -143,26 +143,26 @@ def doubtful_error(folder: Path, name: str, candidates: list[str]) -> SceneError
 
 
 def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneError:
-    """The error for photos that views name and the disk lacks: how many, which, and what is there instead."""
+    """The error for images that views name and the disk lacks: how many, which, and what is there instead."""
     shown = ", ".join(found.missing[:SHOWN]) + (", ..." if len(found.missing) > SHOWN else "")
     if found.paths:
         return SceneError(
-            f"{len(found.missing)} of {total} photos are missing: {shown}",
+            f"{len(found.missing)} of {total} images are missing: {shown}",
             where=found.folder,
             remedy="put them back; splat train --skip-missing goes on without them",
         )
     places = ", ".join(dict.fromkeys(f"{path.relative_to(root)}/" for path in looked if path.is_relative_to(root)))
-    others = list(photos_below(root))
+    others = list(images_below(root))
     there = f"the scene has {len(others)} others, such as {others[0]}" if others else "the scene has no image file"
     return SceneError(
-        f"none of the {total} photos was found: {shown}; looked in {places or found.folder}; {there}",
+        f"none of the {total} images was found: {shown}; looked in {places or found.folder}; {there}",
         where=root,
         remedy="name their folder with splat train --images DIR, or make the names of the files those of the views",
     )
 
 
 def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
-    """Links are followed (downloaders and data stores use them for every photo); where they lead is told."""
+    """Links are followed (downloaders and data stores use them for every image); where they lead is told."""
     away = {path for path in {found.folder, *found.paths.values()} if path.is_symlink()}
     away = {path for path in away if not path.resolve().is_relative_to(root.resolve())}
     if away:

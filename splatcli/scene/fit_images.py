@@ -1,4 +1,4 @@
-"""Photos against their cameras: headers measured, sizes settled, lenses undone, and what the user should know."""
+"""Images against their cameras: headers measured, sizes settled, lenses undone, and what the user should know."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from splatcli.scene.decode import Header, read_header, same_shape
 from splatcli.scene.depth_maps import DepthFile, check_depth_map
 from splatcli.scene.find_images import DIVISORS
 from splatcli.scene.images import ImageSource, ImageStore, max_pixels
-from splatcli.scene.masks import check_mask, hides_alpha
+from splatcli.scene.masks import alpha_is_mask, check_mask
 from splatcli.scene.source import Problems, View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
 
-#: Without a resolution, wider photos are reduced to this many pixels (INRIA's rule).
+#: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
 MAX_WIDTH = 1600
 #: A width below this is a mistaken divisor.
 MIN_WIDTH = 16
@@ -33,7 +33,7 @@ def check_resolution(resolution: float | None) -> None:
     """Raises UsageError for a width that can only be a mistaken divisor."""
     if resolution is not None and resolution not in DIVISORS and round(resolution) < MIN_WIDTH:
         raise UsageError(
-            f"resolution {resolution:g} would make photos {resolution:g} pixels wide",
+            f"resolution {resolution:g} would make images {resolution:g} pixels wide",
             where="--resolution",
             remedy="1, 2, 4 and 8 divide; any other number is a width in pixels",
         )
@@ -51,25 +51,25 @@ def training_size(width: int, height: int, resolution: float | None) -> tuple[in
 
 
 @dataclass(slots=True)
-class PhotoFitter:
+class ImageFitter:
     """Makes an ImageSource of each view, and keeps count of what the user should know.
 
-    resolution: as set; None where the photos have their size already.
-    divided: the photos come from a folder of reduced copies, so that they differ from the lens's size on purpose.
-    max_pixels: photos with more are refused.
-    skip_bad: photos that cannot be read are left out, and told.
-    alpha_hides: transparency is the mask.
-    masks_cut: what masks hide is transparent.
+    resolution: as set; None where the images have their size already.
+    divided: the images come from a folder of reduced copies, so that they differ from the lens's size on purpose.
+    max_pixels: images with more are refused.
+    skip_bad: images that cannot be read are left out, and told.
+    alpha_is_mask: transparency is the mask.
+    mask_is_alpha: what masks hide is transparent.
     usable: whether each lens, as described, passed its check.
-    pinholes: what each lens, at the photo's size, is trained as; None for one that cannot be undone.
+    pinholes: what each lens, at the image's size, is trained as; None for one that cannot be undone.
     """
 
     resolution: float | None
     divided: bool
     max_pixels: int
     skip_bad: bool = False
-    alpha_hides: bool = False
-    masks_cut: bool = False
+    alpha_is_mask: bool = False
+    mask_is_alpha: bool = False
     usable: dict[LensKey, bool] = field(default_factory=dict)
     pinholes: dict[LensKey, pycolmap.Camera | None] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -123,7 +123,7 @@ class PhotoFitter:
                 max(1, round(stored[1] * size[1] / camera.height)),
             )
         self.counts["reduced"] += reduced != stored
-        self.counts["cut" if self.masks_cut else "masked"] += mask is not None
+        self.counts["cut" if self.mask_is_alpha else "masked"] += mask is not None
         self._count(header, orientation)
         return ImageSource(
             path=path,
@@ -150,7 +150,7 @@ class PhotoFitter:
         return training_size(camera.width, camera.height, self.resolution)
 
     def _fit(self, header: Header, lens: pycolmap.Camera, path: Path) -> tuple[tuple[int, int], int]:
-        """The stored size to use and the EXIF orientation to apply, so that photo and lens have the same aspect."""
+        """The stored size to use and the EXIF orientation to apply, so that image and lens have the same aspect."""
         stored, wanted = (header.width, header.height), (int(lens.width), int(lens.height))
         if same_shape(stored, wanted):
             self.counts["scaled"] += stored != wanted and not self.divided
@@ -160,16 +160,16 @@ class PhotoFitter:
             self.counts["scaled"] += turned != wanted and not self.divided
             return turned, header.orientation
         raise SceneError(
-            f"the photo is {stored[0]}x{stored[1]} pixels, its camera {wanted[0]}x{wanted[1]}: not the same shape",
+            f"the image is {stored[0]}x{stored[1]} pixels, its camera {wanted[0]}x{wanted[1]}: not the same shape",
             where=path,
-            remedy="use the photos that the cameras were computed from"
+            remedy="use the images that the cameras were computed from"
             + ("; this one seems to have been turned by a quarter" if same_shape(turned, wanted) else ""),
         )
 
     def _count(self, header: Header, orientation: int) -> None:
         self.counts["turned"] += orientation != 1
         self.counts["unturned"] += header.orientation != orientation
-        self.counts["hiding" if self.alpha_hides else "alpha"] += header.has_alpha
+        self.counts["hiding" if self.alpha_is_mask else "alpha"] += header.has_alpha
         self.counts["several"] += header.several
         if header.colours != "sRGB":
             self.colours[header.colours] += 1
@@ -177,29 +177,29 @@ class PhotoFitter:
     def notes(self) -> list[str]:
         """What the user should know, a sentence each."""
         texts = {
-            "scaled": "{} photos differ in size from their cameras; the intrinsics were scaled to the photos",
-            "turned": "{} photos were turned as their EXIF orientation says, to match their cameras",
-            "unturned": "{} photos have an EXIF orientation that is not applied: as stored they match their cameras",
-            "reduced": "{} photos are reduced while loading (Lanczos over the area of each pixel)",
-            "alpha": "{} photos have transparency and are composited on the background (--masks alpha hides it)",
-            "hiding": "{} photos have transparency; what is transparent takes no part in training and scores",
-            "masked": "{} photos have masks; what they hide takes no part in training and scores",
-            "cut": "{} photos have masks; what they hide is empty, and shows the background in training and scores",
+            "scaled": "{} images differ in size from their cameras; the intrinsics were scaled to the images",
+            "turned": "{} images were turned as their EXIF orientation says, to match their cameras",
+            "unturned": "{} images have an EXIF orientation that is not applied: as stored they match their cameras",
+            "reduced": "{} images are reduced while loading (Lanczos over the area of each pixel)",
+            "alpha": "{} images have transparency and are composited on the background (--masks alpha hides it)",
+            "hiding": "{} images have transparency; what is transparent takes no part in training and scores",
+            "masked": "{} images have masks; what they hide takes no part in training and scores",
+            "cut": "{} images have masks; what they hide is empty, and shows the background in training and scores",
             "several": "{} files hold several pictures, of which the first is used",
-            "narrow": "{} photos are narrower than the resolution asked for and keep their size",
+            "narrow": "{} images are narrower than the resolution asked for and keep their size",
         }
         notes = [text.format(self.counts[key]) for key, text in texts.items() if self.counts[key]]
         if self.colours:
             names = ", ".join(name for name, _ in self.colours.most_common(_NAMED))
-            notes.append(f"{self.colours.total()} photos are converted to sRGB, from {names}")
+            notes.append(f"{self.colours.total()} images are converted to sRGB, from {names}")
         if any(name.startswith("CMYK") for name in self.colours):
-            notes.append("CMYK photos without a profile show approximate colours; use the camera's own files")
+            notes.append("CMYK images without a profile show approximate colours; use the camera's own files")
         if self.models:
             notes.append(f"lens distortion ({', '.join(sorted(self.models))}) is undone while loading")
         return notes
 
 
-def fit_photos(
+def fit_images(
     views: list[View],
     paths: Mapping[str, Path],
     masks: Mapping[str, Path],
@@ -209,17 +209,17 @@ def fit_photos(
     notes: list[str],
     problems: Problems,
 ) -> list[ImageSource]:
-    """The photos of the views as their headers tell of them. Raises all problems known by now.
+    """The images of the views as their headers tell of them. Raises all problems known by now.
 
-    paths, masks, depths: by the names of the views. divided: as in PhotoFitter.
+    paths, masks, depths: by the names of the views. divided: as in ImageFitter.
     """
-    fitter = PhotoFitter(
+    fitter = ImageFitter(
         resolution=None if divided else data.resolution,
         divided=divided,
         max_pixels=max_pixels(data.max_pixels),
         skip_bad=data.skip_bad_images,
-        alpha_hides=hides_alpha(data),
-        masks_cut=data.mask_mode == "transparent",
+        alpha_is_mask=alpha_is_mask(data),
+        mask_is_alpha=data.mask_mode == "transparent",
     )
     sources = []
     for view in views:
@@ -227,7 +227,7 @@ def fit_photos(
             fitted = fitter.add(view, paths[view.name], masks.get(view.name), depths.get(view.name))
             if fitted is not None:
                 sources.append(fitted)
-    problems.settle()
+    problems.raise_any()
     notes += fitter.notes()
     if not sources:
         raise fitter.bad[0]
@@ -239,35 +239,35 @@ def fit_photos(
     return sources
 
 
-def decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: Problems) -> ImageStore:
-    """The photos that can be decoded in full. The others are left out; without skip_bad_images they are problems."""
+def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: Problems) -> ImageStore:
+    """The images that can be decoded in full. The others are left out; without skip_bad_images they are problems."""
     damaged = store.damaged()
     if not damaged:
         return store
     if not data.skip_bad_images or len(damaged) == len(store):
         for error in damaged.values():
             problems.add(error)
-        problems.settle()
+        problems.raise_any()
     notes.append(_bad_note(list(damaged.values())))
     kept = [item for i, item in enumerate(store.sources) if i not in damaged]
     return store.of(kept)
 
 
 def _bad_note(bad: list[SceneError]) -> str:
-    """What to say of photos that are left out because they cannot be read."""
+    """What to say of images that are left out because they cannot be read."""
     named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_NAMED])
-    return f"{len(bad)} photos cannot be read and are left out: {named}" + ("; ..." if len(bad) > _NAMED else "")
+    return f"{len(bad)} images cannot be read and are left out: {named}" + ("; ..." if len(bad) > _NAMED else "")
 
 
 def _identical_note(sources: Iterable[ImageSource]) -> str | None:
-    """A warning of photos that are byte for byte the same; None when there are none."""
+    """A warning of images that are byte for byte the same; None when there are none."""
     names = {source.path: source.camera.name for source in sources}
     groups = identical_files(names)
     if not groups:
         return None
     pairs = "; ".join(" = ".join(names[path] for path in group[:_NAMED]) for group in groups[:_NAMED])
     return (
-        f"{sum(map(len, groups))} photos are identical files ({pairs}): one of them is not what its camera saw; "
+        f"{sum(map(len, groups))} images are identical files ({pairs}): one of them is not what its camera saw; "
         "remove the copies"
     )
 

@@ -1,4 +1,4 @@
-"""ImageStore: the photos of a scene as uint8 arrays, decoded when asked for and kept under a budget of bytes."""
+"""ImageStore: the images of a scene as uint8 arrays, decoded when asked for and kept under a budget of bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_header
 from splatcli.scene.depth_maps import DepthFile, read_depth_map, reduce_depths, resample_depths
-from splatcli.scene.masks import read_hidden, read_opacity, reduce_hidden, resample_hidden
+from splatcli.scene.masks import read_mask, read_mask_as_alpha, reduce_mask, resample_mask
 from splatcli.scene.undistort import lens_key, resample, sampling_grid
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ GRID_BYTES = 256 << 20
 #: The filter of every reduction: Pillow widens it with the factor, so that it averages over the area it covers.
 REDUCE = Image.Resampling.LANCZOS
 
-#: Photos that may be decoded at a time in the background, and the number worth asking for ahead.
+#: Images that may be decoded at a time in the background, and the number worth asking for ahead.
 AHEAD = 4
 
 #: Alpha below this hides a pixel where transparency is the mask.
@@ -40,7 +40,7 @@ OPAQUE = 128
 
 _BLACK: Rgb = (0, 0, 0)
 
-#: Photos hidden altogether that are told by name.
+#: Images masked altogether that are told by name.
 _TOLD = 5
 
 #: Bytes a pixel of a known depth.
@@ -51,12 +51,12 @@ _V = TypeVar("_V")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageSource:
-    """One photo on disk, and how it becomes the picture of its camera.
+    """One image on disk, and how it becomes the picture of its camera.
 
     stored: width and height in the file, after ``orientation`` has been applied.
-    reduced: width and height to which the photo is resized before the lens is undone (if there is one).
-    lens: the distorted camera of the photo, or None when the photo is a pinhole's.
-    mask: the file that says what is hidden, or None; ``mask_orientation`` is applied to it.
+    reduced: width and height to which the image is resized before the lens is undone (if there is one).
+    lens: the distorted camera of the image, or None when the image is a pinhole's.
+    mask: the file that says what is masked, or None; ``mask_orientation`` is applied to it.
     depth: the map of its depths, or None.
     """
 
@@ -72,31 +72,31 @@ class ImageSource:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Photo:
-    """A photo at its camera's size. The arrays are shared and must not be written.
+class LoadedImage:
+    """An image at its camera's size. The arrays are shared and must not be written.
 
-    pixels: [H, W, 3] uint8, C-contiguous; hidden ones are black.
-    hidden: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
+    pixels: [H, W, 3] uint8, C-contiguous; masked ones are black.
+    masked: [H, W] bool, True where a pixel takes no part in anything; None where all of them count.
     alpha: [H, W] uint8, 255 where nothing shows through; pixels are over black then, and the background is to be added
         (train/training_images.py). None where pixels are the picture as it is.
     depth: [H, W] float32 camera-space z in world units, 0 where it is not known; None where there is no map.
     """
 
     pixels: NDArray[np.uint8]
-    hidden: NDArray[np.bool_] | None = None
+    masked: NDArray[np.bool_] | None = None
     alpha: NDArray[np.uint8] | None = None
     depth: NDArray[np.float32] | None = None
 
     @property
     def nbytes(self) -> int:
-        parts = (self.pixels, self.hidden, self.alpha, self.depth)
+        parts = (self.pixels, self.masked, self.alpha, self.depth)
         return sum(0 if part is None else part.nbytes for part in parts)
 
 
 class ByteCache:
     """The first values that fit a budget of bytes. Thread-safe.
 
-    What is kept stays: a pass over a scene asks for each photo once, in an order that the next pass does not repeat, so
+    What is kept stays: a pass over a scene asks for each image once, in an order that the next pass does not repeat, so
     that making room for the newest would throw out what is asked for next.
     """
 
@@ -125,12 +125,12 @@ class ByteCache:
 
 
 class ImageStore:
-    """The photos of a scene, by the index of their camera. Thread-safe.
+    """The images of a scene, by the index of their camera. Thread-safe.
 
     background: R G B, under what is transparent; None keeps its alpha, for who has a new background each time.
-    budget: bytes of decoded photos that may stay in memory.
-    alpha_hides: what is transparent in a photo is hidden, instead of showing the background.
-    masks_cut: what a mask hides is transparent, instead of hidden.
+    budget: bytes of decoded images that may stay in memory.
+    alpha_is_mask: what is transparent in an image is masked, instead of showing the background.
+    mask_is_alpha: what a mask hides is transparent, instead of masked.
     """
 
     def __init__(
@@ -139,18 +139,18 @@ class ImageStore:
         background: Rgb | None,
         budget: int,
         *,
-        alpha_hides: bool = False,
-        masks_cut: bool = False,
+        alpha_is_mask: bool = False,
+        mask_is_alpha: bool = False,
     ) -> None:
         self.sources = sources
         self.background = background
-        self.alpha_hides = alpha_hides
-        self.masks_cut = masks_cut
-        self._photos = ByteCache(budget)
+        self.alpha_is_mask = alpha_is_mask
+        self.mask_is_alpha = mask_is_alpha
+        self._images = ByteCache(budget)
         self._grids = ByteCache(GRID_BYTES)
         self._workers: ThreadPoolExecutor | None = None
-        self._pending: dict[int, Future[Photo]] = {}
-        self._all_hidden: set[int] = set()
+        self._pending: dict[int, Future[LoadedImage]] = {}
+        self._all_masked: set[int] = set()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -158,8 +158,8 @@ class ImageStore:
 
     @property
     def masked(self) -> bool:
-        """Whether pixels may be hidden."""
-        return self.alpha_hides or (self.has_masks and not self.masks_cut)
+        """Whether pixels may be masked."""
+        return self.alpha_is_mask or (self.has_masks and not self.mask_is_alpha)
 
     @property
     def has_masks(self) -> bool:
@@ -171,50 +171,54 @@ class ImageStore:
         """Whether there are maps of depths."""
         return any(source.depth is not None for source in self.sources)
 
-    def knows_depth(self, i: int) -> bool:
-        """Whether photo ``i`` has a map of its depths."""
+    def has_depth(self, i: int) -> bool:
+        """Whether image ``i`` has a map of its depths."""
         return self.sources[i].depth is not None
 
     def may_be_transparent(self, i: int) -> bool:
-        """Whether photo ``i`` can have alpha, told without decoding it. Raises SceneError."""
+        """Whether image ``i`` can have alpha, told without decoding it. Raises SceneError."""
         source = self.sources[i]
-        if source.mask is not None and self.masks_cut:
+        if source.mask is not None and self.mask_is_alpha:
             return True
-        return not self.alpha_hides and read_header(source.path).has_alpha
+        return not self.alpha_is_mask and read_header(source.path).has_alpha
 
     def of(self, sources: list[ImageSource]) -> ImageStore:
-        """A store of other photos that is otherwise alike."""
+        """A store of other images that is otherwise alike."""
         return ImageStore(
-            sources, self.background, self._photos.budget, alpha_hides=self.alpha_hides, masks_cut=self.masks_cut
+            sources,
+            self.background,
+            self._images.budget,
+            alpha_is_mask=self.alpha_is_mask,
+            mask_is_alpha=self.mask_is_alpha,
         )
 
     def with_alpha(self) -> ImageStore:
-        """A store of the same photos that leaves transparency as it is, and keeps none of them in memory."""
-        return ImageStore(self.sources, None, 0, alpha_hides=self.alpha_hides, masks_cut=self.masks_cut)
+        """A store of the same images that leaves transparency as it is, and keeps none of them in memory."""
+        return ImageStore(self.sources, None, 0, alpha_is_mask=self.alpha_is_mask, mask_is_alpha=self.mask_is_alpha)
 
     def limit(self, nbytes: int) -> None:
-        """No more than so many bytes of photos are kept from now on."""
-        self._photos.budget = min(self._photos.budget, nbytes)
+        """No more than so many bytes of images are kept from now on."""
+        self._images.budget = min(self._images.budget, nbytes)
 
-    def most_bytes(self, kept: int | None = None) -> int:
-        """What photos take at most: those that are kept, in ``kept`` bytes if that is less, and those being decoded."""
+    def max_bytes(self, kept: int | None = None) -> int:
+        """What images take at most: those that are kept, in ``kept`` bytes if that is less, and those being decoded."""
         sizes = [source.camera.width * source.camera.height for source in self.sources]
         depths = _DEPTH_BYTES * self.has_depths
-        photos = (3 + self.masked + (self.background is None) + depths) * sum(sizes)
-        budget = self._photos.budget if kept is None else min(kept, self._photos.budget)
+        images = (3 + self.masked + (self.background is None) + depths) * sum(sizes)
+        budget = self._images.budget if kept is None else min(kept, self._images.budget)
         stored = max((source.stored[0] * source.stored[1] for source in self.sources), default=0)
-        return min(photos, budget) + self._parallel() * stored * (DECODE_BYTES + depths)
+        return min(images, budget) + self._parallel() * stored * (DECODE_BYTES + depths)
 
     def has(self, i: int) -> bool:
         """Whether the file is (still) there."""
         return self.sources[i].path.is_file()
 
     def load(self, i: int) -> NDArray[np.uint8]:
-        """The pixels of photo ``i``, [H, W, 3]. Raises SceneError when it or its mask is damaged."""
-        return self.photo(i).pixels
+        """The pixels of image ``i``, [H, W, 3]. Raises SceneError when it or its mask is damaged."""
+        return self.image(i).pixels
 
-    def photo(self, i: int) -> Photo:
-        """Photo ``i`` with what is hidden in it. Raises SceneError when it or its mask is damaged."""
+    def image(self, i: int) -> LoadedImage:
+        """LoadedImage ``i`` with what is masked in it. Raises SceneError when it or its mask is damaged."""
         with self._lock:
             pending = self._pending.pop(i, None)
         if pending is not None:
@@ -222,9 +226,9 @@ class ImageStore:
         return self._cached(i)
 
     def prefetch(self, i: int) -> None:
-        """Starts decoding photo ``i`` in the background; an error surfaces when it is loaded."""
+        """Starts decoding image ``i`` in the background; an error surfaces when it is loaded."""
         with self._lock:
-            if i in self._pending or i in self._photos:
+            if i in self._pending or i in self._images:
                 return
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(self._parallel(), thread_name_prefix="splat-images")
@@ -238,7 +242,7 @@ class ImageStore:
             workers.shutdown(wait=True)
 
     def damaged(self) -> dict[int, SceneError]:
-        """Decodes every photo and mask in full, keeping none: the index of each that cannot be, and why."""
+        """Decodes every image and mask in full, keeping none: the index of each that cannot be, and why."""
 
         def problem(i: int) -> SceneError | None:
             try:
@@ -252,43 +256,43 @@ class ImageStore:
             return {i: error for i, error in found if error is not None}
 
     def _parallel(self) -> int:
-        """Photos that are decoded at a time: as many as memory allows for the largest."""
+        """Images that are decoded at a time: as many as memory allows for the largest."""
         largest = max((source.stored[0] * source.stored[1] for source in self.sources), default=1)
         return max(1, min(AHEAD, os.cpu_count() or 1, max_pixels(None) // largest))
 
-    def _cached(self, i: int) -> Photo:
-        return self._photos.get(i, lambda: self._decode(i), lambda photo: photo.nbytes)
+    def _cached(self, i: int) -> LoadedImage:
+        return self._images.get(i, lambda: self._decode(i), lambda image: image.nbytes)
 
-    def _decode(self, i: int) -> Photo:
+    def _decode(self, i: int) -> LoadedImage:
         source = self.sources[i]
         below = _BLACK if self.background is None else self.background
-        decoded = decode(source.path, None if self.alpha_hides else below, source.orientation, source.stored)
-        rgb, alpha, hidden = decoded.rgb, decoded.alpha, None
-        if self.alpha_hides and alpha is not None:
-            hidden, alpha = alpha < OPAQUE, None
-        elif source.mask is not None and self.masks_cut:
-            opacity = read_opacity(source.mask, source.mask_orientation, source.stored)
+        decoded = decode(source.path, None if self.alpha_is_mask else below, source.orientation, source.stored)
+        rgb, alpha, masked = decoded.rgb, decoded.alpha, None
+        if self.alpha_is_mask and alpha is not None:
+            masked, alpha = alpha < OPAQUE, None
+        elif source.mask is not None and self.mask_is_alpha:
+            opacity = read_mask_as_alpha(source.mask, source.mask_orientation, source.stored)
             rgb = composite(rgb, opacity, below)
             alpha = opacity if alpha is None else composite(alpha[..., None], opacity, _BLACK[:1])[..., 0]
         elif source.mask is not None:
-            hidden = read_hidden(source.mask, source.mask_orientation)
+            masked = read_mask(source.mask, source.mask_orientation)
         if self.background is not None:
             alpha = None  # it has done its work
         if source.reduced != source.stored:
             rgb = np.array(Image.fromarray(rgb).resize(source.reduced, REDUCE))
             alpha = None if alpha is None else np.array(Image.fromarray(alpha).resize(source.reduced, REDUCE))
-        if hidden is not None:
-            hidden = reduce_hidden(hidden, source.reduced)
+        if masked is not None:
+            masked = reduce_mask(masked, source.reduced)
         if source.lens is not None:
             grid = self._grid(source.lens, source.camera)
             rgb = resample(rgb, grid)
-            hidden = None if hidden is None else resample_hidden(hidden, grid)
+            masked = None if masked is None else resample_mask(masked, grid)
             alpha = None if alpha is None else resample(alpha[..., None], grid)[..., 0]
         rgb = np.ascontiguousarray(rgb)
-        if hidden is not None:
-            rgb[hidden] = 0
-            self._tell_if_all(hidden, i)
-        return Photo(rgb, hidden, None if alpha is None else np.ascontiguousarray(alpha), self._depth(source))
+        if masked is not None:
+            rgb[masked] = 0
+            self._tell_if_all(masked, i)
+        return LoadedImage(rgb, masked, None if alpha is None else np.ascontiguousarray(alpha), self._depth(source))
 
     def _depth(self, source: ImageSource) -> NDArray[np.float32] | None:
         if source.depth is None:
@@ -298,14 +302,14 @@ class ImageStore:
             return resample_depths(depths, self._grid(source.lens, source.camera))
         return reduce_depths(depths, (source.camera.width, source.camera.height))
 
-    def _tell_if_all(self, hidden: NDArray[np.bool_], i: int) -> None:
-        if not hidden.all():
+    def _tell_if_all(self, masked: NDArray[np.bool_], i: int) -> None:
+        if not masked.all():
             return
         with self._lock:
-            known, told = i in self._all_hidden, len(self._all_hidden)
-            self._all_hidden.add(i)
+            known, told = i in self._all_masked, len(self._all_masked)
+            self._all_masked.add(i)
         if not known and told < _TOLD:
-            more = "; more photos like it are not told" if told == _TOLD - 1 else ""
+            more = "; more images like it are not told" if told == _TOLD - 1 else ""
             source = self.sources[i]
             _log.warning("%s hides all of %s, which teaches nothing%s", source.mask or "alpha", source.path.name, more)
 
@@ -314,10 +318,10 @@ class ImageStore:
         return self._grids.get(key, lambda: sampling_grid(lens, camera), lambda grid: grid.nbytes)
 
 
-#: Decoded photos that stay in memory may take this part of it: the rest is for Gaussians, pairs and other programs.
+#: Decoded images that stay in memory may take this part of it: the rest is for Gaussians, pairs and other programs.
 CACHE_SHARE = 0.25
-#: One photo that is being decoded may take this part.
-PHOTO_SHARE = 0.25
+#: One image that is being decoded may take this part.
+IMAGE_SHARE = 0.25
 
 #: Where a container's limit stands: cgroup v2, v1.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
@@ -340,10 +344,10 @@ def machine_memory() -> int:
 
 
 def cache_bytes(asked: int | None) -> int:
-    """Bytes of decoded photos that may stay in memory: as asked, else this machine's share."""
+    """Bytes of decoded images that may stay in memory: as asked, else this machine's share."""
     return int(CACHE_SHARE * machine_memory()) if asked is None else asked
 
 
 def max_pixels(asked: int | None) -> int:
-    """Pixels that one photo may have: as asked, else what can be decoded in this machine's share."""
-    return int(PHOTO_SHARE * machine_memory()) // DECODE_BYTES if asked is None else asked
+    """Pixels that one image may have: as asked, else what can be decoded in this machine's share."""
+    return int(IMAGE_SHARE * machine_memory()) // DECODE_BYTES if asked is None else asked

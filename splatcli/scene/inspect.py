@@ -14,7 +14,7 @@ from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import decode
 from splatcli.scene.images import OPAQUE, ImageSource, ImageStore
-from splatcli.scene.masks import read_hidden
+from splatcli.scene.masks import read_mask
 from splatcli.scene.scene import Scene
 
 #: Points and cameras that are looked at; enough for shares to be good to some percent.
@@ -47,9 +47,9 @@ class Finding:
         return {"state": self.state, "subject": self.subject, "text": self.text, "help": self.remedy}
 
 
-def examine(scene: Scene) -> list[Finding]:
+def inspect_scene(scene: Scene) -> list[Finding]:
     """All findings of a scene that could be read: what is there first, then what looks wrong."""
-    found = [*_cameras(scene), *_photos(scene), *_beside(scene), *_points(scene), *_split(scene)]
+    found = [*_cameras(scene), *_images(scene), *_beside(scene), *_points(scene), *_split(scene)]
     return sorted(found, key=lambda finding: finding.state == "warning")
 
 
@@ -66,7 +66,7 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
             "warning",
             "cameras",
             f"{len(far)} stand more than {_FAR:g} times as far out as most: {_listed(far)}",
-            "they are likely misplaced: take them out, or solve again with more overlap",
+            "they are likely misplaced: take them out, or run structure from motion again with more overlap",
         )
     turns = np.stack([camera.viewmat[:3, :3].ravel() for camera in scene.cameras])
     poses = np.round(np.concatenate([centers / max(scene.extent, 1e-300), turns], axis=1) / _SAME)
@@ -80,31 +80,31 @@ def _cameras(scene: Scene) -> Iterator[Finding]:
         )
 
 
-def _photos(scene: Scene) -> Iterator[Finding]:
+def _images(scene: Scene) -> Iterator[Finding]:
     sources = scene.images.sources
     stored = Counter(source.stored for source in sources)
     trained = Counter((source.camera.width, source.camera.height) for source in sources)
     folders = {_top(source) for source in sources}
     where = f"{folders.pop()}: " if len(folders) == 1 else ""
-    yield Finding("found", "photos", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
+    yield Finding("found", "images", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
     gone = [camera.name for i, camera in enumerate(scene.cameras) if not scene.images.has(i)]
     if gone:
-        yield Finding("warning", "photos", f"{len(gone)} have gone: {_listed(gone)}", "put them back")
+        yield Finding("warning", "images", f"{len(gone)} have gone: {_listed(gone)}", "put them back")
 
 
 def _beside(scene: Scene) -> Iterator[Finding]:
     """Masks and depth maps."""
     count = sum(source.mask is not None for source in scene.images.sources)
     if count:
-        yield Finding("found", "masks", f"{count} of {len(scene.cameras)} photos have one")
-    elif scene.images.alpha_hides:
-        yield Finding("found", "masks", "the transparency of the photos")
+        yield Finding("found", "masks", f"{count} of {len(scene.cameras)} images have one")
+    elif scene.images.alpha_is_mask:
+        yield Finding("found", "masks", "the transparency of the images")
     else:
         looked = "mask_path in the file" if scene.kind == "nerfstudio" else "a.png or a.jpg.png for a.jpg"
-        yield Finding("none", "masks", f"looked for masks/ beside the photos ({looked})")
+        yield Finding("none", "masks", f"looked for masks/ beside the images ({looked})")
     depths = sum(source.depth is not None for source in scene.images.sources)
     if depths:
-        yield Finding("found", "depth maps", f"{depths} of {len(scene.cameras)} photos have one")
+        yield Finding("found", "depth maps", f"{depths} of {len(scene.cameras)} images have one")
     elif not any("depth maps" in note for note in scene.notes):
         yield Finding("none", "depth maps", "none named; --depths DIR takes a folder of them")
 
@@ -131,7 +131,7 @@ def _points(scene: Scene) -> Iterator[Finding]:
             "warning",
             "points",
             f"fewer than one a view: {count} for {len(scene.cameras)} views",
-            "solve again, or start from random points: --init random",
+            "run structure from motion again, or start from random points: --init random",
         )
 
 
@@ -155,7 +155,7 @@ def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.
 
 
 def _top(source: ImageSource) -> str:
-    """The folder that photo names are relative to."""
+    """The folder that image names are relative to."""
     return str(source.path.parents[source.camera.name.count("/")].name) + "/"
 
 
@@ -170,16 +170,16 @@ def _listed(names: list[str]) -> str:
 
 #: Masks that are looked at; a mean over so many is good to some percent, and reading them takes no second.
 _LOOKS = 16
-#: Who hides more than this of all photos has the masks inverted, more often than not.
+#: Who hides more than this of all images has the masks inverted, more often than not.
 _MOST = 0.95
 
 
-def hidden_share(store: ImageStore) -> tuple[float, int] | None:
-    """(the part of the photos that is hidden, mean over those looked at; their number); None where nothing can be.
+def masked_share(store: ImageStore) -> tuple[float, int] | None:
+    """(the part of the images that is masked, mean over those looked at; their number); None where nothing can be.
 
     Masks that cannot be read are passed over: whoever needs them tells.
     """
-    masked = [i for i, source in enumerate(store.sources) if store.alpha_hides or source.mask is not None]
+    masked = [i for i, source in enumerate(store.sources) if store.alpha_is_mask or source.mask is not None]
     looked = [masked[k * len(masked) // _LOOKS] for k in range(_LOOKS)] if len(masked) > _LOOKS else masked
     shares = []
     for i in looked:
@@ -190,13 +190,13 @@ def hidden_share(store: ImageStore) -> tuple[float, int] | None:
     return (sum(shares) / len(shares), len(shares)) if shares else None
 
 
-def coverage_notes(store: ImageStore) -> list[str]:
+def mask_notes(store: ImageStore) -> list[str]:
     """What a user should know of it, a sentence; none where there are no masks."""
-    found = hidden_share(store)
+    found = masked_share(store)
     if found is None:
         return []
     share, looked = found
-    text = f"masks hide {_percent(share)} of the photos on average"
+    text = f"masks hide {_percent(share)} of the images on average"
     if looked < len(store):
         text += f" ({looked} of {len(store)} looked at)"
     if share == 0.0:
@@ -209,7 +209,7 @@ def coverage_notes(store: ImageStore) -> list[str]:
 def _share(store: ImageStore, i: int) -> float:
     source = store.sources[i]
     if source.mask is not None:
-        return float(read_hidden(source.mask, source.mask_orientation).mean())
+        return float(read_mask(source.mask, source.mask_orientation).mean())
     alpha = decode(source.path, None, source.orientation, source.stored).alpha
     return 0.0 if alpha is None else float((alpha < OPAQUE).mean())
 

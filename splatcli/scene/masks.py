@@ -1,7 +1,7 @@
-"""Masks: which pixels of a photo count. Found beside the photos or named by the scene, checked, and read.
+"""Masks: which pixels of an image count. Found beside the images or named by the scene, checked, and read.
 
-A mask is an image of its photo's size; what is black or transparent in it is hidden, as in COLMAP and nerfstudio.
-Hidden pixels take no part in anything, or are empty (``data.mask_mode``).
+A mask has the size of its image; what is black or transparent in it is masked, as in COLMAP and nerfstudio.
+Masked pixels take no part in anything, or are empty (``data.mask_mode``).
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import decode_nonzero, read_header, same_shape
-from splatcli.scene.find_images import SHOWN, Found, doubtful_error, find_in
+from splatcli.scene.find_images import SHOWN, Found, ambiguous_error, find_in
 from splatcli.scene.source import Problems, SceneSource, View
 
 #: Settings of ``data.masks`` that name no folder.
 NONE, ALPHA = "none", "alpha"
 
-#: Weight of hidden pixels in a resampled one that hides it; beyond the rounding of the resampling.
+#: Weight of masked pixels in a resampled one that hides it; beyond the rounding of the resampling.
 _HIDES = 1e-3
 
-_REMEDY = "add them, white where all of a photo counts, or train without masks: --masks none"
+_REMEDY = "add them, white where all of an image counts, or train without masks: --masks none"
 
 
 def find_masks(
@@ -40,8 +40,8 @@ def find_masks(
 ) -> dict[str, Path]:
     """Name of each view in ``found`` -> its mask; empty when there are none.
 
-    factor: the photos are copies reduced by this; masks reduced alike are preferred. None: the photos themselves.
-    Every photo has a mask or none has: the missing ones are added to ``problems``.
+    factor: the images are copies reduced by this; masks reduced alike are preferred. None: the images themselves.
+    Every image has a mask or none has: the missing ones are added to ``problems``.
     """
     if data.masks in (NONE, ALPHA):
         return {}
@@ -54,30 +54,30 @@ def find_masks(
             raise SceneError(
                 "the folder of masks is not there",
                 where=folders[0],
-                remedy="correct --masks; none trains without masks, alpha takes the transparency of the photos",
+                remedy="correct --masks; none trains without masks, alpha takes the transparency of the images",
             )
         return {}
     masks = masks_in(folder, list(found.paths), problems, wanted=data.masks is not None)
     if not masks and data.masks is None:
-        notes.append(f"{folder.name}/ holds no mask of these photos and is not used")
+        notes.append(f"{folder.name}/ holds no mask of these images and is not used")
     return masks
 
 
 def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool) -> dict[str, Path]:
-    """Name of each photo -> its mask in ``folder``, by COLMAP's names (a.jpg.png), else by the photo's with any ending.
+    """Name of each image -> its mask in ``folder``, by COLMAP's names (a.jpg.png), else by the image's with any ending.
 
-    wanted: a folder without any mask of these photos is a problem too. Some with and some without always are.
+    wanted: a folder without any mask of these images is a problem too. Some with and some without always are.
     """
     masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
     others = find_in(folder, {name: name for name in names if name not in masks})
     masks |= others.paths
-    for name, candidates in others.doubtful:
-        problems.add(doubtful_error(folder, name, candidates))
+    for name, candidates in others.ambiguous:
+        problems.add(ambiguous_error(folder, name, candidates))
     missing = others.missing
     if missing and (masks or wanted):
         problems.add(
             SceneError(
-                f"{len(missing)} of {len(names)} photos have no mask: {', '.join(missing[:SHOWN])}"
+                f"{len(missing)} of {len(names)} images have no mask: {', '.join(missing[:SHOWN])}"
                 f"{', ...' if len(missing) > SHOWN else ''}; looked for {missing[0]}.png and {Path(missing[0]).stem}.*",
                 where=folder,
                 remedy=_REMEDY,
@@ -86,10 +86,10 @@ def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool
     return masks
 
 
-def check_mask(mask: Path, photo: Path, stored: tuple[int, int], orientation: int, reduced: bool) -> int:
-    """The EXIF orientation to apply to a mask: that of its photo, unless it is upright already.
+def check_mask(mask: Path, image: Path, stored: tuple[int, int], orientation: int, reduced: bool) -> int:
+    """The EXIF orientation to apply to a mask: that of its image, unless it is upright already.
 
-    stored: the photo's size in its file. reduced: the photo is a smaller copy, whose mask may be larger.
+    stored: the image's size in its file. reduced: the image is a smaller copy, whose mask may be larger.
     Raises SceneError when the mask cannot be read or has another size.
     """
     header = read_header(mask)
@@ -99,39 +99,39 @@ def check_mask(mask: Path, photo: Path, stored: tuple[int, int], orientation: in
         if size == wanted or (reduced and same_shape(size, wanted)):
             return turn
     raise SceneError(
-        f"the mask is {size[0]}x{size[1]} pixels, its photo {photo.name} {stored[0]}x{stored[1]}",
+        f"the mask is {size[0]}x{size[1]} pixels, its image {image.name} {stored[0]}x{stored[1]}",
         where=mask,
-        remedy="make the mask from that photo, or train without masks: --masks none",
+        remedy="make the mask from that image, or train without masks: --masks none",
     )
 
 
-def read_hidden(mask: Path, orientation: int) -> NDArray[np.bool_]:
+def read_mask(mask: Path, orientation: int) -> NDArray[np.bool_]:
     """[H, W] the pixels that a mask hides. Raises SceneError when it is damaged."""
     return ~decode_nonzero(mask, orientation)
 
 
-def read_opacity(mask: Path, orientation: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """[H, W] of a photo's width and height: 255 where its mask hides nothing, 0 where all. Raises SceneError."""
-    visible = Image.fromarray((~read_hidden(mask, orientation)).astype(np.uint8) * np.uint8(255))
+def read_mask_as_alpha(mask: Path, orientation: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+    """[H, W] of an image's width and height: 255 where its mask hides nothing, 0 where all. Raises SceneError."""
+    visible = Image.fromarray((~read_mask(mask, orientation)).astype(np.uint8) * np.uint8(255))
     return np.array(visible if visible.size == size else visible.resize(size, Image.Resampling.BOX))
 
 
-def hides_alpha(data: DataConfig) -> bool:
+def alpha_is_mask(data: DataConfig) -> bool:
     """Whether transparency is a mask, rather than a part of the picture."""
     return data.masks == ALPHA and data.mask_mode == "ignore"
 
 
-def reduce_hidden(hidden: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Hidden pixels at another width and height: those whose area holds a hidden one."""
-    if (hidden.shape[1], hidden.shape[0]) == size:
-        return hidden
-    covered = Image.fromarray(hidden.astype(np.float32)).resize(size, Image.Resampling.BOX)
+def reduce_mask(masked: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
+    """Hidden pixels at another width and height: those whose area holds a masked one."""
+    if (masked.shape[1], masked.shape[0]) == size:
+        return masked
+    covered = Image.fromarray(masked.astype(np.float32)).resize(size, Image.Resampling.BOX)
     return np.asarray(covered) > _HIDES
 
 
-def resample_hidden(hidden: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
-    """Hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a hidden one touches."""
-    field = torch.from_numpy(hidden.astype(np.float32))[None, None]
+def resample_mask(masked: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
+    """Hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a masked one touches."""
+    field = torch.from_numpy(masked.astype(np.float32))[None, None]
     with torch.inference_mode():
         weight = torch.nn.functional.grid_sample(
             field, grid, mode="bilinear", padding_mode="border", align_corners=False
@@ -163,6 +163,6 @@ def _named(
 
 
 def _folders(source: SceneSource, found: Found, factor: int | None) -> list[Path]:
-    """masks/ beside the photos' folder; in the scene's folder when the photos lie there themselves."""
+    """masks/ beside the images' folder; in the scene's folder when the images lie there themselves."""
     base = found.folder / "masks" if found.folder == source.root else found.folder.with_name("masks")
     return [base] if factor is None else [base.with_name(f"masks_{factor}"), base]

@@ -17,7 +17,7 @@ from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
 from splatcli.scene.points import RawPoints, read_points_ply
-from splatcli.scene.source import ROTATION_TOLERANCE, Problems, Reader, SceneSource, View, placed, rigid
+from splatcli.scene.source import ROTATION_TOLERANCE, Problems, Reader, SceneSource, View, path_in_scene, rigid_pose
 
 FILE = "transforms.json"
 #: Larger scene files are refused: 100,000 frames take about 60 MB, and as Python objects up to thirty times that.
@@ -30,8 +30,8 @@ _FLIP = np.array([1.0, -1.0, -1.0])
 def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """``transforms.json``: intrinsics per frame or global (the frame wins), distortion, points, named splits.
 
-    Frames whose photo is missing are left out when most have one, as the field's readers do: instant-ngp's own fox
-    scene lists 17 photos that it does not ship.
+    Frames whose image is missing are left out when most have one, as the field's readers do: instant-ngp's own fox
+    scene lists 17 images that it does not ship.
     """
     file = root / FILE
     document = load_transforms(file)
@@ -131,7 +131,7 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
     if not isinstance(frame, dict) or not isinstance(frame.get("file_path"), str):
         raise SceneError(f"frame {i} has no 'file_path'", where=file, remedy="correct or remove that frame")
     label = f"frame {i} {frame['file_path']!r}"
-    name, outside = placed(frame["file_path"], root, file, label, allow_outside=data.allow_outside)
+    name, outside = path_in_scene(frame["file_path"], root, file, label, allow_outside=data.allow_outside)
     lens = lens_of(frame, document, file, label)
     if outside is None:
         name = _with_suffix(name, root)
@@ -144,7 +144,7 @@ def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str,
     given = frame.get(key)
     if given is None:
         return None
-    inside, beyond = placed(str(given), root, file, f"{label}: {key}", allow_outside=data.allow_outside)
+    inside, beyond = path_in_scene(str(given), root, file, f"{label}: {key}", allow_outside=data.allow_outside)
     return beyond or inside
 
 
@@ -167,7 +167,7 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
             remedy="transpose the matrices" if matrix[:, 3].tolist() == last else "correct or remove that frame",
         )
     rotation, center = matrix[:3, :3] * _FLIP, matrix[:3, 3]
-    c2w = rigid(rotation, center, file, label)
+    c2w = rigid_pose(rotation, center, file, label)
     viewmat = np.eye(4)
     viewmat[:3, :3] = c2w[:3, :3].T
     viewmat[:3, 3] = -c2w[:3, :3].T @ center
@@ -213,7 +213,7 @@ def _listed(
         return None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise SceneError(f"{key} is not a list of file names", where=file, remedy="correct or remove it")
-    found = (placed(name, root, file, key, allow_outside=data.allow_outside) for name in names)
+    found = (path_in_scene(name, root, file, key, allow_outside=data.allow_outside) for name in names)
     paths = (name if outside else _with_suffix(name, root) for name, outside in found)
     return {path.removeprefix(f"{folder}/") if folder else path for path in paths}
 
@@ -224,7 +224,7 @@ def _points(document: dict[str, Any], root: Path, file: Path, data: DataConfig) 
         return None
     if not isinstance(given, str):
         raise SceneError(f"ply_file_path is {given!r}, not a file name", where=file, remedy="correct or remove it")
-    name, outside = placed(given, root, file, "ply_file_path", allow_outside=data.allow_outside)
+    name, outside = path_in_scene(given, root, file, "ply_file_path", allow_outside=data.allow_outside)
     points = read_points_ply(root / (outside or name), data.max_points)
     return points if points.total else None
 
@@ -250,13 +250,13 @@ _RANGES = {
     **dict.fromkeys(("fl_x", "fl_y"), (0.0, _LARGEST, "a focal length is positive, in pixels")),
     "depth_unit_scale_factor": (0.0, _LARGEST, "scene units that 1 in a depth map is, positive"),
     **dict.fromkeys(("camera_angle_x", "camera_angle_y"), (0.0, math.pi, "radians between 0 and 3.14 are expected")),
-    **dict.fromkeys(("w", "h"), (0.5, 1e6, "a photo has at least one pixel and less than a million a side")),
+    **dict.fromkeys(("w", "h"), (0.5, 1e6, "an image has at least one pixel and less than a million a side")),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class TransformsLens:
-    """Intrinsics as a file gives them; what is absent follows from the photo's size."""
+    """Intrinsics as a file gives them; what is absent follows from the image's size."""
 
     file: Path
     label: str
@@ -342,7 +342,7 @@ def _make_lens(
         raise SceneError(
             f"{label}: camera_model {model!r} is not known",
             where=file,
-            remedy=f"known: {', '.join(_MODELS)}; else undistort the photos first",
+            remedy=f"known: {', '.join(_MODELS)}; else undistort the images first",
         )
     name, coefficients = _MODELS[model]
     given = {key: values[key] for key in _COEFFICIENTS if values.get(key)}

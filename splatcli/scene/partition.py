@@ -120,7 +120,7 @@ def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class BlockContents:
     """What a block is trained on: numbers of training views, and parts of the scene's points, in it and around it."""
 
     views: int
@@ -133,7 +133,7 @@ class Contents:
         return self.inside + self.around
 
 
-def contents(scene: Scene, shape: tuple[int, int]) -> list[Contents]:
+def block_contents(scene: Scene, shape: tuple[int, int]) -> list[BlockContents]:
     """What each block of ``scene`` will hold, by a sample of the points where there are many.
 
     Raises SceneError where there are too few points.
@@ -150,14 +150,14 @@ def contents(scene: Scene, shape: tuple[int, int]) -> list[Contents]:
         shown = [sight for sight in views if _shows(sight, own, inside, block, len(grid))]
         seen = np.logical_or.reduce(shown) if shown else np.zeros_like(inside)
         around = min(int((seen & ~inside).sum()), int(AROUND * inside.sum()))
-        found.append(Contents(len(shown), float(inside.mean()), around / len(sample)))
+        found.append(BlockContents(len(shown), float(inside.mean()), around / len(sample)))
     return found
 
 
-def check_worth(scene: Scene, shape: tuple[int, int], held: list[Contents], most: float) -> None:
+def check_blocks(scene: Scene, shape: tuple[int, int], held: list[BlockContents], most: float) -> None:
     """Raises SceneError for blocks that cannot be trained, UsageError where one holds more than ``most`` of the scene.
 
-    held: what contents() gives.
+    held: what block_contents() gives.
     """
     dark = [block for block, one in enumerate(held) if one.views < LEAST_VIEWS]
     if dark:
@@ -181,8 +181,8 @@ def check_worth(scene: Scene, shape: tuple[int, int], held: list[Contents], most
         )
 
 
-def restricted(scene: Scene, shape: tuple[int, int], block: int) -> Scene:
-    """``scene`` with the views and points of one block; its cameras, photos and size stay those of the whole.
+def restrict_to_block(scene: Scene, shape: tuple[int, int], block: int) -> Scene:
+    """``scene`` with the views and points of one block; its cameras, images and size stay those of the whole.
 
     Raises UsageError where there is no such block, SceneError where too few views show it.
     """

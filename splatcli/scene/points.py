@@ -21,25 +21,25 @@ _TYPE_SIZES |= {"int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tracks:
-    """Which photos see which points, as O pairs in any order.
+    """Which images see which points, as O pairs in any order.
 
-    photos: [O] int64, the numbers that the file gives them. points: [O] int64, rows of the points.
+    images: [O] int64, the numbers that the file gives them. points: [O] int64, rows of the points.
     """
 
-    photos: NDArray[np.int64]
+    images: NDArray[np.int64]
     points: NDArray[np.int64]
 
     def moved(self, rows: NDArray[np.int64]) -> Tracks:
         """The same where row ``i`` of the points has become ``rows[i]``, -1 for one that was left out."""
         points = rows[self.points]
         kept = points >= 0
-        return Tracks(self.photos[kept], points[kept])
+        return Tracks(self.images[kept], points[kept])
 
-    def by_photo(self, photos: list[int]) -> list[NDArray[np.int64]]:
-        """The points that each of ``photos`` sees: ascending rows, each once."""
-        order = np.argsort(self.photos, kind="stable")
-        numbers, points = self.photos[order], self.points[order]
-        starts, ends = np.searchsorted(numbers, photos, "left"), np.searchsorted(numbers, photos, "right")
+    def by_image(self, images: list[int]) -> list[NDArray[np.int64]]:
+        """The points that each of ``images`` sees: ascending rows, each once."""
+        order = np.argsort(self.images, kind="stable")
+        numbers, points = self.images[order], self.points[order]
+        starts, ends = np.searchsorted(numbers, images, "left"), np.searchsorted(numbers, images, "right")
         return [np.unique(points[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
@@ -83,9 +83,7 @@ def stride(total: int, limit: int) -> int:
     return max(1, math.ceil(total / limit))
 
 
-def settle_points(
-    raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool, notes: list[str]
-) -> PointCloud | None:
+def clean_points(raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool, notes: list[str]) -> PointCloud | None:
     """The points as training takes them; None when none is left.
 
     offset: [3] the position in the input's frame that becomes the origin; subtracted in float64.
@@ -136,7 +134,7 @@ def read_points_ply(path: Path, limit: int) -> RawPoints:
         raise SceneError(f"its vertices have lists ({', '.join(lists)})", where=path, remedy=_PLY_REMEDY)
     total = len(vertex)
     vertex = vertex[:: stride(total, limit)]
-    with np.errstate(all="ignore"):  # settle_points tells what is not finite; colours are cut to their range
+    with np.errstate(all="ignore"):  # clean_points tells what is not finite; colours are cut to their range
         xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
         rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
         if {"red", "green", "blue"} <= set(names):

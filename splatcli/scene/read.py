@@ -15,13 +15,13 @@ from splatcli.scene import blender, colmap, nerfstudio
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import find_depth_maps
-from splatcli.scene.find_images import SUFFIXES, find_photos, photos_below, walk
-from splatcli.scene.fit_images import check_resolution, decodable, fit_photos
+from splatcli.scene.find_images import SUFFIXES, find_images, images_below, walk
+from splatcli.scene.fit_images import check_resolution, fit_images, keep_decodable
 from splatcli.scene.images import ImageStore, cache_bytes
-from splatcli.scene.masks import find_masks, hides_alpha
-from splatcli.scene.partition import parse_blocks, restricted
-from splatcli.scene.points import PointCloud, settle_points
-from splatcli.scene.scene import Scene, extent_of, moved, offset_for, on_one_line, split_views
+from splatcli.scene.masks import alpha_is_mask, find_masks
+from splatcli.scene.partition import parse_blocks, restrict_to_block
+from splatcli.scene.points import PointCloud, clean_points
+from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views
 from splatcli.scene.source import Problems, Reader, SceneSource, View
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
 
     path: the scene's folder.
     background: R G B, 0 to 255, under what is transparent; None for one that is new each step, see ImageStore.
-    Only headers of the photos are read. Cameras come at the training resolution and undistorted.
+    Only headers of the images are read. Cameras come at the training resolution and undistorted.
     COLMAP wins where a transforms file tells the same views, since it brings points; a note says so.
     Raises SceneError for anything missing, damaged or contradictory, all of it at once where one fault does not hide
     another (SceneProblems); UsageError for an impossible resolution, and for two layouts that disagree.
@@ -50,21 +50,21 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
     root = Path(path).absolute()
     try:
         if not root.exists():
-            raise SceneError("no such folder", where=path, remedy="name the folder that holds the photos and cameras")
+            raise SceneError("no such folder", where=path, remedy="name the folder that holds the images and cameras")
         if not root.is_dir():
             raise SceneError("is a file, not a scene's folder", where=path, remedy=f"try its folder, {root.parent}")
         problems = Problems(root)
         reader, source = _describe(root, data, problems)
-        scene = assemble(source, reader, data, background, problems)
+        scene = build_scene(source, reader, data, background, problems)
         if data.blocks is None or data.block is None:
             return scene
-        return restricted(scene, parse_blocks(data.blocks), data.block)
+        return restrict_to_block(scene, parse_blocks(data.blocks), data.block)
     except OSError as error:
         raise from_os_error(error, SceneError, path) from None
 
 
-def has_photos_only(path: Path) -> bool:
-    """Whether a folder holds photos, and nothing in it or below looks like a part of a description of cameras."""
+def has_images_only(path: Path) -> bool:
+    """Whether a folder holds images, and nothing in it or below looks like a part of a description of cameras."""
     root = Path(path).absolute()
     found = False
     for _, folders, files in walk(root, private=True):
@@ -175,7 +175,7 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
     problems = Problems(root)
     try:
         difference = disagreement(source, other.read(root, data, problems))
-        problems.settle()
+        problems.raise_any()
     except SceneError:
         source.notes.append(f"the COLMAP model is used; {other.files} cannot be read and is not used")
         return
@@ -195,26 +195,26 @@ def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneErr
         where=root,
         remedy=f"what is there is read with --format {there[0].name}"
         if there
-        else "name the scene's folder; of photos without cameras, splat sfm FOLDER finds them",
+        else "name the scene's folder; of images without cameras, splat sfm FOLDER finds them",
     )
 
 
-#: A model that registers fewer views than this, of more photos, has failed.
+#: A model that registers fewer views than this, of more images, has failed.
 MIN_VIEWS = 3
 
 
-def assemble(
+def build_scene(
     source: SceneSource, reader: Reader, data: DataConfig, background: Rgb | None, problems: Problems
 ) -> Scene:
     """The Scene of a described source. background: as in read_scene().
 
-    Raises SceneError for photos and cameras that do not fit together, with all that ``problems`` holds already.
+    Raises SceneError for images and cameras that do not fit together, with all that ``problems`` holds already.
     """
     check_resolution(data.resolution)
     notes = list(source.notes)
     views = sorted(source.views, key=lambda view: view.name)
     views = _distinct(views, source.file, problems)
-    found, divided = find_photos(source, views, data, notes, problems)
+    found, divided = find_images(source, views, data, notes, problems)
     if reader is colmap.READER:
         _check_registered(source, len(views), found.folder, notes, problems)
     views = [view for view in views if view.name in found.paths]
@@ -222,20 +222,20 @@ def assemble(
     points: PointCloud | None = None
     if source.points is not None:
         with problems.collect():
-            points = settle_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
+            points = clean_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
     masks = find_masks(source, views, found, data, int(data.resolution or 1) if divided else None, notes, problems)
     depths = find_depth_maps(source, views, found, data, notes, problems)
-    shifted = [moved(view, offset) for view in views]
-    sources = fit_photos(shifted, found.paths, masks, depths, data, divided, notes, problems)
+    shifted = [move_origin(view, offset) for view in views]
+    sources = fit_images(shifted, found.paths, masks, depths, data, divided, notes, problems)
     store = ImageStore(
         sources,
         background,
         cache_bytes(data.cache_bytes),
-        alpha_hides=hides_alpha(data),
-        masks_cut=data.mask_mode == "transparent",
+        alpha_is_mask=alpha_is_mask(data),
+        mask_is_alpha=data.mask_mode == "transparent",
     )
     if data.strict or data.skip_bad_images:
-        store = decodable(store, data, notes, problems)
+        store = keep_decodable(store, data, notes, problems)
     cameras = [item.camera for item in store.sources]
     train, test = split_views(source, [camera.name for camera in cameras], data.test_every, notes)
     _check_places([cameras[i] for i in train], data.scene_extent, source.file, notes)
@@ -258,17 +258,17 @@ def assemble(
 
 
 def _seen(points: PointCloud | None, views: list[View], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:
-    """The points that each camera's photo sees, where tracks were read."""
+    """The points that each camera's image sees, where tracks were read."""
     if points is None or points.tracks is None:
         return None
     numbers = {view.name: -1 if view.number is None else view.number for view in views}
-    return points.tracks.by_photo([numbers[camera.name] for camera in cameras])
+    return points.tracks.by_image([numbers[camera.name] for camera in cameras])
 
 
 def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
     """``views``, which are in name order, without those that repeat the name of another."""
     if not views:
-        problems.settle()
+        problems.raise_any()
         raise SceneError("describes no views", where=file, remedy="run structure from motion again")
     kept = views[:1]
     for view in views[1:]:
@@ -277,7 +277,7 @@ def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
             continue
         problems.add(
             SceneError(
-                f"{kept[-1].label} and {view.label} name the same photo {view.name}",
+                f"{kept[-1].label} and {view.label} name the same image {view.name}",
                 where=file,
                 remedy="remove one of them",
             )
@@ -286,17 +286,17 @@ def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
 
 
 def _check_registered(source: SceneSource, registered: int, folder: Path, notes: list[str], problems: Problems) -> None:
-    """COLMAP leaves out photos that it cannot place; when that is nearly all of them, the model is of no use."""
+    """COLMAP leaves out images that it cannot place; when that is nearly all of them, the model is of no use."""
     if problems.total or folder == source.root or not folder.is_dir():
         return
-    photos = sum(1 for _ in photos_below(folder))
-    if photos <= registered:
+    images = sum(1 for _ in images_below(folder))
+    if images <= registered:
         return
-    what = f"the COLMAP model registers {registered} of the {photos} photos in {folder.name}/"
+    what = f"the COLMAP model registers {registered} of the {images} images in {folder.name}/"
     if registered >= MIN_VIEWS:
         notes.append(what)
         return
-    remedy = "run COLMAP's mapper again, with more overlap between photos or exhaustive matching"
+    remedy = "run COLMAP's mapper again, with more overlap between images or exhaustive matching"
     problems.add(
         SceneError(f"{what}, too few to train on", where=source.file.parent, remedy=source.alternatives or remedy)
     )
@@ -307,7 +307,7 @@ def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np
     if not views:
         return np.zeros(3)
     centers = np.stack([view.center for view in views])
-    offset = offset_for(centers, data.scene_extent or extent_of(centers))
+    offset = origin_offset(centers, data.scene_extent or extent_of(centers))
     if offset.any():
         place = ", ".join(f"{value:.15g}" for value in offset)
         notes.append(
@@ -320,7 +320,7 @@ def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np
 def _check_places(cameras: list[Camera], given_extent: float | None, file: Path, notes: list[str]) -> None:
     centers = np.stack([camera.center for camera in cameras])
     if extent_of(centers) > 0:
-        if on_one_line(centers):
+        if collinear(centers):
             notes.append("all training cameras stand on one line: what is seen from one side only may come out wrong")
         return
     what = (
@@ -330,7 +330,7 @@ def _check_places(cameras: list[Camera], given_extent: float | None, file: Path,
         raise SceneError(
             f"{what}, so that nothing can be triangulated and the scene has no size (extent 0)",
             where=file,
-            remedy="use photos from different places; or say how large the scene is: splat train --scene-extent SIZE",
+            remedy="use images from different places; or say how large the scene is: splat train --scene-extent SIZE",
         )
     notes.append(f"{what}: there is no depth to be learnt")
 
@@ -347,7 +347,7 @@ def disagreement(one: SceneSource, other: SceneSource) -> str | None:
         return f"{one.file.name} has {len(one.views)} views, {other.file.name} {len(other.views)}"
     pairs = _paired(one.views, other.views)
     if pairs is None:
-        return f"{one.file.name} and {other.file.name} name different photos"
+        return f"{one.file.name} and {other.file.name} name different images"
     first, second = ([pair[side] for pair in pairs] for side in (0, 1))
     turned = _turns(first, second)
     moved = np.abs(_distances(first) - _distances(second))

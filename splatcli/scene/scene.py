@@ -1,4 +1,4 @@
-"""Scene: cameras at the training resolution, their photos, points, and who is held out."""
+"""Scene: cameras at the training resolution, their images, points, and who is held out."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from splatcli.scene.images import ImageStore
 from splatcli.scene.points import PointCloud
 from splatcli.scene.source import SceneSource, View
 
-#: Bytes at each end of a photo that go into the fingerprint.
+#: Bytes at each end of an image that go into the fingerprint.
 _SAMPLE = 64 << 10
 #: What a fingerprint calls the digest of each kind of file.
-_KEYS = {"photo": "sha256", "mask": "masks", "depth map": "depths"}
+_KEYS = {"image": "sha256", "mask": "masks", "depth map": "depths"}
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +30,7 @@ class Scene:
     root: absolute folder.
     kind: name of the reader: colmap, blender, nerfstudio or that of a plug-in.
     cameras: sorted by name, undistorted, at the training resolution.
-    images: photo ``i`` belongs to ``cameras[i]``.
+    images: image ``i`` belongs to ``cameras[i]``.
     points: sparse points in the cameras' frame, or None.
     train, test: indices into ``cameras``, ascending; disjoint.
     notes: sentences worth telling the user.
@@ -38,7 +38,7 @@ class Scene:
         far from its origin (UTM, ECEF) that float32 could not tell its points apart.
     given_extent: the size that the user gave, in world units; None takes that of the cameras.
     file: the file that describes the views, for messages.
-    seen: for each camera the rows of ``points`` that its photo is known to see; None where that was not asked for.
+    seen: for each camera the rows of ``points`` that its image is known to see; None where that was not asked for.
     """
 
     root: Path
@@ -62,14 +62,14 @@ class Scene:
         return extent_of(np.stack([self.cameras[i].center for i in self.train]))
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of photos, a SHA-256 over names, sizes, and the first and last 64 kB of each; others of masks and maps.
+        """Count of images, a SHA-256 over names, sizes, and the first and last 64 kB of each; others of masks and maps.
 
         Raises SceneError when a file has gone.
         """
         digests: dict[str, hashlib._Hash] = {}
         for camera, source in zip(self.cameras, self.images.sources, strict=True):
             depth = None if source.depth is None else source.depth.path
-            for kind, path in (("photo", source.path), ("mask", source.mask), ("depth map", depth)):
+            for kind, path in (("image", source.path), ("mask", source.mask), ("depth map", depth)):
                 if path is not None:
                     _sample(kind, path, camera.name, digests.setdefault(_KEYS[kind], hashlib.sha256()))
         return {"count": len(self.cameras), **{key: digest.hexdigest() for key, digest in digests.items()}}
@@ -104,7 +104,7 @@ def extent_of(centers: NDArray[np.float64]) -> float:
     return 0.0 if spread <= ROUNDING * max(1.0, float(np.abs(centers).max())) else spread * EXTENT_MARGIN
 
 
-def offset_for(centers: NDArray[np.float64], extent: float) -> NDArray[np.float64]:
+def origin_offset(centers: NDArray[np.float64], extent: float) -> NDArray[np.float64]:
     """[3] float64: what to subtract from the input's coordinates; zeros unless the scene lies far from the origin.
 
     centers: [N, 3] of the cameras. extent: of the scene, in the same units.
@@ -117,14 +117,14 @@ def offset_for(centers: NDArray[np.float64], extent: float) -> NDArray[np.float6
     return np.asarray(np.round(middle / unit) * unit)
 
 
-def moved(view: View, offset: NDArray[np.float64]) -> View:
+def move_origin(view: View, offset: NDArray[np.float64]) -> View:
     """The same view in the frame whose origin is ``offset`` in the input's."""
     viewmat = view.viewmat.copy()
     viewmat[:3, 3] += product(viewmat[:3, :3], offset[:, None])[:, 0]
     return replace(view, viewmat=viewmat)
 
 
-def on_one_line(centers: NDArray[np.float64]) -> bool:
+def collinear(centers: NDArray[np.float64]) -> bool:
     """Whether three or more cameras [N, 3] stand on a straight line."""
     spreads = np.linalg.svd(centers - centers.mean(axis=0), compute_uv=False)
     return len(centers) > 2 and bool(spreads[1] <= 1e-6 * spreads[0])
@@ -165,7 +165,7 @@ def split_views(
 
 
 def known_depths(scene: Scene, view: int) -> KnownDepths:
-    """What the points that ``view`` sees say of its pixels' depths; hidden pixels included."""
+    """What the points that ``view`` sees say of its pixels' depths; masked pixels included."""
     if scene.points is None or scene.seen is None:
         return KnownDepths(np.zeros(0, np.int64), np.zeros(0))
     return depths_of_points(scene.cameras[view], scene.points.xyz[scene.seen[view]])
@@ -173,11 +173,11 @@ def known_depths(scene: Scene, view: int) -> KnownDepths:
 
 def check_depths(scene: Scene) -> None:
     """Raises SceneError where no training view has a known depth."""
-    if any(scene.images.knows_depth(view) for view in scene.train):
+    if any(scene.images.has_depth(view) for view in scene.train):
         return
     if scene.seen is not None and any(len(scene.seen[view]) for view in scene.train):
         return
-    what = "has no points" if scene.points is None else "has points, but not which photos see them"
+    what = "has no points" if scene.points is None else "has points, but not which images see them"
     raise SceneError(
         f"{what}: no depth is known of any training view",
         where=scene.root,

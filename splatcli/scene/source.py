@@ -1,4 +1,4 @@
-"""What a reader of one layout hands over: views as the files describe them, before photos are opened."""
+"""What a reader of one layout hands over: views as the files describe them, before images are opened."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Lens(Protocol):
     def label(self) -> str: ...
 
     def __call__(self, width: int, height: int) -> pycolmap.Camera:
-        """The lens for a stored photo of this size; most layouts know the size and ignore it. Raises SceneError."""
+        """The lens for a stored image of this size; most layouts know the size and ignore it. Raises SceneError."""
         ...
 
 
@@ -57,10 +57,10 @@ class FixedLens:
 class View:
     """One view as described.
 
-    name: path of the photo relative to the image folder, forward slashes; the view's key.
+    name: path of the image relative to the image folder, forward slashes; the view's key.
     viewmat: [4, 4] float64, world to camera, OpenCV axes.
     label: what to call the view in messages ("image 7 'a.jpg'", "frame 3").
-    outside: where the photo is, as the file says it, when that is outside the scene's folder; else None.
+    outside: where the image is, as the file says it, when that is outside the scene's folder; else None.
     mask: where the mask is, absolute or from the scene's folder, when the file names one; else None.
     number: what the tracks of the scene's points call the view; None where there are none.
     depth: where the depth map is, absolute or from the scene's folder, when the file names one; else None.
@@ -86,9 +86,9 @@ class SceneSource:
     """A scene as described.
 
     file: the file that describes the views, for messages.
-    image_folders: where the photos may be, the likeliest first.
+    image_folders: where the images may be, the likeliest first.
     train, test: names of the split that the layout itself makes; None leaves it to the settings.
-    tolerant: views without a photo are dropped (when most have one) without being asked.
+    tolerant: views without an image are dropped (when most have one) without being asked.
     resized_folders: whether ``<folder>_2``, ``_4``, ``_8`` beside the image folder hold smaller copies.
     depth_scale: scene units that 1 in a depth map is, where the layout says so.
     alternatives: what else could be read instead, for messages ("--model sparse/1 has 180 images").
@@ -125,11 +125,11 @@ class Reader:
     read: Callable[[Path, DataConfig, Problems], SceneSource]
 
 
-#: Stands for the folder above in the names of photos outside the scene: names become paths of renders.
+#: Stands for the folder above in the names of images outside the scene: names become paths of renders.
 _UP = "__"
 
 
-def placed(name: str, root: Path, where: object, label: str, *, allow_outside: bool) -> tuple[str, str | None]:
+def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_outside: bool) -> tuple[str, str | None]:
     """A file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
 
     allow_outside: for a file that is not below ``root`` gives a safe name and the path as it was given.
@@ -181,7 +181,7 @@ def _outside(name: str, text: str, path: Path, where: object, label: str, allowe
     return "/".join(_UP if part == ".." else part for part in path.parts if part != path.anchor), text
 
 
-def rigid(
+def rigid_pose(
     rotation: NDArray[np.float64], translation: NDArray[np.float64], where: object, label: str
 ) -> NDArray[np.float64]:
     """[4, 4] pose from R [3, 3] and t [3], R replaced by the nearest exact rotation.
@@ -261,7 +261,7 @@ class Problems:
     """Collects SceneErrors while a scene is examined.
 
     What is found to be wrong is left out of what is examined next, so that each problem is its own and not the
-    consequence of another. ``settle`` ends the examination.
+    consequence of another. ``raise_any`` ends the examination.
     """
 
     def __init__(self, root: Path) -> None:
@@ -287,7 +287,7 @@ class Problems:
         except SceneError as problem:
             self.add(problem)
 
-    def settle(self) -> None:
+    def raise_any(self) -> None:
         """Raises the one problem as it is, several as SceneProblems; returns when there is none."""
         if self.total == 1:
             raise self._first[0]

@@ -1,7 +1,7 @@
-"""Lenses: pinhole cameras out of any COLMAP camera model, and photos resampled to match.
+"""Lenses: pinhole cameras out of any COLMAP camera model, and images resampled to match.
 
-A lens is a ``pycolmap.Camera`` (model, size, parameters). COLMAP chooses the pinhole that fits into the photo without
-blank pixels; the photo is then sampled along the rays of that pinhole, at the size that training wants.
+A lens is a ``pycolmap.Camera`` (model, size, parameters). COLMAP chooses the pinhole that fits into the image without
+blank pixels; the image is then sampled along the rays of that pinhole, at the size that training wants.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_ZOOM = 1e6
 MAX_SIDE = 1_000_000
 #: Points of the pinhole's image that are tried, per axis, when a lens is checked.
 _PROBES = 33
-#: Pixels (of the lens's own size) that a pinhole may look past the photo's edge; COLMAP rounds its size.
+#: Pixels (of the lens's own size) that a pinhole may look past the image's edge; COLMAP rounds its size.
 _EDGE = 2.0
 #: Pixels by which the way there and back through a lens may miss.
 _FOLD = 0.5
@@ -79,7 +79,7 @@ def is_pinhole(lens: pycolmap.Camera) -> bool:
 def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Camera:
     """The pinhole that a lens is trained as: itself when straight, else COLMAP's undistorted camera without blanks.
 
-    Raises SceneError when the distortion folds over or leaves the photo, which only wrong coefficients do.
+    Raises SceneError when the distortion folds over or leaves the image, which only wrong coefficients do.
     """
     if is_pinhole(lens):
         return lens
@@ -91,15 +91,15 @@ def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
     if not usable:
         raise SceneError(
             f"{label}: its {lens.model_name} distortion cannot be undone; the coefficients "
-            f"{lens.params_to_string()} bend rays out of the photo or over one another",
+            f"{lens.params_to_string()} bend rays out of the image or over one another",
             where=where,
-            remedy="calibrate the camera again, or undistort the photos with `colmap image_undistorter`",
+            remedy="calibrate the camera again, or undistort the images with `colmap image_undistorter`",
         )
     return pinhole
 
 
 def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool:
-    """Whether the rays of a pinhole fall into the lens's photo, each at a place of its own."""
+    """Whether the rays of a pinhole fall into the lens's image, each at a place of its own."""
     matrix = pinhole.calibration_matrix()
     x, y = np.meshgrid(np.linspace(0, pinhole.width, _PROBES), np.linspace(0, pinhole.height, _PROBES))
     pixels = np.stack([x.ravel(), y.ravel()], axis=1)
@@ -114,9 +114,9 @@ def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool
 
 
 def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
-    """Where each pixel of ``camera`` is found in the lens's photo: [1, H, W, 2] float32, x y from -1 to 1.
+    """Where each pixel of ``camera`` is found in the lens's image: [1, H, W, 2] float32, x y from -1 to 1.
 
-    -1 and 1 are the photo's outer edges, so that the grid serves a photo of any resolution.
+    -1 and 1 are the image's outer edges, so that the grid serves an image of any resolution.
     """
     matrix = np.array([[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]])
     grid = np.empty((camera.height, camera.width, 2), dtype=np.float32)
@@ -131,7 +131,7 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
 
 
 def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
-    """A photo [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
+    """An image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     with torch.inference_mode():
         found = torch.nn.functional.grid_sample(
@@ -152,7 +152,7 @@ def _trace(
 
 
 def rescaled(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera:
-    """The same lens for photos of another size and (nearly) the same aspect."""
+    """The same lens for images of another size and (nearly) the same aspect."""
     if (lens.width, lens.height) == (width, height):
         return lens
     copy = pycolmap.Camera(lens.todict())

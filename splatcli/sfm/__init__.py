@@ -1,1 +1,1 @@
-"""Structure from motion: photos or a video in, cameras and sparse points out. pycolmap does the geometry."""
+"""Structure from motion: images or a video in, cameras and sparse points out. pycolmap does the geometry."""

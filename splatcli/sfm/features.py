@@ -1,4 +1,4 @@
-"""SIFT features of every photo, found by several processes, written into COLMAP's database."""
+"""SIFT features of every image, found by several processes, written into COLMAP's database."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from PIL import Image
 from splatcli.errors import SplatError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import FORMATS, Header, decode_rgb
-from splatcli.scene.masks import check_mask, read_hidden
+from splatcli.scene.masks import check_mask, read_mask
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import CameraPer, SfmOptions
 
 #: prctl(2): the signal that a process gets when the one that made it ends.
 _PR_SET_PDEATHSIG = 1
-#: Descriptors of a photo that are enough to tell which others look like it.
+#: Descriptors of an image that are enough to tell which others look like it.
 _SAMPLE = 1000
 
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Photo:
-    """A photo to look at.
+class SfmImage:
+    """An image to look at.
 
     orientation: EXIF's, to be applied. width, height: in pixels, then.
     mask: what of it counts, or None; mask_orientation: to be applied to that.
@@ -49,8 +49,8 @@ class Photo:
     mask_orientation: int = 1
 
     @classmethod
-    def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> Photo:
-        """Raises SceneError for a mask that is not of this photo."""
+    def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> SfmImage:
+        """Raises SceneError for a mask that is not of this image."""
         orientation = orientation_of(header)
         stored = (header.width, header.height)
         turn = 1 if mask is None else check_mask(mask, folder / name, stored, orientation, False)
@@ -60,11 +60,11 @@ class Photo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """What one photo shows.
+    """What one image shows.
 
-    xy: [N, 2] float32 pixels of the whole photo, the middle of the first is 0.5. descriptors: [N, 128] uint8.
+    xy: [N, 2] float32 pixels of the whole image, the middle of the first is 0.5. descriptors: [N, 128] uint8.
     colours: [N, 3] uint8 sRGB under the points. share: focal length over the longer side by EXIF, 0 if unknown.
-    problem: why the photo could not be decoded, else None.
+    problem: why the image could not be decoded, else None.
     """
 
     xy: NDArray[np.float32]
@@ -76,55 +76,55 @@ class Features:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """Of a photo that is in the database: its number there, a sample of its descriptors, and all its colours."""
+    """Of an image that is in the database: its number there, a sample of its descriptors, and all its colours."""
 
-    photo: Photo
+    image: SfmImage
     number: int
     sample: NDArray[np.uint8]
     colours: NDArray[np.uint8]
 
 
 def extract(
-    database: Path, photos: list[Photo], options: SfmOptions, *, threads: int, gpu: bool, progress: Progress
+    database: Path, images: list[SfmImage], options: SfmOptions, *, threads: int, gpu: bool, progress: Progress
 ) -> tuple[list[Stored], dict[str, SplatError]]:
-    """Finds features and writes them, with images and cameras, into the database, one photo after another.
+    """Finds features and writes them, with images and cameras, into the database, one image after another.
 
-    Images are named by their place among ``photos``: pycolmap's lists know no names with spaces.
-    Returns what was stored, and the reasons of photos that could not be decoded.
+    Images are named by their place among ``images``: pycolmap's lists know no names with spaces.
+    Returns what was stored, and the reasons of images that could not be decoded.
     """
     stored: list[Stored] = []
     bad: dict[str, SplatError] = {}
     cameras: dict[LensKey, int] = {}
     with (
-        _features(photos, options, threads, gpu) as found,
+        _features(images, options, threads, gpu) as found,
         pycolmap.Database.open(database) as store,
         pycolmap.DatabaseTransaction(store),
     ):
-        for index, (photo, features) in enumerate(zip(photos, found, strict=True)):
+        for index, (image, features) in enumerate(zip(images, found, strict=True)):
             if features.problem is not None:
-                bad[photo.name] = features.problem
+                bad[image.name] = features.problem
             else:
-                key = lens_key(photo.name, photo.width, photo.height, features.share, options.camera_per)
+                key = lens_key(image.name, image.width, image.height, features.share, options.camera_per)
                 if key not in cameras:
                     cameras[key] = _add_camera(store, options.camera_model, key)
                 number = _add_image(store, str(index), cameras[key], features)
                 stride = max(1, len(features.descriptors) // _SAMPLE)
-                stored.append(Stored(photo, number, features.descriptors[::stride].copy(), features.colours))
-            progress(index + 1, len(photos))
+                stored.append(Stored(image, number, features.descriptors[::stride].copy(), features.colours))
+            progress(index + 1, len(images))
     return stored, bad
 
 
 @contextmanager
-def _features(photos: list[Photo], options: SfmOptions, threads: int, gpu: bool) -> Iterator[Iterator[Features]]:
-    """The features of each photo, in order, as they are found."""
+def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bool) -> Iterator[Iterator[Features]]:
+    """The features of each image, in order, as they are found."""
     work = partial(_features_of, options=options, gpu=gpu)
-    processes = min(1 if gpu else threads, len(photos))
+    processes = min(1 if gpu else threads, len(images))
     if processes == 1:
-        yield map(work, photos)
+        yield map(work, images)
         return
     # pycolmap holds Python's lock while it looks for features, so that threads would take turns.
     with multiprocessing.get_context("fork").Pool(processes, die_with_parent) as pool:
-        yield pool.imap(work, photos)
+        yield pool.imap(work, images)
 
 
 def die_with_parent() -> None:
@@ -153,10 +153,10 @@ def _add_image(store: pycolmap.Database, name: str, camera: int, features: Featu
     return number
 
 
-def _features_of(photo: Photo, options: SfmOptions, gpu: bool) -> Features:
+def _features_of(image: SfmImage, options: SfmOptions, gpu: bool) -> Features:
     try:
-        rgb = decode_rgb(photo.path, (0, 0, 0), photo.orientation)
-        hidden = None if photo.mask is None else read_hidden(photo.mask, photo.mask_orientation)
+        rgb = decode_rgb(image.path, (0, 0, 0), image.orientation)
+        masked = None if image.mask is None else read_mask(image.mask, image.mask_orientation)
     except SplatError as error:
         nothing = np.zeros((0, 0), dtype=np.uint8)
         return Features(nothing.astype(np.float32), nothing, nothing, problem=error)
@@ -167,13 +167,13 @@ def _features_of(photo: Photo, options: SfmOptions, gpu: bool) -> Features:
     )
     xy = np.array([(point.x, point.y) for point in keypoints], dtype=np.float32).reshape(-1, 2)
     # Both sizes are whole numbers, so that the two scales differ a little.
-    xy *= np.array([photo.width / picture.width, photo.height / picture.height], dtype=np.float32)
-    column, row = np.minimum(xy.astype(np.int64), [photo.width - 1, photo.height - 1]).T
+    xy *= np.array([image.width / picture.width, image.height / picture.height], dtype=np.float32)
+    column, row = np.minimum(xy.astype(np.int64), [image.width - 1, image.height - 1]).T
     data = np.asarray(descriptors.data, dtype=np.uint8).reshape(-1, 128)
-    if hidden is not None:
-        seen = ~hidden[row, column]
+    if masked is not None:
+        seen = ~masked[row, column]
         xy, data, row, column = xy[seen], data[seen], row[seen], column[seen]
-    return Features(xy, data, rgb[row, column], focal_share(photo.path))
+    return Features(xy, data, rgb[row, column], focal_share(image.path))
 
 
 _extractors: dict[int, pycolmap.FeatureExtractor] = {}
@@ -202,7 +202,7 @@ LensKey = tuple[str, int, int, float]
 
 
 def focal_share(path: Path) -> float:
-    """Focal length over the longer side of the photo, as EXIF tells; 0 where it does not."""
+    """Focal length over the longer side of the image, as EXIF tells; 0 where it does not."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             # A PNG without EXIF would be decoded to look for some behind the pixels.
@@ -215,7 +215,7 @@ def focal_share(path: Path) -> float:
 
 
 def lens_key(name: str, width: int, height: int, share: float, per: CameraPer) -> LensKey:
-    """What photos have in common that share a lens: the folder (or the name, or nothing), size and zoom."""
+    """What images have in common that share a lens: the folder (or the name, or nothing), size and zoom."""
     owner = {"folder": str(PurePosixPath(name).parent), "image": name, "all": ""}[per]
     return owner, width, height, share
 

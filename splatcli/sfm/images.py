@@ -1,4 +1,4 @@
-"""What structure from motion starts from: the photos below a folder, or a video; and how to know them again."""
+"""What structure from motion starts from: the images below a folder, or a video; and how to know them again."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
-from splatcli.scene.find_images import photos_below
+from splatcli.scene.find_images import images_below
 from splatcli.scene.masks import ALPHA, NONE, masks_in
 from splatcli.scene.source import Problems
-from splatcli.sfm.options import MIN_PHOTOS
+from splatcli.sfm.options import MIN_IMAGES
 
 #: File name endings that are taken for videos.
 VIDEO_SUFFIXES = (".mp4", ".mov", ".m4v", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".mts", ".3gp")
-#: Folders beside or among the photos that hold something else: masks, and copies reduced for training.
-_NOT_PHOTOS = frozenset(("masks", "images_2", "images_4", "images_8"))
+#: Folders beside or among the images that hold something else: masks, and copies reduced for training.
+_NOT_IMAGES = frozenset(("masks", "images_2", "images_4", "images_8"))
 #: Bytes at each end of a file that go into the fingerprint.
 _SAMPLE = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Footage:
+class SfmInput:
     """What there is to work on.
 
     path: absolute; a video's file, or the folder that names are relative to.
-    names: of the photos, forward slashes, in the order of their names; empty for a video.
-    masks: names -> files below ``mask_folder`` that say what of a photo counts; empty where there are none.
+    names: of the images, forward slashes, in the order of their names; empty for a video.
+    masks: names -> files below ``mask_folder`` that say what of an image counts; empty where there are none.
     """
 
     path: Path
@@ -45,7 +45,7 @@ class Footage:
         return [self.path / name for name in self.names] or [self.path]
 
     def mask(self, name: str) -> Path | None:
-        """The mask of a photo."""
+        """The mask of an image."""
         return None if self.mask_folder is None or name not in self.masks else self.mask_folder / self.masks[name]
 
     def fingerprint(self) -> dict[str, str | int]:
@@ -78,47 +78,47 @@ def is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
 
 
-def find_footage(path: Path, masks: str | None = None) -> Footage:
-    """The photos below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError.
+def find_input(path: Path, masks: str | None = None) -> SfmInput:
+    """The images below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError.
 
     masks: a folder of masks relative to ``path``, or "none"; None takes ``masks/`` in ``path`` or beside it, where it
-    has masks of these photos.
+    has masks of these images.
     """
     path = Path(path).absolute()
     if not path.exists():
-        raise SceneError("there is nothing here", where=path, remedy="name a folder of photos, or a video")
+        raise SceneError("there is nothing here", where=path, remedy="name a folder of images, or a video")
     if path.is_file():
         if is_video(path):
-            return Footage(path)
+            return SfmInput(path)
         raise SceneError(
-            "is neither a folder of photos nor a video",
+            "is neither a folder of images nor a video",
             where=path,
-            remedy=f"name the folder of the photos; videos end in {', '.join(VIDEO_SUFFIXES)}",
+            remedy=f"name the folder of the images; videos end in {', '.join(VIDEO_SUFFIXES)}",
         )
     for folder in (path / "images", path):
-        names = tuple(_photos(folder)) if folder.is_dir() else ()
+        names = tuple(_images(folder)) if folder.is_dir() else ()
         if masks is not None:
             names = tuple(name for name in names if not (folder / name).is_relative_to((path / masks).absolute()))
         if names:
             break
-    if len(names) < MIN_PHOTOS:
-        have = f"there are only {len(names)} photos" if names else "there are no photos"
+    if len(names) < MIN_IMAGES:
+        have = f"there are only {len(names)} images" if names else "there are no images"
         raise SceneError(
-            f"{have} here, at least {MIN_PHOTOS} are needed",
+            f"{have} here, at least {MIN_IMAGES} are needed",
             where=path,
-            remedy="take 20 or more photos from all around, each overlapping the next by two thirds or more",
+            remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
-    return _with_masks(Footage(folder, names), path, masks)
+    return _with_masks(SfmInput(folder, names), path, masks)
 
 
-def _with_masks(footage: Footage, path: Path, wanted: str | None) -> Footage:
+def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
     if wanted in (NONE, ALPHA):
         return footage
     if wanted is not None and not (path / wanted).is_dir():
         raise SceneError(
             "the folder of masks is not there",
             where=path / wanted,
-            remedy="--masks names a folder as seen from that of the photos; none does without masks",
+            remedy="--masks names a folder as seen from that of the images; none does without masks",
         )
     places = [path / "masks", path.with_name("masks")] if wanted is None else [(path / wanted).absolute()]
     for place in places:
@@ -126,23 +126,23 @@ def _with_masks(footage: Footage, path: Path, wanted: str | None) -> Footage:
             continue
         problems = Problems(place)
         masks = masks_in(place, list(footage.names), problems, wanted=wanted is not None)
-        problems.settle()
+        problems.raise_any()
         if masks:
             inside = {name: mask.relative_to(place).as_posix() for name, mask in masks.items()}
             return replace(footage, masks=inside, mask_folder=place)
     return footage
 
 
-def _photos(folder: Path) -> list[str]:
+def _images(folder: Path) -> list[str]:
     return [
         name
-        for name in photos_below(folder)
-        if not any(part in _NOT_PHOTOS or part.startswith(".") for part in Path(name).parts)
+        for name in images_below(folder)
+        if not any(part in _NOT_IMAGES or part.startswith(".") for part in Path(name).parts)
     ]
 
 
-def readable(footage: Footage, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
-    """Headers of the photos by name, and the reasons of those that cannot be read."""
+def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
+    """Headers of the images by name, and the reasons of those that cannot be read."""
     headers: dict[str, Header] = {}
     bad: dict[str, SplatError] = {}
     for name in footage.names:
@@ -154,8 +154,8 @@ def readable(footage: Footage, max_pixels: int) -> tuple[dict[str, Header], dict
 
 
 def orientation_of(header: Header) -> int:
-    """The EXIF orientation that photos are worked on in: the one that the reader of scenes will choose.
+    """The EXIF orientation that images are worked on in: the one that the reader of scenes will choose.
 
-    That one turns a photo only where its shape shows that the cameras belong to the turned one.
+    That one turns an image only where its shape shows that the cameras belong to the turned one.
     """
     return header.orientation if header.orientation >= 5 and header.width != header.height else 1

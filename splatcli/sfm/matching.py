@@ -26,7 +26,7 @@ def match(
     gpu: bool,
     progress: Callable[[int, int], None],
 ) -> int:
-    """Matches photos pair by pair; returns how many pairs hold together geometrically.
+    """Matches images pair by pair; returns how many pairs hold together geometrically.
 
     names: of the images in the database, without spaces. pairs: indices into ``names``.
     """
@@ -56,29 +56,29 @@ def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> Non
     path.write_text("".join(f"{names[i]} {names[j]}\n" for i, j in pairs), encoding="utf-8")
 
 
-#: Up to so many photos every pair is matched: 20,000 pairs.
+#: Up to so many images every pair is matched: 20,000 pairs.
 EXHAUSTIVE_UP_TO = 200
 #: Neighbours in name order that are matched on either side, and beyond them those at distances 16, 32, ... 512.
 OVERLAP = 10
 _FAR = tuple(2**k for k in range(4, 10))
-#: Photos that look most alike which each photo is matched with.
+#: Images that look most alike which each image is matched with.
 NEIGHBOURS = 20
-#: Typical descriptors by whose residuals a photo is described, and how many descriptors they are learnt from.
+#: Typical descriptors by whose residuals an image is described, and how many descriptors they are learnt from.
 _WORDS = 32
 _SAMPLES = 20_000
 
 Pair = tuple[int, int]
 
 
-def how_to_match(asked: Matching, num_photos: int, *, video: bool) -> Matching:
+def how_to_match(asked: Matching, num_images: int, *, video: bool) -> Matching:
     """Return ``asked``; for "auto" exhaustive up to EXHAUSTIVE_UP_TO images, sequential beyond and for videos."""
     if asked != "auto":
         return asked
-    return "exhaustive" if num_photos <= EXHAUSTIVE_UP_TO and not video else "sequential"
+    return "exhaustive" if num_images <= EXHAUSTIVE_UP_TO and not video else "sequential"
 
 
 def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int) -> list[Pair]:
-    """Pairs (i, j), i < j, ascending. descriptors: [N_i, 128] of each photo, in name order.
+    """Pairs (i, j), i < j, ascending. descriptors: [N_i, 128] of each image, in name order.
 
     "sequential" takes neighbours in the order and, so that a path that comes back is closed, those that look alike;
     "retrieval" takes only these.
@@ -94,9 +94,9 @@ def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int)
 
 
 def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> list[Pair]:
-    """Each photo with the ``neighbours`` that look most like it, as ascending pairs (i, j), i < j.
+    """Each image with the ``neighbours`` that look most like it, as ascending pairs (i, j), i < j.
 
-    Photos without features are like none.
+    Images without features are like none.
     """
     vectors = describe(descriptors, seed)
     seeing = np.flatnonzero(np.linalg.norm(vectors, axis=1))
@@ -110,10 +110,10 @@ def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> l
 
 
 def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.float32]:
-    """[N, words * 128] unit vectors, one a photo: VLAD over words that are learnt from these very photos.
+    """[N, words * 128] unit vectors, one an image: VLAD over words that are learnt from these very images.
 
     For each word the residuals of the descriptors nearest to it are summed, normalised by themselves, so that a
-    texture that repeats does not outweigh the rest. A photo without features is the zero vector.
+    texture that repeats does not outweigh the rest. An image without features is the zero vector.
     """
     generator = np.random.default_rng(seed)
     everything = [_unit(rows) for rows in descriptors]

@@ -13,18 +13,18 @@ Matching = Literal["auto", "exhaustive", "sequential", "retrieval"]
 MODELS = ("SIMPLE_RADIAL", "OPENCV", "RADIAL", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV_FISHEYE")
 #: Frames taken from a video, unless told otherwise: exhaustive matching of so many takes minutes on a small machine.
 VIDEO_FRAMES = 120
-#: A model of fewer photos is no scene.
-MIN_PHOTOS = 3
+#: A model of fewer images is no scene.
+MIN_IMAGES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class SfmOptions:
-    """All that decides the result, beside the photos themselves.
+    """All that decides the result, beside the images themselves.
 
-    camera_model: one of MODELS. camera_per: which photos share a lens; those of different sizes never do.
-    max_image_size: pixels of the longer side at which features are looked for; larger photos are reduced for that.
-    max_features: the strongest that are kept of a photo.
-    frames: at most so many, the sharpest of as many equal stretches; None takes all photos, VIDEO_FRAMES of a video.
+    camera_model: one of MODELS. camera_per: which images share a lens; those of different sizes never do.
+    max_image_size: pixels of the longer side at which features are looked for; larger images are reduced for that.
+    max_features: the strongest that are kept of an image.
+    frames: at most so many, the sharpest of as many equal stretches; None takes all images, VIDEO_FRAMES of a video.
     seed: of every random choice.
     """
 
@@ -48,7 +48,7 @@ class SfmOptions:
         for flag, number, least in (
             ("--max-image-size", self.max_image_size, 64),
             ("--max-features", self.max_features, 64),
-            ("--frames", MIN_PHOTOS if self.frames is None else self.frames, MIN_PHOTOS),
+            ("--frames", MIN_IMAGES if self.frames is None else self.frames, MIN_IMAGES),
             ("--seed", self.seed, 0),
         ):
             if not least <= number < 2**31:

@@ -1,6 +1,6 @@
-"""Structure from motion as a folder: made once for the same photos and options, whole or not at all.
+"""Structure from motion as a folder: made once for the same images and options, whole or not at all.
 
-DIR/images/    the photos, linked, or the frames of a video
+DIR/images/    the images, linked, or the frames of a video
 DIR/masks/     their masks, linked, where there are any
 DIR/sparse/0/  COLMAP's binary model
 DIR/sfm.json   what it was made from, and the report
@@ -26,11 +26,11 @@ from typing import Any
 
 from splatcli import errors
 from splatcli.errors import OutputError, ResourceError, SplatError
-from splatcli.sfm.images import Footage
+from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import SfmOptions
 
 REPORT = "sfm.json"
-#: Changes when the same photos and options would give another result.
+#: Changes when the same images and options would give another result.
 _VERSION = 1
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
 
@@ -45,7 +45,7 @@ class SfmResult:
 
 
 def run_sfm(
-    footage: Footage,
+    footage: SfmInput,
     options: SfmOptions,
     *,
     place: Path | None,
@@ -54,10 +54,10 @@ def run_sfm(
     gpu: bool,
     tell: Tell,
 ) -> SfmResult:
-    """The scene of the photos in ``place``; without one in ``<beside>/<name>-sfm``, numbered where others have it.
+    """The scene of the images in ``place``; without one in ``<beside>/<name>-sfm``, numbered where others have it.
 
-    What is there already for the same photos and options is used again, unless ``overwrite`` says to replace it.
-    Raises SceneError for photos that do not suffice, OutputError for the place, ResourceError when pycolmap crashed;
+    What is there already for the same images and options is used again, unless ``overwrite`` says to replace it.
+    Raises SceneError for images that do not suffice, OutputError for the place, ResourceError when pycolmap crashed;
     nothing is left behind then.
     """
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
@@ -92,7 +92,7 @@ def gpu_wanted(device: str) -> bool:
     return there and device != "cpu"
 
 
-def _free_place(beside: Path, footage: Footage, key: dict[str, Any]) -> Path:
+def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
     """The first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, or nothing yet."""
     source = footage.path
     if source.name == "images" and not footage.is_video:
@@ -114,7 +114,7 @@ def _known(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
-    """Whether model, photos and masks are still there."""
+    """Whether model, images and masks are still there."""
     sparse = folder / "sparse" / "0"
     if not all((sparse / f"{kind}.bin").is_file() for kind in ("cameras", "images", "points3D")):
         return False
@@ -124,7 +124,7 @@ def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
     )
 
 
-def _check_place(folder: Path, footage: Footage, known: dict[str, Any] | None, *, overwrite: bool) -> None:
+def _check_place(folder: Path, footage: SfmInput, known: dict[str, Any] | None, *, overwrite: bool) -> None:
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not folder.is_dir():
@@ -140,7 +140,7 @@ def _check_place(folder: Path, footage: Footage, known: dict[str, Any] | None, *
         )
     if not overwrite:
         raise OutputError(
-            "it holds the cameras of other photos, or made with other options", where=folder, remedy=_OVERWRITE
+            "it holds the cameras of other images, or made with other options", where=folder, remedy=_OVERWRITE
         )
 
 
@@ -211,13 +211,13 @@ def _ended_by_signals() -> Iterator[None]:
 
 Tell = Callable[[str, int, int], None]
 
-_SMALLER = "--max-image-size 1000, --max-features 4000 or fewer photos take less memory"
+_SMALLER = "--max-image-size 1000, --max-features 4000 or fewer images take less memory"
 #: Bytes at the end of the worker's log in which the reason of a crash is looked for.
 _LOG_TAIL = 16 << 10
 
 
 def run_worker(
-    footage: Footage, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+    footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
 ) -> dict[str, Any]:
     """The facts of a reconstruction made in ``folder``. Raises what the worker met, ResourceError when it crashed.
 
@@ -315,7 +315,7 @@ def _rebuilt(facts: dict[str, Any]) -> SplatError:
     return kinds[facts["error"]](facts["what"], where=facts["where"], remedy=facts["help"])
 
 
-#: Of the photos, the share below which the result is doubtful; and mean reprojection errors above, in pixels.
+#: Of the images, the share below which the result is doubtful; and mean reprojection errors above, in pixels.
 _FEW, _LARGE_ERROR = 0.8, 1.5
 #: Names that a line shows.
 _SHOWN = 5
@@ -326,7 +326,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     found = []
     if facts["registered"] < _FEW * facts["total"]:
         found.append(
-            f"only {facts['registered']} of {facts['total']} photos could be placed: take more photos in between, "
+            f"only {facts['registered']} of {facts['total']} images could be placed: take more images in between, "
             "or try --matching exhaustive and a larger --max-image-size"
         )
     if not facts["reprojection_error_px"] <= _LARGE_ERROR:
@@ -336,18 +336,18 @@ def doubts(facts: dict[str, Any]) -> list[str]:
         )
     if facts.get("other_models"):
         sizes = ", ".join(map(str, facts["other_models"]))
-        found.append(f"the photos fall into pieces that nothing connects; left out were such of {sizes} photos")
+        found.append(f"the images fall into pieces that nothing connects; left out were such of {sizes} images")
     return found
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
     """The report as a table of two columns."""
     rows = [
-        ("photos placed", f"{facts['registered']} of {facts['total']}"),
+        ("images placed", f"{facts['registered']} of {facts['total']}"),
         ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
-        ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} photos"),
+        ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
-        *([("masks", f"of {facts['masks']} photos; what they hide gave no features")] if facts.get("masks") else []),
+        *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]

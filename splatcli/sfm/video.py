@@ -31,7 +31,7 @@ def write_frames(video: Path, folder: Path, count: int, progress: Callable[[int,
         raise ResourceError(
             "no package that reads videos is installed",
             where=video,
-            remedy="pip install 'splatcli[video]'; or make photos of it: ffmpeg -i VIDEO -vf fps=2 photos/%06d.png",
+            remedy="pip install 'splatcli[video]'; or make images of it: ffmpeg -i VIDEO -vf fps=2 photos/%06d.png",
         )
     try:
         total = _num_frames(imageio.immeta(video, plugin=plugin), count)

@@ -22,22 +22,22 @@ from splatcli import __version__
 from splatcli.errors import OutputError, SceneError, SplatError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.images import max_pixels
-from splatcli.sfm.features import Photo, die_with_parent, extract
-from splatcli.sfm.images import Footage, readable
+from splatcli.sfm.features import SfmImage, die_with_parent, extract
+from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.matching import choose_pairs, how_to_match, match
-from splatcli.sfm.options import MIN_PHOTOS, VIDEO_FRAMES, SfmOptions
+from splatcli.sfm.options import MIN_IMAGES, VIDEO_FRAMES, SfmOptions
 from splatcli.sfm.video import sharpest, sharpness
 
 Tell = Callable[[str, int, int], None]
 
-_OVERLAP = "photos have to overlap by two thirds, be sharp, and show things with texture that stand still"
+_OVERLAP = "images have to overlap by two thirds, be sharp, and show things with texture that stand still"
 
 
 class Job:
     """One reconstruction, step by step."""
 
     def __init__(
-        self, footage: Footage, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
+        self, footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
     ) -> None:
         """folder: exists and is empty; receives images/, sparse/0/ and, in work/, what is thrown away."""
         self.footage = footage
@@ -56,17 +56,17 @@ class Job:
         work = self.folder / "work"
         work.mkdir()
         (self.folder / "images").mkdir()
-        photos = self._photos()
+        images = self._images()
         database = work / "database.db"
         stored, bad = extract(
-            database, photos, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
+            database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
         )
         self._leave_out(bad)
-        names = [item.photo.name for item in stored]
+        names = [item.image.name for item in stored]
         self._check_count(names)
         how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
         pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
-        keys = [str(photos.index(item.photo)) for item in stored]
+        keys = [str(images.index(item.image)) for item in stored]
         seed = self.options.seed
         verified = match(
             database,
@@ -79,17 +79,19 @@ class Job:
         )
         if not verified:
             raise SceneError(
-                f"no two of the {len(names)} photos show the same thing from different places",
+                f"no two of the {len(names)} images show the same thing from different places",
                 where=self.footage.path,
                 remedy=_OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
             )
         progress = self._phase("mapping")
-        models = solve(database, work / "models", seed=seed, threads=self.threads, total=len(names), progress=progress)
+        models = run_mapper(
+            database, work / "models", seed=seed, threads=self.threads, total=len(names), progress=progress
+        )
         self._check_models(models, names)
         model = models[0]
-        finish(
+        name_and_colour(
             model,
-            {item.number: item.photo.name for item in stored},
+            {item.number: item.image.name for item in stored},
             {item.number: item.colours for item in stored},
         )
         self._write(model)
@@ -100,7 +102,7 @@ class Job:
             "pairs": len(pairs),
             "verified_pairs": verified,
             "unreadable": self.unreadable,
-            "masks": sum(photo.mask is not None for photo in photos),
+            "masks": sum(image.mask is not None for image in images),
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
             "threads": self.threads,
             "gpu": self.gpu,
@@ -117,68 +119,68 @@ class Job:
 
         return progress
 
-    def _photos(self) -> list[Photo]:
-        """The photos to work on, in name order; they lie in, or are linked from, images/ then."""
+    def _images(self) -> list[SfmImage]:
+        """The images to work on, in name order; they lie in, or are linked from, images/ then."""
         footage = self.footage
         if footage.is_video:
             from splatcli.sfm.video import write_frames
 
             count = self.options.frames or VIDEO_FRAMES
             names = write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
-            footage = Footage(self.folder / "images", tuple(names))
+            footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
         self._leave_out(bad)
-        photos = [Photo.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
-        if self.options.frames is not None and self.options.frames < len(photos):
-            photos = self._sharpest(photos, self.options.frames)
-        self._check_count([photo.name for photo in photos])
+        images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
+        if self.options.frames is not None and self.options.frames < len(images):
+            images = self._sharpest(images, self.options.frames)
+        self._check_count([image.name for image in images])
         if not self.footage.is_video:
-            for photo in photos:
-                link(photo.path, self.folder / "images" / photo.name)
-                if photo.mask is not None:
-                    link(photo.mask, self.folder / "masks" / footage.masks[photo.name])
-        return photos
+            for image in images:
+                link(image.path, self.folder / "images" / image.name)
+                if image.mask is not None:
+                    link(image.mask, self.folder / "masks" / footage.masks[image.name])
+        return images
 
-    def _sharpest(self, photos: list[Photo], count: int) -> list[Photo]:
+    def _sharpest(self, images: list[SfmImage], count: int) -> list[SfmImage]:
         from splatcli.scene.decode import decode_rgb
 
         progress = self._phase("frames")
 
-        def score(index: int, photo: Photo) -> float:
-            progress(index + 1, len(photos))
+        def score(index: int, image: SfmImage) -> float:
+            progress(index + 1, len(images))
             try:
-                return sharpness(decode_rgb(photo.path, (0, 0, 0)))
+                return sharpness(decode_rgb(image.path, (0, 0, 0)))
             except SplatError:
                 return 0.0  # is told when features are looked for, if nothing better is near it
 
-        return list(sharpest(((p, score(i, p)) for i, p in enumerate(photos)), len(photos), count))
+        return list(sharpest(((p, score(i, p)) for i, p in enumerate(images)), len(images), count))
 
     def _leave_out(self, bad: dict[str, SplatError]) -> None:
         self.unreadable.update({name: problem.what for name, problem in bad.items()})
 
     def _check_count(self, names: list[str]) -> None:
-        if len(names) >= MIN_PHOTOS:
+        if len(names) >= MIN_IMAGES:
             return
-        kind = "frames" if self.footage.is_video else "photos"
+        kind = "frames" if self.footage.is_video else "images"
         first = next(iter(self.unreadable.items()), None)
         others = "" if first is None else f"; {len(self.unreadable)} cannot be read, {first[0]}: {first[1]}"
         raise SceneError(
-            f"{len(names)} {kind} can be used, at least {MIN_PHOTOS} are needed{others}",
+            f"{len(names)} {kind} can be used, at least {MIN_IMAGES} are needed{others}",
             where=self.footage.path,
-            remedy="add photos that can be read" if kind == "photos" else "use a longer video",
+            remedy="add images that can be read" if kind == "images" else "use a longer video",
         )
 
     def _check_models(self, models: list[pycolmap.Reconstruction], names: list[str]) -> None:
         placed = models[0].num_reg_images() if models else 0
-        if placed >= MIN_PHOTOS:
+        if placed >= MIN_IMAGES:
             return
         raise SceneError(
-            f"only {placed} of {len(names)} photos could be placed, at least {MIN_PHOTOS} are needed"
+            f"only {placed} of {len(names)} images could be placed, at least {MIN_IMAGES} are needed"
             if placed
-            else f"none of the {len(names)} photos could be placed: no pair of them shows enough depth to begin with",
+            else f"none of the {len(names)} images could be placed: no pair of them shows enough depth to begin with",
             where=self.footage.path,
-            remedy=f"{_OVERLAP}; step sideways between photos instead of turning on the spot",
+            remedy=f"{_OVERLAP}; step sideways between images instead of turning on the spot",
         )
 
     def _write(self, model: pycolmap.Reconstruction) -> None:
@@ -187,31 +189,31 @@ class Job:
         model.write_binary(sparse)
 
 
-def link(photo: Path, place: Path) -> None:
-    """A second name for a photo, which takes no room and survives a move of either folder; else a symbolic link.
+def link(image: Path, place: Path) -> None:
+    """A second name for an image, which takes no room and survives a move of either folder; else a symbolic link.
 
     A second name is not possible on another file system, and on some systems for files of somebody else.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    real = photo.resolve()
+    real = image.resolve()
     try:
         os.link(real, place)
     except OSError:
         place.symlink_to(real)
 
 
-def solve(
+def run_mapper(
     database: Path, folder: Path, *, seed: int, threads: int, total: int, progress: Callable[[int, int], None]
 ) -> list[pycolmap.Reconstruction]:
-    """The models that the matches give, those with most photos first; they need not be of one piece.
+    """The models that the matches give, those with most images first; they need not be of one piece.
 
-    folder: where pycolmap may write. progress: hears photos placed in the model that is being built, and ``total``.
+    folder: where pycolmap may write. progress: hears images placed in the model that is being built, and ``total``.
     """
     options = pycolmap.IncrementalPipelineOptions()
     options.random_seed = seed
     options.num_threads = threads
-    options.min_model_size = MIN_PHOTOS
-    options.extract_colors = False  # pycolmap would decode the photos again, and not in every format
+    options.min_model_size = MIN_IMAGES
+    options.extract_colors = False  # pycolmap would decode the images again, and not in every format
     placed = 0
 
     def start() -> None:
@@ -231,10 +233,12 @@ def solve(
     return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
 
 
-def finish(model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Mapping[int, NDArray[np.uint8]]) -> None:
+def name_and_colour(
+    model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Mapping[int, NDArray[np.uint8]]
+) -> None:
     """Gives images their names, and each point the mean colour of its observations.
 
-    names: image id -> path of the photo. colours: image id -> [N, 3] of its features.
+    names: image id -> path of the image. colours: image id -> [N, 3] of its features.
     """
     for number in list(model.images):
         model.image(number).name = names[number]
@@ -244,7 +248,7 @@ def finish(model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Ma
 
 
 def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, Any]:
-    """Figures of a model. names: of all photos that it was to be made of."""
+    """Figures of a model. names: of all images that it was to be made of."""
     placed = {model.image(number).name for number in model.reg_image_ids()}
     used = {model.image(number).camera_id for number in model.reg_image_ids()}
     return {
@@ -281,7 +285,7 @@ def main() -> None:
     os.dup2(2, 1)
     request = json.load(sys.stdin)
     masks = None if request["mask_folder"] is None else Path(request["mask_folder"])
-    footage = Footage(Path(request["path"]), tuple(request["names"]), request["masks"], masks)
+    footage = SfmInput(Path(request["path"]), tuple(request["names"]), request["masks"], masks)
 
     def tell(phase: str, done: int, total: int) -> None:
         _say(lines, {"phase": phase, "done": done, "total": total})

@@ -20,7 +20,7 @@ from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.exposure import recolour
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.reproducible import sqrt
-from splatcli.scene.camera import Camera, delta_gradient, moved
+from splatcli.scene.camera import Camera, apply_pose_delta, pose_delta_vjp
 from splatcli.train.schedule import log_linear
 from splatcli.train.training_images import to_device
 
@@ -111,7 +111,7 @@ class PerViewParams:
 
     def camera(self, row: int, camera: Camera) -> Camera:
         """Return the scene's ``camera`` of training view ``row`` with its trained pose."""
-        return camera if self.pose is None else moved(camera, self.pose.values[row].numpy())
+        return camera if self.pose is None else apply_pose_delta(camera, self.pose.values[row].numpy())
 
     def recolour(self, row: int, image: Tensor) -> Tensor:
         """Return a rendered image [H, W, 3] with the trained colours of training view ``row``."""
@@ -153,7 +153,7 @@ class PerViewParams:
         assert self.pose is not None
         views = config.views
         delta = self.pose.values[row]
-        grad = torch.from_numpy(delta_gradient(camera, delta.numpy(), v_viewmat.double().numpy()))
+        grad = torch.from_numpy(pose_delta_vjp(camera, delta.numpy(), v_viewmat.double().numpy()))
         rate = _rate(views.pose_lr, views.pose_lr_final, config, step)
         lr = torch.tensor([rate] * 3 + [rate * extent] * 3, dtype=torch.float64)
         self.pose.apply_grad(row, grad + views.pose_reg * delta, lr)

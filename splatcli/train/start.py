@@ -21,7 +21,7 @@ from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
-from splatcli.scene.inspect import coverage_notes
+from splatcli.scene.inspect import mask_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.init import initial_gaussians, resolve_cap
@@ -263,7 +263,7 @@ def new_state(
         shard=shard,
         origin=origin,
     )
-    return state, [*scene.notes, *coverage_notes(scene.images), *notes]
+    return state, [*scene.notes, *mask_notes(scene.images), *notes]
 
 
 def first_gaussians(config: Config, scene: Scene, given: Gaussians | None) -> tuple[Gaussians, list[str]]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from splatcli.rasterizer.depth_loss import DepthTarget
 from splatcli.scene.camera import Camera
 from splatcli.scene.depth_maps import depths_of_map
-from splatcli.scene.images import Photo
+from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene, known_depths
 
 #: Training images may take this part of a budget, or of the free memory of a GPU when training starts.
@@ -27,7 +27,7 @@ REDUCED_IMAGE_SHARE = 0.25
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingImage:
-    """A training image on the training device; as scene.images.Photo, in tensors.
+    """A training image on the training device; as scene.images.LoadedImage, in tensors.
 
     depth: its known depths; None without depth supervision.
     """
@@ -110,8 +110,8 @@ class TrainingImages:
         loaded = self._on_device.get(view)
         if loaded is not None:
             return loaded
-        photo = self.scene.images.photo(view)
-        parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.hidden, photo.alpha))
+        photo = self.scene.images.image(view)
+        parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.masked, photo.alpha))
         image = TrainingImage(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
         if self.depth_lambda > 0.0:
             image = replace(image, depth=self._depth(view, photo))
@@ -125,7 +125,7 @@ class TrainingImages:
         camera = self.scene.cameras[view]
         if divisor != self._divisor:  # also back to full size: reduced images are freed then
             self._reduced.clear()
-            self._divisor, self._reduced_bytes_left = divisor, int(REDUCED_IMAGE_SHARE * self.scene.images.most_bytes())
+            self._divisor, self._reduced_bytes_left = divisor, int(REDUCED_IMAGE_SHARE * self.scene.images.max_bytes())
         if divisor == 1 or self.device.type == "cuda":
             return reduced(camera, self.load(view), divisor)
         cached = self._reduced.get(view)
@@ -136,11 +136,11 @@ class TrainingImages:
                 self._reduced[view] = cached
         return cached
 
-    def _depth(self, view: int, photo: Photo) -> DepthTarget:
+    def _depth(self, view: int, photo: LoadedImage) -> DepthTarget:
         """Return the known depths of the pixels that are not masked; without any, the weight is 0."""
         known = known_depths(self.scene, view) if photo.depth is None else depths_of_map(photo.depth)
-        if photo.hidden is not None:
-            known = known.without(photo.hidden)
+        if photo.masked is not None:
+            known = known.without(photo.masked)
         median = float(np.median(known.depths)) if len(known.depths) else 0.0
         inverse = torch.from_numpy((1.0 / known.depths).astype(np.float32))
         pixels = torch.from_numpy(known.pixels)
@@ -159,7 +159,7 @@ def training_image_bytes(scene: Scene, device: torch.device, limit: int | None, 
     reduced: the run starts with reduced images.
     """
     if device.type == "cpu":
-        return int((1.0 + REDUCED_IMAGE_SHARE * reduced) * scene.images.most_bytes())
+        return int((1.0 + REDUCED_IMAGE_SHARE * reduced) * scene.images.max_bytes())
     room = int(IMAGE_MEMORY_SHARE * (torch.cuda.mem_get_info(device)[0] if limit is None else limit))
     # Three bytes a pixel and its mask; alpha where it is kept; of a known depth its pixel and its inverse.
     pixel = 4 + (scene.images.background is None) + 12 * scene.images.has_depths

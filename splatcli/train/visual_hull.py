@@ -138,10 +138,10 @@ def silhouettes(scene: Scene) -> list[Silhouette]:
     images, found = scene.images.with_alpha(), []
     for i in _transparent(scene):
         try:
-            photo = images.photo(i)
+            photo = images.image(i)
         except SceneError:
             continue  # training on it reports the error
-        if photo.alpha is None or photo.hidden is not None:
+        if photo.alpha is None or photo.masked is not None:
             continue
         opaque = photo.alpha >= OPAQUE
         if opaque.any() and not opaque.all():

@@ -125,12 +125,12 @@ SKIP = ("--skip-bad-images",)
 CASES = [
     Case(23, "zero bytes", replaced(b""), says=("view_", ".jpg", "is empty")),
     Case(23, "HTML", replaced(b"<html><body>404"), says=("is not an image (it starts with '<html><body>404')",)),
-    Case(23, "HTML, left out", replaced(b"<html>"), 0, ("1 photos cannot be read and are left out",), SKIP),
+    Case(23, "HTML, left out", replaced(b"<html>"), 0, ("1 images cannot be read and are left out",), SKIP),
     Case(23, "a placeholder of Git LFS", replaced(b"version https://git-lfs.github.com/spec/v1"), says=("lfs pull",)),
     Case(24, "a PNG of width 0", replaced(png_header(0, 60), ".png"), says=("is damaged or of a kind",)),
     Case(25, "all images truncated", truncate(VIEWS), says=("the image is damaged", "--skip-bad-images")),
     Case(25, "truncated, strict", truncate(3), 3, ("3 problems", "view_", "truncated"), STRICT),
-    Case(25, "truncated, left out", truncate(3), 0, ("3 photos cannot be read and are left out: view_",), SKIP),
+    Case(25, "truncated, left out", truncate(3), 0, ("3 images cannot be read and are left out: view_",), SKIP),
     Case(25, "all truncated, none left out", truncate(VIEWS), 3, ("12 problems", "truncated"), SKIP),
     *[
         Case(
@@ -138,7 +138,7 @@ CASES = [
             f"EXIF {turn}, turned against its camera",
             saved(lambda image: image.transpose(Image.Transpose.ROTATE_90), ".jpg", exif=exif(turn)),
             0,
-            ("1 photos were turned as their EXIF orientation says",),
+            ("1 images were turned as their EXIF orientation says",),
         )
         for turn in (6, 8)
     ],
@@ -148,7 +148,7 @@ CASES = [
             f"EXIF {turn}, stored like its camera",
             saved(same, ".jpg", exif=exif(turn)),
             0,
-            ("1 photos have an EXIF orientation that is not applied",),
+            ("1 images have an EXIF orientation that is not applied",),
         )
         for turn in (3, 6)
     ],
@@ -160,7 +160,7 @@ CASES = [
     ),
     Case(27, "16-bit PNG", deep(png16, ".png"), 0, ("found under another ending",)),
     Case(27, "16-bit TIFF", deep(tiff16, ".tiff"), 0, ("found under another ending",)),
-    Case(28, "RGBA", saved(transparent), 0, ("1 photos have transparency and are composited",)),
+    Case(28, "RGBA", saved(transparent), 0, ("1 images have transparency and are composited",)),
     Case(28, "RGBA as mask", saved(transparent), 0, ("what is transparent takes no part",), ("--masks", "alpha")),
     *[Case(29, f"mode {mode}", saved(converted(mode)), 0) for mode in ("1", "P", "LA")],
     Case(29, "mode I", saved(numbers(np.int32, 257), ".tiff"), 0),
@@ -177,7 +177,7 @@ CASES = [
         0,
         ("converted to sRGB, from gamma 1",),
     ),
-    Case(31, "OpenEXR", replaced(b"\x76\x2f\x31\x01" + bytes(60), ".exr"), says=("photos are missing",)),
+    Case(31, "OpenEXR", replaced(b"\x76\x2f\x31\x01" + bytes(60), ".exr"), says=("images are missing",)),
     Case(31, "OpenEXR by another name", replaced(b"\x76\x2f\x31\x01" + bytes(60)), says=("an OpenEXR image", *CONVERT)),
     Case(31, "Radiance HDR", replaced(b"#?RADIANCE\n"), says=("a Radiance HDR image", *CONVERT)),
     Case(31, "HEIC", replaced(b"\0\0\0\x18ftypheic"), says=("a HEIF image", "PNG, JPEG, TIFF", *CONVERT)),
@@ -190,9 +190,9 @@ CASES = [
         0,
         ("1 files hold several pictures, of which the first is used",),
     ),
-    Case(32, "twice the size", grown((160, 120)), 0, ("12 photos differ in size from their cameras",)),
+    Case(32, "twice the size", grown((160, 120)), 0, ("12 images differ in size from their cameras",)),
     Case(32, "another shape", grown((80, 80)), 3, ("12 problems", "80x80 pixels, its camera 80x60")),
-    Case(33, "mixed sizes", grown((160, 120), 3), 0, ("3 photos differ in size",)),
+    Case(33, "mixed sizes", grown((160, 120), 3), 0, ("3 images differ in size",)),
     Case(
         34,
         "60,000 x 45,000 pixels",
@@ -201,16 +201,16 @@ CASES = [
         flags=("--max-pixels", "100000000"),
     ),
     Case(35, "no room for one image", nothing, 0, flags=("--set", "data.cache_bytes=1")),
-    Case(36, "masks as COLMAP names them", masked(), 0, ("12 photos have masks",)),
-    Case(36, "masks of nothing", masked(name="x{}.png"), 3, ("12 of 12 photos have no mask",), ("--masks", "masks")),
-    Case(36, "masks of other images", masked(name="x{}.png"), 0, ("holds no mask of these photos",)),
-    Case(36, "masks for some", masked(7), says=("5 of 12 photos have no mask", "--masks none")),
+    Case(36, "masks as COLMAP names them", masked(), 0, ("12 images have masks",)),
+    Case(36, "masks of nothing", masked(name="x{}.png"), 3, ("12 of 12 images have no mask",), ("--masks", "masks")),
+    Case(36, "masks of other images", masked(name="x{}.png"), 0, ("holds no mask of these images",)),
+    Case(36, "masks for some", masked(7), says=("5 of 12 images have no mask", "--masks none")),
     Case(36, "masks for some, unused", masked(7), 0, flags=("--masks", "none")),
     Case(36, "no such folder of masks", nothing, says=("folder of masks is not there",), flags=("--masks", "nowhere")),
     Case(36, "masks of another size", masked(size=(40, 30)), says=("12 problems", "the mask is 40x30 pixels")),
     Case(36, "a mask that is none", masked_badly, says=("is not an image", ".jpg.png")),
     Case(36, "all black", masked(white=0), 0, ("warning: ", "hides all of", "which teaches nothing")),
-    Case(37, "identical images", copied, 0, ("2 photos are identical files", "one of them is not what its camera saw")),
+    Case(37, "identical images", copied, 0, ("2 images are identical files", "one of them is not what its camera saw")),
 ]
 
 

@@ -202,13 +202,13 @@ CASES = [
         3,
         "two of twelve registered, and another model",
         second_model,
-        says=("registers 2 of the 12 photos in images/", "help: --model sparse/1 has 12 images"),
+        says=("registers 2 of the 12 images in images/", "help: --model sparse/1 has 12 images"),
         flags=("--model", "sparse/0"),
     ),
     Case(
-        3, "two of twelve registered", keep_views(2), says=("registers 2 of the 12 photos", "run COLMAP's mapper again")
+        3, "two of twelve registered", keep_views(2), says=("registers 2 of the 12 images", "run COLMAP's mapper again")
     ),
-    Case(3, "seven of twelve registered", keep_views(7), 0, ("registers 7 of the 12 photos",), command=READ),
+    Case(3, "seven of twelve registered", keep_views(7), 0, ("registers 7 of the 12 images",), command=READ),
     Case(
         3,
         "a model that is not there",
@@ -438,27 +438,27 @@ CASES = [
         16,
         "one",
         remove("scene/images/view_004.jpg"),
-        says=("1 of 12 photos are missing: view_004.jpg", "--skip-missing"),
+        says=("1 of 12 images are missing: view_004.jpg", "--skip-missing"),
     ),
     Case(
         16,
         "seven",
         remove(*(f"scene/images/view_{i:03}.jpg" for i in range(0, 28, 4))),
-        says=("7 of 12 photos are missing: view_000.jpg", "view_016.jpg, ..."),
+        says=("7 of 12 images are missing: view_000.jpg", "view_016.jpg, ..."),
     ),
     Case(
         16,
         "one, skipped",
         remove("scene/images/view_004.jpg"),
         0,
-        ("1 of 12 views have no photo",),
+        ("1 of 12 views have no image",),
         ("--skip-missing",),
     ),
     Case(
         16,
         "all, others are there",
         both(remove("scene/images"), write("scene/pictures/IMG_1.JPG", "")),
-        says=("none of the 12 photos", "looked in images/, ", "1 others, such as pictures/IMG_1.JPG", "--images DIR"),
+        says=("none of the 12 images", "looked in images/, ", "1 others, such as pictures/IMG_1.JPG", "--images DIR"),
     ),
     Case(16, "all, skipped", remove("scene/images"), says=("the scene has no image file",), flags=("--skip-missing",)),
     Case(16, "the folder named", nothing, says=("the folder of images is not there",), flags=("--images", "nowhere")),
@@ -470,7 +470,7 @@ CASES = [
             move("scene/images/view_008.jpg", "scene/images/view_008.jpeg"),
         ),
         0,
-        ("2 photos were found under another ending, case or Unicode form", "num_cameras     12"),
+        ("2 images were found under another ending, case or Unicode form", "num_cameras     12"),
         command=READ,
     ),
     Case(
@@ -490,13 +490,13 @@ CASES = [
         19,
         "a name twice",
         rename_view(1, "view_000.jpg"),
-        says=("image 1 'view_000.jpg' and image 5", "name the same photo"),
+        says=("image 1 'view_000.jpg' and image 5", "name the same image"),
     ),
     Case(
         19,
         "a frame twice",
         frame(3, file_path="images/view_000.jpg"),
-        says=("frame 0 ", "and frame 3 ", "the same photo"),
+        says=("frame 0 ", "and frame 3 ", "the same image"),
     ),
     Case(19, "an id twice", both(OLD_STYLE, duplicate_image), says=("image 1 is there twice",)),
     *(
@@ -563,7 +563,7 @@ CASES = [
         ("12 links lead out of the scene's folder", "images/view_000.jpg to"),
         command=READ,
     ),
-    Case(22, "no images_4", nothing, 0, ("12 photos are reduced while loading",), flags=("-r", "4")),
+    Case(22, "no images_4", nothing, 0, ("12 images are reduced while loading",), flags=("-r", "4")),
     # transforms.json
     Case(
         38,

@@ -21,7 +21,7 @@ from splatcli.rasterizer.batch import BatchEngine
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.sharded import RETURNED, SENT, ShardedEngine
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, Shard, StepInputs, ViewParams
-from splatcli.scene.images import Photo
+from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.events import RolledBack, Stepped
@@ -49,19 +49,19 @@ Runs = dict[str, dict[str, Any]]
 class Photos(MadeImages):
     """Photos with all that there may be beside their colours."""
 
-    def photo(self, i: int) -> Photo:
-        pixels = super().photo(i).pixels
+    def image(self, i: int) -> LoadedImage:
+        pixels = super().image(i).pixels
         random = np.random.default_rng(i)
         hidden, alpha = random.random(pixels.shape[:2]) < 0.2, random.integers(0, 256, pixels.shape[:2], np.uint8)
         depth = random.uniform(2.0, 4.0, pixels.shape[:2]).astype(np.float32)
         depth[random.random(depth.shape) < 0.5] = 0.0
-        return Photo(np.where(hidden[..., None], 0, pixels).astype(np.uint8), hidden, alpha, depth)
+        return LoadedImage(np.where(hidden[..., None], 0, pixels).astype(np.uint8), hidden, alpha, depth)
 
-    def knows_depth(self, i: int) -> bool:
+    def has_depth(self, i: int) -> bool:
         return True
 
 
-def scene_of(name: str) -> Scene:
+def scene_with_cameras(name: str) -> Scene:
     scene = made_scene(12)
     if name == "pictured":
         scene.images = Photos(scene.images.pixels)  # type: ignore[attr-defined, assignment]
@@ -70,11 +70,11 @@ def scene_of(name: str) -> Scene:
 
 @pytest.fixture(scope="module")
 def alone() -> Runs:
-    return {name: train(None, config, renderer=None, scene=scene_of(name)) for name, config in RUNS.items()}
+    return {name: train(None, config, renderer=None, scene=scene_with_cameras(name)) for name, config in RUNS.items()}
 
 
 def several(group: ProcessGroup, names: list[str]) -> Runs:
-    return {name: train(group, RUNS[name], sharded=True, scene=scene_of(name)) for name in names}
+    return {name: train(group, RUNS[name], sharded=True, scene=scene_with_cameras(name)) for name in names}
 
 
 def assert_same_file(got: Checkpoint, expected: Checkpoint) -> None:

@@ -232,13 +232,13 @@ KINDS = {
     ),
     "turned by exif": Kind(photos(turned), note="turned as their EXIF orientation says"),
     "exif that does not apply": Kind(photos(told_turned), note="EXIF orientation that is not applied"),
-    "masks a.png": Kind(masks("{stem}.png"), note="8 photos have masks"),
-    "masks a.jpg.png": Kind(masks("{photo}.png"), note="8 photos have masks"),
+    "masks a.png": Kind(masks("{stem}.png"), note="8 images have masks"),
+    "masks a.jpg.png": Kind(masks("{photo}.png"), note="8 images have masks"),
     "alpha as masks": Kind(photos(rgba, cut), ("--masks", "alpha"), note="takes no part"),
     "nerfstudio": Kind(nerfstudio()),
     "instant-ngp": Kind(nerfstudio(camera_angle_x=0.98, fl_x=None, fl_y=None, aabb_scale=4, k1=0.0)),
     "nerfstudio two down": Kind(below(nerfstudio(), "one/two"), note="one/two/ is used"),
-    "frames with lens, mask and depth": Kind(own_lenses, ("--depth-loss",), note="8 of 8 photos have depth maps"),
+    "frames with lens, mask and depth": Kind(own_lenses, ("--depth-loss",), note="8 of 8 images have depth maps"),
     "blender": Kind(blender, exact=0.51, note="have transparency", warning="look as another one does"),
 }
 

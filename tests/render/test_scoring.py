@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from splatcli.render.scoring import GroundTruth, Lpips, means
-from splatcli.scene.images import Photo
+from splatcli.scene.images import LoadedImage
 from tests.train.worlds import MadeImages, made_scene
 
 RNG = np.random.default_rng(3)
@@ -70,8 +70,8 @@ def test_masked_junk_changes_no_figure() -> None:
     hidden[:6] = True
 
     class Masked(MadeImages):
-        def photo(self, i: int) -> Photo:
-            return Photo(np.where(hidden[..., None], 0, self.pixels[i]).astype(np.uint8), hidden)
+        def image(self, i: int) -> LoadedImage:
+            return LoadedImage(np.where(hidden[..., None], 0, self.pixels[i]).astype(np.uint8), hidden)
 
     scene = dataclasses.replace(made_scene(), images=Masked([PHOTO] * 6))
     masked = GroundTruth(scene, color_corrected=True, lpips=cast(Lpips, MeanDifference()))

@@ -8,7 +8,7 @@ import torch
 from scipy.spatial.transform import Rotation
 from torch.testing import assert_close
 
-from splatcli.scene.camera import delta_gradient, moved
+from splatcli.scene.camera import apply_pose_delta, pose_delta_vjp
 from tests.rasterizer.scenes import random_camera
 
 
@@ -32,13 +32,13 @@ def test_the_gradient_of_a_motion_is_that_of_autograd(size: float) -> None:
     (expected,) = torch.autograd.grad((matrix * torch.from_numpy(v_viewmat)).sum(), leaf)
     rotation = Rotation.from_rotvec(delta[:3]).as_matrix() @ camera.viewmat[:3]
     rotation[:, 3] += delta[3:]
-    assert np.allclose(moved(camera, delta).viewmat[:3], rotation, rtol=0, atol=1e-14)
-    assert_close(torch.from_numpy(delta_gradient(camera, delta, v_viewmat)), expected, rtol=0, atol=1e-11)
+    assert np.allclose(apply_pose_delta(camera, delta).viewmat[:3], rotation, rtol=0, atol=1e-14)
+    assert_close(torch.from_numpy(pose_delta_vjp(camera, delta, v_viewmat)), expected, rtol=0, atol=1e-11)
 
 
 def test_a_camera_turns_about_its_own_centre() -> None:
     camera = random_camera(4)
-    turned = moved(camera, np.array([0.1, -0.2, 0.3, 0.0, 0.0, 0.0]))
+    turned = apply_pose_delta(camera, np.array([0.1, -0.2, 0.3, 0.0, 0.0, 0.0]))
     assert np.allclose(turned.center, camera.center, rtol=0, atol=1e-14)
     assert np.allclose(turned.viewmat[:3, :3] @ turned.viewmat[:3, :3].T, np.eye(3), rtol=0, atol=1e-14)
-    assert moved(camera, np.zeros(6)) is camera
+    assert apply_pose_delta(camera, np.zeros(6)) is camera

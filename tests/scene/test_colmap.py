@@ -1,4 +1,4 @@
-"""COLMAP scenes: where models are found, what is read from them, which photos belong to them."""
+"""COLMAP scenes: where models are found, what is read from them, which images belong to them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_models_whose_points_and_images_disagree_are_read(tmp_path: Path, text: 
     assert len(scene.points) == made.NUM_POINTS
 
 
-def test_photos_come_as_they_are_when_nothing_has_to_change(tmp_path: Path) -> None:
+def test_images_come_as_they_are_when_nothing_has_to_change(tmp_path: Path) -> None:
     scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
     for i in range(made.COUNT):
         np.testing.assert_array_equal(scene.images.load(i), made.picture(i))
@@ -137,21 +137,21 @@ def test_unusual_names_work(tmp_path: Path, name: str, text: bool) -> None:
     )
 
 
-def test_missing_photos_are_counted_and_named(tmp_path: Path) -> None:
+def test_missing_images_are_counted_and_named(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     for name in made.names()[:6]:
         (tmp_path / "images" / name).unlink()
-    with pytest.raises(SceneError, match=r"6 of 8 photos are missing: 0000.png, .*0004.png, \.\.\."):
+    with pytest.raises(SceneError, match=r"6 of 8 images are missing: 0000.png, .*0004.png, \.\.\."):
         read_scene(tmp_path, DataConfig())
     scene = read_scene(tmp_path, DataConfig(skip_missing=True))
     assert [camera.name for camera in scene.cameras] == made.names()[6:]
-    assert any("6 of 8 views have no photo" in note for note in scene.notes)
+    assert any("6 of 8 views have no image" in note for note in scene.notes)
 
 
-def test_no_photo_at_all_is_an_error_even_when_missing_ones_are_skipped(tmp_path: Path) -> None:
+def test_no_image_at_all_is_an_error_even_when_missing_ones_are_skipped(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     shutil.rmtree(tmp_path / "images")
-    with pytest.raises(SceneError, match="none of the 8 photos was found"):
+    with pytest.raises(SceneError, match="none of the 8 images was found"):
         read_scene(tmp_path, DataConfig(skip_missing=True))
 
 
@@ -191,7 +191,7 @@ def test_extent_is_inrias(tmp_path: Path) -> None:
     np.testing.assert_allclose(scene.extent, 1.1 * distances.max(), rtol=1e-9)
 
 
-def test_the_fingerprint_tells_photos_apart(tmp_path: Path) -> None:
+def test_the_fingerprint_tells_images_apart(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     first = read_scene(tmp_path, DataConfig()).fingerprint()
     assert first["count"] == made.COUNT
@@ -204,5 +204,5 @@ def test_the_fingerprint_tells_photos_apart(tmp_path: Path) -> None:
     assert scene.fingerprint() != first
     path.unlink()
     assert not scene.images.has(2)
-    with pytest.raises(SceneError, match="cannot read the photo"):
+    with pytest.raises(SceneError, match="cannot read the image"):
         scene.fingerprint()

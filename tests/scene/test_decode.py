@@ -234,7 +234,7 @@ def test_truncated_images_are_an_error_when_decoded(tmp_path: Path, ending: str)
 
 
 @pytest.mark.parametrize("name", ["a.NEF", "a.dng", "a.cr2"])
-def test_raw_files_are_no_photos_although_they_hold_a_thumbnail(tmp_path: Path, name: str) -> None:
+def test_raw_files_are_no_images_although_they_hold_a_thumbnail(tmp_path: Path, name: str) -> None:
     Image.fromarray(made.picture(0)).save(tmp_path / name, format="TIFF")
     with pytest.raises(SceneError, match=r"raw file.*\n.*magick mogrify"):
         read_header(tmp_path / name)

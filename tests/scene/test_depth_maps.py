@@ -1,4 +1,4 @@
-"""Depth maps: found by name, checked before they are read, and laid on the photo's pixels without mixing any."""
+"""Depth maps: found by name, checked before they are read, and laid on the image's pixels without mixing any."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from PIL import Image
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
-from splatcli.scene.decode import nearest, turned
+from splatcli.scene.decode import apply_orientation, nearest
 from splatcli.scene.depth_maps import DepthFile, check_depth_map, depths_of_map, read_depth_map
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import check_depths
@@ -85,14 +85,14 @@ def test_each_kind_of_map_gives_its_depths_and_no_others(
     tmp_path: Path, suffix: str, write: Write, exact: float
 ) -> None:
     scene = read_scene(with_maps(made.colmap_scene(tmp_path), write, suffix), DataConfig(depths="depths"))
-    assert "8 of 8 photos have depth maps" in scene.notes
+    assert "8 of 8 images have depth maps" in scene.notes
     for i in range(made.COUNT):
-        depth = scene.images.photo(i).depth
+        depth = scene.images.image(i).depth
         assert depth is not None
         assert depth.dtype == np.float32
         np.testing.assert_array_equal(depth == 0, depth_of(i) == 0)
         np.testing.assert_allclose(depth, depth_of(i), rtol=exact)
-    known = depths_of_map(scene.images.photo(2).depth)
+    known = depths_of_map(scene.images.image(2).depth)
     assert len(known.pixels) == (depth_of(2) > 0).sum()
     np.testing.assert_allclose(known.depths, depth_of(2).ravel()[known.pixels], rtol=exact)
     check_depths(scene)
@@ -110,7 +110,7 @@ def test_maps_that_transforms_name_have_its_unit(
     tmp_path: Path, top: dict[str, float], data: dict[str, float], factor: float
 ) -> None:
     scene = read_scene(nerfstudio_maps(tmp_path, **top), DataConfig(depths="auto", **data))
-    np.testing.assert_allclose(scene.images.photo(3).depth, factor * depth_of(3), rtol=1e-6)
+    np.testing.assert_allclose(scene.images.image(3).depth, factor * depth_of(3), rtol=1e-6)
 
 
 def test_maps_are_not_read_unless_asked_for_and_then_told(tmp_path: Path) -> None:
@@ -118,23 +118,23 @@ def test_maps_are_not_read_unless_asked_for_and_then_told(tmp_path: Path) -> Non
     (tmp_path / "depths/0000.png.png").unlink()
     scene = read_scene(tmp_path, DataConfig())
     assert not scene.images.has_depths
-    assert any("8 photos have depth maps, which splat train --depth-loss uses" in note for note in scene.notes)
-    assert read_scene(tmp_path, DataConfig(depths="auto").without_depths()).images.photo(1).depth is None
+    assert any("8 images have depth maps, which splat train --depth-loss uses" in note for note in scene.notes)
+    assert read_scene(tmp_path, DataConfig(depths="auto").without_depths()).images.image(1).depth is None
 
 
 def test_a_map_of_another_size_is_resized_to_the_nearest(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     with_maps(tmp_path, write_npy, ".npy", width=16, height=12)
-    depth = read_scene(tmp_path, DataConfig(depths="depths")).images.photo(1).depth
+    depth = read_scene(tmp_path, DataConfig(depths="depths")).images.image(1).depth
     np.testing.assert_allclose(depth, depth_of(1, 16, 12).repeat(4, axis=0).repeat(4, axis=1), rtol=1e-6)
-    smaller = read_scene(tmp_path, DataConfig(depths="depths", resolution=2)).images.photo(1).depth
+    smaller = read_scene(tmp_path, DataConfig(depths="depths", resolution=2)).images.image(1).depth
     np.testing.assert_allclose(smaller, depth_of(1, 16, 12).repeat(2, axis=0).repeat(2, axis=1), rtol=1e-6)
     assert nearest(np.arange(9).reshape(1, 9), (3, 1)).tolist() == [[1, 4, 7]], "the value under the middle"
 
 
 @pytest.mark.parametrize("model", ["OPENCV", "OPENCV_FISHEYE"])
 @pytest.mark.parametrize("scale", [1, 2])
-def test_depths_are_seen_through_the_lens_as_the_photo_is(tmp_path: Path, model: str, scale: int) -> None:
+def test_depths_are_seen_through_the_lens_as_the_image_is(tmp_path: Path, model: str, scale: int) -> None:
     params = {"OPENCV": [60.0, 61.0, 31.0, 25.0, -0.1, 0.02, 0.003, -0.002]}
     params["OPENCV_FISHEYE"] = [50.0, 50.5, 31.0, 25.0, 0.02, -0.01, 0.001, 0.0]
     lens = made.lens(model, params[model])
@@ -146,18 +146,18 @@ def test_depths_are_seen_through_the_lens_as_the_photo_is(tmp_path: Path, model:
     for name in made.names():
         np.save(tmp_path / "depths" / f"{name}.npy", 5 + 2 * rays[:, 0].reshape(x.shape))
     scene = read_scene(tmp_path, DataConfig(depths="depths"))
-    camera, depth = scene.cameras[0], scene.images.photo(0).depth
+    camera, depth = scene.cameras[0], scene.images.image(0).depth
     assert depth is not None
     columns = np.arange(camera.width) + 0.5
     expected = np.broadcast_to(5 + 2 * (columns - camera.cx) / camera.fx, depth.shape)
-    # The nearest stored pixel is half a pixel away at most, in both axes of the photo.
+    # The nearest stored pixel is half a pixel away at most, in both axes of the image.
     assert np.abs(depth - expected).max() <= 0.75 * 2 / camera.fx / scale + 0.02
     assert np.abs(depth - expected).mean() < 0.3 * 2 / camera.fx / scale + 0.005
     assert sampling_grid(lens, camera).shape[1:3] == depth.shape
 
 
 @pytest.mark.parametrize("upright", [False, True])
-def test_a_photo_that_is_turned_turns_its_map_along(tmp_path: Path, upright: bool) -> None:
+def test_an_image_that_is_turned_turns_its_map_along(tmp_path: Path, upright: bool) -> None:
     made.colmap_scene(tmp_path)
     with_maps(tmp_path, write_npy, ".npy")
     for i, name in enumerate(made.names()):
@@ -170,7 +170,7 @@ def test_a_photo_that_is_turned_turns_its_map_along(tmp_path: Path, upright: boo
     scene = read_scene(tmp_path, DataConfig(depths="depths"))
     for i in (0, 5):
         np.testing.assert_array_equal(scene.images.load(i), made.picture(i))
-        np.testing.assert_allclose(scene.images.photo(i).depth, depth_of(i), rtol=1e-6)
+        np.testing.assert_allclose(scene.images.image(i).depth, depth_of(i), rtol=1e-6)
 
 
 def test_orientations_are_those_of_exif() -> None:
@@ -187,15 +187,15 @@ def test_orientations_are_those_of_exif() -> None:
         8: [[2, 5], [1, 4], [0, 3]],
     }
     for orientation, expected in upright.items():
-        assert turned(stored, orientation).tolist() == expected, orientation
+        assert apply_orientation(stored, orientation).tolist() == expected, orientation
 
 
-def test_a_cached_photo_counts_the_bytes_of_its_depths(tmp_path: Path) -> None:
+def test_a_cached_image_counts_the_bytes_of_its_depths(tmp_path: Path) -> None:
     with_maps(made.colmap_scene(tmp_path), write_npy, ".npy")
     images = read_scene(tmp_path, DataConfig(depths="depths")).images
     pixels = made.WIDTH * made.HEIGHT
-    assert images.photo(0).nbytes == 7 * pixels
-    assert images.most_bytes() - images.most_bytes(0) == 7 * pixels * made.COUNT
+    assert images.image(0).nbytes == 7 * pixels
+    assert images.max_bytes() - images.max_bytes(0) == 7 * pixels * made.COUNT
 
 
 def _bomb(path: Path) -> None:
@@ -211,7 +211,7 @@ def _zipped(path: Path, data: bytes) -> None:
 
 
 BAD: list[tuple[str, Callable[[Path], object], str]] = [
-    (".npy", lambda p: np.save(p, depth_of(0)[:, :30]), "30x48 pixels, its photo 0002.png 64x48: not the same shape"),
+    (".npy", lambda p: np.save(p, depth_of(0)[:, :30]), "30x48 pixels, its image 0002.png 64x48: not the same shape"),
     (".png", lambda p: Image.fromarray(made.picture(0)).save(p), r"holds a picture \(RGB\)"),
     (".png", lambda p: Image.fromarray(made.picture(0)[..., 0]).save(p), r"holds a picture \(L\)"),
     (".npy", lambda p: np.save(p, depth_of(0).astype(np.uint8)), "type uint8 and shape"),
@@ -267,8 +267,8 @@ def test_missing_maps_are_named_and_may_be_skipped(tmp_path: Path) -> None:
     with pytest.raises(SceneError, match=r"2 of 8 depth maps are missing: 0002.png, 0003.png"):
         read_scene(tmp_path, DataConfig(depths="depths"))
     scene = read_scene(tmp_path, DataConfig(depths="depths", skip_missing=True))
-    assert "6 of 8 photos have depth maps" in scene.notes
-    assert (scene.images.photo(2).depth, scene.images.knows_depth(2)) == (None, False)
+    assert "6 of 8 images have depth maps" in scene.notes
+    assert (scene.images.image(2).depth, scene.images.has_depth(2)) == (None, False)
     with pytest.raises(SceneError, match="folder of depth maps is not there"):
         read_scene(tmp_path, DataConfig(depths="nowhere"))
     np.savez(tmp_path / "depths/0001.npz", depth_of(1))

@@ -1,4 +1,4 @@
-"""Known depths: which points each photo sees, and at which of its pixels and how deep they lie."""
+"""Known depths: which points each image sees, and at which of its pixels and how deep they lie."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, check_depths, known_depths
 from tests.scene import made
 
-#: Photos, counted from 0, that see point number i.
+#: Images, counted from 0, that see point number i.
 SEEN_BY = [[i % made.COUNT, (3 * i + 1) % made.COUNT] for i in range(made.NUM_POINTS)]
 
 
 def tracked_scene(root: Path, *, text: bool = False) -> Path:
-    """A COLMAP scene whose points have tracks; each pair of a track is of two different photos."""
+    """A COLMAP scene whose points have tracks; each pair of a track is of two different images."""
     model = made.reconstruction(points=0)
     rng = np.random.default_rng(1)
     counts = [0] * made.COUNT
     tracks = []
-    for photos in SEEN_BY:
+    for images in SEEN_BY:
         track = pycolmap.Track()
-        for photo in dict.fromkeys(photos):
-            track.add_element(photo + 1, counts[photo])
-            counts[photo] += 1
+        for image in dict.fromkeys(images):
+            track.add_element(image + 1, counts[image])
+            counts[image] += 1
         tracks.append(track)
     for image_id, image in model.images.items():
         image.points2D = [pycolmap.Point2D(rng.uniform(1, 40, 2)) for _ in range(counts[image_id - 1])]
@@ -48,12 +48,12 @@ def seen_positions(scene: Scene, view: int) -> set[tuple[float, ...]]:
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_each_photo_sees_the_points_whose_tracks_name_it(tmp_path: Path, text: bool) -> None:
+def test_each_image_sees_the_points_whose_tracks_name_it(tmp_path: Path, text: bool) -> None:
     scene = read_scene(tracked_scene(tmp_path, text=text), DataConfig(depths="auto"))
     assert scene.points is not None
     assert scene.seen is not None
     for view in range(made.COUNT):
-        expected = [i for i, photos in enumerate(SEEN_BY) if view in photos]
+        expected = [i for i, images in enumerate(SEEN_BY) if view in images]
         np.testing.assert_array_equal(scene.seen[view], expected)
     check_depths(scene)
 
@@ -74,7 +74,7 @@ def test_bad_points_that_are_dropped_take_their_tracks_along() -> None:
     tracks = Tracks(np.array([5, 5, 7, 7, 7]), np.array([0, 1, 1, 2, 3]))
     good = np.array([True, False, True, True])
     moved = tracks.moved(np.where(good, np.cumsum(good) - 1, -1))
-    found = moved.by_photo([7, 6, 5])
+    found = moved.by_image([7, 6, 5])
     assert [rows.tolist() for rows in found] == [[1, 2], [], [0]]
 
 
@@ -113,9 +113,9 @@ def test_of_several_points_in_a_pixel_the_nearest_counts_and_none_outside_or_beh
     assert all(abs(pixel % camera.width - 32) <= 1 and abs(pixel // camera.width - 24) <= 1 for pixel in near)
     assert min(near.values()) == pytest.approx(1.0, abs=1e-5)
     assert middle > 0
-    hidden = np.zeros((camera.height, camera.width), bool)
-    hidden[side // camera.width, side % camera.width] = True
-    assert known.without(hidden).pixels.tolist() == sorted(near)
+    masked = np.zeros((camera.height, camera.width), bool)
+    masked[side // camera.width, side % camera.width] = True
+    assert known.without(masked).pixels.tolist() == sorted(near)
 
 
 @pytest.mark.parametrize("kind", ["no tracks", "no points"])

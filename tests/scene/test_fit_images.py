@@ -23,7 +23,7 @@ def test_names_of_one_file_are_the_same_and_it_is_read_once(tmp_path: Path, monk
     read: list[str] = []
     plain = fit_images._digest
     monkeypatch.setattr(fit_images, "_digest", lambda path: read.append(path.name) or plain(path))
-    (tmp_path / "a").write_bytes(b"photo")
+    (tmp_path / "a").write_bytes(b"image")
     paths = [tmp_path / name for name in "abcd"]
     for path in paths[1:3]:
         os.link(paths[0], path)

@@ -41,7 +41,7 @@ def test_the_cache_keeps_nothing_larger_than_itself() -> None:
     assert cache.used == 0
 
 
-def test_photos_are_decoded_when_asked_for_and_kept_under_the_budget(tmp_path: Path) -> None:
+def test_images_are_decoded_when_asked_for_and_kept_under_the_budget(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     scene = read_scene(tmp_path, DataConfig(cache_bytes=2 * IMAGE_BYTES + 1))
     first = scene.images.load(0)
@@ -54,22 +54,22 @@ def test_photos_are_decoded_when_asked_for_and_kept_under_the_budget(tmp_path: P
     np.testing.assert_array_equal(again, third)
 
 
-def test_a_lower_limit_keeps_fewer_and_is_what_photos_take_at_most(tmp_path: Path) -> None:
+def test_a_lower_limit_keeps_fewer_and_is_what_images_take_at_most(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     images = read_scene(tmp_path, DataConfig(cache_bytes=100 * IMAGE_BYTES)).images
-    decoding = images.most_bytes(0)
+    decoding = images.max_bytes(0)
     assert decoding >= DECODE_BYTES * IMAGE_BYTES // 3
-    assert images.most_bytes() == decoding + len(images) * IMAGE_BYTES
+    assert images.max_bytes() == decoding + len(images) * IMAGE_BYTES
     images.limit(IMAGE_BYTES)
-    assert images.most_bytes() == images.most_bytes(5 * IMAGE_BYTES) == decoding + IMAGE_BYTES
+    assert images.max_bytes() == images.max_bytes(5 * IMAGE_BYTES) == decoding + IMAGE_BYTES
     first, second = images.load(0), images.load(1)
     assert images.load(0) is first
     assert images.load(1) is not second
     images.limit(10 * IMAGE_BYTES)
-    assert images.most_bytes() == decoding + IMAGE_BYTES, "a limit is only lowered"
+    assert images.max_bytes() == decoding + IMAGE_BYTES, "a limit is only lowered"
 
 
-def test_a_damaged_photo_is_an_error_only_when_it_is_loaded(tmp_path: Path) -> None:
+def test_a_damaged_image_is_an_error_only_when_it_is_loaded(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     path = tmp_path / "images/0003.png"
     path.write_bytes(path.read_bytes()[:200])
@@ -80,14 +80,14 @@ def test_a_damaged_photo_is_an_error_only_when_it_is_loaded(tmp_path: Path) -> N
             scene.images.load(3)
 
 
-def test_a_photo_that_changed_size_since_is_an_error(tmp_path: Path) -> None:
+def test_an_image_that_changed_size_since_is_an_error(tmp_path: Path) -> None:
     scene = read_scene(made.colmap_scene(tmp_path), DataConfig())
     made.write_images(tmp_path / "images", ["0003.png"], size=(32, 24))
     with pytest.raises(SceneError, match="32x24 pixels now, it was 64x48"):
         scene.images.load(3)
 
 
-def test_prefetched_photos_are_the_same_and_errors_come_at_load(tmp_path: Path) -> None:
+def test_prefetched_images_are_the_same_and_errors_come_at_load(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     path = tmp_path / "images/0003.png"
     path.write_bytes(path.read_bytes()[:200])
@@ -103,7 +103,7 @@ def test_prefetched_photos_are_the_same_and_errors_come_at_load(tmp_path: Path) 
     store.close()
 
 
-def test_many_threads_get_the_right_photos(tmp_path: Path) -> None:
+def test_many_threads_get_the_right_images(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     store = read_scene(tmp_path, DataConfig(cache_bytes=3 * IMAGE_BYTES)).images
     wrong: list[int] = []

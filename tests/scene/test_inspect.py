@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from splatcli.config import DataConfig
-from splatcli.scene.inspect import Finding, examine, shown_shares
+from splatcli.scene.inspect import Finding, inspect_scene, shown_shares
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
 
 def found(root: Path, data: DataConfig | None = None) -> dict[tuple[str, str], Finding]:
     """(state, subject) -> finding."""
-    return {(one.state, one.subject): one for one in examine(read_scene(root, data or DataConfig()))}
+    return {(one.state, one.subject): one for one in inspect_scene(read_scene(root, data or DataConfig()))}
 
 
 def edit_frames(root: Path, change: Callable[[list[dict]], None]) -> Path:
@@ -32,8 +32,8 @@ def test_a_good_scene_has_what_it_needs_and_no_warning(tmp_path: Path) -> None:
     all_found = found(made.colmap_scene(tmp_path))
     assert {key: one.text for key, one in all_found.items()} == {
         ("found", "cameras"): "sparse/0/images.bin: 8 views (8 pinhole)",
-        ("found", "photos"): "images/: 8, stored as 64x48, trained at 64x48",
-        ("none", "masks"): "looked for masks/ beside the photos (a.png or a.jpg.png for a.jpg)",
+        ("found", "images"): "images/: 8, stored as 64x48, trained at 64x48",
+        ("none", "masks"): "looked for masks/ beside the images (a.png or a.jpg.png for a.jpg)",
         ("none", "depth maps"): "none named; --depths DIR takes a folder of them",
         ("found", "points"): "20 sparse points",
         ("found", "held out"): "1 views to measure with, 7 to train on",
@@ -48,7 +48,7 @@ def test_masks_maps_lenses_and_a_missing_split_are_told(tmp_path: Path) -> None:
             Image.fromarray(value).save(tmp_path / folder / name)
     all_found = found(tmp_path, DataConfig(depths="depths", test_every=0))
     assert all_found["found", "cameras"].text.endswith("8 views (8 OPENCV)")
-    assert all_found["found", "masks"].text == all_found["found", "depth maps"].text == "8 of 8 photos have one"
+    assert all_found["found", "masks"].text == all_found["found", "depth maps"].text == "8 of 8 images have one"
     assert ("none", "held out") in all_found
 
 

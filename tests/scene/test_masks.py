@@ -1,4 +1,4 @@
-"""Masks: found by COLMAP's and nerfstudio's names, checked, and laid on the photo exactly."""
+"""Masks: found by COLMAP's and nerfstudio's names, checked, and laid on the image exactly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from PIL import Image
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.camera import Camera
-from splatcli.scene.masks import reduce_hidden, resample_hidden
+from splatcli.scene.masks import reduce_mask, resample_mask
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.scene.undistort import sampling_grid
@@ -28,32 +28,32 @@ def kept(i: int, width: int = made.WIDTH, height: int = made.HEIGHT) -> NDArray[
 
 
 def write_masks(folder: Path, name: str = "{}.png", count: int = made.COUNT) -> None:
-    for i, photo in enumerate(made.names()[:count]):
-        path = folder / name.format(photo)
+    for i, image in enumerate(made.names()[:count]):
+        path = folder / name.format(image)
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(kept(i).astype(np.uint8) * np.uint8(255)).save(path)
 
 
 def assert_masked(scene: Scene, i: int, visible: NDArray[np.bool_]) -> None:
-    photo = scene.images.photo(i)
-    assert photo.hidden is not None
-    np.testing.assert_array_equal(photo.hidden, ~visible)
-    np.testing.assert_array_equal(photo.pixels, made.picture(i) * visible[..., None])
+    image = scene.images.image(i)
+    assert image.masked is not None
+    np.testing.assert_array_equal(image.masked, ~visible)
+    np.testing.assert_array_equal(image.pixels, made.picture(i) * visible[..., None])
 
 
 @pytest.mark.parametrize("name", ["{}.png", "{}", "sub/{}.png"])
-def test_masks_beside_the_photos_are_found_by_name(tmp_path: Path, name: str) -> None:
+def test_masks_beside_the_images_are_found_by_name(tmp_path: Path, name: str) -> None:
     made.colmap_scene(tmp_path)
     write_masks(tmp_path / ("masks" if name != "sub/{}.png" else "elsewhere"), name)
     masks = None if name != "sub/{}.png" else "elsewhere/sub"
     scene = read_scene(tmp_path, DataConfig(masks=masks))
     assert scene.images.masked
-    assert any("8 photos have masks" in note for note in scene.notes)
+    assert any("8 images have masks" in note for note in scene.notes)
     for i in range(made.COUNT):
         assert_masked(scene, i, kept(i))
 
 
-def test_masks_of_photos_in_folders(tmp_path: Path) -> None:
+def test_masks_of_images_in_folders(tmp_path: Path) -> None:
     names = [f"cam{i % 2}/{name}" for i, name in enumerate(made.names())]
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
     made.write_images(tmp_path / "images", names)
@@ -63,18 +63,18 @@ def test_masks_of_photos_in_folders(tmp_path: Path) -> None:
         Image.fromarray(kept(i).astype(np.uint8)).save(path)
     scene = read_scene(tmp_path, DataConfig())
     for view, camera in enumerate(scene.cameras):
-        hidden = scene.images.photo(view).hidden
-        assert hidden is not None
-        np.testing.assert_array_equal(hidden, ~kept(names.index(camera.name)))
+        masked = scene.images.image(view).masked
+        assert masked is not None
+        np.testing.assert_array_equal(masked, ~kept(names.index(camera.name)))
 
 
 def test_without_masks_nothing_is_hidden(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
-    assert read_scene(tmp_path, DataConfig()).images.photo(0).hidden is None
+    assert read_scene(tmp_path, DataConfig()).images.image(0).masked is None
     write_masks(tmp_path / "masks")
     scene = read_scene(tmp_path, DataConfig(masks="none"))
     assert not scene.images.masked
-    assert scene.images.photo(0).hidden is None
+    assert scene.images.image(0).masked is None
 
 
 def nerfstudio_masks(root: Path, count: int = made.COUNT) -> Path:
@@ -119,16 +119,16 @@ def test_a_reduced_pixel_is_hidden_when_any_of_its_area_is(tmp_path: Path) -> No
     scene = read_scene(tmp_path, DataConfig(resolution=8))
     for i in range(3):
         areas = kept(i).reshape(made.HEIGHT // 8, 8, made.WIDTH // 8, 8).all(axis=(1, 3))
-        photo = scene.images.photo(i)
-        assert photo.hidden is not None
-        np.testing.assert_array_equal(photo.hidden, ~areas)
-        assert not photo.pixels[photo.hidden].any()
+        image = scene.images.image(i)
+        assert image.masked is not None
+        np.testing.assert_array_equal(image.masked, ~areas)
+        assert not image.pixels[image.masked].any()
 
 
 def test_one_hidden_pixel_hides_the_pixel_that_it_is_reduced_to() -> None:
-    hidden = np.zeros((1000, 1500), bool)
-    hidden[499, 777] = True
-    reduced = reduce_hidden(hidden, (150, 100))
+    masked = np.zeros((1000, 1500), bool)
+    masked[499, 777] = True
+    reduced = reduce_mask(masked, (150, 100))
     assert reduced.sum() == 1
     assert reduced[49, 77]
 
@@ -139,17 +139,17 @@ def test_masks_of_smaller_copies(tmp_path: Path) -> None:
     write_masks(tmp_path / "masks")
     halves = kept(3)[::2, ::2]
     scene = read_scene(tmp_path, DataConfig(resolution=2))
-    np.testing.assert_array_equal(scene.images.photo(3).hidden, ~halves)
+    np.testing.assert_array_equal(scene.images.image(3).masked, ~halves)
     (tmp_path / "masks_2").mkdir()
     for name in made.names():
         Image.fromarray(np.zeros((24, 32), np.uint8)).save(tmp_path / "masks_2" / f"{name}.png")
-    hidden = read_scene(tmp_path, DataConfig(resolution=2)).images.photo(3).hidden
-    assert hidden is not None
-    assert hidden.all()
+    masked = read_scene(tmp_path, DataConfig(resolution=2)).images.image(3).masked
+    assert masked is not None
+    assert masked.all()
 
 
 @pytest.mark.parametrize("stored", [True, False], ids=["mask as stored", "mask upright"])
-def test_masks_turn_with_their_photos(tmp_path: Path, stored: bool) -> None:
+def test_masks_turn_with_their_images(tmp_path: Path, stored: bool) -> None:
     made.colmap_scene(tmp_path)
     write_masks(tmp_path / "masks")
     exif = Image.Exif()
@@ -161,7 +161,7 @@ def test_masks_turn_with_their_photos(tmp_path: Path, stored: bool) -> None:
     assert_masked(read_scene(tmp_path, DataConfig()), 5, kept(5))
 
 
-def test_masks_go_through_the_lens_with_their_photos(tmp_path: Path) -> None:
+def test_masks_go_through_the_lens_with_their_images(tmp_path: Path) -> None:
     lens = made.lens("OPENCV", [60.0, 61.0, 32.0, 24.0, 0.1, -0.02, 0.001, 0.002])
     made.colmap_scene(tmp_path, camera=lens)
     white, half = np.full((made.HEIGHT, made.WIDTH), 255, np.uint8), np.zeros((made.HEIGHT, made.WIDTH), np.uint8)
@@ -170,23 +170,23 @@ def test_masks_go_through_the_lens_with_their_photos(tmp_path: Path) -> None:
     for i, name in enumerate(made.names()):
         Image.fromarray(half if i else white).save(tmp_path / "masks" / f"{name}.png")
     scene = read_scene(tmp_path, DataConfig())
-    open_view, half_view = scene.images.photo(0), scene.images.photo(1)
-    assert open_view.hidden is not None
-    assert not open_view.hidden.any()
-    assert half_view.hidden is not None
-    assert half_view.pixels.shape[:2] == half_view.hidden.shape
+    open_view, half_view = scene.images.image(0), scene.images.image(1)
+    assert open_view.masked is not None
+    assert not open_view.masked.any()
+    assert half_view.masked is not None
+    assert half_view.pixels.shape[:2] == half_view.masked.shape
     # Where the lens looks left of its middle by more than half a pixel, all that it mixes counts.
     x = (sampling_grid(lens, scene.cameras[1])[0, ..., 0].numpy() + 1) * made.WIDTH / 2
-    np.testing.assert_array_equal(half_view.hidden, x > made.WIDTH / 2 - 0.5 + 1e-3)
-    assert 0.3 < half_view.hidden.mean() < 0.7
+    np.testing.assert_array_equal(half_view.masked, x > made.WIDTH / 2 - 0.5 + 1e-3)
+    assert 0.3 < half_view.masked.mean() < 0.7
 
 
 def test_a_resampled_pixel_is_hidden_when_a_hidden_one_touches_it() -> None:
     lens = made.lens("OPENCV", [60.0, 61.0, 32.0, 24.0, 0.1, 0.0, 0.0, 0.0])
-    hidden = np.zeros((made.HEIGHT, made.WIDTH), bool)
-    hidden[10, 20] = True
+    masked = np.zeros((made.HEIGHT, made.WIDTH), bool)
+    masked[10, 20] = True
     camera = Camera("a", made.WIDTH, made.HEIGHT, 60.0, 61.0, 32.0, 24.0, np.eye(4))
-    seen = resample_hidden(hidden, sampling_grid(lens, camera))
+    seen = resample_mask(masked, sampling_grid(lens, camera))
     assert 1 <= seen.sum() <= 9
 
 
@@ -196,12 +196,12 @@ def test_alpha_as_the_mask(tmp_path: Path) -> None:
         alpha = np.where(kept(i), 128, 127).astype(np.uint8)
         Image.fromarray(np.dstack([made.picture(i), alpha])).save(tmp_path / "images" / name)
     scene = read_scene(tmp_path, DataConfig(masks="alpha"))
-    assert any("4 photos have transparency; what is transparent takes no part" in note for note in scene.notes)
+    assert any("4 images have transparency; what is transparent takes no part" in note for note in scene.notes)
     for i in range(4):
         assert_masked(scene, i, kept(i))
-    assert scene.images.photo(5).hidden is None
-    blended = read_scene(tmp_path, DataConfig()).images.photo(0)
-    assert blended.hidden is None
+    assert scene.images.image(5).masked is None
+    blended = read_scene(tmp_path, DataConfig()).images.image(0)
+    assert blended.masked is None
 
 
 def test_masks_count_in_the_fingerprint(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_masks_count_in_the_fingerprint(tmp_path: Path) -> None:
     assert read_scene(tmp_path, DataConfig()).fingerprint()["masks"] != masked["masks"]
 
 
-def test_photos_hidden_altogether_are_told_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_hidden_altogether_are_told_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made.colmap_scene(tmp_path)
     (tmp_path / "masks").mkdir()
     for name in made.names():

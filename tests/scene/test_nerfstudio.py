@@ -63,14 +63,14 @@ def test_the_frame_wins_over_the_top_of_the_file(tmp_path: Path) -> None:
     np.testing.assert_allclose([cameras[3].fx, cameras[3].fy], 32 / math.tan(0.5), rtol=1e-12)
 
 
-def test_size_and_focal_length_follow_from_photo_and_angle(tmp_path: Path) -> None:
+def test_size_and_focal_length_follow_from_image_and_angle(tmp_path: Path) -> None:
     made.nerfstudio_scene(tmp_path, fl_x=None, fl_y=None, cx=None, cy=None, w=None, h=None, camera_angle_x=0.8)
     camera = read_scene(tmp_path, DataConfig()).cameras[0]
     focal = 32 / math.tan(0.4)
     np.testing.assert_allclose([camera.fx, camera.fy, camera.cx, camera.cy], [focal, focal, 32, 24], rtol=1e-12)
 
 
-def test_a_photo_of_half_the_stated_size_halves_the_intrinsics(tmp_path: Path) -> None:
+def test_an_image_of_half_the_stated_size_halves_the_intrinsics(tmp_path: Path) -> None:
     made.nerfstudio_scene(tmp_path, w=128, h=96, fl_x=120.0, fl_y=122.0, cx=64.0, cy=48.0)
     scene = read_scene(tmp_path, DataConfig())
     camera = scene.cameras[0]
@@ -101,9 +101,9 @@ def test_missing_frames_are_left_out_when_most_are_there(tmp_path: Path) -> None
         (tmp_path / "images" / name).unlink()
     scene = read_scene(tmp_path, DataConfig())
     assert len(scene.cameras) == 5
-    assert any("3 of 8 views have no photo" in note for note in scene.notes)
+    assert any("3 of 8 views have no image" in note for note in scene.notes)
     (tmp_path / "images/0003.png").unlink()
-    with pytest.raises(SceneError, match="4 of 8 photos are missing"):
+    with pytest.raises(SceneError, match="4 of 8 images are missing"):
         read_scene(tmp_path, DataConfig())
 
 

@@ -11,7 +11,7 @@ import pytest
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.camera import Camera
-from splatcli.scene.partition import check_worth, contents, make_grid, parse_blocks, restricted
+from splatcli.scene.partition import block_contents, check_blocks, make_grid, parse_blocks, restrict_to_block
 from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
@@ -71,7 +71,7 @@ def test_strips_cut_the_long_way_of_the_ground(tmp_path: Path) -> None:
 
 def test_a_block_has_the_views_that_show_it_and_the_size_of_the_whole(tmp_path: Path) -> None:
     scene = street(tmp_path)
-    blocks = [restricted(scene, (4, 1), block) for block in range(4)]
+    blocks = [restrict_to_block(scene, (4, 1), block) for block in range(4)]
     assert sorted({i for one in blocks for i in one.train}) == scene.train, "no view is lost"
     for one in blocks:
         assert one.extent == scene.extent
@@ -89,7 +89,7 @@ def test_points_around_a_block_are_thinned_and_those_in_it_are_not(tmp_path: Pat
     assert scene.points is not None
     grid = make_grid(scene, (4, 1))
     seen = [np.flatnonzero(grid.block_of(scene.points.xyz) == i % 4) for i in range(CAMERAS)]
-    one = restricted(replace(scene, seen=seen), (4, 1), 1)
+    one = restrict_to_block(replace(scene, seen=seen), (4, 1), 1)
     assert one.points is not None
     assert one.seen is not None
     own = scene.points.xyz[grid.block_of(scene.points.xyz) == 1]
@@ -121,29 +121,29 @@ def test_what_is_no_number_of_blocks_is_refused(text: str) -> None:
 def test_cuts_that_cannot_be_made_say_why(tmp_path: Path) -> None:
     scene = street(tmp_path)
     with pytest.raises(UsageError, match="no block 4 of 2x2"):
-        restricted(scene, (2, 2), 4)
+        restrict_to_block(scene, (2, 2), 4)
     with pytest.raises(SceneError, match="too few"):
         make_grid(scene, (7, 7))
     with pytest.raises(SceneError, match="0 points are too few"):
         make_grid(replace(scene, points=None), (1, 2))
     with pytest.raises(SceneError, match=r"is shown by 2 training views"):
-        restricted(replace(scene, train=[1, 2, 38, 39]), (2, 1), 0)
+        restrict_to_block(replace(scene, train=[1, 2, 38, 39]), (2, 1), 0)
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (4, 1), (3, 2)])
 def test_what_blocks_will_hold_is_what_they_hold(tmp_path: Path, shape: tuple[int, int]) -> None:
     scene = street(tmp_path)
-    held = contents(scene, shape)
+    held = block_contents(scene, shape)
     assert len(held) == shape[0] * shape[1]
     for block, one in enumerate(held):
-        cut = restricted(scene, shape, block)
+        cut = restrict_to_block(scene, shape, block)
         assert cut.points is not None
         assert one.views == len(cut.train)
         assert round(one.share * POINTS) == pytest.approx(len(cut.points.xyz), abs=2)
-    check_worth(scene, (4, 1), contents(scene, (4, 1)), 0.8)
+    check_blocks(scene, (4, 1), block_contents(scene, (4, 1)), 0.8)
 
 
 def test_blocks_that_few_views_show_are_named_before_any_is_trained(tmp_path: Path) -> None:
     scene = replace(street(tmp_path), train=[0, 1, 2, 3, 4, 5])
     with pytest.raises(SceneError, match=r"of 4x1 blocks 1, 2, 3 are shown by fewer than 3"):
-        check_worth(scene, (4, 1), contents(scene, (4, 1)), 1.0)
+        check_blocks(scene, (4, 1), block_contents(scene, (4, 1)), 1.0)

@@ -10,12 +10,12 @@ from plyfile import PlyData, PlyElement
 
 from splatcli.errors import SceneError
 from splatcli.scene import points as points_module
-from splatcli.scene.points import PointCloud, settle_points
+from splatcli.scene.points import PointCloud, clean_points
 
 
 def read_points_ply(path: Path, limit: int = 1000) -> PointCloud:
     raw = points_module.read_points_ply(path, limit)
-    cloud = settle_points(raw, np.zeros(3), drop_bad=False, notes=[])
+    cloud = clean_points(raw, np.zeros(3), drop_bad=False, notes=[])
     assert cloud is not None
     return cloud
 

@@ -21,18 +21,18 @@ def _collected(harm: Callable[[Problems], None]) -> SceneProblems:
     problems = Problems(Path("/scene"))
     harm(problems)
     with pytest.raises(SceneProblems) as caught:
-        problems.settle()
+        problems.raise_any()
     return caught.value
 
 
 def test_no_problem_is_none_and_one_is_told_as_it_is() -> None:
     problems = Problems(Path("/scene"))
-    problems.settle()
+    problems.raise_any()
     only = SceneError("is empty", where="/scene/a.jpg", remedy="copy it again")
     with problems.collect():
         raise only
     with pytest.raises(SceneError) as caught:
-        problems.settle()
+        problems.raise_any()
     assert caught.value is only
 
 
@@ -86,7 +86,7 @@ def test_json_has_them_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
-def test_photos_names_and_missing_files_are_told_together(tmp_path: Path) -> None:
+def test_images_names_and_missing_files_are_told_together(tmp_path: Path) -> None:
     names = [*made.names(6), "../out.png", "gone.png", "0001.png"]
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
     made.write_images(tmp_path / "images", made.names(6))
@@ -97,12 +97,12 @@ def test_photos_names_and_missing_files_are_told_together(tmp_path: Path) -> Non
         read_scene(tmp_path, DataConfig())
     told = "\n".join(caught.value.lines())
     assert caught.value.total == 6
-    wanted = ("outside", "same photo 0001.png", "1 of 7 photos are missing: gone.png", "0002.png", "<html>", "10x40")
+    wanted = ("outside", "same image 0001.png", "1 of 7 images are missing: gone.png", "0002.png", "<html>", "10x40")
     for text in wanted:
         assert text in told
 
 
-def test_a_lens_that_all_photos_share_is_one_problem(tmp_path: Path) -> None:
+def test_a_lens_that_all_images_share_is_one_problem(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path, camera=made.lens(params=[float("nan"), 61.0, 32.0, 24.0]))
     with pytest.raises(SceneError, match="camera 1: its parameters are not finite") as caught:
         read_scene(tmp_path, DataConfig())

@@ -14,7 +14,7 @@ import pytest
 from splatcli.config import DataConfig
 from splatcli.errors import UsageError
 from splatcli.plugins import READERS
-from splatcli.scene.read import has_photos_only, read_scene
+from splatcli.scene.read import has_images_only, read_scene
 from tests.plugin_packages import install
 from tests.scene import made
 
@@ -78,7 +78,7 @@ def test_a_folder_is_read_by_the_reader_of_another_package(place: Path, scene: P
     assert [camera.name for camera in read.cameras] == made.names()
     np.testing.assert_allclose(read.cameras[3].viewmat, made.w2c(3), atol=1e-12)
     np.testing.assert_array_equal(read.images.load(3), made.picture(3))
-    assert not has_photos_only(scene)
+    assert not has_images_only(scene)
 
 
 def test_own_readers_come_first_and_import_no_other(place: Path, scene: Path) -> None:

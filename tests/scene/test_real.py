@@ -1,4 +1,4 @@
-"""Real scenes, where they are at hand: geometry agrees with the photos, and the readers with each other."""
+"""Real scenes, where they are at hand: geometry agrees with the images, and the readers with each other."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_points_project_onto_their_observations(name: str, count: int, points: i
     assert np.median(np.concatenate(errors)) < 0.5
 
 
-def test_an_undistorted_photo_equals_colmaps() -> None:
+def test_an_undistorted_image_equals_colmaps() -> None:
     ours, theirs = _scene("fox_opencv"), _scene("fox")
     for i in (0, 17, 49):
         a, b = ours.cameras[i], theirs.cameras[i]
@@ -54,7 +54,7 @@ def test_an_undistorted_photo_equals_colmaps() -> None:
 def test_instant_ngp_cameras_agree_with_colmaps() -> None:
     ngp, colmap = _scene("fox_ngp", resolution=8), _scene("fox", resolution=8)
     assert len(ngp.cameras) == 50
-    assert any("17 of 67 views have no photo" in note for note in ngp.notes)
+    assert any("17 of 67 views have no image" in note for note in ngp.notes)
     assert [camera.name for camera in ngp.cameras] == [camera.name for camera in colmap.cameras]
     a = np.array([camera.center for camera in colmap.cameras])
     b = np.array([camera.center for camera in ngp.cameras])

@@ -1,4 +1,4 @@
-"""Resolutions: what size photos and cameras get, and that both get the same."""
+"""Resolutions: what size images and cameras get, and that both get the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_mistaken_divisor_is_a_usage_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("resolution", "size"), [(2, (32, 24)), (4, (16, 12)), (48, (48, 36)), (30, (30, 22))])
-def test_camera_and_photo_shrink_together(tmp_path: Path, resolution: float, size: tuple[int, int]) -> None:
+def test_camera_and_image_shrink_together(tmp_path: Path, resolution: float, size: tuple[int, int]) -> None:
     scene = read_scene(made.colmap_scene(tmp_path), DataConfig(resolution=resolution))
     camera = scene.cameras[3]
     assert (camera.width, camera.height) == size
@@ -71,7 +71,7 @@ def test_an_incomplete_folder_of_smaller_copies_is_not_used(tmp_path: Path) -> N
     made.write_images(tmp_path / "images_2", made.names()[:7], size=(32, 24))
     scene = read_scene(tmp_path, DataConfig(resolution=2))
     assert scene.images.sources[0].path.parent.name == "images"
-    assert any("images_2/ lacks 1 photos" in note for note in scene.notes)
+    assert any("images_2/ lacks 1 images" in note for note in scene.notes)
 
 
 def test_smaller_copies_serve_transforms_too(tmp_path: Path) -> None:
@@ -81,16 +81,16 @@ def test_smaller_copies_serve_transforms_too(tmp_path: Path) -> None:
     np.testing.assert_array_equal(scene.images.load(1), made.picture(1, 16, 12))
 
 
-def test_photos_of_another_size_and_the_same_shape_scale_the_intrinsics(tmp_path: Path) -> None:
+def test_images_of_another_size_and_the_same_shape_scale_the_intrinsics(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     made.write_images(tmp_path / "images", made.names()[:3], size=(128, 96))
     scene = read_scene(tmp_path, DataConfig())
     assert [camera.width for camera in scene.cameras] == [128] * 3 + [64] * 5
     np.testing.assert_allclose([scene.cameras[0].fx, scene.cameras[0].cy], [120, 48])
-    assert any("3 photos differ in size" in note for note in scene.notes)
+    assert any("3 images differ in size" in note for note in scene.notes)
 
 
-def test_photos_of_another_shape_are_an_error_with_both_sizes(tmp_path: Path) -> None:
+def test_images_of_another_shape_are_an_error_with_both_sizes(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     made.write_images(tmp_path / "images", ["0005.png"], size=(64, 60))
     with pytest.raises(SceneError, match="64x60 pixels, its camera 64x48") as caught:
@@ -98,17 +98,17 @@ def test_photos_of_another_shape_are_an_error_with_both_sizes(tmp_path: Path) ->
     assert "0005.png" in str(caught.value.where)
 
 
-def test_photos_turned_by_exif_are_turned_back(tmp_path: Path) -> None:
+def test_images_turned_by_exif_are_turned_back(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(np.rot90(made.picture(5)).copy()).save(tmp_path / "images/0005.png", exif=exif)
     scene = read_scene(tmp_path, DataConfig())
     np.testing.assert_array_equal(scene.images.load(5), made.picture(5))
-    assert any("1 photos were turned" in note for note in scene.notes)
+    assert any("1 images were turned" in note for note in scene.notes)
 
 
-def test_photos_turned_without_exif_are_an_error(tmp_path: Path) -> None:
+def test_images_turned_without_exif_are_an_error(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path)
     Image.fromarray(np.rot90(made.picture(5)).copy()).save(tmp_path / "images/0005.png")
     with pytest.raises(SceneError, match=r"48x64 pixels, its camera 64x48.*\n.*quarter"):

@@ -1,4 +1,4 @@
-"""Distorted lenses: the undistorted photo shows what a pinhole would have seen."""
+"""Distorted lenses: the undistorted image shows what a pinhole would have seen."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _colour(direction: NDArray[np.float64]) -> NDArray[np.float64]:
     return 127.5 + 120 * np.stack([np.sin(5 * x), np.cos(4 * y + x), np.sin(3 * x + 3 * y)], axis=-1)
 
 
-def _photo(lens: object) -> NDArray[np.uint8]:
+def _image(lens: object) -> NDArray[np.uint8]:
     """What the lens sees of that picture, by COLMAP's inverse of its model."""
     y, x = np.mgrid[0 : lens.height, 0 : lens.width] + 0.5
     seen = lens.cam_from_img(np.stack([x.ravel(), y.ravel()], axis=1))
@@ -55,9 +55,9 @@ def _scene(root: Path, model: str, data: DataConfig):
     lens = made.lens(model, LENSES[model], WIDTH, HEIGHT)
     made.write_model(root / "sparse/0", made.reconstruction(lens))
     (root / "images").mkdir()
-    photo = Image.fromarray(_photo(lens))
+    image = Image.fromarray(_image(lens))
     for name in made.names():
-        photo.save(root / "images" / name)
+        image.save(root / "images" / name)
     return read_scene(root, data)
 
 
@@ -76,7 +76,7 @@ def test_every_lens_becomes_the_pinhole_it_is_said_to_be(tmp_path: Path, model: 
     assert any(model in note for note in scene.notes)
 
 
-#: Distance between known points on the lens's photo, and the spread of the blobs that mark them, in pixels. A lens
+#: Distance between known points on the lens's image, and the spread of the blobs that mark them, in pixels. A lens
 #: distorts blobs too, which moves their middles by an amount that goes with the square of the spread.
 _STEP, _BLOB = 25, 1.2
 #: Colmap's models that are pinholes already, and those that no pinhole can stand for.
@@ -90,7 +90,7 @@ def test_every_model_that_pycolmap_knows_is_tried() -> None:
 
 @pytest.mark.parametrize("model", LENSES)
 def test_known_points_are_where_the_pinhole_sees_them(model: str) -> None:
-    """Points are marked where pycolmap's camera sees them, and looked for in the undistorted photo: 0.1 pixels."""
+    """Points are marked where pycolmap's camera sees them, and looked for in the undistorted image: 0.1 pixels."""
     lens = made.lens(model, LENSES[model], WIDTH, HEIGHT)
     pinhole = pinhole_of(lens, "here", "camera 1")
     camera = Camera("a", pinhole.width, pinhole.height, *pinhole.params[:4], np.eye(4))
@@ -100,8 +100,8 @@ def test_known_points_are_where_the_pinhole_sees_them(model: str) -> None:
     seen = np.asarray(lens.img_from_cam(rays))
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH] + 0.5
     blobs = sum(np.exp(-((x - u) ** 2 + (y - v) ** 2) / (2 * _BLOB**2)) for u, v in seen)
-    photo = np.repeat(np.round(250 * blobs).astype(np.uint8)[..., None], 3, axis=2)
-    shown = resample(photo, sampling_grid(lens, camera))[..., 0].astype(np.float64)
+    image = np.repeat(np.round(250 * blobs).astype(np.uint8)[..., None], 3, axis=2)
+    shown = resample(image, sampling_grid(lens, camera))[..., 0].astype(np.float64)
     y, x = np.mgrid[0 : camera.height, 0 : camera.width] + 0.5
     errors = []
     for u, v in at:
@@ -114,12 +114,12 @@ def test_known_points_are_where_the_pinhole_sees_them(model: str) -> None:
 @pytest.mark.parametrize("model", LENSES)
 def test_the_picture_is_the_one_that_pycolmap_makes(model: str) -> None:
     lens = made.lens(model, LENSES[model], WIDTH, HEIGHT)
-    photo = _photo(lens)
+    image = _image(lens)
     theirs, pinhole = pycolmap.undistort_image(
-        pycolmap.UndistortCameraOptions(), pycolmap.Bitmap.from_array(photo), lens
+        pycolmap.UndistortCameraOptions(), pycolmap.Bitmap.from_array(image), lens
     )
     camera = Camera("a", pinhole.width, pinhole.height, *pinhole.params[:4], np.eye(4))
-    ours = resample(photo, sampling_grid(lens, camera)).astype(np.float64)
+    ours = resample(image, sampling_grid(lens, camera)).astype(np.float64)
     expected = np.asarray(theirs.to_array()).astype(np.float64)
     difference = np.abs(ours - expected)[3:-3, 3:-3]
     # Theirs is bilinear, ours bicubic. Measured: 0.06 to 0.14 in the mean.

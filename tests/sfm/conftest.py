@@ -1,4 +1,4 @@
-"""Seven photos whose cameras only the tests know, and what structure from motion makes of them."""
+"""Seven images whose cameras only the tests know, and what structure from motion makes of them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splatcli.sfm.images import find_footage
+from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.run import SfmResult, run_sfm
 from tests.sfm import corner
 
-NUM_PHOTOS = 7
-#: The photo that is stored turned by a quarter, as phones do, with EXIF saying so.
+NUM_IMAGES = 7
+#: The image that is stored turned by a quarter, as phones do, with EXIF saying so.
 TURNED = 3
 
 
@@ -24,12 +24,12 @@ def name_of(index: int) -> str:
 
 
 @pytest.fixture(scope="session")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of photos; not to be changed."""
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of images; not to be changed."""
     folder = tmp_path_factory.mktemp("walk") / "photos"
     folder.mkdir()
-    for index in range(NUM_PHOTOS):
-        image = Image.fromarray(corner.photo(index))
+    for index in range(NUM_IMAGES):
+        image = Image.fromarray(corner.image(index))
         exif = Image.Exif()
         if index == TURNED:
             image = image.transpose(Image.Transpose.ROTATE_90)
@@ -39,18 +39,18 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def solved(photos: Path) -> SfmResult:
+def solved(images: Path) -> SfmResult:
     """The scene that was made of them, beside their folder; not to be changed."""
-    return solve(photos)
+    return find_cameras_of(images)
 
 
-def solve(photos: Path, options: SfmOptions | None = None, **changes) -> SfmResult:
-    wishes = {"place": None, "beside": photos.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
-    return run_sfm(find_footage(photos), options or SfmOptions(), **{**wishes, **changes})
+def find_cameras_of(images: Path, options: SfmOptions | None = None, **changes) -> SfmResult:
+    wishes = {"place": None, "beside": images.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
+    return run_sfm(find_input(images), options or SfmOptions(), **{**wishes, **changes})
 
 
 def write_noise(folder: Path, count: int, *, size: tuple[int, int] = (96, 64)) -> Path:
-    """Photos that have nothing to do with one another."""
+    """Images that have nothing to do with one another."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
         generator = np.random.default_rng(index)

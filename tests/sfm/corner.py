@@ -1,4 +1,4 @@
-"""A corner of a room, three walls with texture all over, photographed on an arc by casting rays."""
+"""A corner of a room, three walls with texture all over, imagegraphed on an arc by casting rays."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pose(index: int) -> NDArray[np.float64]:
     return made
 
 
-def photo(index: int) -> NDArray[np.uint8]:
+def image(index: int) -> NDArray[np.uint8]:
     """[HEIGHT, WIDTH, 3]: the mean of 2 x 2 rays a pixel."""
     x, y = (np.arange(2 * side) / 2 + 0.25 - side / 2 for side in (WIDTH, HEIGHT))
     rays = np.stack([*np.meshgrid(x / FOCAL, y / FOCAL), np.ones((2 * HEIGHT, 2 * WIDTH))], axis=-1)

@@ -1,4 +1,4 @@
-"""Photos without cameras on the command line: splat sfm, train and info."""
+"""Images without cameras on the command line: splat sfm, train and info."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from pathlib import Path
 import pytest
 
 from splatcli.cli.commands import run
-from splatcli.scene.read import has_photos_only
+from splatcli.scene.read import has_images_only
 from splatcli.sfm.run import SfmResult
 from tests.cli.tiny import QUICK
-from tests.sfm.conftest import NUM_PHOTOS, write_noise
+from tests.sfm.conftest import NUM_IMAGES, write_noise
 
 
-def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: SfmResult, photos: Path, monkeypatch, capfd) -> None:
-    (photos.parent / "output").symlink_to(photos.parent)
-    monkeypatch.chdir(photos.parent)
-    assert run(["sfm", str(photos)]) == 0
+def test_sfm_prints_the_folder_and_says_that_it_was_there(solved: SfmResult, images: Path, monkeypatch, capfd) -> None:
+    (images.parent / "output").symlink_to(images.parent)
+    monkeypatch.chdir(images.parent)
+    assert run(["sfm", str(images)]) == 0
     said = capfd.readouterr()
     assert Path(said.out.strip()).samefile(solved.folder)
     assert "cameras found before are used" in said.err
-    assert run(["sfm", str(photos), "--json"]) == 0
+    assert run(["sfm", str(images), "--json"]) == 0
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert (result["registered"], result["reused"]) == (NUM_PHOTOS, True)
+    assert (result["registered"], result["reused"]) == (NUM_IMAGES, True)
 
 
-def test_train_takes_photos_without_cameras(solved: SfmResult, photos: Path, capfd) -> None:
-    place = photos.parent / "run"
-    words = ["train", str(photos), "-o", str(place), "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
+def test_train_takes_images_without_cameras(solved: SfmResult, images: Path, capfd) -> None:
+    place = images.parent / "run"
+    words = ["train", str(images), "-o", str(place), "-n", "2", "-r", "4", "--device", "cpu", *QUICK]
     assert run(words) == 0
     said = capfd.readouterr()
     assert "photos has no cameras: splat sfm estimates them first" in said.err
-    assert f"training on cpu: {NUM_PHOTOS} views" in said.err
+    assert f"training on cpu: {NUM_IMAGES} views" in said.err
     assert json.loads((place / "config.json").read_text())["data"]["scene"] == str(solved.folder)
 
 
-def test_train_refuses_a_taken_folder_before_it_looks_for_cameras(photos: Path, tmp_path: Path, capfd) -> None:
+def test_train_refuses_a_taken_folder_before_it_looks_for_cameras(images: Path, tmp_path: Path, capfd) -> None:
     (tmp_path / "x").write_text("")
-    assert run(["train", str(photos), "-o", str(tmp_path)]) == 8
+    assert run(["train", str(images), "-o", str(tmp_path)]) == 8
     assert "exists and is not empty" in capfd.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_info_says_that_cameras_are_missing(photos: Path, capfd) -> None:
-    assert run(["info", str(photos), "--json"]) == 0
+def test_info_says_that_cameras_are_missing(images: Path, capfd) -> None:
+    assert run(["info", str(images), "--json"]) == 0
     (facts,) = map(json.loads, capfd.readouterr().out.splitlines())
-    assert (facts["kind"], facts["num_photos"], facts["unreadable"]) == ("photos", NUM_PHOTOS, [])
+    assert (facts["kind"], facts["num_photos"], facts["unreadable"]) == ("photos", NUM_IMAGES, [])
     assert facts["sizes"] == ["180x240", "240x180"]
     assert "splat sfm" in facts["cameras"]
 
@@ -55,7 +55,7 @@ def test_info_says_that_cameras_are_missing(photos: Path, capfd) -> None:
     ("words", "code", "says"),
     [
         (["nowhere"], 3, "there is nothing here"),
-        (["few"], 3, "only 2 photos here"),
+        (["few"], 3, "only 2 images here"),
         (["few", "--camera-model", "PINHOL"], 2, "--camera-model"),
         (["few", "--frames", "1"], 2, "--frames"),
         (["clip.mp4"], 4, "splatcli[video]"),
@@ -86,9 +86,9 @@ def test_what_cannot_be_solved_ends_with_its_code(words, code, says, tmp_path, m
         (".hidden/transforms.json", True),
     ],
 )
-def test_photos_beside_a_trace_of_cameras_are_a_scene(file: str, only: bool, tmp_path: Path) -> None:
+def test_images_beside_a_trace_of_cameras_are_a_scene(file: str, only: bool, tmp_path: Path) -> None:
     write_noise(tmp_path, 1)
-    assert has_photos_only(tmp_path)
+    assert has_images_only(tmp_path)
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text("x")
-    assert has_photos_only(tmp_path) is only
+    assert has_images_only(tmp_path) is only

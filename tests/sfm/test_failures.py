@@ -1,4 +1,4 @@
-"""Photos that do not suffice and workers that crash: a message, the right class, and nothing left behind."""
+"""Images that do not suffice and workers that crash: a message, the right class, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import ResourceError, SceneError
-from splatcli.sfm.images import find_footage
+from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.run import crashed, sys
 from splatcli.sfm.worker import Job
 from tests.sfm import corner
-from tests.sfm.conftest import solve, write_noise
+from tests.sfm.conftest import find_cameras_of, write_noise
 
 
 def flat(folder: Path) -> None:
@@ -26,8 +26,8 @@ def flat(folder: Path) -> None:
 
 
 def same_place(folder: Path) -> None:
-    """One photo three times, in different files: everything matches and nothing has depth."""
-    image = Image.fromarray(corner.photo(0))
+    """One image three times, in different files: everything matches and nothing has depth."""
+    image = Image.fromarray(corner.image(0))
     for index in range(3):
         image.save(folder / f"{index}.png", compress_level=index + 1)
 
@@ -41,22 +41,22 @@ def one_good(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
-        pytest.param(lambda folder: None, "there are no photos", id="empty"),
-        pytest.param(lambda folder: write_noise(folder, 2), "only 2 photos here, at least 3", id="two photos"),
-        pytest.param(lambda folder: write_noise(folder / "masks", 5), "there are no photos", id="masks only"),
-        pytest.param(one_good, "1 photos can be used, at least 3 are needed; 2 cannot be read, 0.png", id="damaged"),
-        pytest.param(flat, "no two of the 3 photos show the same thing", id="no texture"),
-        pytest.param(lambda folder: write_noise(folder, 3), "no two of the 3 photos", id="nothing in common"),
-        pytest.param(same_place, "none of the 3 photos could be placed", id="no depth"),
+        pytest.param(lambda folder: None, "there are no images", id="empty"),
+        pytest.param(lambda folder: write_noise(folder, 2), "only 2 images here, at least 3", id="two images"),
+        pytest.param(lambda folder: write_noise(folder / "masks", 5), "there are no images", id="masks only"),
+        pytest.param(one_good, "1 images can be used, at least 3 are needed; 2 cannot be read, 0.png", id="damaged"),
+        pytest.param(flat, "no two of the 3 images show the same thing", id="no texture"),
+        pytest.param(lambda folder: write_noise(folder, 3), "no two of the 3 images", id="nothing in common"),
+        pytest.param(same_place, "none of the 3 images could be placed", id="no depth"),
     ],
 )
-def test_photos_that_do_not_suffice(harm: Callable[[Path], object], says: str, tmp_path: Path) -> None:
-    photos, folder = tmp_path / "photos", tmp_path / "made"
-    photos.mkdir()
+def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, tmp_path: Path) -> None:
+    images, folder = tmp_path / "photos", tmp_path / "made"
+    images.mkdir()
     folder.mkdir()
-    harm(photos)
+    harm(images)
     with pytest.raises(SceneError) as caught:
-        Job(find_footage(photos), SfmOptions(), folder, threads=1, gpu=False, tell=lambda *_: None).run()
+        Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, tell=lambda *_: None).run()
     assert says in str(caught.value)
     assert caught.value.remedy
     assert str(tmp_path) in str(caught.value.where)
@@ -95,21 +95,21 @@ def worker(tmp_path: Path, monkeypatch) -> Callable[[str], None]:
     return use
 
 
-def test_an_abort_leaves_a_message_and_nothing_else(photos: Path, tmp_path: Path, worker) -> None:
+def test_an_abort_leaves_a_message_and_nothing_else(images: Path, tmp_path: Path, worker) -> None:
     worker("cat > /dev/null; kill -ABRT $$")
     with pytest.raises(ResourceError, match="by SIGABRT"):
-        solve(photos, place=tmp_path / "deep" / "scene")
+        find_cameras_of(images, place=tmp_path / "deep" / "scene")
     assert [path.name for path in tmp_path.iterdir()] == ["program"]
 
 
-def test_an_error_of_the_worker_keeps_its_kind_and_remedy(photos: Path, tmp_path: Path, worker) -> None:
+def test_an_error_of_the_worker_keeps_its_kind_and_remedy(images: Path, tmp_path: Path, worker) -> None:
     worker("""cat > /dev/null; echo '{"error": {"error": "E003", "what": "w", "where": "x", "help": "h"}}'""")
     with pytest.raises(SceneError) as caught:
-        solve(photos, place=tmp_path / "scene")
+        find_cameras_of(images, place=tmp_path / "scene")
     assert (caught.value.what, caught.value.where, caught.value.remedy) == ("w", "x", "h")
 
 
-def test_ctrl_c_ends_the_worker_and_leaves_nothing(photos: Path, tmp_path: Path, worker) -> None:
+def test_ctrl_c_ends_the_worker_and_leaves_nothing(images: Path, tmp_path: Path, worker) -> None:
     worker("""cat > /dev/null; echo '{"phase": "features", "done": '$$', "total": 9}'; exec sleep 60""")
     heard: list[int] = []
 
@@ -119,7 +119,7 @@ def test_ctrl_c_ends_the_worker_and_leaves_nothing(photos: Path, tmp_path: Path,
 
     since = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        solve(photos, place=tmp_path / "scene", tell=tell)
+        find_cameras_of(images, place=tmp_path / "scene", tell=tell)
     assert time.monotonic() - since < 30, "the worker was waited for"
     with pytest.raises(ProcessLookupError):
         os.kill(heard[0], 0)

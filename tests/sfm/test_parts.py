@@ -12,7 +12,7 @@ from splatcli.errors import ResourceError, SceneError, UsageError
 from splatcli.scene.decode import Header
 from splatcli.sfm import video
 from splatcli.sfm.features import first_guess, focal_share, lens_key
-from splatcli.sfm.images import find_footage, orientation_of
+from splatcli.sfm.images import find_input, orientation_of
 from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match
 from splatcli.sfm.options import MODELS, SfmOptions
 from splatcli.sfm.run import doubts, lines
@@ -22,7 +22,7 @@ from tests.sfm.conftest import write_noise
 
 
 def test_blur_lowers_sharpness() -> None:
-    image = Image.fromarray(corner.photo(0))
+    image = Image.fromarray(corner.image(0))
     scores = [sharpness(np.asarray(image.filter(ImageFilter.GaussianBlur(radius)))) for radius in (0, 1, 2, 4)]
     assert scores == sorted(scores, reverse=True)
     assert scores[0] > 10 * scores[2]
@@ -55,19 +55,19 @@ def test_the_sharpest_of_each_stretch_is_kept(scores, total: int, count: int, ke
         ("exhaustive", 900, False, "exhaustive"),
     ],
 )
-def test_matching_follows_the_number_of_photos(asked, count: int, is_video: bool, how: str) -> None:
+def test_matching_follows_the_number_of_images(asked, count: int, is_video: bool, how: str) -> None:
     assert how_to_match(asked, count, video=is_video) == how
 
 
 def looks(groups: int, each: int) -> list[np.ndarray]:
-    """Descriptors of photos of ``groups`` things, ``each`` times in a row, with noise."""
+    """Descriptors of images of ``groups`` things, ``each`` times in a row, with noise."""
     generator = np.random.default_rng(3)
     things = generator.integers(0, 200, (groups, 60, 128))
     noisy = [things[i // each] + generator.integers(0, 25, (60, 128)) for i in range(groups * each)]
     return [rows.astype(np.uint8) for rows in noisy]
 
 
-def test_photos_of_the_same_thing_are_alike() -> None:
+def test_images_of_the_same_thing_are_alike() -> None:
     pairs = alike(looks(groups=5, each=4), neighbours=3, seed=1)
     assert pairs == [(i, j) for i in range(20) for j in range(i + 1, 20) if i // 4 == j // 4]
 
@@ -83,16 +83,16 @@ def test_sequential_pairs_hold_neighbours_and_a_path_that_comes_back() -> None:
     assert len(choose_pairs("exhaustive", seen, seed=1)) == 42 * 41 // 2
 
 
-def test_photos_without_features_are_no_harm() -> None:
+def test_images_without_features_are_no_harm() -> None:
     nothing = np.zeros((0, 128), dtype=np.uint8)
     assert alike([nothing, nothing, nothing], 2, seed=1) == []
     assert alike([*looks(1, 2), nothing], 2, seed=1) == [(0, 1)]
 
 
 @pytest.mark.parametrize(("per", "num_lenses"), [("folder", 3), ("image", 5), ("all", 2)])
-def test_photos_share_a_lens_only_at_one_size(per, num_lenses: int) -> None:
-    photos = [("a/1.jpg", 40, 30), ("a/2.jpg", 40, 30), ("a/3.jpg", 30, 40), ("b/1.jpg", 40, 30), ("b/2.jpg", 40, 30)]
-    assert len({lens_key(*photo, 0.0, per) for photo in photos}) == num_lenses
+def test_images_share_a_lens_only_at_one_size(per, num_lenses: int) -> None:
+    images = [("a/1.jpg", 40, 30), ("a/2.jpg", 40, 30), ("a/3.jpg", 30, 40), ("b/1.jpg", 40, 30), ("b/2.jpg", 40, 30)]
+    assert len({lens_key(*image, 0.0, per) for image in images}) == num_lenses
 
 
 def test_the_focal_length_of_exif_is_where_the_solver_starts(tmp_path: Path) -> None:
@@ -113,16 +113,16 @@ def test_the_focal_length_of_exif_is_where_the_solver_starts(tmp_path: Path) -> 
     ("width", "height", "exif", "applied"),
     [(40, 30, 1, 1), (40, 30, 6, 6), (40, 30, 8, 8), (40, 30, 3, 1), (40, 40, 6, 1), (4000, 4001, 6, 6)],
 )
-def test_photos_are_turned_where_the_scene_reader_will(width: int, height: int, exif: int, applied: int) -> None:
+def test_images_are_turned_where_the_scene_reader_will(width: int, height: int, exif: int, applied: int) -> None:
     assert orientation_of(Header(width, height, "RGB", False, exif, "sRGB", False)) == applied
 
 
-def test_photos_are_found_in_images_without_copies_and_masks(tmp_path: Path) -> None:
+def test_images_are_found_in_images_without_copies_and_masks(tmp_path: Path) -> None:
     for folder in ("images/left", "images/right", "images_2", "masks"):
         write_noise(tmp_path / folder, 2)
-    assert find_footage(tmp_path).names == ("left/0.png", "left/1.png", "right/0.png", "right/1.png")
-    with pytest.raises(SceneError, match="neither a folder of photos nor a video"):
-        find_footage(tmp_path / "images" / "left" / "0.png")
+    assert find_input(tmp_path).names == ("left/0.png", "left/1.png", "right/0.png", "right/1.png")
+    with pytest.raises(SceneError, match="neither a folder of images nor a video"):
+        find_input(tmp_path / "images" / "left" / "0.png")
 
 
 @pytest.mark.parametrize(
@@ -158,10 +158,10 @@ REPORT = {
     ("changes", "says"),
     [
         ({}, []),
-        ({"registered": 7}, ["only 7 of 10 photos"]),
+        ({"registered": 7}, ["only 7 of 10 images"]),
         ({"reprojection_error_px": 1.75}, ["1.75 pixels"]),
         ({"reprojection_error_px": float("nan")}, ["nan pixels"]),
-        ({"registered": 5, "other_models": [4, 3]}, ["only 5 of 10", "such of 4, 3 photos"]),
+        ({"registered": 5, "other_models": [4, 3]}, ["only 5 of 10", "such of 4, 3 images"]),
     ],
 )
 def test_the_report_doubts_what_is_doubtful(changes, says: list[str]) -> None:
@@ -176,7 +176,7 @@ def test_the_report_tells_what_counts() -> None:
         "9 of 10",
         "0.500 pixels",
         "1,234",
-        "4.2 photos",
+        "4.2 images",
         "and 2 more cameras",
         "30 of 45",
         "5 s with 2 threads",

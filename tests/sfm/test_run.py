@@ -1,4 +1,4 @@
-"""Structure from motion end to end on photos whose cameras are known, and the folder that it makes."""
+"""Structure from motion end to end on images whose cameras are known, and the folder that it makes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from splatcli.sfm import run
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.run import SfmResult
 from tests.sfm import corner
-from tests.sfm.conftest import NUM_PHOTOS, TURNED, name_of, solve
+from tests.sfm.conftest import NUM_IMAGES, TURNED, find_cameras_of, name_of
 
 
 def true_centers() -> NDArray[np.float64]:
-    """[N, 3] where the photos were taken."""
-    poses = [corner.pose(index) for index in range(NUM_PHOTOS)]
+    """[N, 3] where the images were taken."""
+    poses = [corner.pose(index) for index in range(NUM_IMAGES)]
     return np.stack([-pose[:3, :3].T @ pose[:3, 3] for pose in poses])
 
 
-def cameras_of(root: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.float64]]:
+def find_cameras(root: Path) -> tuple[list[str], NDArray[np.float64], NDArray[np.float64]]:
     """Names, positions [N, 3] and rotations world to camera [N, 3, 3] of a scene's cameras."""
     cameras = read_scene(root, DataConfig()).cameras
     rotations = np.stack([camera.viewmat[:3, :3] for camera in cameras])
@@ -42,12 +42,12 @@ def similarity(source: NDArray[np.float64], target: NDArray[np.float64]) -> tupl
     return float((singular * signs).sum() / (a**2).sum()), left @ np.diag(signs) @ right
 
 
-def test_all_photos_are_placed_where_they_were_taken(solved: SfmResult) -> None:
-    assert (solved.facts["registered"], solved.facts["unregistered"]) == (NUM_PHOTOS, [])
+def test_all_images_are_placed_where_they_were_taken(solved: SfmResult) -> None:
+    assert (solved.facts["registered"], solved.facts["unregistered"]) == (NUM_IMAGES, [])
     assert solved.facts["reprojection_error_px"] < 0.3
-    names, found, rotations = cameras_of(solved.folder)
-    assert names == [name_of(index) for index in range(NUM_PHOTOS)]
-    truth, true_rotations = true_centers(), np.stack([corner.pose(index)[:3, :3] for index in range(NUM_PHOTOS)])
+    names, found, rotations = find_cameras(solved.folder)
+    assert names == [name_of(index) for index in range(NUM_IMAGES)]
+    truth, true_rotations = true_centers(), np.stack([corner.pose(index)[:3, :3] for index in range(NUM_IMAGES)])
     scale, rotation = similarity(found, truth)
     error = np.linalg.norm(scale * (found - found.mean(0)) @ rotation.T - (truth - truth.mean(0)), axis=1)
     path = np.linalg.norm(truth - truth.mean(0), axis=1).max()
@@ -64,11 +64,11 @@ def test_the_lens_is_found(solved: SfmResult) -> None:
     assert camera["focal_px"] == [pytest.approx(corner.FOCAL, rel=0.005)]
 
 
-def test_the_scene_can_be_moved_away_from_the_photos(solved: SfmResult, tmp_path: Path) -> None:
+def test_the_scene_can_be_moved_away_from_the_images(solved: SfmResult, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(solved.folder, moved, copy_function=os.link)
     scene = read_scene(moved, DataConfig())
-    assert len(scene.cameras) == NUM_PHOTOS
+    assert len(scene.cameras) == NUM_IMAGES
     assert scene.points is not None
     assert len(scene.points.xyz) == solved.facts["points"]
     turned = scene.images.sources[TURNED]
@@ -76,10 +76,10 @@ def test_the_scene_can_be_moved_away_from_the_photos(solved: SfmResult, tmp_path
     assert {source.orientation for source in scene.images.sources} == {1, 6}
 
 
-def test_points_have_the_colours_of_the_photos(solved: SfmResult) -> None:
+def test_points_have_the_colours_of_the_images(solved: SfmResult) -> None:
     points = read_scene(solved.folder, DataConfig()).points
     assert points is not None
-    found, truth = cameras_of(solved.folder)[1], true_centers()
+    found, truth = find_cameras(solved.folder)[1], true_centers()
     scale, rotation = similarity(found, truth)
     placed = scale * (points.xyz - found.mean(0)) @ rotation.T + truth.mean(0)
     assert np.median(np.abs(placed).min(axis=1)) < 0.01, "points lie on the walls"
@@ -89,9 +89,9 @@ def test_points_have_the_colours_of_the_photos(solved: SfmResult) -> None:
         assert np.corrcoef(points.rgb[:, channel], expected[:, channel])[0, 1] > 0.7
 
 
-def test_the_same_photos_and_options_are_solved_once(solved: SfmResult, photos: Path, monkeypatch) -> None:
+def test_the_same_images_and_options_are_solved_once(solved: SfmResult, images: Path, monkeypatch) -> None:
     monkeypatch.setattr(run, "run_worker", lambda *_, **__: pytest.fail("was solved again"))
-    again = solve(photos)
+    again = find_cameras_of(images)
     assert (again.reused, again.folder) == (True, solved.folder)
     assert again.facts == json.loads((solved.folder / run.REPORT).read_text())
 
@@ -113,50 +113,50 @@ def fake(monkeypatch) -> list[Path]:
     return given
 
 
-def test_other_options_get_a_place_of_their_own(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
-    places = [solve(photos, SfmOptions(seed=seed), beside=tmp_path).folder.name for seed in (1, 2, 1)]
+def test_other_options_get_a_place_of_their_own(images: Path, tmp_path: Path, fake: list[Path]) -> None:
+    places = [find_cameras_of(images, SfmOptions(seed=seed), beside=tmp_path).folder.name for seed in (1, 2, 1)]
     assert places == ["photos-sfm", "photos-sfm-2", "photos-sfm"]
     assert len(fake) == 2
 
 
-def test_changed_photos_are_solved_again(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
-    copy = Path(shutil.copytree(photos, tmp_path / "photos"))
-    assert not solve(copy).reused
-    assert solve(copy).reused
+def test_changed_images_are_solved_again(images: Path, tmp_path: Path, fake: list[Path]) -> None:
+    copy = Path(shutil.copytree(images, tmp_path / "photos"))
+    assert not find_cameras_of(copy).reused
+    assert find_cameras_of(copy).reused
     (copy / name_of(0)).write_bytes((copy / name_of(1)).read_bytes())
-    assert not solve(copy).reused
+    assert not find_cameras_of(copy).reused
 
 
-def test_a_named_place_is_replaced_only_when_asked(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
+def test_a_named_place_is_replaced_only_when_asked(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     place = tmp_path / "scene"
-    solve(photos, place=place)
+    find_cameras_of(images, place=place)
     mark = place / "sparse/0/cameras.bin"
     mark.write_bytes(b"old")
-    with pytest.raises(OutputError, match="other photos, or made with other options"):
-        solve(photos, SfmOptions(seed=1), place=place)
+    with pytest.raises(OutputError, match="other images, or made with other options"):
+        find_cameras_of(images, SfmOptions(seed=1), place=place)
     assert mark.read_bytes() == b"old"
-    solve(photos, SfmOptions(seed=1), place=place, overwrite=True)
+    find_cameras_of(images, SfmOptions(seed=1), place=place, overwrite=True)
     assert mark.read_bytes() == b"new"
     assert [path.name for path in tmp_path.iterdir()] == ["scene"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_what_is_not_ours_is_never_replaced(photos: Path, tmp_path: Path, fake: list[Path], overwrite: bool) -> None:
+def test_what_is_not_ours_is_never_replaced(images: Path, tmp_path: Path, fake: list[Path], overwrite: bool) -> None:
     (tmp_path / "diary.txt").write_text("x")
     with pytest.raises(OutputError, match="other content"):
-        solve(photos, place=tmp_path, overwrite=overwrite)
+        find_cameras_of(images, place=tmp_path, overwrite=overwrite)
     with pytest.raises(OutputError, match="lies in it"):
-        solve(photos, place=photos.parent, overwrite=overwrite)
+        find_cameras_of(images, place=images.parent, overwrite=overwrite)
     with pytest.raises(OutputError, match="is a file"):
-        solve(photos, place=tmp_path / "diary.txt", overwrite=overwrite)
+        find_cameras_of(images, place=tmp_path / "diary.txt", overwrite=overwrite)
     assert not fake
 
 
-def test_what_a_killed_process_left_goes_with_the_next_run(photos: Path, tmp_path: Path, fake: list[Path]) -> None:
+def test_what_a_killed_process_left_goes_with_the_next_run(images: Path, tmp_path: Path, fake: list[Path]) -> None:
     beyond_the_last_pid = 2**22 + 1
     stale = tmp_path / f"photos-sfm.tmp.{beyond_the_last_pid}.0123abcd"
     living = tmp_path / f"photos-sfm.tmp.{os.getppid()}.0123abcd"
     for folder in (stale, living):
         folder.mkdir()
-    solve(photos, beside=tmp_path)
+    find_cameras_of(images, beside=tmp_path)
     assert (stale.exists(), living.exists()) == (False, True)

@@ -21,7 +21,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.camera import Camera
-from splatcli.scene.images import Photo
+from splatcli.scene.images import LoadedImage
 from splatcli.train import monitor
 from splatcli.train.events import Alarmed, Event, Probed, Refined, RolledBack, Saved, Stepped, Stopped
 from splatcli.train.monitor import FiniteMonitor, QualityMonitor, StepDivergedError, check_refinement
@@ -346,11 +346,11 @@ class FailingImages(MadeImages):
         super().__init__(pixels)
         self.good = good
 
-    def photo(self, i: int) -> Photo:
+    def image(self, i: int) -> LoadedImage:
         if self.good == 0:
             raise SceneError("cannot read the photo: Stale file handle", where="a.png")
         self.good -= 1
-        return super().photo(i)
+        return super().image(i)
 
 
 def test_a_photo_that_can_be_read_no_more_ends_the_run_with_its_state_saved() -> None:

@@ -19,13 +19,13 @@ from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
-from splatcli.scene.images import Photo
+from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_gaussians
-from tests.train.test_per_view_params import TRAIN, around, photographed, scene_of, truth
+from tests.train.test_per_view_params import TRAIN, around, photographed, scene_with_cameras, truth
 from tests.train.worlds import MadeImages, MemoryRun, plain_renderer
 
 pytestmark = NEEDS_COMPILER
@@ -66,8 +66,8 @@ class CutImages(MadeImages):
         super().__init__([_bytes(one.image) for one in renders])
         self.alphas = [_bytes(one.alpha) for one in renders]
 
-    def photo(self, i: int) -> Photo:
-        return replace(super().photo(i), alpha=self.alphas[i])
+    def image(self, i: int) -> LoadedImage:
+        return replace(super().image(i), alpha=self.alphas[i])
 
 
 def _bytes(values: Tensor) -> NDArray[np.uint8]:
@@ -97,7 +97,7 @@ def mean_alpha_beside_the_object(gaussians: Gaussians, cameras: list[Camera], im
 def test_nothing_hides_before_a_random_background_and_black_hides_before_black() -> None:
     cameras = around(15, SIZE)
     images = CutImages(cameras)
-    scene = scene_of(cameras, images.pixels)
+    scene = scene_with_cameras(cameras, images.pixels)
     scene.images = images  # type: ignore[assignment]
     start = joined(truth(), junk())
     before = mean_alpha_beside_the_object(start, cameras, images)
@@ -121,7 +121,7 @@ def test_nothing_hides_before_a_random_background_and_black_hides_before_black()
 )
 def test_a_regulariser_lowers_what_it_weighs(setting: str, figure: Callable[[Gaussians], float]) -> None:
     cameras = around(15, SIZE)
-    scene = scene_of(cameras, photographed(cameras))
+    scene = scene_with_cameras(cameras, photographed(cameras))
     found = [figure(trained(config_of(150, strategy={setting: weight}), scene, truth())) for weight in (0.0, 0.5, 5.0)]
     assert found[0] > 1.05 * found[1] > 1.05 * 1.05 * found[2]
 
@@ -129,7 +129,7 @@ def test_a_regulariser_lowers_what_it_weighs(setting: str, figure: Callable[[Gau
 @pytest.mark.parametrize("degree", range(5))
 def test_colours_of_each_degree_are_trained_saved_resumed_and_exported(degree: int, tmp_path: Path) -> None:
     cameras = around(15, SIZE)
-    scene = scene_of(cameras, photographed(cameras))
+    scene = scene_with_cameras(cameras, photographed(cameras))
     config = config_of(24, model={"sh_degree": degree}, schedule={"sh_degree_interval": 4})
 
     def engine() -> NativeEngine:

@@ -21,7 +21,7 @@ from splatcli.rasterizer import AsyncEngine, NativeEngine, render
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import StepEngine
-from splatcli.scene.camera import Camera, moved
+from splatcli.scene.camera import Camera, apply_pose_delta
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Evaluated, Probed, Stepped
@@ -79,7 +79,7 @@ def shaded(photos: list[NDArray[np.uint8]], seed: int = 3) -> list[NDArray[np.ui
     return result
 
 
-def scene_of(cameras: list[Camera], photos: list[NDArray[np.uint8]]) -> Scene:
+def scene_with_cameras(cameras: list[Camera], photos: list[NDArray[np.uint8]]) -> Scene:
     gaussians = truth()
     colors = ((0.5 + 0.2820948 * gaussians.sh0).clamp(0.0, 1.0) * 255.0).to(torch.uint8)
     return MadeScene(
@@ -132,7 +132,7 @@ def misplaced(cameras: list[Camera], extent: float) -> list[Camera]:
     def off(camera: Camera) -> Camera:
         turn, shift = random.normal(size=(2, 3))
         turn *= np.radians(1.0) / np.linalg.norm(turn)
-        return moved(camera, np.concatenate([turn, 0.01 * extent * shift / np.linalg.norm(shift)]))
+        return apply_pose_delta(camera, np.concatenate([turn, 0.01 * extent * shift / np.linalg.norm(shift)]))
 
     return [off(camera) if i in TRAIN else camera for i, camera in enumerate(cameras)]
 
@@ -141,12 +141,12 @@ def misplaced(cameras: list[Camera], extent: float) -> list[Camera]:
 def test_poses_that_are_off_come_back_to_a_model_that_is_right() -> None:
     true = around(VIEWS, SIZE)
     photos = photographed(true)
-    wrong = misplaced(true, scene_of(true, photos).extent)
+    wrong = misplaced(true, scene_with_cameras(true, photos).extent)
     before = pose_errors(wrong, true)
-    assert before == pytest.approx([1.0, 0.01 * scene_of(true, photos).extent], rel=1e-3)
-    _, loss, psnr = trained(scene_of(wrong, photos), 900, truth())
+    assert before == pytest.approx([1.0, 0.01 * scene_with_cameras(true, photos).extent], rel=1e-3)
+    _, loss, psnr = trained(scene_with_cameras(wrong, photos), 900, truth())
     refined, refined_loss, refined_psnr = trained(
-        scene_of(wrong, photos), 900, truth(), pose_opt=True, pose_lr=1e-3, pose_lr_final=1e-4
+        scene_with_cameras(wrong, photos), 900, truth(), pose_opt=True, pose_lr=1e-3, pose_lr_final=1e-4
     )
     checkpoint = refined.state.to_checkpoint()
     after = pose_errors(checkpoint.refined_cameras(), true)
@@ -163,9 +163,9 @@ def test_refined_poses_help_a_model_that_is_made_at_the_same_time() -> None:
     """From points, with the settings' own rates."""
     true = around(VIEWS, SIZE)
     photos = photographed(true)
-    wrong = misplaced(true, scene_of(true, photos).extent)
-    _, loss, psnr = trained(scene_of(wrong, photos), 900)
-    refined, refined_loss, refined_psnr = trained(scene_of(wrong, photos), 900, pose_opt=True)
+    wrong = misplaced(true, scene_with_cameras(true, photos).extent)
+    _, loss, psnr = trained(scene_with_cameras(wrong, photos), 900)
+    refined, refined_loss, refined_psnr = trained(scene_with_cameras(wrong, photos), 900, pose_opt=True)
     after = pose_errors(refined.state.to_checkpoint().refined_cameras(), true)
     assert after[0] < 0.85
     assert refined_loss < 0.9 * loss
@@ -181,7 +181,7 @@ def test_exposure_repairs_photos_of_other_brightness_and_tint() -> None:
     gains[TEST] = 1.0
     assert gains.max() > 1.3
     assert gains.min() < 0.75
-    scene = scene_of(cameras, photographed(cameras, gains))
+    scene = scene_with_cameras(cameras, photographed(cameras, gains))
     _, loss, psnr = trained(scene, 900)
     exposed, exposed_loss, exposed_psnr = trained(scene, 900, exposure=True)
     assert exposed_psnr > psnr + 1.0
@@ -197,7 +197,7 @@ def test_exposure_repairs_photos_of_other_brightness_and_tint() -> None:
 def test_a_bilateral_grid_repairs_what_varies_over_a_photo_and_an_exposure_does_not() -> None:
     """With a model that is right: without a grid it takes on what is wrong with the photos."""
     cameras = around(VIEWS, SIZE)
-    scene = scene_of(cameras, shaded(photographed(cameras)))
+    scene = scene_with_cameras(cameras, shaded(photographed(cameras)))
     _, loss, psnr = trained(scene, 400, truth())
     _, _, exposed = trained(scene, 400, truth(), exposure=True)
     gridded, gridded_loss, gridded_psnr = trained(scene, 400, truth(), bilateral_grid=True, bilateral_grid_lr=5e-3)

@@ -51,7 +51,7 @@ def test_whole_photos_are_fetched_ahead_again_when_the_reduced_ones_are_done_wit
 def test_reduced_photos_take_no_more_than_their_share() -> None:
     scene = made_scene(size=16)
     targets = TrainingImages(scene, CPU)
-    whole = scene.images.most_bytes()
+    whole = scene.images.max_bytes()
     for view in (*scene.train, *scene.test):
         targets.reduced(view, 2)
     kept = sum(target.nbytes for _, target in targets._reduced.values())
@@ -59,7 +59,7 @@ def test_reduced_photos_take_no_more_than_their_share() -> None:
     assert training_image_bytes(scene, CPU, None, reduced=True) == int((1.0 + REDUCED_IMAGE_SHARE) * whole)
     assert training_image_bytes(scene, CPU, None) == whole
 
-    scene.images.most_bytes = lambda kept=None: whole // 3  # type: ignore[method-assign]  # as of a small cache
+    scene.images.max_bytes = lambda kept=None: whole // 3  # type: ignore[method-assign]  # as of a small cache
     targets = TrainingImages(scene, CPU)
     before = loads(targets)
     for _ in range(2):

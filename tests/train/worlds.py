@@ -18,7 +18,7 @@ from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs, SyncEngine
 from splatcli.scene.camera import Camera
-from splatcli.scene.images import ImageSource, Photo
+from splatcli.scene.images import ImageSource, LoadedImage
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 from splatcli.train.trainer import Trainer
@@ -81,16 +81,16 @@ class MadeImages:
     pixels: list[NDArray[np.uint8]]
     loaded: list[int] = field(default_factory=list)
 
-    masked = has_masks = alpha_hides = False
+    masked = has_masks = alpha_is_mask = False
     sources: list[ImageSource] = field(default_factory=list, repr=False)
     background = (0, 0, 0)
 
     def load(self, i: int) -> NDArray[np.uint8]:
-        return self.photo(i).pixels
+        return self.image(i).pixels
 
-    def photo(self, i: int) -> Photo:
+    def image(self, i: int) -> LoadedImage:
         self.loaded.append(i)
-        return Photo(self.pixels[i])
+        return LoadedImage(self.pixels[i])
 
     def prefetch(self, i: int) -> None:
         """Everything is there already."""
@@ -98,10 +98,10 @@ class MadeImages:
     def limit(self, nbytes: int) -> None:
         """They are never dropped."""
 
-    def most_bytes(self, kept: int | None = None) -> int:
+    def max_bytes(self, kept: int | None = None) -> int:
         return sum(array.nbytes for array in self.pixels)
 
-    def knows_depth(self, i: int) -> bool:
+    def has_depth(self, i: int) -> bool:
         return False
 
     def may_be_transparent(self, i: int) -> bool:
