@@ -384,7 +384,7 @@ class _RenderSession:
 
         with ProgressBar(self._out) as progress:
             for done, camera in enumerate(self.cameras, 1):
-                rendered = self._renderer.render_views(camera)
+                rendered = self._renderer.render_view(camera)
                 self._collect(rendered, progress)
                 yield rendered
                 progress.update("views", done, len(self.cameras))

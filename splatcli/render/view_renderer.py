@@ -97,7 +97,7 @@ class ViewRenderer:
         self._ground_truth = ground_truth
         self._near_far = near_far
 
-    def render_views(self, camera: Camera) -> RenderedView:
+    def render_view(self, camera: Camera) -> RenderedView:
         """Render one view. Raise SceneError if it needs an image that the scene does not have."""
         maps = self._renderer.render_maps(camera)
         compared = None
