@@ -1,4 +1,4 @@
-"""Repeated measurements for ``splat bench``: scenes times settings times seeds, and the table of their figures.
+"""Repeated measurements for ``splat bench``: scenes times settings times seeds, and their table.
 
 Each run is a process of its own.
 """
@@ -35,7 +35,7 @@ from splatcli.native.backend import default_threads
 
 
 def describe_machine() -> dict[str, Any]:
-    """Facts for a report, in JSON's types."""
+    """Return the facts of this machine for a report, as JSON."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {
         "date": datetime.date.today().isoformat(),
@@ -49,7 +49,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def matmul_gflops() -> float:
-    """What a matrix product on the CPU reaches now; times of different machines compare in proportion to it."""
+    """Return the present speed of a matrix product on the CPU, a scale for times of different machines."""
     a = torch.rand(1024, 1024)
     best = float("inf")
     for _ in range(10):
@@ -69,7 +69,7 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
-#: What names of scenes and settings are made of; they become names of files.
+#: Valid names of scenes and settings, which become file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,60}")
 
 
@@ -135,19 +135,19 @@ def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None =
 
 
 def plan_of(scenes: list[Path], settings: list[str], seeds: list[int]) -> list[Cell]:
-    """The runs that a command line asks for. settings: ``NAME=FLAGS of splat train``. Raises UsageError."""
+    """Return the runs of a command line. settings: ``NAME=FLAGS of splat train``. Raise UsageError."""
     named: dict[str, Any] = {}
     for scene in scenes:
         name = re.sub(r"[^A-Za-z0-9._+-]", "_", scene.resolve().name) or "scene"
         if name in named:
-            raise UsageError(f"two scenes are called {name}", remedy="name them in a plan: splat bench --plan FILE")
+            raise UsageError(f"two scenes have the name {name}", remedy="use a plan: splat bench --plan FILE")
         named[name] = [str(scene)]
     flags: dict[str, list[str]] = {}
     for text in settings:
         name, equals, words = text.partition("=")
         if not equals:
             raise UsageError(
-                f"--setting wants NAME=FLAGS, got {text!r}", remedy='e.g. --setting "small=--cap-max 50000"'
+                f"--setting needs NAME=FLAGS, found {text!r}", remedy='e.g. --setting "small=--cap-max 50000"'
             )
         try:
             flags[name.strip()] = shlex.split(words)
@@ -159,7 +159,7 @@ def plan_of(scenes: list[Path], settings: list[str], seeds: list[int]) -> list[C
 def _cells(scenes: dict[str, list[str]], settings: dict[str, list[str]], seeds: list[int]) -> list[Cell]:
     for name in (*scenes, *settings):
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{name!r} is no name for a file", remedy="use letters, digits and . _ + -")
+            raise UsageError(f"{name!r} is not a valid name", remedy="use letters, digits and . _ + -")
     return [
         Cell(scene, setting, seed, (*where, *flags))
         for scene, where in scenes.items()
@@ -170,11 +170,11 @@ def _cells(scenes: dict[str, list[str]], settings: dict[str, list[str]], seeds: 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a run came to.
+    """The figures of a run.
 
     seconds: wall time of the process: start, reading, training, saving, evaluation.
-    cpu_seconds: of all its threads; what compares on a machine that does other things beside.
-    peak_mb: its largest resident set.
+    cpu_seconds: of all its threads, which other load on the machine affects less.
+    peak_mb: its peak resident memory.
     views: name, psnr and ssim of each held-out view.
     """
 
@@ -194,10 +194,10 @@ class Record:
 
 
 def measure(cell: Cell, folder: Path, *, keep: bool, sheet: bool) -> tuple[Record, bool]:
-    """The record of a cell, and whether it was there already.
+    """Return the record of a cell, and whether it already existed.
 
     folder: takes ``<cell>.json``, ``<cell>.log``, with ``keep`` the run itself, with ``sheet`` ``<cell>.png``.
-    Raises SplatError: the run's own kind, where it failed.
+    Raises SplatError of the run's own kind if it fails.
     """
     path = folder / f"{cell.name}.json"
     command = ["train", *cell.arguments, "--seed", str(cell.seed)]
@@ -237,7 +237,7 @@ def _shown(command: list[str]) -> str:
 
 
 def _run(arguments: list[str], log: Path) -> resource.struct_rusage:
-    """Runs ``splat`` and waits; what it used. A signal that ends this process ends that one first."""
+    """Run ``splat`` and return its resource usage. A signal that ends this process ends the run first."""
     with log.open("w", encoding="utf-8") as words:
         process = subprocess.Popen(
             [sys.executable, "-m", "splatcli", *arguments], stdout=subprocess.DEVNULL, stderr=words
@@ -256,9 +256,9 @@ def _run(arguments: list[str], log: Path) -> resource.struct_rusage:
         last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-3:]
         kinds = {kind.exit_code: kind for kind in SplatError.__subclasses__()}
         raise kinds.get(process.returncode, ResourceError)(
-            f"splat {arguments[0]} ended with {process.returncode}: {' '.join(last)}",
+            f"splat {arguments[0]} exited with {process.returncode}: {' '.join(last)}",
             where=log,
-            remedy="correct the plan and run it again: what is measured already is kept",
+            remedy="correct the plan and run it again; finished measurements are kept",
         )
     return usage
 
@@ -273,12 +273,10 @@ def _evaluation(run: Path, log: Path) -> dict[str, Any]:
         record: dict[str, Any] = json.loads(line)
         if record.get("event") == "eval":
             return record
-    raise SceneError(
-        "the run has no held-out views to be measured on", where=log, remedy="hold some out: --test-every 8"
-    )
+    raise SceneError("the run has no held-out views", where=log, remedy="hold out views: --test-every 8")
 
 
-#: Column: heading, what it shows, decimals.
+#: Columns: heading, value, decimals.
 _COLUMNS: tuple[tuple[str, Callable[[Record], float], int], ...] = (
     ("PSNR", lambda r: r.psnr, 2),
     ("SSIM", lambda r: r.ssim, 4),
@@ -289,9 +287,9 @@ _COLUMNS: tuple[tuple[str, Callable[[Record], float], int], ...] = (
 
 
 def markdown(records: Sequence[Record]) -> list[str]:
-    """Lines of a Markdown table: each scene and setting, then each setting over all scenes that have it.
+    """Return the lines of a Markdown table: each scene and setting, then the mean of each setting over all scenes.
 
-    A figure of several seeds is their mean ± their standard deviation (n - 1); of several scenes, the mean of means.
+    Several seeds give mean ± standard deviation (n - 1); several scenes the mean of means.
     """
     scenes = list(dict.fromkeys(r.scene for r in records))
     settings = list(dict.fromkeys(r.setting for r in records))

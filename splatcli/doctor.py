@@ -1,4 +1,4 @@
-"""What this machine has and what of it works: compilers, GPUs, libraries, and a test render on each backend."""
+"""The facts of ``splat doctor``: compilers, GPUs, libraries, and a test render on each backend."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 
-#: Largest difference of a test image, in 0...1, from the plain torch reference that counts as right. One Gaussian at
-#: the edge of its support may be in one image and not in the other, which is 1/255 of its colour.
+#: Tolerated difference of a test image, in 0...1, from the plain torch reference. A Gaussian at the edge of its support
+#: may be in one image and not in the other, which is 1/255 of its colour.
 TOLERANCE = 5e-3
 
 
 def examine() -> dict[str, Any]:
-    """All facts, ready for JSON. Nothing is raised: what fails is a fact, with the remedy."""
+    """Return all facts as JSON. Nothing is raised: a failure is a fact with a remedy."""
     facts: dict[str, Any] = {
         "splatcli": __version__,
         "python": platform.python_version(),
@@ -50,17 +50,17 @@ def examine() -> dict[str, Any]:
     return facts
 
 
-def _attempt(ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _attempt(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return ask()
+        return check()
     except SplatError as error:
         return {"works": False, "problem": error.what, "remedy": error.remedy}
-    except (RuntimeError, OSError) as error:  # a driver that dislikes torch, a disk that is full
+    except (RuntimeError, OSError) as error:  # e.g. an incompatible driver or a full disk
         return {"works": False, "problem": str(error), "remedy": None}
 
 
 def _driver() -> str | None:
-    """The NVIDIA driver's version, as the kernel module tells it; None without one."""
+    """Return the version of the NVIDIA driver from the kernel module; None without one."""
     try:
         text = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -89,28 +89,26 @@ def _nvcc() -> dict[str, Any]:
 
 def _cpu_reason() -> str:
     chosen, best = backend.chosen_isa(), backend.best_isa()
-    origin = "the best of this processor" if chosen == best else f"from {backend.ISA_VARIABLE}; {best} is the best here"
-    return f"instruction set {chosen}, {origin}; built here by the C++ compiler"
+    origin = "the best of this processor" if chosen == best else f"from {backend.ISA_VARIABLE}; the best is {best}"
+    return f"instruction set {chosen}, {origin}; built by the C++ compiler"
 
 
 def _cuda_reason(gpu: int) -> str:
     refusal = build_cuda.not_ready_made(torch.cuda.get_device_capability(gpu))
     if refusal is None:
-        return "ready-made, of the same sources as this package"
+        return "ready-made, from the sources of this package"
     return f"built here by nvcc, for {refusal}"
 
 
 def _no_gpu(driver: bool) -> dict[str, Any]:
-    """Which of driver, torch and GPU is in the way."""
+    """Return which of driver, torch and GPU is missing."""
     if not driver:
-        problem, remedy = "no NVIDIA driver", "with an NVIDIA GPU: install its driver"
+        problem, remedy = "no NVIDIA driver", "if there is an NVIDIA GPU, install its driver"
     elif torch.version.cuda is None:
-        problem, remedy = "torch is a CPU build", "install a torch with CUDA, see pytorch.org"
+        problem, remedy = "torch is a CPU build", "install torch with CUDA, see pytorch.org"
     else:
-        problem = f"torch for CUDA {torch.version.cuda} sees no GPU"
-        remedy = (
-            "see whether nvidia-smi lists one, CUDA_VISIBLE_DEVICES hides it, or the driver is too old for this torch"
-        )
+        problem = f"torch for CUDA {torch.version.cuda} finds no GPU"
+        remedy = "check nvidia-smi, CUDA_VISIBLE_DEVICES, and that the driver supports this CUDA version"
     return {"works": False, "problem": problem, "remedy": remedy}
 
 
@@ -120,23 +118,23 @@ def _dotted(version: tuple[int, int] | None) -> str | None:
 
 def _check(backend_of: Callable[[], Backend], why: str, device: str) -> dict[str, Any]:
     backend = backend_of()
-    apart = self_test(backend, device)
+    difference = self_test(backend, device)
     facts: dict[str, Any] = {
-        "works": apart <= TOLERANCE,  # false for NaN too
+        "works": difference <= TOLERANCE,  # false for NaN too
         "library": backend.library._name,
         "why": why,
-        "largest_difference": apart,
+        "largest_difference": difference,
     }
     if backend.device.type == "cpu":
         facts["threads"] = default_threads()
     if not facts["works"]:
-        facts["problem"] = f"its test image differs by {apart:g} from the reference's"
-        facts["remedy"] = f"delete {Path(backend.library._name).parent}, run again, and please report this"
+        facts["problem"] = f"its test image differs by {difference:g} from the reference"
+        facts["remedy"] = f"delete {Path(backend.library._name).parent}, run again, and report this if it remains"
     return facts
 
 
 def self_test(backend: Backend, device: str) -> float:
-    """The largest difference between a small image by ``backend`` and by plain torch."""
+    """Return the largest difference between a small image by ``backend`` and by plain torch."""
     generator = torch.Generator().manual_seed(1)
     n = 200
     gaussians = Gaussians(

@@ -86,18 +86,18 @@ class TimeBudget:
         self._start = len(gaussians)
         self._given_cap = asked.strategy.cap_max
         self._most = auto_cap(scene, self._start) if self._given_cap == "auto" else asked.max_gaussians()
-        pace = measure_step_time(asked, scene, gaussians, engine_for(device))
+        step_times = measure_step_time(asked, scene, gaussians, engine_for(device))
         scoring = SCORING_MARGIN * len(scene.test) * measure_scoring_time(asked, scene, gaussians)
         self.deadline = ends - END_SECONDS - scoring
-        self._pacer = TimePlanner(pace, self.deadline, views=len(scene.train))
-        left = self._pacer.left()
+        self._planner = TimePlanner(step_times, self.deadline, views=len(scene.train))
+        left = self._planner.left()
         if left <= 0:
             raise UsageError(
                 f"{limit:g} s end before the first step",
                 where="--max-time",
                 remedy=f"give more than {math.ceil(limit - left)} s",
             )
-        steps, count = pace.plan(PLANNED * left, self._start, self._most)
+        steps, count = step_times.plan(PLANNED * left, self._start, self._most)
         out.note(f"{limit:.0f} s allow about {steps:,} steps and {count:,} Gaussians")
         self.config = self._planned(steps, count)
 
@@ -112,7 +112,7 @@ class TimeBudget:
 
         state = trainer.state
         count, cap = len(state.gaussians), state.config.max_gaussians()
-        steps = self._pacer.replan(state.step, state.config.train.iterations, count, cap or count)
+        steps = self._planner.replan(state.step, state.config.train.iterations, count, cap or count)
         if steps is None:
             return None
         wanted = max(self._start, count, GAUSSIANS_PER_STEP * steps)

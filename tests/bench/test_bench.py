@@ -88,7 +88,7 @@ def test_a_run_that_fails_ends_the_bench_with_its_words(
 ) -> None:
     code, out, err = bench(capfd, scene, "--setting", "bad=--sh-degree 9", "--seeds", "1", "-o", tmp_path)
     assert (code, out) == (2, "")
-    assert "ended with 2" in err
+    assert "exited with 2" in err
     assert "sh_degree" in err
     assert "thing--bad--1.log" in err
 

@@ -54,7 +54,7 @@ def test_data_and_seeds_of_the_command_line_win(tmp_path: Path) -> None:
         ("[scenes.a]\n", "scenes.a.path"),
         ('[scenes.a]\npath = "x"\nsize = 3', "scenes.a.size"),
         ("[scenes\n", "not valid TOML"),
-        ('[scenes."a/b"]\npath = "x"', "no name for a file"),
+        ('[scenes."a/b"]\npath = "x"', "is not a valid name"),
         ('seeds = []\n[scenes.a]\npath = "x"', "seeds"),
         ("", "scenes"),
     ],

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from splatcli.cli.commands import run
 from tests.cli.tiny import QUICK, write_scene
-from tests.running import Done
+from tests.running import Done, Splat
 
 
 @pytest.fixture
-def splat(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+def splat(capfd: pytest.CaptureFixture[str]) -> Splat:
     """Runs a command line in this process, through splatcli.cli.commands."""
 
     def call(*words: object) -> Done:
@@ -27,7 +26,7 @@ def splat(capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
 
 
 @pytest.fixture(scope="session")
-def splat_once() -> Callable[..., Done]:
+def splat_once() -> Splat:
     """The same for fixtures that outlive a test."""
 
     def call(*words: object) -> Done:
@@ -52,3 +51,20 @@ def finished_run(tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     code = run(["train", str(tiny_scene), "-o", str(folder), "-n", "40", "-q", *QUICK])
     assert code == 0
     return folder
+
+
+@pytest.fixture(scope="session")
+def exported_ply(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The PLY of the finished run; not to be changed."""
+    return _exported(finished_run, tmp_path_factory.mktemp("ply") / "x.ply")
+
+
+@pytest.fixture(scope="session")
+def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The camera file of the finished run; not to be changed."""
+    return _exported(finished_run, tmp_path_factory.mktemp("cameras") / "cameras.json")
+
+
+def _exported(run_folder: Path, path: Path) -> Path:
+    assert run(["export", str(run_folder), "-o", str(path), "-q"]) == 0
+    return path

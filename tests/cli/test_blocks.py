@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +16,7 @@ from splatcli.gaussians import GROUPS
 from splatcli.scene.partition import make_grid
 from splatcli.scene.read import read_scene
 from tests.native.cases import NEEDS_COMPILER
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Splat
 
 #: So few and so large Gaussians would all be pruned by the rules for real scenes.
 QUICK = ("--sh-degree", "1", "--set", "strategy.prune_scale3d=100", "--set", "strategy.prune_opacity=0.0001")
@@ -170,7 +167,7 @@ def test_blocks_that_save_nothing_are_refused_before_anything_is_trained(splat: 
     assert not (tmp_path / "run").exists()
 
 
-def test_what_each_block_holds_is_said_first(ball: Path, splat: Splat, tmp_path: Path) -> None:
+def test_the_contents_of_blocks_are_reported_first(ball: Path, splat: Splat, tmp_path: Path) -> None:
     flags = ("--blocks", "2x1", "--block", 1, "-n", 2, *QUICK, *ANYWAY)
     done = splat("train", ball, *flags, "-o", tmp_path / "run")
     assert done.code == 0, done.err

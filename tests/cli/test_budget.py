@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -18,15 +17,13 @@ from tests.checkpoint.foreign.made import activated, write
 from tests.checkpoint.foreign.test_space import tables_of
 from tests.cli.tiny import QUICK, look_at_origin
 from tests.native.cases import NEEDS_COMPILER
-from tests.running import Done
+from tests.running import Splat
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Splat = Callable[..., Done]
-
 
 @NEEDS_COMPILER
-def test_a_run_tells_its_memory_and_keeps_to_its_budget(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+def test_a_run_reports_its_memory_and_stays_within_its_budget(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
     done = splat(
         "train", tiny_scene, "-o", tmp_path / "run", "-n", "10", *QUICK, "--vram-budget", "6GiB", "--cap-max", "none"
     )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from splatcli.checkpoint.file import load_checkpoint
 from tests.cli.tiny import QUICK
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Splat
 
 
 def test_later_commands_use_the_refined_poses_of_training_views(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:

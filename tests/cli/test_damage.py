@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,7 @@ from splatcli.checkpoint import container
 from splatcli.checkpoint.run_dir import RunDir, find_latest
 from splatcli.errors import OutputError
 from tests.cli.tiny import QUICK
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Done, Splat
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +80,7 @@ def test_an_older_model_is_refused_unless_a_flag_accepts_it(
     assert (done.code, f"name the older one: {older(run)}" in done.err) == (11, True)
 
 
-def test_resume_falls_back_from_a_damaged_checkpoint_and_says_so(run: Path, splat: Splat) -> None:
+def test_resume_falls_back_from_a_damaged_checkpoint_with_a_warning(run: Path, splat: Splat) -> None:
     truncate(newest(run))
     done = splat("resume", run, "--stop-at", "12", "-q", "--json")
     assert done.code == 0, done.err
@@ -202,7 +199,7 @@ def states(done: Done) -> dict[str, str]:
     }
 
 
-def test_check_tells_of_every_file_of_a_sound_run(run: Path, splat: Splat) -> None:
+def test_check_reports_every_file_of_a_sound_run(run: Path, splat: Splat) -> None:
     done = splat("check", run, "--json", "-q")
     assert (done.code, done.err) == (0, "")
     expected = ["ckpt_000020.pt", "ckpt_000010.pt", "latest", "config.json", "metrics.jsonl"]
@@ -264,7 +261,7 @@ def test_check_reads_exported_files(run: Path, tmp_path: Path, splat: Splat, suf
     assert done.err.startswith("error[E005]: ")
 
 
-def test_check_of_activated_parameters_and_of_what_is_no_model(
+def test_check_of_activated_parameters_and_of_files_without_a_model(
     run: Path, tiny_scene: Path, tmp_path: Path, splat: Splat
 ) -> None:
     assert splat("check", newest(run)).lines[0].startswith("sound")

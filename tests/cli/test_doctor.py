@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from splatcli import doctor
 from splatcli.native import backend
 from splatcli.native.backend import Backend
 from tests.native.cases import NEEDS_COMPILER
+from tests.running import Splat
 
 
 @NEEDS_COMPILER
-def test_the_facts_of_this_machine(splat: Callable[..., Any]) -> None:
+def test_the_facts_of_this_machine(splat: Splat) -> None:
     done = splat("doctor", "--json")
     assert done.code == 0
     (facts,) = done.objects
@@ -29,16 +29,14 @@ def test_the_facts_of_this_machine(splat: Callable[..., Any]) -> None:
 
 
 @NEEDS_COMPILER
-def test_for_people_it_says_the_same(splat: Callable[..., Any]) -> None:
+def test_the_lines_have_the_same_facts(splat: Splat) -> None:
     done = splat("doctor")
     assert done.code == 0
     assert "cpu        works: " in done.out
     assert "largest difference from the reference" in done.out
 
 
-def test_without_a_compiler_it_says_what_to_install_and_ends_with_4(
-    splat: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_compiler_the_remedy_names_what_to_install(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setattr(backend, "load_cpu", backend.load_cpu.__wrapped__)  # whatever this process loaded before
     done = splat("doctor")
@@ -54,11 +52,11 @@ def test_without_a_compiler_it_says_what_to_install_and_ends_with_4(
     [
         (None, None, "unavailable: no NVIDIA driver"),
         ("580.65.06", None, "unavailable: torch is a CPU build"),
-        ("580.65.06", "13.0", "unavailable: torch for CUDA 13.0 sees no GPU"),
+        ("580.65.06", "13.0", "unavailable: torch for CUDA 13.0 finds no GPU"),
     ],
 )
-def test_without_a_gpu_it_says_what_is_in_the_way(
-    driver: str | None, cuda: str | None, said: str, splat: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_without_a_gpu_the_cause_is_reported(
+    driver: str | None, cuda: str | None, said: str, splat: Splat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", cuda)
@@ -70,7 +68,7 @@ def test_without_a_gpu_it_says_what_is_in_the_way(
 
 
 @NEEDS_COMPILER
-def test_the_self_test_sees_a_wrong_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_test_detects_a_wrong_image(monkeypatch: pytest.MonkeyPatch) -> None:
     real = doctor.render_reference
 
     def shifted(*args: Any, **kwargs: Any) -> Any:

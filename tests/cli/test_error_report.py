@@ -65,7 +65,7 @@ def test_a_bug_leaves_its_traceback_in_a_file(failing, splat, tmp_path: Path, mo
     assert "ZeroDivisionError: by zero" in text
 
 
-def test_a_bug_is_told_even_where_no_file_can_be_written(failing, splat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_if_no_file_can_be_written(failing, splat, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(ZeroDivisionError("by zero"))
     with monkeypatch.context() as patch:
         patch.setattr("tempfile.tempdir", "/nowhere/at/all")
@@ -90,7 +90,7 @@ def test_the_machine_s_own_failures_have_codes(failing, splat, error: BaseExcept
     assert "Traceback" not in done.err
 
 
-def test_a_report_is_nobody_else_s_file(
+def test_a_report_never_overwrites_a_file(
     failing, splat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A link that waits at its place is not followed, and others may not read it."""
@@ -151,7 +151,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
 
 
 @pytest.mark.parametrize("megabytes", [100, 300, 400, 500, 600, 700, 800, 900, 1000, 1200])
-def test_too_little_address_space_is_told_before_libraries_end_the_process(
+def test_too_little_address_space_is_reported_before_libraries_load(
     megabytes: int, tiny_scene: Path, tmp_path: Path
 ) -> None:
     limited = f'ulimit -v {megabytes * 1000}; exec "{sys.executable}" -m splatcli "$@"'

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -21,9 +20,8 @@ from splatcli.formats.ply import read_ply
 from splatcli.train.state import flushed
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat
 from tests.cli.tiny import WIDTH
-from tests.running import Done
+from tests.running import Splat
 
-Splat = Callable[..., Done]
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -43,15 +41,6 @@ def trained(finished_run: Path) -> Columns:
     )
     assert bool((tables.scales < 0).any())
     return tables
-
-
-@pytest.fixture(scope="session")
-def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from splatcli.cli.commands import run
-
-    path = tmp_path_factory.mktemp("cameras") / "cameras.json"
-    assert run(["export", str(finished_run), "-o", str(path), "-q"]) == 0
-    return path
 
 
 @pytest.mark.parametrize("kind", WRITERS)
@@ -113,14 +102,14 @@ class TestEveryFormat:
         assert ("this is a PLY (no optimizer state)" if kind == "ply" else "not a checkpoint of splat") in done.err
         assert f"splat train SCENE --init {path}" in done.err
 
-    def test_is_told_by_info(self, kind: str, splat: Splat, trained: Columns, tmp_path: Path) -> None:
+    def test_info_describes_it(self, kind: str, splat: Splat, trained: Columns, tmp_path: Path) -> None:
         (facts,) = splat("info", write(kind, trained, tmp_path), "--json").objects
         assert facts["kind"] == ("ply" if kind == "ply" else "foreign checkpoint")
         assert (facts["num_gaussians"], facts["sh_degree"]) == (len(trained.means), 1)
         assert (facts["space"], facts["usable"], facts["nonfinite"]) == ("raw", True, [])
         assert "scales are logarithms" in facts["evidence"][0]
 
-    def test_is_told_by_info_also_when_it_would_be_refused(self, kind: str, splat: Splat, tmp_path: Path) -> None:
+    def test_info_describes_models_that_are_refused(self, kind: str, splat: Splat, tmp_path: Path) -> None:
         tables = activated(tables_of(300), scales=1, quats=1)
         tables.sh0[5, 1] = float("nan")
         path = write(kind, tables, tmp_path)
@@ -135,7 +124,7 @@ class TestEveryFormat:
         assert any("took logarithms of the scales" in note for note in facts["notes"])
 
     @pytest.mark.parametrize("command", ["train", "render", "export", "eval"])
-    def test_activated_is_refused_and_taken_when_it_is_said(
+    def test_activated_is_refused_without_param_space(
         self, kind: str, command: str, splat: Splat, tiny_scene: Path, cameras: Path, tmp_path: Path
     ) -> None:
         path = write(kind, activated(tables_of(300), scales=1, opacities=1), tmp_path)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import imageio.v3 as imageio
@@ -15,9 +14,7 @@ from splatcli.formats.registry import FORMATS
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene
 from tests.formats.made_ksplat import ksplat
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Splat
 
 #: What is both written and read.
 BOTH = [known for known in FORMATS if known.write and known.read]
@@ -36,13 +33,9 @@ LEAST = {
 
 
 @pytest.fixture(scope="module")
-def cameras(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from splatcli.cli.commands import run
-
+def two_cameras(cameras: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cameras") / "cameras.json"
-    assert run(["export", str(finished_run), "-o", str(path), "-q"]) == 0
-    whole = json.loads(path.read_text())
-    path.write_text(json.dumps({"cameras": whole["cameras"][:2]}))
+    path.write_text(json.dumps({"cameras": json.loads(cameras.read_text())["cameras"][:2]}))
     return path
 
 
@@ -53,8 +46,8 @@ def pictures(splat: Splat, model: Path, cameras: Path, folder: Path) -> np.ndarr
 
 
 @pytest.mark.parametrize("known", BOTH, ids=lambda known: known.name)
-def test_a_format_is_exported_told_and_rendered(
-    known: object, splat: Splat, finished_run: Path, cameras: Path, tmp_path: Path
+def test_a_format_is_exported_described_and_rendered(
+    known: object, splat: Splat, finished_run: Path, two_cameras: Path, tmp_path: Path
 ) -> None:
     from splatcli.formats.registry import Format
 
@@ -69,8 +62,8 @@ def test_a_format_is_exported_told_and_rendered(
     assert info["sh_degree"] == min(1, known.sh_degree)
     plain = tmp_path / "plain.ply"
     assert splat("export", finished_run, "-o", plain, "--sh-degree", known.sh_degree).code == 0
-    expected = pictures(splat, plain, cameras, tmp_path / "a")
-    found = pictures(splat, path, cameras, tmp_path / "b")
+    expected = pictures(splat, plain, two_cameras, tmp_path / "a")
+    found = pictures(splat, path, two_cameras, tmp_path / "b")
     error = float(((expected - found) ** 2).mean())
     decibels = 10 * np.log10(255**2 / max(error, 1e-9))
     assert decibels >= LEAST[known.name], decibels
@@ -107,7 +100,7 @@ def test_the_longer_ending_wins_and_format_wins_over_both(splat: Splat, finished
     assert splat("info", tmp_path / "c.ply", "--json").objects[-1]["kind"] == "spz"  # told by content
 
 
-def test_what_is_left_out_is_told(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+def test_dropped_data_is_reported(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
     bounds = splat("info", finished_run, "--json").objects[-1]
     whole = bounds["num_gaussians"]
     means = load_checkpoint(sorted((finished_run / "ckpts").glob("*.pt"))[-1]).gaussians.means

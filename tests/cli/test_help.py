@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -13,6 +10,7 @@ from splatcli import __version__
 from splatcli.cli import options
 from splatcli.cli.commands import app
 from splatcli.config import setting_flags
+from tests.running import Splat
 
 COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "info")
 
@@ -32,7 +30,7 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"splat {command} " in result.output.partition("Examples:")[2]
 
 
-def test_version(splat: Callable[..., Any]) -> None:
+def test_version(splat: Splat) -> None:
     done = splat("--version")
     assert (done.code, done.out) == (0, f"splat {__version__}\n")
 
@@ -63,7 +61,7 @@ def test_version(splat: Callable[..., Any]) -> None:
         (["eval", "--views", "path.json"], "--views"),
     ],
 )
-def test_bad_usage_exits_2_and_says_what_to_do(splat: Callable[..., Any], words: list[str], help_text: str) -> None:
+def test_bad_usage_exits_2_with_a_remedy(splat: Splat, words: list[str], help_text: str) -> None:
     done = splat(*words)
     assert done.code == 2
     assert done.out == ""
@@ -72,13 +70,13 @@ def test_bad_usage_exits_2_and_says_what_to_do(splat: Callable[..., Any], words:
     assert "Traceback" not in done.err
 
 
-def test_a_gpu_that_is_not_there_is_refused(splat: Callable[..., Any]) -> None:
+def test_a_gpu_that_is_not_there_is_refused(splat: Splat) -> None:
     done = splat("train", "x", "--device", "cuda:97")
     assert done.code == 4
     assert "there is no cuda:97" in done.err
 
 
-def test_an_error_is_an_object_with_json(splat: Callable[..., Any]) -> None:
+def test_an_error_is_an_object_with_json(splat: Splat) -> None:
     done = splat("info", "nosuch", "--json")
     assert done.objects == [
         {
@@ -92,7 +90,7 @@ def test_an_error_is_an_object_with_json(splat: Callable[..., Any]) -> None:
     ]
 
 
-def test_without_model_and_runs_the_message_says_so(splat: Callable[..., Any], tmp_path, monkeypatch) -> None:
+def test_without_model_and_runs_there_is_an_error(splat: Splat, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = splat("render", "--views")
     assert done.code == 2
@@ -131,7 +129,7 @@ def test_every_flag_of_a_setting_is_one_of_train() -> None:
         (["--offload", "--batch-size", "2"], "--offload"),
     ],
 )
-def test_an_error_names_the_flag(splat: Callable[..., Any], words: list[str], where: str) -> None:
+def test_an_error_names_the_flag(splat: Splat, words: list[str], where: str) -> None:
     done = splat("train", "x", *words, "--json")
     assert done.code == 2
     assert done.objects[-1]["where"] == where

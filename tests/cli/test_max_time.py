@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,7 @@ from splatcli.cli import time_budget
 from splatcli.train import start
 from splatcli.train.init import initial_gaussians
 from tests.native.cases import NEEDS_COMPILER
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Splat
 
 
 @NEEDS_COMPILER

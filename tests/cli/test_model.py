@@ -83,7 +83,7 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
         find_model(tmp_path)
 
 
-def test_content_tells_the_kind(tmp_path: Path) -> None:
+def test_the_kind_is_detected_from_the_content(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"\x80\x02", "checkpoint"), (b"ply\nformat", "ply")):
         path.write_bytes(content)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -21,15 +20,13 @@ from splatcli.distributed.process_group import ProcessGroup
 from splatcli.errors import UsageError
 from tests.cli.tiny import QUICK
 from tests.native.cases import NEEDS_COMPILER
-from tests.running import Done
+from tests.running import Splat
 
 ROOT = Path(__file__).resolve().parents[2]
 
-Splat = Callable[..., Done]
-
 
 @NEEDS_COMPILER
-def test_a_run_offloads_is_resumed_so_and_stops_when_told(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+def test_a_run_offloads_resumes_offloaded_and_stops_on_request(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
     plain = splat("train", tiny_scene, "-o", tmp_path / "plain", "-n", "20", *QUICK)
     assert plain.code == 0, plain.err
     run = tmp_path / "run"

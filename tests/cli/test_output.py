@@ -8,14 +8,13 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from splatcli.cli.console import Output, open_output
 from tests.cli.tiny import QUICK
-from tests.running import Done
+from tests.running import Splat
 
 
 def test_results_are_lines_or_one_object(capfd: pytest.CaptureFixture[str]) -> None:
@@ -41,7 +40,7 @@ def test_quiet_leaves_errors_only(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().err == "error[E003]: c\n"
 
 
-def test_warnings_and_records_of_the_library_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_warnings_and_log_records_of_the_library_are_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with open_output(json=False, quiet=False):
         warnings.simplefilter("always")
         warnings.warn("slow", stacklevel=1)
@@ -55,7 +54,7 @@ def test_warnings_and_records_of_the_library_are_told(capfd: pytest.CaptureFixtu
 
 
 def test_results_that_a_full_disk_refuses_end_with_8(
-    splat: Callable[..., Done], finished_run: Path, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = {
         f"info {finished_run}": None,
@@ -102,7 +101,7 @@ def test_a_full_disk_under_stdout_is_one_message_of_a_whole_process(
     assert "train" not in words or (tmp_path / "run" / "ckpts" / "ckpt_000003.pt").is_file()
 
 
-def test_words_that_stderr_refuses_do_no_harm(finished_run: Path) -> None:
+def test_a_full_disk_under_stderr_is_ignored(finished_run: Path) -> None:
     command = [sys.executable, "-m", "splatcli", "info", str(finished_run), "-q"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)

@@ -72,7 +72,7 @@ def test_one_view_goes_to_stdout_as_png(shell: Shell, made: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("command", ["info output/ball", "export output/ball -o -"])
-def test_a_reader_that_goes_away_is_no_error(shell: Shell, made: Path, command: str) -> None:
+def test_a_closed_pipe_is_not_an_error(shell: Shell, made: Path, command: str) -> None:
     done = shell(f"splat {command} -q | true; echo ${{PIPESTATUS[0]}}")
     assert done.out == "0\n"
     assert done.err == ""

@@ -15,9 +15,8 @@ from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
 from splatcli.render.camera_files import cameras_json, read_camera_file
 from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
-from tests.running import Done
+from tests.running import Done, Splat
 
-Splat = Callable[..., Done]
 Shell = Callable[..., Done]
 
 #: Stands for ffmpeg on PATH: keeps its words and its stdin, and writes a file that is no video where one is wanted.
@@ -66,18 +65,16 @@ class TestPaths:
         assert "--views orbit" in done.err
 
     def test_a_ply_flies_with_cameras_or_a_scene_as_the_run_does(
-        self, splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path
+        self, splat: Splat, finished_run: Path, exported_ply: Path, tiny_scene: Path, tmp_path: Path
     ) -> None:
-        ply = tmp_path / "x.ply"
-        splat("export", finished_run, "-o", ply)
         checkpoint = load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt")
         (tmp_path / "c.json").write_text(cameras_json([checkpoint.cameras[i] for i in checkpoint.train]))
         common = ("--views", "orbit", "--frames", 2, "-q", "-o")
         expected = [Path(p).read_bytes() for p in splat("render", finished_run, *common, tmp_path / "run").lines]
         for words in (("--cameras", tmp_path / "c.json"), ("--data", tiny_scene)):
-            done = splat("render", ply, *words, *common, tmp_path / "ply")
+            done = splat("render", exported_ply, *words, *common, tmp_path / "ply")
             assert [Path(line).read_bytes() for line in done.lines] == expected
-        refused = splat("render", ply, *common, tmp_path / "none")
+        refused = splat("render", exported_ply, *common, tmp_path / "none")
         assert refused.code == 2
         assert "--cameras" in refused.err
 
@@ -90,7 +87,7 @@ class TestPaths:
         for left, right in zip(path, again, strict=True):
             assert Path(left).read_bytes() == Path(right).read_bytes()
 
-    def test_cameras_are_saved_as_a_camera_path_where_the_name_says_so(
+    def test_cameras_are_saved_as_a_camera_path_by_suffix(
         self, splat: Splat, finished_run: Path, tmp_path: Path
     ) -> None:
         names = ("c.json", "orbit.camera_path.json")
@@ -105,7 +102,7 @@ class TestPaths:
             np.testing.assert_allclose(left.viewmat, right.viewmat, atol=1e-9)
             np.testing.assert_allclose(left.fy, right.fy)
 
-    def test_a_folder_that_is_called_like_views_is_no_model(
+    def test_a_folder_named_like_views_is_not_a_model(
         self, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Runs of the original program have folders called train and test."""
@@ -127,7 +124,7 @@ class TestKinds:
         for kind in kinds:
             assert [path.name for path in sorted((tmp_path / kind).rglob("*.png"))] == ["view_00.png", "view_08.png"]
 
-    def test_side_by_side_is_photo_render_error(
+    def test_side_by_side_is_image_render_error(
         self, splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path
     ) -> None:
         done = splat("render", finished_run, "--side-by-side", "-o", tmp_path / "a", "-q")
@@ -165,7 +162,7 @@ class TestVideo:
             assert np.array_equal(frame[:, :99], imageio.imread(picture))
             assert np.array_equal(frame[:, 99], frame[:, 98])
 
-    def test_a_camera_path_says_how_fast_it_is(
+    def test_a_camera_path_sets_the_frame_rate(
         self, splat: Splat, finished_run: Path, tmp_path: Path, encoder: Path
     ) -> None:
         pose = np.linalg.inv(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").cameras[0].viewmat)
@@ -185,7 +182,7 @@ class TestVideo:
             ("no program", 4, "does not start"),
         ],
     )
-    def test_an_encoder_that_fails_is_told_and_the_old_video_is_kept(
+    def test_a_failing_encoder_is_an_error_and_the_old_video_is_kept(
         self,
         splat: Splat,
         finished_run: Path,
@@ -205,7 +202,7 @@ class TestVideo:
         assert [p.name for p in folder.iterdir()] == ["x.mp4"]
         assert (folder / "x.mp4").read_text() == "old"
 
-    def test_without_an_encoder_the_remedy_is_told(
+    def test_without_an_encoder_there_is_a_remedy(
         self, splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("splatcli.render.output.bundled", lambda: None)
@@ -232,7 +229,7 @@ class TestStdout:
         done = shell(f"splat render {finished_run} --views all -q --format png -o - | grep -ac IHDR")
         assert done.out == f"{VIEWS}\n"
 
-    def test_a_reader_that_goes_away_is_no_error(self, shell: Shell, finished_run: Path) -> None:
+    def test_a_closed_pipe_is_not_an_error(self, shell: Shell, finished_run: Path) -> None:
         done = shell(
             f"set -o pipefail; splat render {finished_run} --views orbit --frames 2000 -q -o - | head -c 9 | wc -c"
         )
@@ -278,7 +275,7 @@ class TestStdout:
         (["--views", "orbits"], 2, "names no views"),
     ],
 )
-def test_wishes_that_cannot_be_followed_are_told(
+def test_invalid_options_are_errors(
     splat: Splat,
     finished_run: Path,
     tmp_path: Path,

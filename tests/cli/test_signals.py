@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.process import Requests, exit_code
 from tests.cli.tiny import QUICK
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Splat
 
 
 def test_handlers_are_put_back() -> None:
@@ -33,7 +30,7 @@ def test_handlers_are_put_back() -> None:
     assert [signal.getsignal(number) for number in numbers] == before
 
 
-def test_a_wish_to_save_is_granted_once_and_needs_no_other_signal() -> None:
+def test_a_save_request_is_reported_once() -> None:
     with Requests() as requests:
         assert not requests.save()
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -111,7 +108,7 @@ def next_event(process: subprocess.Popen[str], name: str) -> dict[str, object]:
     raise AssertionError(f"the run ended without {name!r}: {process.communicate()[1]}")
 
 
-def test_sigusr1_saves_and_training_goes_on(endless: subprocess.Popen[str]) -> None:
+def test_sigusr1_saves_and_training_continues(endless: subprocess.Popen[str]) -> None:
     steps = []
     for _ in range(2):
         endless.send_signal(signal.SIGUSR1)
@@ -200,7 +197,7 @@ def test_sigterm_is_not_taken_over_by_a_library(handler: str) -> None:
     assert done.stderr == ""
 
 
-def test_the_same_command_goes_on_with_its_run(tiny_scene: Path, splat: Splat, tmp_path: Path) -> None:
+def test_the_same_command_continues_its_run(tiny_scene: Path, splat: Splat, tmp_path: Path) -> None:
     """As a scheduler that requeues a job starts it again: after SIGTERM, after SIGKILL, and when it is done."""
     words = ["train", str(tiny_scene), *QUICK, "-n", "600"]
     again = [*words, "-o", str(tmp_path / "run")]

@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,9 +24,7 @@ from splatcli.train.state import flushed
 from splatcli.viewer.server import listen
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene
-from tests.running import Done
-
-Splat = Callable[..., Done]
+from tests.running import Splat
 
 
 def fetch(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, bytes]:
@@ -100,7 +98,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
     assert not first.means.equal(second.means)
 
 
-def test_json_tells_the_address_in_an_object(finished_run: Path) -> None:
+def test_json_has_the_address_in_an_object(finished_run: Path) -> None:
     with running("view", finished_run, "--port", 0, "--json", "-q") as process:
         assert process.stdout is not None
         result = json.loads(process.stdout.readline())
@@ -140,7 +138,7 @@ def test_a_browser_is_opened_where_it_can_be_seen(
     assert at_once == ([done.lines[0]] if opens else [])
 
 
-def test_of_very_many_gaussians_and_of_high_degrees_is_told_what_is_not_shown(
+def test_limits_of_the_viewer_are_reported(
     splat: Splat, finished_run: Path, tmp_path: Path, at_once: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_EXACT", 10)

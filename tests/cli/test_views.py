@@ -158,7 +158,7 @@ def _ours(**changes: object) -> str:
         ('{"camera_path": [{"fov": 50}], "camera_type": "fisheye"}', "only 'perspective'"),
     ],
 )
-def test_what_is_no_camera_is_an_error_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_cameras_are_errors_with_their_place(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "cameras.json"
     path.write_text(text)
     with pytest.raises(SceneError, match=message) as caught:

@@ -64,7 +64,7 @@ def test_from_above_an_arc_is_an_arc_and_from_the_side_it_is_level(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["one place", "no common up", "no points", "many"])
-def test_odd_scenes_are_drawn_too(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_scenes_are_plotted(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scene = made_scene(tmp_path)
     if kind == "one place":
         for camera in scene.cameras:
@@ -80,7 +80,7 @@ def test_odd_scenes_are_drawn_too(tmp_path: Path, kind: str, monkeypatch: pytest
     assert all(of_colour(panel, camera_map._TRAIN).any() for panel in panels(picture))
 
 
-def test_info_writes_the_map_and_tells_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_writes_the_plot_and_its_findings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made.colmap_scene(tmp_path / "scene")
     assert run(["info", str(tmp_path / "scene"), "--plot", str(tmp_path / "maps/a.png")]) == 0
     said = capsys.readouterr().out

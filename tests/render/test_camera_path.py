@@ -58,7 +58,7 @@ def test_poses_are_camera_to_world_with_y_up_and_z_back() -> None:
     assert document["camera_type"] == "perspective"
 
 
-def test_what_a_path_cannot_hold_is_told() -> None:
+def test_a_note_counts_cameras_that_a_path_cannot_hold() -> None:
     cameras = views(3)
     cameras[1] = replace(cameras[1], cx=35.0)
     cameras[2] = replace(cameras[2], fx=60.0)

@@ -53,13 +53,13 @@ def test_a_file_is_read_back_bit_for_bit(tmp_path: Path) -> None:
         assert np.array_equal(found[name], plane), name
 
 
-def test_a_folder_in_its_place_is_told(tmp_path: Path) -> None:
+def test_a_folder_in_its_place_is_an_error(tmp_path: Path) -> None:
     pytest.importorskip("OpenEXR", reason="OpenEXR is not installed: pip install 'splatcli[exr]'")
     with pytest.raises(OutputError, match="a folder"):
         write_exr(tmp_path, {})
 
 
-def test_without_the_package_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_there_is_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("splatcli.render.output.importlib.util.find_spec", lambda name: None)
     with pytest.raises(ResourceError) as caught:
         check_installed()

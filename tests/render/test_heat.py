@@ -26,7 +26,7 @@ def test_lightness_grows_along_the_map_without_leaps() -> None:
     assert coarse.max() < 3 * coarse.min()
 
 
-def test_values_outside_are_clamped_and_nan_looks_like_the_worst() -> None:
+def test_values_are_clamped_and_nan_is_the_largest() -> None:
     shown = heat(np.array([-1.0, 0.0, 1.0, 7.0, np.nan]))
     assert (shown[0] == shown[1]).all()
     assert (shown[2:] == shown[2]).all()

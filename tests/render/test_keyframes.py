@@ -87,6 +87,6 @@ def test_frames_in_the_file_win_over_keyframes(tmp_path: Path) -> None:
         ({"render_width": None}, "'render_width' is missing"),
     ],
 )
-def test_broken_paths_are_told(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_broken_paths_are_errors(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(SceneError, match=message):
         read_cameras(write(tmp_path, document(**changes)))

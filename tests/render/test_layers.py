@@ -115,7 +115,7 @@ def test_the_median_distance_is_of_what_is_before_the_camera() -> None:
     assert median_distance(wall, Camera("a", 1, 1, 1, 1, 0.5, 0.5, np.diag([1.0, -1, -1, 1]))) < 5.0
 
 
-def test_pictures_stand_side_by_side() -> None:
+def test_images_are_joined_side_by_side() -> None:
     left, right = np.zeros((4, 3, 3), np.uint8), np.ones((4, 5, 3), np.uint8)
     joined = side_by_side([left, right])
     assert joined.shape == (4, 8, 3)

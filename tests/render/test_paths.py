@@ -183,7 +183,7 @@ def upside_down() -> NDArray[np.float64]:
         (lambda: through(ring()[:1], 9, loop=True), "two different cameras"),
     ],
 )
-def test_what_has_no_path_is_told_with_a_remedy(make: Callable[[], object], message: str) -> None:
+def test_impossible_paths_are_errors_with_a_remedy(make: Callable[[], object], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         make()
     assert caught.value.remedy

@@ -125,7 +125,7 @@ def refusal(kind: type[SplatError], net: str = "vgg") -> SplatError:
     return caught.value
 
 
-def test_nothing_installed_is_told_with_what_to_install(installed: Callable[..., Path]) -> None:
+def test_without_a_package_the_remedy_names_one(installed: Callable[..., Path]) -> None:
     installed()
     problem = refusal(ResourceError)
     assert problem.exit_code == 4
@@ -135,7 +135,7 @@ def test_nothing_installed_is_told_with_what_to_install(installed: Callable[...,
 
 
 @pytest.mark.parametrize("package", ["lpips", "torchmetrics"])
-def test_a_package_without_torchvision_is_told(installed: Callable[..., Path], package: str) -> None:
+def test_a_package_without_torchvision_is_an_error(installed: Callable[..., Path], package: str) -> None:
     installed(package)
     problem = refusal(ResourceError)
     assert f"{package} is installed, but torchvision is not" in problem.what
@@ -143,7 +143,7 @@ def test_a_package_without_torchvision_is_told(installed: Callable[..., Path], p
 
 
 @pytest.mark.parametrize(("net", "function"), [("vgg", "vgg16"), ("alex", "alexnet")])
-def test_weights_that_are_not_there_are_told_and_never_downloaded(
+def test_missing_weights_are_an_error_and_never_downloaded(
     installed: Callable[..., Path], net: str, function: str
 ) -> None:
     folder = installed("lpips", "torchvision", LPIPS=lambda **_: pytest.fail("it would have downloaded them"))
@@ -153,7 +153,7 @@ def test_weights_that_are_not_there_are_told_and_never_downloaded(
     assert f"m.{function}(weights='IMAGENET1K_V1')" in str(problem.remedy)
 
 
-def test_damaged_weights_are_told_with_their_file(installed: Callable[..., Path]) -> None:
+def test_damaged_weights_are_an_error_with_their_file(installed: Callable[..., Path]) -> None:
     def broken(**_: object) -> None:
         raise RuntimeError("PytorchStreamReader failed\nmore")
 
@@ -175,7 +175,7 @@ def test_a_network_that_gives_no_number_is_an_error_and_no_figure(installed: Cal
 
 
 @pytest.mark.parametrize(("net", "least"), [("vgg", 16), ("alex", 31)])
-def test_images_too_small_for_the_network_are_told(installed: Callable[..., Path], net: str, least: int) -> None:
+def test_images_too_small_for_the_network_are_an_error(installed: Callable[..., Path], net: str, least: int) -> None:
     with_weights(installed("lpips", "torchvision"))
     lpips, enough, small = Lpips(net), torch.zeros(least, 64, 3), torch.zeros(64, least - 1, 3)
     assert lpips(enough, enough) == 0.0

@@ -50,7 +50,7 @@ def test_no_order_of_arrival_changes_what_is_kept() -> None:
         assert [one.index for _, one in extremes.ranked()] == [1, 4, 3]
 
 
-def test_each_view_is_a_photo_a_render_and_an_error_map_side_by_side() -> None:
+def test_each_view_is_an_image_a_render_and_an_error_map() -> None:
     sheet = contact_sheet([(1, view(0, 20.0))], "title", "subtitle")
     error = error_map(np.full((1, 1, 3), TRUTH, np.uint8), np.full((1, 1, 3), RENDER, np.uint8))[0, 0]
     left = []
@@ -68,7 +68,7 @@ def whole_blocks(sheet: np.ndarray, colour: object) -> np.ndarray:
     return windows.all((-1, -2))
 
 
-def test_large_pictures_are_shown_smaller_and_small_ones_side_by_side() -> None:
+def test_large_images_are_shrunk_and_small_ones_side_by_side() -> None:
     one = contact_sheet([(1, view(0, 20.0, (600, 900)))], "title", "subtitle")
     assert one.shape[1] == pytest.approx(3 * 480, abs=60)
     many = contact_sheet([(i, view(i, 20.0)) for i in range(1, 5)], "title", "subtitle")

@@ -40,7 +40,7 @@ def test_every_frame_comes_back_in_its_colour(ffmpeg: str, tmp_path: Path) -> No
     assert "bt709" in told
 
 
-def test_what_ends_the_frames_is_told_as_it_is_and_leaves_nothing(ffmpeg: str, tmp_path: Path) -> None:
+def test_an_error_of_the_frames_is_raised_and_leaves_no_file(ffmpeg: str, tmp_path: Path) -> None:
     def broken():  # type: ignore[no-untyped-def]
         yield from frames(2)
         raise SceneError("no photo")
@@ -50,6 +50,6 @@ def test_what_ends_the_frames_is_told_as_it_is_and_leaves_nothing(ffmpeg: str, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_in_its_place_is_told(ffmpeg: str, tmp_path: Path) -> None:
+def test_a_folder_in_its_place_is_an_error(ffmpeg: str, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="a folder"):
         write_video(tmp_path, [], (2, 2), 25)

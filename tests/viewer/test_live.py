@@ -146,13 +146,13 @@ def facts(answer: Response | None) -> dict[str, Any]:
     return told
 
 
-def test_nobody_there_nothing_done(run: LiveRun, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_requests_nothing_is_rendered(run: LiveRun, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "StateRenderer", lambda *_: pytest.fail("a renderer was made"))
     for step in range(3):
         run.report(stepped(step), state)
 
 
-def test_a_picture_comes_with_the_facts_of_its_moment(
+def test_an_image_comes_with_the_progress_of_its_step(
     run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
@@ -188,7 +188,7 @@ def test_who_moves_gets_half_of_the_time_and_no_more(
     assert 0.1 * len(painted) == pytest.approx(training, abs=0.3)
 
 
-def test_who_only_looks_on_gets_a_new_picture_of_a_new_step_after_a_while(
+def test_a_still_view_gets_a_new_image_of_a_new_step_after_a_while(
     run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     clock.now += 1
@@ -209,14 +209,14 @@ def test_who_only_looks_on_gets_a_new_picture_of_a_new_step_after_a_while(
 
 
 @pytest.mark.usefixtures("impatient")
-def test_who_waits_in_vain_is_told_so_and_forgotten(run: LiveRun, browser: Browser) -> None:
+def test_a_request_times_out_and_is_dropped(run: LiveRun, browser: Browser) -> None:
     answer = browser.ask(image_request(urgent=0)).result()
     assert answer is not None
     assert (answer.status, answer.content) == (204, b"")
     assert not run._pending
 
 
-def test_a_browser_has_one_wish_at_a_time(
+def test_a_browser_has_one_request_at_a_time(
     run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     first, second = browser.ask(image_request(urgent=0)), run.__call__
@@ -242,7 +242,7 @@ def test_more_browsers_than_anyone_needs_are_sent_away(
     run._discard(run._pending)
 
 
-def test_what_cannot_be_drawn_is_told_and_training_goes_on(
+def test_a_failed_render_is_reported_and_training_continues(
     run: LiveRun,
     browser: Browser,
     state: TrainState,
@@ -267,7 +267,7 @@ def test_what_cannot_be_drawn_is_told_and_training_goes_on(
 
 
 @pytest.mark.parametrize("ends", ["resume", "signal", "page closed"])
-def test_a_pause_holds_training_and_draws_on_until_it_is_ended(
+def test_a_pause_stops_training_but_not_renders(
     ends: str, run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     run(post("/pause"))
@@ -307,7 +307,7 @@ def test_a_pause_ends_for_a_signal_also_while_somebody_flies(
     assert 100 < len(flown) < 200
 
 
-def test_a_pause_that_a_save_interrupts_goes_on_after_a_step(run: LiveRun, state: TrainState) -> None:
+def test_a_pause_resumes_after_a_save(run: LiveRun, state: TrainState) -> None:
     run(post("/pause"))
     run.must_continue = lambda: True
     run.report(stepped(1), state)
@@ -321,7 +321,7 @@ def test_a_pause_that_a_save_interrupts_goes_on_after_a_step(run: LiveRun, state
 
 
 @pytest.mark.usefixtures("impatient")
-def test_a_pause_draws_nothing_twice(
+def test_a_pause_renders_nothing_twice(
     run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
 ) -> None:
     run(post("/pause"))
@@ -361,7 +361,7 @@ def test_other_pages_and_other_paths_get_nothing(run: LiveRun) -> None:
         ({"seen": "x"}, "x"),
     ],
 )
-def test_what_is_no_view_is_refused(run: LiveRun, changes: dict[str, object], found: str) -> None:
+def test_invalid_views_are_refused(run: LiveRun, changes: dict[str, object], found: str) -> None:
     answer = run(image_request(**changes))
     assert answer is not None
     assert (answer.status, run._pending) == (400, [])
@@ -414,7 +414,7 @@ def test_of_very_many_cameras_some_are_shown(state: TrainState) -> None:
 
 
 @NEEDS_COMPILER
-def test_a_picture_is_what_the_state_renders_to(state: TrainState) -> None:
+def test_an_image_equals_the_render_of_the_state(state: TrainState) -> None:
     state.gaussians.shN += 0.3
     wanted = parse_render_request(image_request())
     shown = StateRenderer(state).render(wanted)
@@ -426,7 +426,7 @@ def test_a_picture_is_what_the_state_renders_to(state: TrainState) -> None:
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("kind", LAYERS)
-def test_every_kind_of_picture_shows_something(state: TrainState, kind: str) -> None:
+def test_every_kind_of_image_has_content(state: TrainState, kind: str) -> None:
     state.gaussians.logit_opacities += 5
     shown = StateRenderer(state).render(parse_render_request(image_request(kind=kind)))
     assert (shown.shape, shown.dtype) == ((48, 48, 3), np.uint8)
@@ -435,7 +435,7 @@ def test_every_kind_of_picture_shows_something(state: TrainState, kind: str) -> 
 
 @NEEDS_COMPILER
 @pytest.mark.parametrize("make_engine", [lambda: None, AsyncPlainEngine], ids=["native", "steps that are done later"])
-def test_the_bits_of_a_run_do_not_depend_on_who_looks_on(
+def test_a_run_with_viewers_is_bit_identical(
     make_engine: Callable[[], StepEngine | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At every step, through refinements and a reset; with pictures of every kind after every event, and a pause."""
