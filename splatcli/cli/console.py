@@ -244,6 +244,11 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
+    @property
+    def on_terminal(self) -> bool:
+        """Return whether there is a bar."""
+        return self._bar is not None
+
     def print(self, text: str) -> None:
         """Print a message above the bar."""
         if self._bar is not None:

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.console import Output
+from splatcli.cli.console import Output, ProgressBar
 from splatcli.cli.model import OUTPUT
 from splatcli.errors import OutputError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
     from splatcli.config import DataConfig
     from splatcli.sfm.options import SfmOptions
     from splatcli.sfm.run import SfmResult
@@ -218,37 +214,17 @@ def _shown(folder: Path) -> str:
     return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-class _PhaseProgress:
-    """Progress of each phase: a bar on a terminal, a line every 10 s in a log, an object per second with --json."""
+class _PhaseProgress(ProgressBar):
+    """A bar for each phase on a terminal, a line every ten seconds in a log, an object a second with --json."""
 
     def __init__(self, out: Output) -> None:
-        self._out = out
-        self._bars: Progress | None = None
-        self._tasks: dict[str, TaskID] = {}
+        super().__init__(out)
         self._last = (0.0, "")
-
-    def __enter__(self) -> Self:
-        if not self._out.json and not self._out.quiet and sys.stderr is not None and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description:<9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=Console(stderr=True))
-            self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
 
     def report(self, phase: str, done: int, total: int) -> None:
         """Show how far a phase is."""
-        if self._bars is not None:
-            if phase not in self._tasks:
-                self._tasks[phase] = self._bars.add_task(phase, total=total)
-            self._bars.update(self._tasks[phase], completed=done, total=total)
+        if self.on_terminal:
+            self.update(phase, done, total)
             return
         now, (then, before) = time.monotonic(), self._last
         every = _JSON_EVERY if self._out.json else _PLAIN_EVERY
