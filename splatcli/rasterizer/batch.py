@@ -34,7 +34,7 @@ _ALIGNED = 16
 class Outcome:
     """The results of a step on several views, in the order of the views.
 
-    losses: of each view. pairs: tile intersections of the fullest one.
+    losses: of each view. isects: tile intersections of the fullest one.
     v_params: gradients of each view's parameters, see apply_view_grads(); None where none are requested.
     """
 

@@ -32,7 +32,7 @@ from splatcli.scene.camera import Camera
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
-#: Numbers of a projected Gaussian that is sent: its record, and the tiles of its box as bits.
+#: Numbers of a projected Gaussian that is sent: its fields, and the tiles of its box as bits.
 SENT = abi.PROJECTED + 1
 
 #: Numbers that come back for it: the sum of its per-intersection gradients, and whether there was any.
@@ -112,7 +112,7 @@ def fill_context(context: RasterContext, sent: Tensor) -> abi.GaussianArrays:
 
 
 def returned_sums(context: RasterContext, count: int) -> Tensor:
-    """Return [count, RETURNED], what blend_vjp has left for each record of fill_context()."""
+    """Return [count, RETURNED], what blend_vjp has left for each Gaussian of fill_context()."""
     sums = context.summed_isect_grads()[:count]
     reached = context.arena.take("reached", 0, torch.int32)[:count]
     return torch.cat([sums, reached.view(torch.float32)[:, None]], dim=1)
