@@ -149,8 +149,8 @@ def start_training(
                     scene,
                     run_dir=run_dir,
                     device=device,
-                    given=given,
-                    first=None if budget is None else budget.take_first_gaussians(),
+                    init_model=given,
+                    initial=None if budget is None else budget.take_first_gaussians(),
                     group=group,
                     sharded=sharded,
                 )

@@ -70,16 +70,16 @@ def resolve_init(config: Config, scene: Scene) -> str:
 
 
 def initial_gaussians(
-    config: Config, scene: Scene, generator: torch.Generator, given: Gaussians | None = None
+    config: Config, scene: Scene, generator: torch.Generator, init_model: Gaussians | None = None
 ) -> tuple[Gaussians, list[str]]:
     """Return the Gaussians that ``config.model.init`` requests, on the CPU, and notes for the user.
 
     generator: on the CPU; for random points, and for a sample of points above the cap.
-    given: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
-    Raises SceneError for points that are not finite, UsageError for a given model above the cap.
+    init_model: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
+    Raises SceneError for points that are not finite, UsageError for a model above the cap.
     """
-    if given is not None:
-        return _from_model(config, given)
+    if init_model is not None:
+        return _from_model(config, init_model)
     if config.model.init not in NAMED_STARTS:
         raise ValueError(f"the caller has to read {config.model.init!r}")
 
@@ -199,27 +199,27 @@ def _new_point_count(config: Config, scene: Scene) -> int:
     return count if limit is None else min(count, limit)
 
 
-def _from_model(config: Config, given: Gaussians) -> tuple[Gaussians, list[str]]:
+def _from_model(config: Config, init_model: Gaussians) -> tuple[Gaussians, list[str]]:
     cap, degree = config.max_gaussians(), config.model.sh_degree
-    if cap is not None and len(given) > cap:
+    if cap is not None and len(init_model) > cap:
         raise UsageError(
-            f"the model has {len(given)} Gaussians, more than the cap of {cap}",
+            f"the model has {len(init_model)} Gaussians, more than the cap of {cap}",
             where=config.model.init,
-            remedy=f"raise the cap to at least {len(given)}, or leave it out",
+            remedy=f"raise the cap to at least {len(init_model)}, or leave it out",
         )
-    if len(given) == 0:
+    if len(init_model) == 0:
         raise UsageError(
             "the model has no Gaussians to start from",
             where=config.model.init,
             remedy="name another, or leave --init out to start from the scene's points",
         )
-    gaussians = given.to("cpu").detach_clone()
-    notes = [f"started from {len(given)} Gaussians of {config.model.init}"]
-    if given.sh_degree != degree:
-        coefficients = gaussians.shN.new_zeros(len(given), SH_REST[degree], 3)
-        shared = min(SH_REST[degree], given.shN.shape[1])
+    gaussians = init_model.to("cpu").detach_clone()
+    notes = [f"started from {len(init_model)} Gaussians of {config.model.init}"]
+    if init_model.sh_degree != degree:
+        coefficients = gaussians.shN.new_zeros(len(init_model), SH_REST[degree], 3)
+        shared = min(SH_REST[degree], init_model.shN.shape[1])
         coefficients[:, :shared] = gaussians.shN[:, :shared]
         gaussians.shN = coefficients
-        verb = "dropped" if degree < given.sh_degree else "added as zeros"
-        notes.append(f"SH degree {given.sh_degree} -> {degree}: the difference is {verb}")
+        verb = "dropped" if degree < init_model.sh_degree else "added as zeros"
+        notes.append(f"SH degree {init_model.sh_degree} -> {degree}: the difference is {verb}")
     return gaussians, notes

@@ -198,17 +198,17 @@ def new_state(
     config: Config,
     scene: Scene,
     device: str,
-    given: Gaussians | None,
+    init_model: Gaussians | None,
     *,
-    first: tuple[Gaussians, list[str]] | None = None,
+    initial: tuple[Gaussians, list[str]] | None = None,
     planned: bool = True,
     folder: Path | None = None,
     place: tuple[int, int] | None = None,
 ) -> tuple[TrainState, list[str]]:
     """Return the state of a new run on ``device``, and notes for the user.
 
-    given: the model that ``config.model.init`` names.
-    first: the result of first_gaussians(), if it is known already.
+    init_model: the model that ``config.model.init`` names.
+    initial: the result of first_gaussians(), if it is known already.
     planned: whether to plan the memory of the device's own engine, see plan_memory().
     folder: of the file of a run that offloads on the CPU, see storage_for().
     place: (rank, size) of this process where each holds a shard; None: it holds all Gaussians.
@@ -225,7 +225,7 @@ def new_state(
     if config.depth_lambda > 0.0:
         check_depths(scene)
     seed, store = config.train.seed, storage_for(config.memory.offload, device, folder)
-    gaussians, init_notes = first or first_gaussians(config, scene, given)
+    gaussians, init_notes = initial or first_gaussians(config, scene, init_model)
     config, notes = resolve_cap(config, scene, len(gaussians))
     notes = [*init_notes, *notes]
     if planned:
@@ -266,9 +266,9 @@ def new_state(
     return state, [*scene.notes, *mask_notes(scene.images), *notes]
 
 
-def first_gaussians(config: Config, scene: Scene, given: Gaussians | None) -> tuple[Gaussians, list[str]]:
-    """Return the Gaussians before the first step, on the CPU, and notes for the user. given: see new_state()."""
-    return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), given)
+def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:
+    """Return the Gaussians before the first step, on the CPU, and notes for the user. init_model: see new_state()."""
+    return initial_gaussians(config, scene, stream_generator(config.train.seed, "init"), init_model)
 
 
 def resumed_state(

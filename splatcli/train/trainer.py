@@ -113,8 +113,8 @@ class Trainer:
         device: str = "cpu",
         engine: StepEngine | None = None,
         renderer: Renderer | None = None,
-        given: Gaussians | None = None,
-        first: tuple[Gaussians, list[str]] | None = None,
+        init_model: Gaussians | None = None,
+        initial: tuple[Gaussians, list[str]] | None = None,
         clock: Callable[[], float] = time.monotonic,
         group: ProcessGroup | None = None,
         sharded: bool = False,
@@ -122,7 +122,7 @@ class Trainer:
         """Return a new run; arguments as in new_state(). sharded: each process of the group holds a shard."""
         place, folder = place_of(group, sharded), run_dir.path
         state, notes = new_state(
-            config, scene, device, given, first=first, planned=engine is None, folder=folder, place=place
+            config, scene, device, init_model, initial=initial, planned=engine is None, folder=folder, place=place
         )
         return cls(
             state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, group=group

@@ -123,7 +123,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             run_dir=run_dir,
             engine=PlainEngine(),
             renderer=plain_renderer,
-            given=random_gaussians(30, degree=2),
+            init_model=random_gaussians(30, degree=2),
         )
         *_, stopped = trainer.run(stop_at=23)
         assert isinstance(stopped, Stopped)

@@ -97,7 +97,7 @@ def config(steps: int, seed: int, depths: str | None) -> Config:
 def trainer(steps: int, seed: int, depths: str | None, scene: Scene | None = None) -> Trainer:
     engine = NativeEngine(float32("portable"))
     return Trainer.start(
-        config(steps, seed, depths), scene or wall_scene(), run_dir=MemoryRun(), engine=engine, given=cloud(seed)  # type: ignore[arg-type]
+        config(steps, seed, depths), scene or wall_scene(), run_dir=MemoryRun(), engine=engine, init_model=cloud(seed)  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -163,7 +163,7 @@ def test_scales_that_were_activated_are_refused_before_the_moments_are_made(monk
     monkeypatch.setattr(AdamState, "zeros_like", make)
     config = short_config(memory={"budget": "2GiB"})
     with pytest.raises(ResourceError) as caught:
-        Trainer.start(config, made_scene(size=1600), run_dir=MemoryRun(), given=doubled())  # type: ignore[arg-type]
+        Trainer.start(config, made_scene(size=1600), run_dir=MemoryRun(), init_model=doubled())  # type: ignore[arg-type]
     assert "3,000 visible Gaussians would cover 30,000,000 tiles (10,000 each, of 10,000)" in caught.value.what
     assert "2.4 GiB wanted" in caught.value.what
     assert "the largest: #7: 10,000 tiles, scale 3.19;" in caught.value.what

@@ -48,7 +48,7 @@ def config_of(steps: int, **sections: dict[str, object]) -> Config:
 def trained(config: Config, scene: Scene, given: Gaussians | None = None) -> Gaussians:
     engine = NativeEngine(float32("portable"))
     trainer = Trainer.start(
-        config, scene, run_dir=MemoryRun(), engine=engine, renderer=plain_renderer, given=given  # type: ignore[arg-type]
+        config, scene, run_dir=MemoryRun(), engine=engine, renderer=plain_renderer, init_model=given  # type: ignore[arg-type]
     )  # fmt: skip
     list(trainer.run())
     return trainer.state.gaussians

@@ -109,7 +109,7 @@ def trained(scene: Scene, steps: int, given: Gaussians | None = None, **views: o
         }
     )
     engine = NativeEngine(float32("portable"))
-    trainer = Trainer.start(config, scene, run_dir=MemoryRun(), engine=engine, given=given)  # type: ignore[arg-type]
+    trainer = Trainer.start(config, scene, run_dir=MemoryRun(), engine=engine, init_model=given)  # type: ignore[arg-type]
     events = list(trainer.run())
     losses = [event.loss for event in events if isinstance(event, Stepped)]
     (score,) = [event for event in events if isinstance(event, Evaluated)]
