@@ -32,42 +32,42 @@ MIN_MSE = 1e-10
 MIN_SPREAD = 1e-13
 
 
-def psnr(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
+def psnr(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
     """Return the peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
 
-    hidden: [H, W] bool, the masked pixels, which do not count; NaN when all are masked.
+    masked: [H, W] bool, the masked pixels, which do not count; NaN when all are masked.
     """
     squares = (x.double() - y.double()).square()
-    mse = float((squares if hidden is None else squares[~hidden]).mean())
+    mse = float((squares if masked is None else squares[~masked]).mean())
     return -10.0 * math.log10(mse if mse > MIN_MSE or math.isnan(mse) else MIN_MSE)
 
 
 @torch.no_grad()
-def ssim(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> float:
+def ssim(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
     """Return the mean structural similarity of two images [H, W, 3] in 0..1, with the loss's window and zero padding.
 
-    hidden: [H, W] bool, the masked pixels: black in both images and no window's centre; NaN when all are masked.
+    masked: [H, W] bool, the masked pixels: black in both images and no window's centre; NaN when all are masked.
     """
-    if hidden is None:
+    if masked is None:
         return float(ssim_map_reference(x, y).mean())
-    return float(ssim_map_reference(mask_out(x, hidden), mask_out(y, hidden))[:, ~hidden].mean())
+    return float(ssim_map_reference(mask_out(x, masked), mask_out(y, masked))[:, ~masked].mean())
 
 
-def mask_out(image: Tensor, hidden: Tensor | None) -> Tensor:
+def mask_out(image: Tensor, masked: Tensor | None) -> Tensor:
     """Return ``image`` [H, W, 3] with its masked pixels [H, W] black; the image itself without a mask."""
-    return image if hidden is None else image.masked_fill(hidden[..., None], 0.0)
+    return image if masked is None else image.masked_fill(masked[..., None], 0.0)
 
 
 @torch.no_grad()
-def color_corrected(x: Tensor, y: Tensor, hidden: Tensor | None = None) -> Tensor:
+def color_corrected(x: Tensor, y: Tensor, masked: Tensor | None = None) -> Tensor:
     """Return [H, W, 3] ``clamp(A x + b, 0, 1)``, with A [3, 3] and b [3] fitted to ``y`` by least squares.
 
     An image differs from others of its scene by exposure and white balance, which no model of the scene can predict.
-    This removes from a render x what such a linear change explains. hidden: [H, W] bool, the masked pixels, which take
+    This removes from a render x what such a linear change explains. masked: [H, W] bool, the masked pixels, which take
     no part in the fit; the transform is applied to all. Where x does not vary in a colour, A is the smallest of the
     best fits.
     """
-    seen = slice(None) if hidden is None else ~hidden
+    seen = slice(None) if masked is None else ~masked
     source, target = (image.double()[seen].reshape(-1, 3) for image in (x, y))
     source_mean, target_mean = source.mean(0), target.mean(0)
     centred = source - source_mean
@@ -97,11 +97,11 @@ def score_views(render: Callable[[Camera], Tensor], scene: Scene, indices: Itera
 def score_view(image: Tensor, scene: Scene, index: int) -> tuple[float, float] | None:
     """Return (PSNR, SSIM) of a rendered image [H, W, 3] of view ``index``, see score_views()."""
     image = quantised(image)
-    target, hidden = load_image(scene, index, image.device)
-    if hidden is not None and bool(hidden.all()):
+    target, masked = load_image(scene, index, image.device)
+    if masked is not None and bool(masked.all()):
         return None
     truth = target.to(image.dtype) / 255.0
-    return psnr(image, truth, hidden), ssim(image, truth, hidden)
+    return psnr(image, truth, masked), ssim(image, truth, masked)
 
 
 def evaluate(render: Callable[[Camera], Tensor], scene: Scene, indices: Iterable[int]) -> list[ViewScore]:
@@ -263,10 +263,10 @@ class Scorer:
     def _psnr(self, state: TrainState, row: int, image: Tensor) -> Sequence[float] | None:
         """Return the PSNR of a training view in dB, with its trained parameters; None where all of it is masked."""
         image = quantised(state.per_view_params.recolour(row, image))
-        target, hidden = load_image(self.scene, state.train[row], image.device)
-        if hidden is not None and bool(hidden.all()):
+        target, masked = load_image(self.scene, state.train[row], image.device)
+        if masked is not None and bool(masked.all()):
             return None
-        return [psnr(image, target.to(image.dtype) / 255.0, hidden)]
+        return [psnr(image, target.to(image.dtype) / 255.0, masked)]
 
 
 class ShardedScorer(Scorer):

@@ -185,7 +185,7 @@ def step_inputs(
         ssim_lambda=config.train.ssim_lambda,
         antialiased=config.train.antialiased,
         stats=state.stats if strategy.collects_stats(step) else None,
-        mask=image.hidden,
+        mask=image.masked,
         regularisation=strategy.regularisation(step, lrs["means"]),
         absgrad=strategy.absgrad,
         view_params=_view_params(state, step, row, camera),

@@ -221,7 +221,7 @@ def _step_seconds(
             config.train.ssim_lambda,
             config.train.antialiased,
             stats,
-            image.hidden,
+            image.masked,
             depth=image.depth,
         )
         engine.submit(gaussians, adam, inputs)

@@ -33,13 +33,13 @@ class TrainingImage:
     """
 
     pixels: Tensor
-    hidden: Tensor | None
+    masked: Tensor | None
     alpha: Tensor | None = None
     depth: DepthTarget | None = None
 
     @property
     def nbytes(self) -> int:
-        more = (self.hidden, self.alpha, self.depth)
+        more = (self.masked, self.alpha, self.depth)
         return self.pixels.nbytes + sum(0 if part is None else part.nbytes for part in more)
 
     def over(self, background: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class TrainingImage:
         if self.alpha is None:
             return self.pixels
         empty = (255 - self.alpha).float()
-        if self.hidden is not None:
-            empty.masked_fill_(self.hidden, 0.0)
+        if self.masked is not None:
+            empty.masked_fill_(self.masked, 0.0)
         composited = torch.empty_like(self.pixels)
         for channel in range(3):  # one at a time: a third of the memory, and contiguous
             mixed = torch.addcmul(self.pixels[..., channel].float(), empty, background[channel])
@@ -69,10 +69,10 @@ class TrainingImage:
         pixels = mean(self.pixels.permute(2, 0, 1)).permute(1, 2, 0).contiguous()
         alpha = None if self.alpha is None else mean(self.alpha[None])[0]
         depth = None if self.depth is None else self.depth.reduced((self.pixels.shape[0], self.pixels.shape[1]), size)
-        if self.hidden is None:
+        if self.masked is None:
             return TrainingImage(pixels, None, alpha, depth)
-        hidden = torch.nn.functional.adaptive_max_pool2d(self.hidden[None].float(), size)[0] > 0.0
-        return TrainingImage(pixels.masked_fill_(hidden[..., None], 0), hidden, alpha, depth)
+        masked = torch.nn.functional.adaptive_max_pool2d(self.masked[None].float(), size)[0] > 0.0
+        return TrainingImage(pixels.masked_fill_(masked[..., None], 0), masked, alpha, depth)
 
 
 def reduced(camera: Camera, image: TrainingImage, divisor: int) -> tuple[Camera, TrainingImage]:

@@ -65,11 +65,11 @@ def test_a_reduced_photo_has_the_means_of_what_it_covers_and_hides_what_is_partl
     hidden[3, 5] = True
     half = TrainingImage(pixels, None).reduced(3, 2)
     expected = pixels.float().reshape(2, 2, 3, 2, 3).mean(dim=(1, 3)).round().to(torch.uint8)
-    assert half.hidden is None
+    assert half.masked is None
     assert torch.equal(half.pixels, expected)
     masked = TrainingImage(pixels, hidden).reduced(3, 2)
-    assert masked.hidden is not None
-    assert masked.hidden.nonzero().tolist() == [[1, 2]]
+    assert masked.masked is not None
+    assert masked.masked.nonzero().tolist() == [[1, 2]]
     assert not masked.pixels[1, 2].any(), "black where hidden"
     assert torch.equal(masked.pixels[0], expected[0])
 

@@ -108,9 +108,9 @@ def test_a_view_that_is_hidden_altogether_has_no_score(tmp_path: Path) -> None:
 def test_targets_bring_what_is_hidden(tmp_path: Path) -> None:
     scene = read_scene(masked_scene(tmp_path, 200), DataConfig())
     target = TrainingImages(scene, torch.device("cpu")).load(4)
-    assert target.hidden is not None
-    assert torch.equal(target.hidden, torch.from_numpy(hidden_half()))
-    assert not target.pixels[target.hidden].any()
+    assert target.masked is not None
+    assert torch.equal(target.masked, torch.from_numpy(hidden_half()))
+    assert not target.pixels[target.masked].any()
     pixels, hidden = load_image(scene, 4, "cpu")
     assert torch.equal(pixels, target.pixels)
     assert hidden is not None
