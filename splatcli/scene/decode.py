@@ -237,7 +237,7 @@ _READ = (
 #: Brands of the ISO media container (bytes 8 to 11, after "ftyp").
 _HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
 
-#: Bytes that tell what a file is.
+#: Bytes that identify a file.
 _START = 64
 
 
@@ -253,7 +253,7 @@ def raw_error(path: Path) -> SceneError:
 
 
 def unreadable_error(path: Path) -> SceneError:
-    """The error for a file that no decoder knows: what it is, as far as its first bytes tell, and what helps."""
+    """The error for a file that no decoder knows: what it is, by its first bytes, and the remedy."""
     try:
         with path.open("rb") as file:
             start = file.read(_START)

@@ -1,6 +1,6 @@
 """Depth maps: files that say how deep the pixels of an image lie. Found, checked by their headers, and read.
 
-A map tells camera-space z (not the length of the ray) of its image's pixels as they are stored, at any resolution of
+A map holds camera-space z (not the length of the ray) of its image's pixels as they are stored, at any resolution of
 the same shape; what is 0, negative, NaN or infinite is not known.
 """
 
@@ -58,7 +58,7 @@ def find_depth_maps(
 ) -> dict[str, DepthFile]:
     """Name of a view in ``found`` -> its depth map; empty where none is asked for, or the scene names none.
 
-    Maps that are missing are added to ``problems``, or with ``data.skip_missing`` told.
+    Maps that are missing are added to ``problems``, or with ``data.skip_missing`` reported.
     """
     views = [view for view in views if view.name in found.paths]
     named = [view for view in views if view.depth is not None]
@@ -107,7 +107,7 @@ def check_depth_map(
 
 
 def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
-    """[H, W] z in scene units, 0 where nothing is known. Raises SceneError when it is damaged, or tells nothing."""
+    """[H, W] z in scene units, 0 where nothing is known. Raises SceneError when it is damaged, or holds no depth."""
     path = file.path
     if path.suffix.lower() in (".npy", ".npz"):
         with _array(path) as (stream, shape, dtype, fortran):

@@ -162,7 +162,7 @@ def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneE
 
 
 def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
-    """Links are followed (downloaders and data stores use them for every image); where they lead is told."""
+    """Links are followed (downloaders and data stores use them for every image); a note says where they lead."""
     away = {path for path in {found.folder, *found.paths.values()} if path.is_symlink()}
     away = {path for path in away if not path.resolve().is_relative_to(root.resolve())}
     if away:
@@ -186,7 +186,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there. Raises OSError when the system does not tell: then it is not absent."""
+    """Whether a file is there. Raises OSError when the system cannot say."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except ValueError:  # a NUL in the name

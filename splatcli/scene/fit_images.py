@@ -57,7 +57,7 @@ class ImageFitter:
     resolution: as set; None where the images have their size already.
     divided: the images come from a folder of reduced copies, so that they differ from the lens's size on purpose.
     max_pixels: images with more are refused.
-    skip_bad: images that cannot be read are left out, and told.
+    skip_bad: images that cannot be read are left out and reported.
     alpha_is_mask: transparency is the mask.
     mask_is_alpha: what masks hide is transparent.
     usable: whether each lens, as described, passed its check.

@@ -176,7 +176,7 @@ class ImageStore:
         return self.sources[i].depth is not None
 
     def may_be_transparent(self, i: int) -> bool:
-        """Whether image ``i`` can have alpha, told without decoding it. Raises SceneError."""
+        """Whether image ``i`` can have alpha, read from its header. Raises SceneError."""
         source = self.sources[i]
         if source.mask is not None and self.mask_is_alpha:
             return True
@@ -325,7 +325,7 @@ IMAGE_SHARE = 0.25
 
 #: Where a container's limit stands: cgroup v2, v1.
 _LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-#: Taken where the system does not tell.
+#: Taken where the system does not say.
 _UNKNOWN = 8 << 30
 
 

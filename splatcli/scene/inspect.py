@@ -22,7 +22,7 @@ _POINTS, _CAMERAS = 2_000, 200
 #: A camera that shows less than this of all points sees nothing of the scene; cameras of which more than _BLIND do so
 #: have their axes mixed up, more often than not.
 _SHOWN, _BLIND = 0.002, 0.5
-#: Times the median distance of the cameras from their middle: a camera farther away has been placed wrongly.
+#: Times the median distance of the cameras from their middle: a camera farther away is registered wrongly.
 _FAR = 10.0
 #: Parts of the scene's extent, and of a radian: two cameras nearer than that are one.
 _SAME = 1e-6
@@ -170,14 +170,14 @@ def _listed(names: list[str]) -> str:
 
 #: Masks that are looked at; a mean over so many is good to some percent, and reading them takes no second.
 _LOOKS = 16
-#: Who hides more than this of all images has the masks inverted, more often than not.
+#: More masked than this of all images: the masks are inverted, more often than not.
 _MOST = 0.95
 
 
 def masked_share(store: ImageStore) -> tuple[float, int] | None:
     """(the part of the images that is masked, mean over those looked at; their number); None where nothing can be.
 
-    Masks that cannot be read are passed over: whoever needs them tells.
+    Masks that cannot be read are passed over: reading them reports it.
     """
     masked = [i for i, source in enumerate(store.sources) if store.alpha_is_mask or source.mask is not None]
     looked = [masked[k * len(masked) // _LOOKS] for k in range(_LOOKS)] if len(masked) > _LOOKS else masked

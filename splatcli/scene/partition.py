@@ -31,7 +31,7 @@ MARGIN = 0.15
 #: A view belongs to a block that this part of the points it sees lies in.
 LEAST_SHARE = 0.15
 
-#: Points that decide which views show a block; more tell nothing new.
+#: Points that decide which views show a block; more add nothing.
 _SAMPLE = 20_000
 
 #: A block seen by fewer views than this cannot be trained.

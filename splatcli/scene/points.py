@@ -134,7 +134,7 @@ def read_points_ply(path: Path, limit: int) -> RawPoints:
         raise SceneError(f"its vertices have lists ({', '.join(lists)})", where=path, remedy=_PLY_REMEDY)
     total = len(vertex)
     vertex = vertex[:: stride(total, limit)]
-    with np.errstate(all="ignore"):  # clean_points tells what is not finite; colours are cut to their range
+    with np.errstate(all="ignore"):  # clean_points reports what is not finite; colours are cut to their range
         xyz = np.stack([vertex[axis].astype(np.float64) for axis in "xyz"], axis=1)
         rgb = np.full((len(xyz), 3), 128, dtype=np.uint8)
         if {"red", "green", "blue"} <= set(names):

@@ -296,5 +296,5 @@ class Problems:
 
 
 def _below(where: str, root: Path) -> str:
-    """A place inside the scene, told from its folder."""
+    """A place inside the scene, relative to its folder."""
     return where.removeprefix(f"{root}{os.sep}")

@@ -202,7 +202,7 @@ LensKey = tuple[str, int, int, float]
 
 
 def focal_share(path: Path) -> float:
-    """Focal length over the longer side of the image, as EXIF tells; 0 where it does not."""
+    """Focal length over the longer side of the image, from EXIF; 0 where it is not there."""
     try:
         with Image.open(path, formats=FORMATS) as image:
             # A PNG without EXIF would be decoded to look for some behind the pixels.

@@ -12,7 +12,7 @@ from scipy.cluster.vq import kmeans2, vq
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.sfm.options import Matching
 
-#: Pairs are matched in about so many portions, between which progress is told, but no smaller ones than this.
+#: Pairs are matched in about so many portions, between which progress is reported, but no smaller ones than this.
 _PORTIONS, _SMALLEST = 50, 16
 
 

@@ -11,7 +11,7 @@ CameraPer = Literal["folder", "image", "all"]
 Matching = Literal["auto", "exhaustive", "sequential", "retrieval"]
 #: Lens models that are estimated, those of pycolmap that the scene reader can undo. The first is the default.
 MODELS = ("SIMPLE_RADIAL", "OPENCV", "RADIAL", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV_FISHEYE")
-#: Frames taken from a video, unless told otherwise: exhaustive matching of so many takes minutes on a small machine.
+#: Frames taken from a video, by default: exhaustive matching of so many takes minutes on a small machine.
 VIDEO_FRAMES = 120
 #: A model of fewer images is no scene.
 MIN_IMAGES = 3

@@ -152,7 +152,7 @@ class Job:
             try:
                 return sharpness(decode_rgb(image.path, (0, 0, 0)))
             except SplatError:
-                return 0.0  # is told when features are looked for, if nothing better is near it
+                return 0.0  # is reported when features are looked for, if nothing better is near it
 
         return list(sharpest(((p, score(i, p)) for i, p in enumerate(images)), len(images), count))
 
@@ -278,7 +278,7 @@ def versions() -> dict[str, str]:
 
 
 def main() -> None:
-    """Reads the request, works, and tells."""
+    """Read the request, work, and write the result."""
     die_with_parent()
     # What libraries print must not come between the lines: they get stderr.
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
