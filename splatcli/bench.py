@@ -84,7 +84,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """What its files are called."""
+        """The name of its files."""
         return f"{self.scene}--{self.setting}--{self.seed}"
 
 

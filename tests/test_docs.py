@@ -45,9 +45,9 @@ def test_every_setting_is_documented_with_its_default() -> None:
     rows = re.findall(
         r"^\| `(\w+\.\w+)` \| (?:`(.*?)`|none) \|", (DOCS / "settings.md").read_text(encoding="utf-8"), re.M
     )
-    told = {key: json.loads(value) if value else None for key, value in rows}
+    reported = {key: json.loads(value) if value else None for key, value in rows}
     # Through JSON, so that a tuple compares with a list.
-    assert told == json.loads(json.dumps(flat_settings(Config())))
+    assert reported == json.loads(json.dumps(flat_settings(Config())))
 
 
 def test_links_between_documents_lead_somewhere() -> None:

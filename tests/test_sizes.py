@@ -35,6 +35,6 @@ def test_what_is_no_text_is_left_as_it_is() -> None:
     assert parse_size(None) is None
 
 
-def test_sizes_are_told_in_two_units() -> None:
+def test_sizes_are_reported_in_two_units() -> None:
     assert gib(3 << 29) == "1.5 GiB"
     assert gib(10 << 20) == "10.0 MiB"

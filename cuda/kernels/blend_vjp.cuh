@@ -210,7 +210,7 @@ constexpr int kFastBlocks = 7;
 
 // A tile with very many intersections would still run when all others are done. Such a tile is cut into parts, each for
 // a block of its own, which first replays the intersections before its part. That repeats about a quarter of the
-// arithmetic, but needs no memory for checkpoints, and gives the bits of a walk without cuts: no result depends on it.
+// arithmetic, but needs no memory for checkpoints, and gives the same bits as a walk without cuts: no result depends on it.
 constexpr int kParts = 4;
 constexpr int kLongIsects = 512;   // fewer are not worth a cut, and
 constexpr int kLongShare = 2048;  // a long tile has more than all / 2048, half of a block's share on a big GPU

@@ -77,7 +77,7 @@ _OURS = (
 
 @dataclass(slots=True)
 class Undo:
-    """What creating the run folder ``path`` changed.
+    """The changes that creating the run folder ``path`` made.
 
     made: folders that were created, the innermost first.
     moved_aside: the new place of a run that was there before.

@@ -175,12 +175,12 @@ class _Shown:
         if not len(loaded.gaussians):
             raise UsageError("the model has no Gaussians", where=self.path, remedy="name another model")
         gaussians, _ = select(loaded.gaussians, sh_degree=min(_SH_DEGREE, loaded.gaussians.sh_degree))
-        told = ExportMetadata.of(loaded.checkpoint)
+        reported = ExportMetadata.of(loaded.checkpoint)
         exact = len(gaussians) <= _MOST_EXACT
         name, encode = ("scene.ply", encode_ply) if exact else ("scene.compressed.ply", encode_compressed_ply)
         self._documents = {
-            _PAGE: Response("text/html; charset=utf-8", viewer_page(name, name, gaussians, told)),
-            f"/{name}": Response("application/octet-stream", encode(gaussians, told).payload),
+            _PAGE: Response("text/html; charset=utf-8", viewer_page(name, name, gaussians, reported)),
+            f"/{name}": Response("application/octet-stream", encode(gaussians, reported).payload),
         }
         self._out.note(f"{self.path}: {len(gaussians):,} Gaussians" + ("" if exact else ", shown as a compressed PLY"))
         if loaded.gaussians.sh_degree > _SH_DEGREE:

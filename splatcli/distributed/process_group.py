@@ -419,7 +419,7 @@ def _one_line(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What a launcher tells a process. local: its number on this machine, which chooses the GPU.
+    """The place that a launcher gives a process. local: its number on this machine, which chooses the GPU.
 
     store_is_kept: by the launcher; otherwise rank 0 keeps the store that the ranks meet at.
     """

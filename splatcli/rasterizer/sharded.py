@@ -41,7 +41,7 @@ RETURNED = abi.ISECT_GRAD + 1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectedView:
-    """What is kept of a projected view until its gradients come back, while its context projects other views.
+    """The data of a projected view until its gradients come back, while its context projects other views.
 
     slots, ids: [V] of its projected Gaussians. chunk_counts: as in the context.
     """
@@ -303,7 +303,7 @@ def sharded_engine_for(device: torch.device, group: ProcessGroup, budget: Memory
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rendering:
-    """What ranks render together, beside the tensors that have gradients."""
+    """The arguments of a joint render, beside the tensors that have gradients."""
 
     group: ProcessGroup
     backend: Backend

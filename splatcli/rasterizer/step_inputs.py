@@ -108,7 +108,7 @@ class Shard:
 
     @property
     def rows(self) -> slice:
-        """Those of this process."""
+        """The rows of this process."""
         return slice(self.first, self.start(self.rank + 1))
 
     def __len__(self) -> int:

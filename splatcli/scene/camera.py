@@ -50,7 +50,7 @@ class Camera:
 
 
 def product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[I, J] the product of a [I, 3] and b [3, J]; the bits of a BLAS library's depend on the processor."""
+    """[I, J] the product of a [I, 3] and b [3, J]; a BLAS library's bits depend on the processor."""
     columns: NDArray[np.float64] = a[:, 0:1] * b[0] + a[:, 1:2] * b[1] + a[:, 2:3] * b[2]
     return columns
 

@@ -32,7 +32,7 @@ DECODE_BYTES = 12
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What an image file says of itself, as stored (EXIF not applied).
+    """The header of an image file, as stored (EXIF not applied).
 
     orientation: EXIF's, 1 to 8; 1 when there is none.
     colours: the name of what is converted to sRGB; "sRGB" when nothing is.

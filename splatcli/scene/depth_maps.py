@@ -264,7 +264,7 @@ class KnownDepths:
     depths: NDArray[np.float64]
 
     def without(self, masked: NDArray[np.bool_]) -> KnownDepths:
-        """Those of the pixels that are not masked; masked [H, W]."""
+        """Return the depths of the pixels that are not masked; masked [H, W]."""
         kept = ~masked.reshape(-1)[self.pixels]
         return KnownDepths(self.pixels[kept], self.depths[kept])
 
@@ -282,6 +282,6 @@ def depths_of_points(camera: Camera, xyz: NDArray[np.float32]) -> KnownDepths:
 
 
 def depths_of_map(depths: NDArray[np.float32]) -> KnownDepths:
-    """What a map [H, W] knows, 0 where it knows nothing."""
+    """Return the known depths of a map [H, W], 0 where none is known."""
     pixels = np.flatnonzero(depths)
     return KnownDepths(pixels, depths.reshape(-1)[pixels].astype(np.float64))

@@ -175,7 +175,7 @@ class ImageFitter:
             self.colours[header.colours] += 1
 
     def notes(self) -> list[str]:
-        """What the user should know, a sentence each."""
+        """Return notes for the user, a sentence each."""
         texts = {
             "scaled": "{} images differ in size from their cameras; the intrinsics were scaled to the images",
             "turned": "{} images were turned as their EXIF orientation says, to match their cameras",
@@ -254,7 +254,7 @@ def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], proble
 
 
 def _bad_note(bad: list[SceneError]) -> str:
-    """What to say of images that are left out because they cannot be read."""
+    """Return the note on images that are left out because they cannot be read."""
     named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_NAMED])
     return f"{len(bad)} images cannot be read and are left out: {named}" + ("; ..." if len(bad) > _NAMED else "")
 
@@ -279,7 +279,7 @@ _START = 4 << 10
 def identical_files(paths: Iterable[Path]) -> list[list[Path]]:
     """Groups of two and more files with the same bytes, in the order given.
 
-    Files are told apart by size, then by their first bytes; only what is left is read to the end. A file that cannot
+    Files are distinguished by size, then by their first bytes; only what is left is read to the end. A file that cannot
     be read belongs to no group. A file with several names is read once.
     """
     known: dict[tuple[Hashable, Hashable], Hashable] = {}

@@ -40,8 +40,8 @@ OPAQUE = 128
 
 _BLACK: Rgb = (0, 0, 0)
 
-#: Images masked altogether that are told by name.
-_TOLD = 5
+#: Images masked altogether that are reported by name.
+_REPORTED = 5
 
 #: Bytes a pixel of a known depth.
 _DEPTH_BYTES = 4
@@ -201,7 +201,7 @@ class ImageStore:
         self._images.budget = min(self._images.budget, nbytes)
 
     def max_bytes(self, kept: int | None = None) -> int:
-        """What images take at most: those that are kept, in ``kept`` bytes if that is less, and those being decoded."""
+        """Return the most bytes of images: those that are kept (``kept`` bytes if less) and those being decoded."""
         sizes = [source.camera.width * source.camera.height for source in self.sources]
         depths = _DEPTH_BYTES * self.has_depths
         images = (3 + self.masked + (self.background is None) + depths) * sum(sizes)
@@ -306,10 +306,10 @@ class ImageStore:
         if not masked.all():
             return
         with self._lock:
-            known, told = i in self._all_masked, len(self._all_masked)
+            known, reported = i in self._all_masked, len(self._all_masked)
             self._all_masked.add(i)
-        if not known and told < _TOLD:
-            more = "; more images like it are not told" if told == _TOLD - 1 else ""
+        if not known and reported < _REPORTED:
+            more = "; more images like it are not reported" if reported == _REPORTED - 1 else ""
             source = self.sources[i]
             _log.warning("%s hides all of %s, which teaches nothing%s", source.mask or "alpha", source.path.name, more)
 

@@ -17,7 +17,7 @@ from splatcli.scene.images import OPAQUE, ImageSource, ImageStore
 from splatcli.scene.masks import read_mask
 from splatcli.scene.scene import Scene
 
-#: Points and cameras that are looked at; enough for shares to be good to some percent.
+#: Points and cameras that are inspected; enough for shares to be good to some percent.
 _POINTS, _CAMERAS = 2_000, 200
 #: A camera that shows less than this of all points sees nothing of the scene; cameras of which more than _BLIND do so
 #: have their axes mixed up, more often than not.
@@ -168,14 +168,14 @@ def _listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
 
 
-#: Masks that are looked at; a mean over so many is good to some percent, and reading them takes no second.
+#: Masks that are inspected; a mean over so many is good to some percent, and reading them takes no second.
 _LOOKS = 16
 #: More masked than this of all images: the masks are inverted, more often than not.
 _MOST = 0.95
 
 
 def masked_share(store: ImageStore) -> tuple[float, int] | None:
-    """(the part of the images that is masked, mean over those looked at; their number); None where nothing can be.
+    """(the part of the images that is masked, mean over those inspected; their number); None where nothing can be.
 
     Masks that cannot be read are passed over: reading them reports it.
     """
@@ -191,14 +191,14 @@ def masked_share(store: ImageStore) -> tuple[float, int] | None:
 
 
 def mask_notes(store: ImageStore) -> list[str]:
-    """What a user should know of it, a sentence; none where there are no masks."""
+    """Return a note on masks for the user; none where there are no masks."""
     found = masked_share(store)
     if found is None:
         return []
     share, looked = found
     text = f"masks hide {_percent(share)} of the images on average"
     if looked < len(store):
-        text += f" ({looked} of {len(store)} looked at)"
+        text += f" ({looked} of {len(store)} inspected)"
     if share == 0.0:
         return [f"{text}: black or transparent hides, white counts; these masks do nothing"]
     if share > _MOST:

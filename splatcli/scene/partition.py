@@ -121,7 +121,7 @@ def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class BlockContents:
-    """What a block is trained on: numbers of training views, and parts of the scene's points, in it and around it."""
+    """The training data of a block: numbers of training views, and parts of the scene's points, in it and around it."""
 
     views: int
     inside: float
@@ -134,7 +134,7 @@ class BlockContents:
 
 
 def block_contents(scene: Scene, shape: tuple[int, int]) -> list[BlockContents]:
-    """What each block of ``scene`` will hold, by a sample of the points where there are many.
+    """Return what each block of ``scene`` will hold, by a sample of the points where there are many.
 
     Raises SceneError where there are too few points.
     """

@@ -342,7 +342,7 @@ SHIFT = 0.1
 
 
 def disagreement(one: SceneSource, other: SceneSource) -> str | None:
-    """What the two disagree on, in words; None when they tell the same views."""
+    """Return the disagreement of the two in words; None when they describe the same views."""
     if len(one.views) != len(other.views):
         return f"{one.file.name} has {len(one.views)} views, {other.file.name} {len(other.views)}"
     pairs = _paired(one.views, other.views)

@@ -165,7 +165,7 @@ def split_views(
 
 
 def known_depths(scene: Scene, view: int) -> KnownDepths:
-    """What the points that ``view`` sees say of its pixels' depths; masked pixels included."""
+    """Return the depths of pixels by the points that ``view`` sees; masked pixels included."""
     if scene.points is None or scene.seen is None:
         return KnownDepths(np.zeros(0, np.int64), np.zeros(0))
     return depths_of_points(scene.cameras[view], scene.points.xyz[scene.seen[view]])

@@ -1,4 +1,4 @@
-"""What a reader of one layout hands over: views as the files describe them, before images are opened."""
+"""SceneSource, the result of a reader: views as the files describe them, before images are opened."""
 
 from __future__ import annotations
 

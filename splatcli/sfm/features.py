@@ -60,7 +60,7 @@ class SfmImage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Features:
-    """What one image shows.
+    """The features of one image.
 
     xy: [N, 2] float32 pixels of the whole image, the middle of the first is 0.5. descriptors: [N, 128] uint8.
     colours: [N, 3] uint8 sRGB under the points. share: focal length over the longer side by EXIF, 0 if unknown.
@@ -215,7 +215,7 @@ def focal_share(path: Path) -> float:
 
 
 def lens_key(name: str, width: int, height: int, share: float, per: CameraPer) -> LensKey:
-    """What images have in common that share a lens: the folder (or the name, or nothing), size and zoom."""
+    """Return the key of images that share a lens: the folder (or the name, or nothing), size and zoom."""
     owner = {"folder": str(PurePosixPath(name).parent), "image": name, "all": ""}[per]
     return owner, width, height, share
 

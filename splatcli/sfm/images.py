@@ -1,4 +1,4 @@
-"""What structure from motion starts from: the images below a folder, or a video; and how to know them again."""
+"""The input of structure from motion: the images below a folder, or a video, and their digests."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SAMPLE = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class SfmInput:
-    """What there is to work on.
+    """The images or the video to work on.
 
     path: absolute; a video's file, or the folder that names are relative to.
     names: of the images, forward slashes, in the order of their names; empty for a video.

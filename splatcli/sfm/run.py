@@ -322,7 +322,7 @@ _SHOWN = 5
 
 
 def doubts(facts: dict[str, Any]) -> list[str]:
-    """What speaks against the result, a sentence each with what may help."""
+    """Return doubts about the result, a sentence each with what may help."""
     found = []
     if facts["registered"] < _FEW * facts["total"]:
         found.append(

@@ -84,7 +84,7 @@ FEWER = 0.9
 
 @dataclass(frozen=True, slots=True)
 class RollbackPlan:
-    """What a rollback needs of the failed state, so that its memory can be freed before the older state is read."""
+    """The part of the failed state that a rollback needs: its memory is freed before the older state is read."""
 
     cause: str
     what: str

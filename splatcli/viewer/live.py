@@ -115,7 +115,7 @@ def parse_render_request(request: Request) -> RenderRequest:
 
 
 def scene_summary(state: TrainState) -> dict[str, Any]:
-    """What the page knows of the scene: cameras to show, those of the held-out views marked, and where to begin."""
+    """Return the scene as the page shows it: cameras, those of held-out views marked, and the first view."""
     views = sorted([*state.train, *state.test])
     count = min(len(views), _MAX_CAMERAS)
     chosen = [views[i * len(views) // count] for i in range(count)]

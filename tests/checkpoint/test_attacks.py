@@ -144,7 +144,7 @@ def test_old_pickles_and_archives_are_refused(tmp_path: Path) -> None:
     assert "<!DOCTYPE" in refusal(path)
 
 
-def test_a_missing_file_a_folder_and_a_ply_are_told_apart(saved: Path, tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_a_ply_are_distinguished(saved: Path, tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "nothing.pt")
     with pytest.raises(ModelFileError, match="folder") as caught:
         load_checkpoint(tmp_path)

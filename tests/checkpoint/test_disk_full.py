@@ -87,7 +87,7 @@ def test_a_run_whose_last_state_finds_no_room_keeps_the_one_before(
     assert found.step == 12
 
 
-def test_lines_that_find_no_room_are_lost_whole_and_told_of_once(
+def test_lines_that_find_no_room_are_lost_whole_and_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, happened = Path.open, []

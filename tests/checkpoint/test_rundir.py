@@ -150,7 +150,7 @@ def test_a_full_disk_shows_at_the_start(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_second_process_is_told_who_holds_the_run(tmp_path: Path) -> None:
+def test_a_second_process_is_reported_who_holds_the_run(tmp_path: Path) -> None:
     RunDir.create(tmp_path / "run").close()
     lock = str(tmp_path / "run" / "lock")
     command = [sys.executable, "-c", HOLD_LOCK, lock]

@@ -1,4 +1,4 @@
-"""Raw and activated parameters are told apart in any unit of length, and doubt is refused."""
+"""Raw and activated parameters are distinguished in any unit of length, and doubt is refused."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_doubtful_opacities_are_refused_unless_the_file_vouches_for_them() -> No
     assert space_problem(means, logs, constant, declared=True) is None
 
 
-def test_the_grounds_are_told_also_for_what_is_accepted() -> None:
+def test_the_grounds_are_reported_also_for_what_is_accepted() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
     found = check_space(means, logs, np.linspace(-5, 8, 800, dtype=np.float32), declared=False)
     assert (found.problem, found.space) == (None, Space.RAW)

@@ -30,16 +30,16 @@ def test_a_run_reports_its_memory_and_stays_within_its_budget(splat: Splat, tiny
     assert done.code == 0, done.err
     assert "note: memory: about" in done.err
     assert "the budget is 6.0 GiB" in done.err
-    told = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert told["memory"]["budget"] == 6 << 30
-    assert told["memory"]["cap"] > 1_000_000
+    reported = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert reported["memory"]["budget"] == 6 << 30
+    assert reported["memory"]["cap"] > 1_000_000
     again = splat("resume", tmp_path / "run", "-n", "12")
     assert again.code == 0, again.err
-    assert f"at the cap of {told['memory']['cap']:,} Gaussians" in again.err
+    assert f"at the cap of {reported['memory']['cap']:,} Gaussians" in again.err
     less = splat("resume", tmp_path / "run", "-n", "14", "--vram-budget", "5GiB")
     assert less.code == 0, less.err
     assert "changed: memory.budget was 6442450944, is 5368709120" in less.err
-    assert json.loads((tmp_path / "run" / "config.json").read_text())["memory"]["cap"] < told["memory"]["cap"]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["memory"]["cap"] < reported["memory"]["cap"]
 
 
 @NEEDS_COMPILER

@@ -108,7 +108,7 @@ def test_a_report_never_overwrites_a_file(
     report.symlink_to(victim)
     done = splat("info")
     assert (done.code, victim.read_text()) == (70, "mine")
-    assert "RuntimeError: a bug" in done.err, "it is told on stderr instead"
+    assert "RuntimeError: a bug" in done.err, "it is reported on stderr instead"
 
 
 @pytest.mark.parametrize(

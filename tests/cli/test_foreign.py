@@ -230,14 +230,14 @@ def test_scales_and_rotations_saved_activated_are_refused_before_anything_large_
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    for words, (code, said) in zip(commands, told["ended"], strict=True):
+    reported = json.loads(done.stdout)
+    for words, (code, said) in zip(commands, reported["ended"], strict=True):
         assert code == 5, (words, said)
         assert "scales look already activated (all 300,000 values >= 0" in said
         tiles = -(-WIDTH // 16) * 2  # of the tiny scene's views, of which each Gaussian covers each
         expected = f"{100_000 * tiles:,} tiles" if words[0] != "export" else "750,000,000 tiles"
         assert expected in said
         assert "GiB for one training step" in said
-    assert "60.1 GiB" in told["ended"][2][1]
-    assert told["peak"] < 900 << 10  # kilobytes, most of which is torch itself
+    assert "60.1 GiB" in reported["ended"][2][1]
+    assert reported["peak"] < 900 << 10  # kilobytes, most of which is torch itself
     assert not (tmp_path / "run").exists()

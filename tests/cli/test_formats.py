@@ -97,7 +97,7 @@ def test_the_longer_ending_wins_and_format_wins_over_both(splat: Splat, finished
     assert b"packed_position" in (tmp_path / "a.compressed.ply").read_bytes()
     assert b"f_dc_0" in (tmp_path / "b.PLY").read_bytes()
     assert (tmp_path / "c.ply").read_bytes().startswith(b"\x1f\x8b")
-    assert splat("info", tmp_path / "c.ply", "--json").objects[-1]["kind"] == "spz"  # told by content
+    assert splat("info", tmp_path / "c.ply", "--json").objects[-1]["kind"] == "spz"  # reported by content
 
 
 def test_dropped_data_is_reported(splat: Splat, finished_run: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``--offload`` on the command line: told, kept, switched, refused where it saves nothing; nothing is left of it."""
+"""``--offload`` on the command line: reported, kept, switched, refused where it saves nothing; nothing is left."""
 
 from __future__ import annotations
 

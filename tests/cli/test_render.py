@@ -153,9 +153,9 @@ class TestVideo:
         assert video.read_bytes() == b"film"
         result = done.objects[-1]
         assert (result["paths"], result["frames"], result["fps"]) == ([str(video)], 3, 12.5)
-        told = encoder.with_name("ffmpeg.words").read_text().split("\n")
+        reported = encoder.with_name("ffmpeg.words").read_text().split("\n")
         # 99 columns are odd: the encoder gets a hundredth.
-        assert (told[told.index("-s") + 1], told[told.index("-r") + 1]) == ("100x24", "12.5")
+        assert (reported[reported.index("-s") + 1], reported[reported.index("-r") + 1]) == ("100x24", "12.5")
         frames = np.frombuffer(encoder.with_name("ffmpeg.frames").read_bytes(), np.uint8).reshape(3, 24, 100, 3)
         pictures = splat("render", finished_run, *words, "--side-by-side", "-o", tmp_path / "out", "-q").lines
         for frame, picture in zip(frames, pictures, strict=True):
@@ -171,8 +171,8 @@ class TestVideo:
         path.write_text(json.dumps({"render_width": 16, "render_height": 8, "fps": 24, "camera_path": [entry] * 2}))
         done = splat("render", finished_run, "--views", path, "-o", tmp_path / "x.mp4")
         assert done.code == 0, done.err
-        told = encoder.with_name("ffmpeg.words").read_text().split("\n")
-        assert (told[told.index("-s") + 1], told[told.index("-r") + 1]) == ("16x8", "24")
+        reported = encoder.with_name("ffmpeg.words").read_text().split("\n")
+        assert (reported[reported.index("-s") + 1], reported[reported.index("-r") + 1]) == ("16x8", "24")
 
     @pytest.mark.parametrize(
         ("script", "code", "message"),

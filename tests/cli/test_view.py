@@ -110,7 +110,7 @@ def test_json_has_the_address_in_an_object(finished_run: Path) -> None:
 
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Whoever looks at a model has seen enough at once; the pages that a browser was sent to."""
+    """The user closes the viewer at once; the URLs that a browser was sent to."""
     opened: list[str] = []
 
     monkeypatch.setattr(module, "wait", lambda: None)

@@ -1,4 +1,4 @@
-"""Lightning: any strategy and precision has the bits of a run without it, and its checkpoints hold ours."""
+"""Lightning: any strategy and precision has the same bits as a run without it, and its checkpoints hold ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on several ranks: the bits of one process with the same batch, whatever the number of ranks."""
+"""Training on several ranks: the same bits as one process with the same batch, whatever the number of ranks."""
 
 from __future__ import annotations
 

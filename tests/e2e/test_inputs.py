@@ -37,7 +37,7 @@ class Kind:
     """One kind of input.
 
     make: writes it; returns what each photo's picture is to be, by the number of its camera.
-    flags: of the command line. exact: levels of 255 that a pixel may be off by. note: what has to be told.
+    flags: of the command line. exact: levels of 255 that a pixel may be off by. note: what has to be reported.
     warning: what has to be warned of.
     """
 
@@ -103,7 +103,7 @@ def turned(path: Path, rgb: Pixels) -> None:
     Image.fromarray(rgb).transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
 
 
-def told_turned(path: Path, rgb: Pixels) -> None:
+def with_orientation(path: Path, rgb: Pixels) -> None:
     """The tag is there, but the cameras belong to the pixels as they are stored: COLMAP ignores the tag."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -231,7 +231,7 @@ KINDS = {
         photos(display_p3, lambda rgb: 255 * imagefiles.to_srgb(rgb / 255, imagefiles.P3, 2.2)), exact=3.0, note="P3"
     ),
     "turned by exif": Kind(photos(turned), note="turned as their EXIF orientation says"),
-    "exif that does not apply": Kind(photos(told_turned), note="EXIF orientation that is not applied"),
+    "exif that does not apply": Kind(photos(with_orientation), note="EXIF orientation that is not applied"),
     "masks a.png": Kind(masks("{stem}.png"), note="8 images have masks"),
     "masks a.jpg.png": Kind(masks("{photo}.png"), note="8 images have masks"),
     "alpha as masks": Kind(photos(rgba, cut), ("--masks", "alpha"), note="takes no part"),

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends with the bits of a run that was left alone: as processes, on the sample."""
+"""A run that is killed and resumed ends bit-identical to one that was left alone: as processes, on the sample."""
 
 from __future__ import annotations
 

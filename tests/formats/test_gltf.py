@@ -44,8 +44,8 @@ def test_the_layout_is_the_extensions(good: bytes) -> None:
     assert document["extensionsUsed"] == ["KHR_gaussian_splatting"]
     (primitive,) = document["meshes"][0]["primitives"]
     assert primitive["mode"] == 0
-    told = primitive["extensions"]["KHR_gaussian_splatting"]
-    assert (told["kernel"], told["colorSpace"]) == ("ellipse", "srgb_rec709_display")
+    reported = primitive["extensions"]["KHR_gaussian_splatting"]
+    assert (reported["kernel"], reported["colorSpace"]) == ("ellipse", "srgb_rec709_display")
     bands = [f"{PREFIX}SH_DEGREE_{d}_COEF_{n}" for d in range(3) for n in range(2 * d + 1)]
     assert set(primitive["attributes"]) == {
         *("POSITION", "COLOR_0", f"{PREFIX}ROTATION", f"{PREFIX}SCALE", f"{PREFIX}OPACITY", *bands)
@@ -127,10 +127,10 @@ def test_gaussians_are_where_the_nodes_show_them(good: bytes, as_matrix: bool, t
     child = {"mesh": 0, "translation": [1, 2, 3], "rotation": [0, 0, 0.6, 0.8], "scale": [2, 2, 2]}
     parent = {"children": [0], "translation": [0, 5, 0], "rotation": [0.5, 0.5, 0.5, 0.5]}
     matrices = []
-    for told in (parent, child):
+    for reported in (parent, child):
         matrix = np.eye(4)
-        matrix[:3, :3] = Rotation.from_quat(told["rotation"]).as_matrix() * np.array(told.get("scale", 1))
-        matrix[:3, 3] = told["translation"]
+        matrix[:3, :3] = Rotation.from_quat(reported["rotation"]).as_matrix() * np.array(reported.get("scale", 1))
+        matrix[:3, 3] = reported["translation"]
         matrices.append(matrix)
     nodes = [child, parent]
     if as_matrix:

@@ -1,6 +1,6 @@
 """The page: whole, with nothing to fetch, and its viewer as its authors published it.
 
-Where a headless Chromium is at hand (tests/browser.py), it is looked at, too.
+Where a headless Chromium is at hand (tests/browser.py), it is inspected, too.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def bootstrap(page: str) -> dict[str, Any]:
     return settings
 
 
-def first_view(told: ExportMetadata) -> dict[str, Any]:
-    view: dict[str, Any] = bootstrap(encode_html(scene(50, 0), told).payload.decode())["settings"]["cameras"][0][
+def first_view(reported: ExportMetadata) -> dict[str, Any]:
+    view: dict[str, Any] = bootstrap(encode_html(scene(50, 0), reported).payload.decode())["settings"]["cameras"][0][
         "initial"
     ]
     return view

@@ -144,7 +144,7 @@ def test_a_file_that_is_none_is_refused_with_the_place(
         assert error.where == f"{path}, byte {byte}"
 
 
-def test_other_versions_are_told(tmp_path: Path) -> None:
+def test_other_versions_are_reported(tmp_path: Path) -> None:
     for head in (b"\0\0", b"\1\1"):
         error = refusal(head + spoiled(0)[2:], tmp_path / "x.ksplat")
         assert isinstance(error, VersionError)

@@ -105,7 +105,7 @@ def test_a_file_of_inrias_trainer_keeps_its_bits() -> None:
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="no sample files of other programs beside the project")
-def test_look_alikes_of_other_programs_are_told_apart() -> None:
+def test_look_alikes_of_other_programs_are_distinguished() -> None:
     samples = DATA / "import_samples"
     assert "looks like a point cloud" in refusal(samples / "tiny/brush_init_points.ply")
     assert "no x, y, z" in refusal(samples / "biker/biker.compressed.ply")  # it has a reader of its own
@@ -246,7 +246,7 @@ def test_our_own_word_settles_a_doubt(tmp_path: Path) -> None:
     assert "scales look already activated" in refusal(path)
 
 
-def test_missing_empty_and_unreadable_files_are_told_apart(tmp_path: Path) -> None:
+def test_missing_empty_and_unreadable_files_are_distinguished(tmp_path: Path) -> None:
     assert "no such file" in refusal(tmp_path / "a.ply")
     (tmp_path / "a.ply").write_bytes(b"")
     assert "empty" in refusal(tmp_path / "a.ply")

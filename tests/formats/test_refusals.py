@@ -184,7 +184,7 @@ def test_a_splat_file_of_another_length_is_refused_or_read_as_far_as_it_goes(tmp
     assert import_model(path).nonfinite() == ["1 NaN or infinite values in means, the first at [0, 0]"]
 
 
-def test_what_does_not_fit_a_format_is_told() -> None:
+def test_what_does_not_fit_a_format_is_reported() -> None:
     gaussians = scene(30, 1)
     gaussians.means[3] = 3000.0
     gaussians.log_scales[2, 1] = -12.0

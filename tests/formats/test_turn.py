@@ -1,4 +1,4 @@
-"""The half turn to glTF's frame: whoever turns along sees the same picture, harmonics and all."""
+"""The half turn to glTF's frame: a camera that turns along sees the same image, harmonics included."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_the_half_turn_is_one_of_all_rotations() -> None:
         (lambda m: m.__setitem__((0, 3), np.nan), "is not one of"),
     ],
 )
-def test_what_no_gaussians_can_follow_is_told(edit: Any, said: str) -> None:
+def test_what_no_gaussians_can_follow_is_reported(edit: Any, said: str) -> None:
     matrix = moving(1.0)
     edit(matrix)
     with pytest.raises(ValueError, match=said):

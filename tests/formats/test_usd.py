@@ -53,7 +53,7 @@ def test_the_stage_holds_the_gaussians(degree: int, tmp_path: Path) -> None:
     assert (high > expected.means.max(axis=0)).all()
 
 
-def test_without_the_library_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_remedy_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def no_pxr(name: str, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +188,7 @@ def test_reading_without_the_library_tells_the_remedy(tmp_path: Path, monkeypatc
     assert "splatcli[usd]" in str(caught.value.remedy)
 
 
-def test_a_reader_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_dies_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pxr.py").write_text("import os\nos.abort()")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = tmp_path / "a.usdc"
@@ -206,7 +206,7 @@ def test_a_reader_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (b"<!doctype html>\n<html>", "html"),
     ],
 )
-def test_stages_and_pages_are_told_by_their_content(content: bytes, kind: str, tmp_path: Path) -> None:
+def test_stages_and_pages_are_reported_by_their_content(content: bytes, kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(content)
     assert format_of(path).name == kind

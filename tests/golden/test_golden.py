@@ -127,7 +127,7 @@ def files(folder: Path) -> dict[str, str]:
 
 def of_json(text: str, folder: Path) -> str:
     """JSON lines without what differs from machine to machine: places, times, versions and last digits."""
-    told = [json.loads(line) for line in text.splitlines()]
+    reported = [json.loads(line) for line in text.splitlines()]
 
     def kept(value: Any) -> Any:
         if isinstance(value, dict):
@@ -150,7 +150,7 @@ def of_json(text: str, folder: Path) -> str:
             return "a number"  # scores and statistics come from torch, whose last digits depend on the processor
         return value.replace(str(folder), "").replace(str(SAMPLE), "") if isinstance(value, str) else value
 
-    return digest(json.dumps(kept(told), sort_keys=True).encode())
+    return digest(json.dumps(kept(reported), sort_keys=True).encode())
 
 
 def results(folder: Path) -> dict[str, str]:

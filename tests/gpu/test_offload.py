@@ -1,4 +1,4 @@
-"""SH rest in pinned memory of the host: the bits of a GPU that holds all, with less of its memory."""
+"""SH rest in pinned memory of the host: the same bits as a GPU that holds all, with less of its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks on GPUs, whose gradients go over NCCL: the bits of one process on one GPU."""
+"""Ranks on GPUs, whose gradients go over NCCL: the same bits as one process on one GPU."""
 
 from __future__ import annotations
 

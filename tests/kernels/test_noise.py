@@ -1,4 +1,4 @@
-"""Noise on the CUDA kernels, under the emulator: the bits of the CPU twin."""
+"""Noise on the CUDA kernels, under the emulator: the same bits as the CPU twin."""
 
 from __future__ import annotations
 

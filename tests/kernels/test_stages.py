@@ -1,4 +1,4 @@
-"""Projection, binning and their backward pass on the CUDA kernels, under the emulator: the bits of the CPU twin."""
+"""Projection, binning and their adjoints on the CUDA kernels, under the emulator: bit-identical to the CPU twin."""
 
 from __future__ import annotations
 

@@ -126,8 +126,8 @@ def test_a_sick_parameter_poisons_neither_image_nor_neighbours(gaussians: Gaussi
 def test_losses_come_two_steps_later_and_in_order(gaussians: Gaussians) -> None:
     run, engine = Run(gaussians), AsyncEngine(Backend.simt())
     camera = random_camera(1, 20, 20)
-    told = [len(engine.submit(run.gaussians, run.adam, run.inputs(camera, k))) for k in range(4)]
-    assert told == [0, 0, 1, 1]
+    reported = [len(engine.submit(run.gaussians, run.adam, run.inputs(camera, k))) for k in range(4)]
+    assert reported == [0, 0, 1, 1]
     assert len(engine.drain()) == 2
     assert engine.drain() == []
 

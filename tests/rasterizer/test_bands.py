@@ -253,7 +253,7 @@ def test_a_scene_that_fits_comes_after_one_that_does_not(speechless: pytest.LogC
 
 
 @NEEDS_COMPILER
-def test_bands_are_told_of_once(speechless: pytest.LogCaptureFixture) -> None:
+def test_bands_are_reported_once(speechless: pytest.LogCaptureFixture) -> None:
     gaussians, camera = random_scene(5, 330, width=70, height=101, sh_degree=0, scale=0.3)
     whole, line = bytes_of(gaussians, camera, float32(), with_grads=False)
     budget = FixedBudget((whole + line) // 2)
@@ -279,7 +279,7 @@ def test_lines_outside_the_image_are_refused(lines: tuple[int, int]) -> None:
 
 
 @NEEDS_COMPILER
-def test_the_cpu_refuses_a_band_with_more_pairs_than_it_was_told() -> None:
+def test_the_cpu_refuses_a_band_with_more_pairs_than_it_was_reported() -> None:
     gaussians, camera = random_scene(5, 330, width=70, height=101, sh_degree=0, scale=0.3)
     frame = RasterContext(float32())
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)

@@ -64,8 +64,8 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
         StepInputs(camera, target, dict.fromkeys(GROUPS, 0.0), 1, torch.zeros(3), 0.2, False, stats),
     )
     engine.drain()
-    told = step_memory(backend, Workload(n, 1, 70, 50, isects))
-    beside = told.frame + told.pixels + told.isects
+    reported = step_memory(backend, Workload(n, 1, 70, 50, isects))
+    beside = reported.frame + reported.pixels + reported.isects
     # The photo, which is no buffer, takes 4 bytes a pixel of it.
     assert allocated(arenas) <= beside - 4 * 70 * 50 <= 1.6 * allocated(arenas)
 
@@ -77,9 +77,9 @@ def test_a_render_has_no_buffer_that_was_not_predicted(backend: object, arenas: 
     library = backend()  # type: ignore[operator]
     with torch.no_grad():
         render(gaussians, camera, backend=library, budget=FixedBudget(1 << 40))
-    told = render_memory(library, Workload(400, 0, 120, 90, predict_isects(gaussians, camera)))
+    reported = render_memory(library, Workload(400, 0, 120, 90, predict_isects(gaussians, camera)))
     roundings = 64 * 8
-    assert allocated(arenas) - roundings <= told.frame + told.isects <= 1.6 * allocated(arenas)
+    assert allocated(arenas) - roundings <= reported.frame + reported.isects <= 1.6 * allocated(arenas)
 
 
 @NEEDS_COMPILER
@@ -100,8 +100,8 @@ def test_the_parts_go_with_what_they_are_named_after() -> None:
 def test_more_pairs_than_can_be_numbered_have_a_size_all_the_same() -> None:
     backend = float32()
     many = 16 * MAX_ISECTS
-    told = step_memory(backend, Workload(1_000_000, 0, 1600, 1063, IsectCount(many, many, 1_000_000)))
-    assert told.isects == pytest.approx(many * 86, rel=1e-3)
+    reported = step_memory(backend, Workload(1_000_000, 0, 1600, 1063, IsectCount(many, many, 1_000_000)))
+    assert reported.isects == pytest.approx(many * 86, rel=1e-3)
 
 
 def test_room_has_a_quarter_more_and_not_half() -> None:

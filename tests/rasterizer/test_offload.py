@@ -215,7 +215,7 @@ def test_no_other_device_reaches_the_host() -> None:
 @NEEDS_COMPILER
 @pytest.mark.parametrize("kind", ["cpu", "simt"])
 def test_a_step_touches_no_row_that_its_view_does_not_reach(kind: str, tmp_path: Path) -> None:
-    """Pages of the others are forbidden: whoever reads or writes one does not come back."""
+    """Pages of the others are forbidden: a read or a write of one ends the process."""
     child = fork()
     if child == 0:
         status = 1

@@ -50,9 +50,9 @@ def test_the_prediction_is_never_below_and_not_far_above(size: float) -> None:
         camera = random_camera(seed, width, height)
         predicted, (actual, _) = predict_isects(gaussians, camera), found(gaussians, camera)
         for name in ("isects", "boxes", "visible"):
-            told, there = getattr(predicted, name), getattr(actual, name)
-            assert told >= there, (name, seed)
-            assert told <= 1.6 * there or there < MANY, (name, seed)
+            reported, there = getattr(predicted, name), getattr(actual, name)
+            assert reported >= there, (name, seed)
+            assert reported <= 1.6 * there or there < MANY, (name, seed)
 
 
 @NEEDS_COMPILER
@@ -65,7 +65,7 @@ def test_each_gaussian_has_at_least_its_tiles() -> None:
     assert int(tiles.sum()) == predict_boxes(gaussians, camera) == predict_isects(gaussians, camera).boxes
 
 
-def test_too_many_lines_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_lines_are_not_inspected_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     gaussians, camera = random_gaussians(5, 600, sh_degree=0, scale=0.3), random_camera(5, 200, 150)
     looked = predict_isects(gaussians, camera)
     assert looked.isects < looked.boxes

@@ -223,7 +223,7 @@ def test_negative_colours_are_black_without_gradient_and_zero_passes_it() -> Non
 
 
 def sequential_render(gaussians: Gaussians, camera: Camera, background: list[float]) -> np.ndarray:
-    """[H, W, 5] colour, alpha and depth, one pixel and one Gaussian at a time, as the rules are told."""
+    """[H, W, 5] colour, alpha and depth, one pixel and one Gaussian at a time, as the rules say."""
     view = project_reference(gaussians, camera)
     keep = [i for i in range(len(gaussians)) if view.valid[i]]
     keep.sort(key=lambda i: float(view.depths[i]))

@@ -109,8 +109,8 @@ def test_either_package_gives_the_distance_and_sees_minus_one_to_one(
     assert lpips(black, black) == 0.0
     assert lpips(black, white) == pytest.approx(2.0 * len(net))
     assert (FakeLpips if package == "lpips" else FakeTorchmetrics).fed == (-1.0, 1.0)
-    told = lpips.protocol()
-    assert (told["net"], told["package"], told["input"]) == (net, f"{package} 9.9", "0..1 scaled to -1..1")
+    reported = lpips.protocol()
+    assert (reported["net"], reported["package"], reported["input"]) == (net, f"{package} 9.9", "0..1 scaled to -1..1")
 
 
 def test_lpips_comes_before_torchmetrics(installed: Callable[..., Path]) -> None:

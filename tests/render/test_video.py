@@ -1,4 +1,4 @@
-"""Videos by a real encoder, read back by its decoder; tests/cli/test_render.py has what the encoder is told."""
+"""Videos by a real encoder, read back by its decoder; tests/cli/test_render.py has the arguments of the encoder."""
 
 from __future__ import annotations
 
@@ -35,9 +35,11 @@ def test_every_frame_comes_back_in_its_colour(ffmpeg: str, tmp_path: Path) -> No
     decoded = np.frombuffer(raw, np.uint8).reshape(5, 18, 32, 3).astype(int)
     for shown, expected in zip(decoded, frames(), strict=True):
         assert np.abs(shown[:17, :31] - expected).max() <= 6
-    told = subprocess.run([ffmpeg, "-hide_banner", "-i", str(path)], capture_output=True, text=True, check=False).stderr
-    assert "25 fps" in told
-    assert "bt709" in told
+    reported = subprocess.run(
+        [ffmpeg, "-hide_banner", "-i", str(path)], capture_output=True, text=True, check=False
+    ).stderr
+    assert "25 fps" in reported
+    assert "bt709" in reported
 
 
 def test_an_error_of_the_frames_is_raised_and_leaves_no_file(ffmpeg: str, tmp_path: Path) -> None:

@@ -133,10 +133,10 @@ def test_alpha_that_is_called_a_mask_is_a_part_of_the_picture_when_masks_cut(tmp
 
 
 @pytest.mark.parametrize(
-    ("value", "share", "told"),
+    ("value", "share", "reported"),
     [(255, 0.0, "hide 0 %"), (0, 1.0, "are they inverted?"), (None, 0.25, "hide 25 % of the images on average")],
 )
-def test_how_much_masks_hide_is_told(tmp_path: Path, value: int | None, share: float, told: str) -> None:
+def test_how_much_masks_hide_is_reported(tmp_path: Path, value: int | None, share: float, reported: str) -> None:
     made.colmap_scene(tmp_path)
     (tmp_path / "masks").mkdir()
     mask = np.full((made.HEIGHT, made.WIDTH), 255 if value is None else value, np.uint8)
@@ -147,12 +147,12 @@ def test_how_much_masks_hide_is_told(tmp_path: Path, value: int | None, share: f
     store = read_scene(tmp_path, DataConfig()).images
     assert masked_share(store) == (share, made.COUNT)
     (note,) = mask_notes(store)
-    assert told in note
+    assert reported in note
     (tmp_path / "masks/0001.png.png").write_bytes(b"no picture")
     assert masked_share(store) == (share, made.COUNT - 1), "the one that needs a damaged mask tells of it"
 
 
-def test_of_images_without_masks_nothing_is_told(tmp_path: Path) -> None:
+def test_of_images_without_masks_nothing_is_reported(tmp_path: Path) -> None:
     assert mask_notes(read_scene(made.colmap_scene(tmp_path), DataConfig()).images) == []
 
 

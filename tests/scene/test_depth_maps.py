@@ -113,7 +113,7 @@ def test_maps_that_transforms_name_have_its_unit(
     np.testing.assert_allclose(scene.images.image(3).depth, factor * depth_of(3), rtol=1e-6)
 
 
-def test_maps_are_not_read_unless_asked_for_and_then_told(tmp_path: Path) -> None:
+def test_maps_are_not_read_unless_asked_for_and_then_reported(tmp_path: Path) -> None:
     nerfstudio_maps(tmp_path)
     (tmp_path / "depths/0000.png.png").unlink()
     scene = read_scene(tmp_path, DataConfig())

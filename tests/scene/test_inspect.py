@@ -40,7 +40,7 @@ def test_a_good_scene_has_what_it_needs_and_no_warning(tmp_path: Path) -> None:
     }
 
 
-def test_masks_maps_lenses_and_a_missing_split_are_told(tmp_path: Path) -> None:
+def test_masks_maps_lenses_and_a_missing_split_are_reported(tmp_path: Path) -> None:
     made.colmap_scene(tmp_path, camera=made.lens("OPENCV", [60.0, 61.0, 32.0, 24.0, -0.1, 0.0, 0.0, 0.0]))
     for folder, value in (("masks", np.full((48, 64), 255, np.uint8)), ("depths", np.ones((48, 64), np.uint16))):
         (tmp_path / folder).mkdir()
@@ -52,7 +52,7 @@ def test_masks_maps_lenses_and_a_missing_split_are_told(tmp_path: Path) -> None:
     assert ("none", "held out") in all_found
 
 
-def test_cameras_that_look_away_from_the_points_are_told(tmp_path: Path) -> None:
+def test_cameras_that_look_away_from_the_points_are_reported(tmp_path: Path) -> None:
     made.nerfstudio_scene(tmp_path, ply_file_path="points.ply")
     rows = [" ".join(map(str, row)) for row in np.random.default_rng(1).uniform(-1, 1, (30, 3))]
     head = ["ply", "format ascii 1.0", "element vertex 30", *(f"property float {axis}" for axis in "xyz")]
@@ -76,7 +76,7 @@ def test_cameras_that_look_away_from_the_points_are_told(tmp_path: Path) -> None
         (3, None, "1 stand and look as another one does"),
     ],
 )
-def test_cameras_out_of_place_are_told(tmp_path: Path, index: int, center: list[float] | None, text: str) -> None:
+def test_cameras_out_of_place_are_reported(tmp_path: Path, index: int, center: list[float] | None, text: str) -> None:
     def move(frames: list[dict]) -> None:
         matrix = frames[index]["transform_matrix"] = frames[index + (center is None)]["transform_matrix"]
         for row, value in enumerate(center or []):

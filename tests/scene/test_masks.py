@@ -215,7 +215,7 @@ def test_masks_count_in_the_fingerprint(tmp_path: Path) -> None:
     assert read_scene(tmp_path, DataConfig()).fingerprint()["masks"] != masked["masks"]
 
 
-def test_images_hidden_altogether_are_told_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_hidden_altogether_are_reported_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made.colmap_scene(tmp_path)
     (tmp_path / "masks").mkdir()
     for name in made.names():

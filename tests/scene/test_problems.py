@@ -1,4 +1,4 @@
-"""Everything that is wrong with a scene is told at once."""
+"""Everything that is wrong with a scene is reported at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _collected(harm: Callable[[Problems], None]) -> SceneProblems:
     return caught.value
 
 
-def test_no_problem_is_none_and_one_is_told_as_it_is() -> None:
+def test_no_problem_is_none_and_one_is_reported_as_it_is() -> None:
     problems = Problems(Path("/scene"))
     problems.raise_any()
     only = SceneError("is empty", where="/scene/a.jpg", remedy="copy it again")
@@ -36,7 +36,7 @@ def test_no_problem_is_none_and_one_is_told_as_it_is() -> None:
     assert caught.value is only
 
 
-def test_problems_are_told_with_their_places_and_a_shared_remedy_once() -> None:
+def test_problems_are_reported_with_their_places_and_a_shared_remedy_once() -> None:
     def harm(problems: Problems) -> None:
         problems.add(SceneError("is empty", where="/scene/images/a.jpg", remedy="copy it again"))
         problems.add(SceneError("is empty", where="/scene/images/b.jpg", remedy="copy it again"))
@@ -64,7 +64,7 @@ def test_the_first_twenty_are_listed_and_all_are_counted() -> None:
     assert lines[-1] == "  ... and 7 more"
 
 
-def test_the_same_problem_is_told_once() -> None:
+def test_the_same_problem_is_reported_once() -> None:
     def harm(problems: Problems) -> None:
         for what in ("is empty", "is empty", "is odd"):
             problems.add(SceneError(what, where="/scene/a.jpg"))
@@ -78,15 +78,20 @@ def test_json_has_them_as_a_list(capsys: pytest.CaptureFixture[str]) -> None:
         problems.add(SceneError("is odd", where="/scene/b.jpg"))
 
     Output(json=True).error(_collected(harm))
-    told = json.loads(capsys.readouterr().out)
-    assert (told["event"], told["error"], told["exit_code"], told["num_problems"]) == ("error", "E003", 3, 2)
-    assert told["problems"] == [
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["event"], reported["error"], reported["exit_code"], reported["num_problems"]) == (
+        "error",
+        "E003",
+        3,
+        2,
+    )
+    assert reported["problems"] == [
         {"what": "is empty", "where": "/scene/a.jpg", "help": "copy it again"},
         {"what": "is odd", "where": "/scene/b.jpg", "help": None},
     ]
 
 
-def test_images_names_and_missing_files_are_told_together(tmp_path: Path) -> None:
+def test_images_names_and_missing_files_are_reported_together(tmp_path: Path) -> None:
     names = [*made.names(6), "../out.png", "gone.png", "0001.png"]
     made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
     made.write_images(tmp_path / "images", made.names(6))
@@ -95,11 +100,11 @@ def test_images_names_and_missing_files_are_told_together(tmp_path: Path) -> Non
     Image.new("RGB", (10, 40)).save(tmp_path / "images/0004.png")
     with pytest.raises(SceneProblems) as caught:
         read_scene(tmp_path, DataConfig())
-    told = "\n".join(caught.value.lines())
+    reported = "\n".join(caught.value.lines())
     assert caught.value.total == 6
     wanted = ("outside", "same image 0001.png", "1 of 7 images are missing: gone.png", "0002.png", "<html>", "10x40")
     for text in wanted:
-        assert text in told
+        assert text in reported
 
 
 def test_a_lens_that_all_images_share_is_one_problem(tmp_path: Path) -> None:

@@ -45,8 +45,8 @@ def solved(images: Path) -> SfmResult:
 
 
 def find_cameras_of(images: Path, options: SfmOptions | None = None, **changes) -> SfmResult:
-    wishes = {"place": None, "beside": images.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
-    return run_sfm(find_input(images), options or SfmOptions(), **{**wishes, **changes})
+    options_of_run = {"place": None, "beside": images.parent, "overwrite": False, "gpu": False, "tell": lambda *_: None}
+    return run_sfm(find_input(images), options or SfmOptions(), **{**options_of_run, **changes})
 
 
 def write_noise(folder: Path, count: int, *, size: tuple[int, int] = (96, 64)) -> Path:

@@ -73,7 +73,7 @@ def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, t
         (-11, "", "by SIGSEGV during structure from motion"),
     ],
 )
-def test_a_crash_is_told_with_its_reason(code: int, log: str, says: str, tmp_path: Path) -> None:
+def test_a_crash_is_reported_with_its_reason(code: int, log: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text(log)
     problem = crashed(code, path)

@@ -200,12 +200,12 @@ def test_frames_of_a_video_are_the_sharpest_and_numbered(tmp_path: Path, monkeyp
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     monkeypatch.setattr(video, "_PLUGINS", {"PIL": "pillow"})
     monkeypatch.setattr(video, "_num_frames", lambda meta, count: 6)
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     (tmp_path / "out").mkdir()
-    names = video.write_frames(tmp_path / "a.gif", tmp_path / "out", 2, lambda *words: told.append(words))
+    names = video.write_frames(tmp_path / "a.gif", tmp_path / "out", 2, lambda *words: reported.append(words))
     assert names == ["frame_000001.png", "frame_000005.png"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
-    assert told[-1] == (6, 6)
+    assert reported[-1] == (6, 6)
     (tmp_path / "b.mp4").write_bytes(b"no video")
     with pytest.raises(SceneError, match="cannot be read as a video"):
         video.write_frames(tmp_path / "b.mp4", tmp_path / "out", 2, lambda *_: None)

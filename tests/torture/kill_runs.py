@@ -1,4 +1,4 @@
-"""kill -9 of whole training runs at random moments: whatever is resumed goes on with the bits of a run left alone.
+"""kill -9 of whole training runs at random moments: a resumed run is bit-identical to one left alone.
 
 One run is left alone and gives the trajectory: a digest of the state at every fourth step, and the losses. Others are
 killed and resumed, again and again, until they end. After each kill the newest checkpoint must have the digest of its
@@ -56,7 +56,7 @@ def _figure(strategy: str, count: int, seed: int) -> Figure:
             raise RuntimeError("the run that is left alone does not end")
         ended = _kill(train, folder, reference, count, seconds, random.Random(seed), tally)
     what = (
-        f"a training run (strategy {strategy}) is killed and resumed: it goes on, and ends, with the bits of a run "
+        f"a training run (strategy {strategy}) is killed and resumed: it continues and ends bit-identical to a run "
         "that was left alone"
     )
     return tally.figure(what, time.monotonic() - start, runs_to_the_end=ended)

@@ -35,7 +35,7 @@ def found() -> dict[str, Measured]:
 @pytest.mark.parametrize("case", list(quick_grid()), ids=lambda case: case.name)
 def test_a_prediction_holds(case: Case, found: dict[str, Measured]) -> None:
     measured = found[case.name]
-    assert measured.actual > 30 << 20, "large enough to be told from what a process does anyway"
+    assert measured.actual > 30 << 20, "large enough to stand out from what a process does anyway"
     assert measured.holds, measured
 
 

@@ -103,7 +103,7 @@ def test_a_partly_activated_model_is_converted_by_no_word(part: str) -> None:
     with pytest.raises(ModelFileError, match=f"^model: {part} look partly activated") as caught:
         to_gaussians(ImportedModel("PLY", some), ImportOptions(), Path("model"))
     assert str(caught.value.remedy).startswith("export the model again")
-    with pytest.raises(ModelFileError, match=r"partly activated.*cannot be told apart"):
+    with pytest.raises(ModelFileError, match=r"partly activated.*cannot be distinguished"):
         to_gaussians(ImportedModel("PLY", some), ImportOptions(space=Space.ACTIVATED), Path("model"))
     gaussians, notes = to_gaussians(ImportedModel("PLY", some), ImportOptions(space=Space.RAW), Path("model"))
     assert gaussians.log_scales.equal(some.scales)

@@ -58,9 +58,9 @@ def bits(checkpoint: Checkpoint) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("stop_at", [None, 1, 11])
 def test_an_engine_behind_tells_the_same_story_and_saves_the_same_bits(stop_at: int | None) -> None:
-    told, run = story(AsyncPlainEngine(), stop_at)
+    reported, run = story(AsyncPlainEngine(), stop_at)
     expected, twin = story(PlainEngine(), stop_at)
-    assert told == expected
+    assert reported == expected
     assert run.metrics == twin.metrics
     assert run.saved.keys() == twin.saved.keys()
     for step, checkpoint in run.saved.items():
@@ -77,14 +77,14 @@ def test_a_loss_that_is_no_number_is_blamed_on_its_own_step() -> None:
 
 def test_steps_on_their_way_do_not_reach_the_state_that_a_run_goes_back_to() -> None:
     engine = AsyncPlainEngine(breaks_at=6)
-    told, run = story(engine)
-    (back,) = [event for event in told if isinstance(event, RolledBack)]
+    reported, run = story(engine)
+    (back,) = [event for event in reported if isinstance(event, RolledBack)]
     assert (back.step, back.from_step) == (4, 7)
-    steps = [event.step for event in told if isinstance(event, Stepped)]
+    steps = [event.step for event in reported if isinstance(event, Stepped)]
     assert steps[-26:] == list(range(5, 31))
     assert run.saved[30].adam_step == 30
 
 
-def test_steps_are_told_once_each_and_in_order() -> None:
-    told, _ = story(AsyncPlainEngine())
-    assert [event.step for event in told if isinstance(event, Stepped)] == list(range(1, 31))
+def test_steps_are_reported_once_each_and_in_order() -> None:
+    reported, _ = story(AsyncPlainEngine())
+    assert [event.step for event in reported if isinstance(event, Stepped)] == list(range(1, 31))

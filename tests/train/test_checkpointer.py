@@ -154,7 +154,7 @@ def test_a_lack_of_memory_for_the_copy_is_no_reason_to_end() -> None:
 
 
 @pytest.mark.parametrize(("room", "alarmed"), [(3, True), (4, False)])
-def test_little_room_is_told_of_at_the_start(room: int, alarmed: bool) -> None:
+def test_little_room_is_reported_at_the_start(room: int, alarmed: bool) -> None:
     config = short_config(20, save={"steps": (7, 14, 30), "keep_last": 2}, strategy={"cap_max": 5_000})
     run = Run(lambda now: False, config, room)
     run.train()

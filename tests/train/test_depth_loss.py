@@ -160,14 +160,14 @@ def test_the_target_of_a_map_knows_all_pixels_but_the_hole(tmp_path: Path) -> No
 @NEEDS_COMPILER
 def test_a_run_with_depths_is_resumed_with_the_same_bits() -> None:
     whole = trainer(30, 1, "auto")
-    told = [event.loss for event in whole.run() if isinstance(event, Stepped)]
+    reported = [event.loss for event in whole.run() if isinstance(event, Stepped)]
     first = trainer(30, 1, "auto")
     before = [event.loss for event in first.run(stop_at=13) if isinstance(event, Stepped)]
     checkpoint = first.run_dir.saved[13]  # type: ignore[attr-defined]
     engine = NativeEngine(float32("portable"))
     second = Trainer.resume(checkpoint, wall_scene(), run_dir=MemoryRun(), engine=engine)  # type: ignore[arg-type]
     after = [event.loss for event in second.run() if isinstance(event, Stepped)]
-    assert [*before, *after] == told
+    assert [*before, *after] == reported
     for name in GROUPS:
         assert torch.equal(getattr(second.state.gaussians, name), getattr(whole.state.gaussians, name)), name
 

@@ -299,12 +299,12 @@ STEADY = [(500, 20.0), (1000, 24.0), (1500, 26.0)]
         pytest.param([], [*STEADY, (1600, 22.0), (1700, 22.0), (1800, 21.0)], [], id="low for 200 steps"),
         pytest.param([], [*STEADY, (1600, 22.0), (1900, 22.0)], [1900], id="low for 300 steps"),
         pytest.param([], [*STEADY, (2000, math.nan), (2500, math.nan)], [2500], id="nan"),
-        pytest.param([], [*STEADY, *[(s, 12.0) for s in range(2000, 5001, 500)]], [2500], id="told once"),
+        pytest.param([], [*STEADY, *[(s, 12.0) for s in range(2000, 5001, 500)]], [2500], id="reported once"),
         pytest.param(
             [],
             [*STEADY, (2000, 12.0), (2500, 12.0), (3000, 26.0), (3500, 12.0), (4000, 12.0)],
             [2500, 4000],
-            id="told again after it was well",
+            id="reported again after it was well",
         ),
         pytest.param([1500], [*STEADY, (2000, 12.0), (2500, 18.0), (3000, 26.0)], [], id="a reset"),
         pytest.param([1500], [*STEADY, *[(s, 12.0) for s in (2000, 2500, 3000, 3500)]], [3500], id="never recovered"),
@@ -313,25 +313,25 @@ STEADY = [(500, 20.0), (1000, 24.0), (1500, 26.0)]
         ),
     ],
 )
-def test_quality_that_falls_and_stays_low_is_told_of(
+def test_quality_that_falls_and_stays_low_is_reported(
     resets: list[int], probes: list[tuple[int, float]], alarms: list[int]
 ) -> None:
     watch = QualityMonitor(GuardConfig())
-    told = []
+    reported = []
     for step, psnr in probes:
         for reset in resets:
-            if reset < step and reset not in told:
-                told.append(reset)
+            if reset < step and reset not in reported:
+                reported.append(reset)
                 watch.reset(reset)
         alarm = watch.check(Probed(step, psnr, 100))
         if alarm is not None:
-            told.append(-alarm.step)
+            reported.append(-alarm.step)
             assert "low since step" in alarm.text
-    assert [-step for step in told if step < 0] == alarms
+    assert [-step for step in reported if step < 0] == alarms
 
 
 @pytest.mark.parametrize(("pruned", "alarmed"), [(0, False), (50, False), (51, True), (100, True)])
-def test_many_gaussians_removed_at_once_are_told_of(pruned: int, alarmed: bool) -> None:
+def test_many_gaussians_removed_at_once_are_reported(pruned: int, alarmed: bool) -> None:
     event = Refined(600, 100, 100, pruned, 300 - pruned)
     alarm = check_refinement(event, 100, GuardConfig())
     assert (alarm is not None) is alarmed

@@ -120,10 +120,10 @@ def test_targets_bring_what_is_hidden(tmp_path: Path) -> None:
 def test_the_sampler_tells_what_comes_next_in_this_pass(count: int) -> None:
     sampler = ViewSampler(7, 3)
     for position in range(14):
-        told = sampler.upcoming(count)
-        assert len(told) == min(count, 7 - position % 7)
+        reported = sampler.upcoming(count)
+        assert len(reported) == min(count, 7 - position % 7)
         ahead = ViewSampler(7, 3, **sampler.state())
-        assert told == [ahead.next() for _ in told]
+        assert reported == [ahead.next() for _ in reported]
         sampler.next()
 
 

@@ -231,7 +231,7 @@ def test_engine_and_renderer_share_the_budget() -> None:
     assert budget.limit == 3 << 30
 
 
-def test_without_a_compiler_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(device: torch.device) -> None:
         raise NoCompilerError("no g++")
 

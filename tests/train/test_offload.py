@@ -1,4 +1,4 @@
-"""A run with its SH coefficients in a file gives the bits of one that has them in memory."""
+"""A run with its SH coefficients in a file gives the same bits as one that has them in memory."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def planned(store: TensorStorage, **sections: dict[str, object]) -> list[str]:
 
 
 @NEEDS_COMPILER
-def test_a_run_is_told_what_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_reported_what_goes_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MemoryMapped, "free", lambda self: 64 << 20)
     monkeypatch.setattr(MemoryMapped, "notes", lambda self: [])
     _, capped = planned(MemoryMapped(tmp_path), strategy={"cap_max": 20_000})

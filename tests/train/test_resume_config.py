@@ -21,14 +21,14 @@ def toml(folder: Path, text: str) -> Path:
     return path
 
 
-def test_without_a_wish_nothing_changes() -> None:
+def test_without_overrides_nothing_changes() -> None:
     stored = short_config(20)
     config, notes = changed_config(stored)
     assert config == stored
     assert notes == []
 
 
-def test_a_wish_is_followed_and_told() -> None:
+def test_an_override_is_applied_and_reported() -> None:
     config, notes = changed_config(short_config(20), assignments=["optim.sh0_lr=0.01", "train.iterations=30"])
     assert (config.optim.sh0_lr, config.train.iterations) == (0.01, 30)
     assert config.schedule == short_config(20).schedule
@@ -56,12 +56,12 @@ def test_differences_in_a_file_are_listed_with_the_flags_that_accept_them(tmp_pa
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "assignment",
     ["model.sh_degree=2", "data.resolution=2", "data.test_every=4", "train.seed=7", "strategy.name=mcmc"],
 )
-def test_what_a_run_is_made_with_is_fixed_whatever_is_allowed(wish: str) -> None:
+def test_what_a_run_is_made_with_is_fixed_whatever_is_allowed(assignment: str) -> None:
     with pytest.raises(UsageError, match="fixed when a run is made"):
-        changed_config(Config(), assignments=[wish], allowed=[wish.partition("=")[0]])
+        changed_config(Config(), assignments=[assignment], allowed=[assignment.partition("=")[0]])
 
 
 def test_consent_to_what_does_not_exist_is_a_mistake() -> None:

@@ -28,7 +28,7 @@ from tests.train.worlds import MemoryRun, PlainEngine, copied, made_scene, plain
 
 
 class Clock:
-    """Seconds that pass only when told to, or by a fixed amount a look."""
+    """Seconds that pass when advanced, or by a fixed amount at each reading."""
 
     def __init__(self, tick: float = 0.0) -> None:
         self.now, self.tick = 0.0, tick
@@ -99,8 +99,8 @@ def kinds(happened: Iterable[Event], *wanted: type) -> list[tuple[str, int]]:
 def test_the_whole_story_of_a_run() -> None:
     trainer, run, _ = started(short_config(20, train={"eval_every": 8}, save={"steps": (7, 20)}))
     happened = list(trainer.run())
-    told = [entry for entry in kinds(happened) if entry[0] != "Stepped"]
-    assert told == [
+    reported = [entry for entry in kinds(happened) if entry[0] != "Stepped"]
+    assert reported == [
         ("Started", 0),
         ("Saved", 0),
         ("Saved", 7),

@@ -96,13 +96,13 @@ def test_points_lie_on_the_ball_and_have_its_colours(tmp_path: Path) -> None:
     assert distance.min() > RADIUS - 3.0 * cell
     assert distance.max() < 1.25 * RADIUS  # what two dozen silhouettes cannot tell from the ball
     assert np.abs(points.mean(axis=0)).max() < 0.1 * RADIUS  # on all sides of it
-    clear = np.abs(points[:, 0]) > 0.3 * RADIUS  # there the colour is told by all who see it
+    clear = np.abs(points[:, 0]) > 0.3 * RADIUS  # every view agrees on the colour there
     red = np.array([1.0, 0.0, 0.0], np.float32)
     wanted = np.where(points[clear, :1] > 0.0, red, red[::-1])
     assert np.abs(colours[clear] - wanted).mean() < 0.02
 
 
-def test_a_large_box_is_looked_at_twice(tmp_path: Path) -> None:
+def test_a_large_box_is_inspected_twice(tmp_path: Path) -> None:
     scene = ball(tmp_path, center=(0.2, -0.1, 0.15))
     found = hull_points(scene, np.array([1.0, 1.0, 0.0]), 9.0, 2_000, generator())
     assert found is not None
@@ -118,7 +118,7 @@ def test_a_cell_is_full_as_long_as_no_photo_sees_through_it(tmp_path: Path) -> N
     assert carve(views[:1], places, 0.01).tolist() == [False] * 4
 
 
-def test_large_photos_are_looked_at_small_and_thin_things_in_them_stay() -> None:
+def test_large_photos_are_inspected_small_and_thin_things_in_them_stay() -> None:
     camera = ring_cameras(1)[0].resized(1_001, 700)
     alpha = np.zeros((700, 1_001), np.uint8)
     alpha[:, 500] = 255  # a pole
@@ -165,7 +165,7 @@ def test_what_a_run_starts_from_is_known_before_its_rates_are(tmp_path: Path) ->
     assert build_config(given).optim.log_scales_lr == 0.01
 
 
-def test_who_asks_for_a_hull_of_opaque_photos_is_told(tmp_path: Path) -> None:
+def test_who_asks_for_a_hull_of_opaque_photos_is_reported(tmp_path: Path) -> None:
     settings = Config.model_validate({"model": {"init": "hull", "random_points": 60}})
     _, notes = initial_gaussians(settings, ball(tmp_path, opaque=True), generator())
     assert notes == ["too few photos have transparency for a hull", "started from 60 random points"]

@@ -71,7 +71,7 @@ def stepped(step: int) -> Stepped:
 
 
 class Clock:
-    """Seconds that pass when told to."""
+    """Seconds that pass when advanced."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -136,14 +136,14 @@ def painted(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[RenderRequest
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Browsers are told at once that there is nothing new."""
+    """Browsers get an answer at once when there is nothing new."""
     monkeypatch.setattr(module, "_PATIENCE", 0.05)
 
 
 def facts(answer: Response | None) -> dict[str, Any]:
     assert answer is not None
-    told: dict[str, Any] = json.loads(answer.headers["X-Splat-Facts"])
-    return told
+    reported: dict[str, Any] = json.loads(answer.headers["X-Splat-Facts"])
+    return reported
 
 
 def test_without_requests_nothing_is_rendered(run: LiveRun, state: TrainState, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ _SHARD = re.compile(r"ckpt_(\d+)_rank(\d+)\.pt")
 _STATS = re.compile(r"train_step0*(\d+)_rank(\d+)\.json")
 
 FRAME_NOTE = (
-    "gsplat's trainer moves and scales scenes unless told otherwise (normalize_world_space): the model's frame may "
+    "gsplat's trainer moves and scales scenes by default (normalize_world_space): the model's frame may "
     "not be that of the COLMAP model"
 )
 

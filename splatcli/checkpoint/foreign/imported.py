@@ -280,7 +280,7 @@ def _inverted(columns: Columns[Tensor], where: Path) -> tuple[Tensor, Tensor, st
     found = check_space(means.numpy(), scales.numpy(), opacities.numpy(), declared=False)
     if found.partly:
         raise ModelFileError(
-            f"{found.problem}; activated values and raw ones cannot be told apart there",
+            f"{found.problem}; activated values and raw ones cannot be distinguished there",
             where=where,
             remedy="export the model again from the program that made it",
         )

@@ -142,7 +142,7 @@ def test_archives_of_another_shape_are_refused(
     assert said in refusal(splats)
 
 
-def test_other_containers_are_told_apart(tmp_path: Path) -> None:
+def test_other_containers_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "a.pt"
     torch.save({"splats": {}}, path, _use_new_zipfile_serialization=False)
     assert "old format" in refusal(path)

@@ -62,7 +62,7 @@ def test_the_gaussians_are_the_stored_numbers(kind: str, tmp_path: Path) -> None
     assert any("frame" in note for note in notes) == (kind in ("gsplat", "nerfstudio"))
 
 
-def test_the_origin_is_told(tmp_path: Path) -> None:
+def test_the_origin_is_reported(tmp_path: Path) -> None:
     said = {kind: import_model(write(kind, tables_of(), tmp_path)).origin for kind in WRITERS}
     assert said == {
         "ply": "PLY",

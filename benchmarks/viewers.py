@@ -1,6 +1,6 @@
 """Measure a run whose page (--viewer) has no viewer, a viewer that watches, and one that flies through the scene.
 
-    python benchmarks/onlookers.py SCENE [-r 2] [--steps 150] [--rounds 3] [--size 960x600]
+    python benchmarks/viewers.py SCENE [-r 2] [--steps 150] [--rounds 3] [--size 960x600]
 
 Prints a row a round: milliseconds of a step by the training thread's own processor time, which other programs on the
 machine do not touch, and by the clock; pictures a second. Each round has all four runs, so that a slow hour hits all.
@@ -31,7 +31,7 @@ WARM_UP = 20
 SETTINGS = ["schedule.refine_start=100000000", "save.steps=[]", "guard.probe_every=0"]
 
 
-class Onlooker(threading.Thread):
+class SimulatedViewer(threading.Thread):
     """A browser that asks for the next picture as soon as it has one. moving: it flies."""
 
     def __init__(self, live: LiveRun, size: tuple[int, int], *, moving: bool) -> None:
@@ -53,7 +53,7 @@ class Onlooker(threading.Thread):
 
 
 def measure(arguments: argparse.Namespace, mode: str) -> tuple[float, float, float]:
-    """(ms of processor time a step, ms a step, pictures a second) with an onlooker of kind ``mode``."""
+    """(ms of processor time a step, ms a step, pictures a second) with a viewer of kind ``mode``."""
     flags = {"data.scene": str(arguments.scene), "data.resolution": arguments.resolution}
     steps = arguments.steps + WARM_UP
     config = build_config({**flags, "train.iterations": steps + 1, "data.test_every": 0}, assignments=SETTINGS)
@@ -61,14 +61,14 @@ def measure(arguments: argparse.Namespace, mode: str) -> tuple[float, float, flo
     with tempfile.TemporaryDirectory() as folder, RunDir.create(Path(folder) / "run") as run_dir:
         trainer = Trainer.start(config, scene, run_dir=run_dir)
         live = None if mode == "no page" else LiveRun()
-        onlooker = None
+        viewer = None
         if live is not None and mode != "nobody":
-            onlooker = Onlooker(live, arguments.size, moving=mode == "flying")
-            onlooker.start()
+            viewer = SimulatedViewer(live, arguments.size, moving=mode == "flying")
+            viewer.start()
         marks = {}
         for event in trainer.run(stop_at=steps):
             if isinstance(event, Stepped) and event.step in (WARM_UP, steps):
-                marks[event.step] = time.thread_time(), time.monotonic(), onlooker.pictures if onlooker else 0
+                marks[event.step] = time.thread_time(), time.monotonic(), viewer.pictures if viewer else 0
             if live is not None:
                 live.report(event, trainer.state)
     processor, seconds, pictures = (b - a for a, b in zip(marks[WARM_UP], marks[steps], strict=True))
@@ -83,7 +83,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--size", type=lambda text: tuple(map(int, text.split("x"))), default=(960, 600))
     arguments = parser.parse_args()
-    print(f"{'round':<6} {'onlooker':<9} {'ms, processor':>14} {'ms, clock':>10} {'pictures/s':>11}")
+    print(f"{'round':<6} {'viewer':<9} {'ms, processor':>14} {'ms, clock':>10} {'pictures/s':>11}")
     for number in range(arguments.rounds):
         for mode in ("no page", "nobody", "looking", "flying"):
             processor, clock, pictures = measure(arguments, mode)
