@@ -86,10 +86,10 @@ def _images(scene: Scene) -> Iterator[Finding]:
     trained = Counter((source.camera.width, source.camera.height) for source in sources)
     folders = {_top(source) for source in sources}
     where = f"{folders.pop()}: " if len(folders) == 1 else ""
-    yield Finding("found", "images", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
+    yield Finding("found", "photos", f"{where}{len(sources)}, stored as {_sizes(stored)}, trained at {_sizes(trained)}")
     gone = [camera.name for i, camera in enumerate(scene.cameras) if not scene.images.has(i)]
     if gone:
-        yield Finding("warning", "images", f"{len(gone)} have gone: {_listed(gone)}", "put them back")
+        yield Finding("warning", "photos", f"{len(gone)} have gone: {_listed(gone)}", "put them back")
 
 
 def _beside(scene: Scene) -> Iterator[Finding]:
@@ -101,7 +101,7 @@ def _beside(scene: Scene) -> Iterator[Finding]:
         yield Finding("found", "masks", "the transparency of the images")
     else:
         looked = "mask_path in the file" if scene.kind == "nerfstudio" else "a.png or a.jpg.png for a.jpg"
-        yield Finding("none", "masks", f"looked for masks/ beside the images ({looked})")
+        yield Finding("none", "masks", f"looked for masks/ beside the photos ({looked})")
     depths = sum(source.depth is not None for source in scene.images.sources)
     if depths:
         yield Finding("found", "depth maps", f"{depths} of {len(scene.cameras)} images have one")

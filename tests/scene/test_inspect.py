@@ -32,8 +32,8 @@ def test_a_good_scene_has_what_it_needs_and_no_warning(tmp_path: Path) -> None:
     all_found = found(made.colmap_scene(tmp_path))
     assert {key: one.text for key, one in all_found.items()} == {
         ("found", "cameras"): "sparse/0/images.bin: 8 views (8 pinhole)",
-        ("found", "images"): "images/: 8, stored as 64x48, trained at 64x48",
-        ("none", "masks"): "looked for masks/ beside the images (a.png or a.jpg.png for a.jpg)",
+        ("found", "photos"): "images/: 8, stored as 64x48, trained at 64x48",
+        ("none", "masks"): "looked for masks/ beside the photos (a.png or a.jpg.png for a.jpg)",
         ("none", "depth maps"): "none named; --depths DIR takes a folder of them",
         ("found", "points"): "20 sparse points",
         ("found", "held out"): "1 views to measure with, 7 to train on",
