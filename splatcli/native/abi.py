@@ -21,13 +21,16 @@ ISAS = ("portable", "avx2", "avx512")
 
 
 class _Sized(c.Structure):
-    """A struct whose first field is its own size."""
+    """A struct whose first field is its own size. Without slots ctypes would accept a misspelt field in silence."""
+
+    __slots__ = ()
 
     def __init__(self, **fields: Any) -> None:
         super().__init__(struct_size=c.sizeof(type(self)), **fields)
 
 
 class Call(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("device", c.c_int32),
@@ -38,6 +41,7 @@ class Call(_Sized):
 
 
 class View(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("width", c.c_int32),
@@ -59,6 +63,7 @@ class View(_Sized):
 
 
 class GaussianArrays(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("shN_count", c.c_int32),
@@ -73,6 +78,7 @@ class GaussianArrays(_Sized):
 
 
 class Frame(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("with_abs", c.c_int32),
@@ -97,6 +103,7 @@ class Frame(_Sized):
 
 
 class Images(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("reserved", c.c_int32),
@@ -107,6 +114,7 @@ class Images(_Sized):
 
 
 class Adam(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("reserved", c.c_int32),
@@ -127,6 +135,7 @@ class Adam(_Sized):
 
 
 class Noise(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("reserved", c.c_int32),
@@ -141,6 +150,7 @@ class Noise(_Sized):
 
 
 class ProjectGrad(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("reserved", c.c_int32),
@@ -154,6 +164,7 @@ class ProjectGrad(_Sized):
 
 
 class Loss(_Sized):
+    __slots__ = ()
     _fields_ = [
         ("struct_size", c.c_uint32),
         ("width", c.c_int32),

@@ -124,3 +124,9 @@ def test_each_build_exports_the_entries_and_nothing_else(isa: str) -> None:
     assert {name for name in names if name.startswith("splat")} == abi.SIGNATURES.keys()
     # C++ runtime templates may be weak and visible; ours are hidden.
     assert not [name for name in names if "splat" in name and name not in abi.SIGNATURES]
+
+
+@pytest.mark.parametrize("struct", abi._Sized.__subclasses__(), ids=lambda struct: struct.__name__)
+def test_a_field_that_the_header_lacks_is_refused(struct: type[abi._Sized]) -> None:
+    with pytest.raises(AttributeError):
+        struct().misspelt = 1
