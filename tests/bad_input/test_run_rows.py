@@ -288,7 +288,9 @@ CASES = [
     ),
     Case(63, "train over it", both(trained, taken), 9, (str(os.getpid()),), ("--overwrite",)),
     # Places for the output.
-    Case(64, "a run of other settings is there", trained, 8, ("iterations was 1, is 2", "--overwrite"), ("-n", "2")),
+    Case(
+        64, "a run of other settings is there", trained, 8, ("iterations was 1, is now 2", "--overwrite"), ("-n", "2")
+    ),
     Case(64, "the same run is there", trained, 0, ("continuing the run from",)),
     Case(
         64,
@@ -332,7 +334,7 @@ CASES = [
         Case(65, f"no permission, {words[0]}", trained, 8, (said, words[-1]), command=words)
         for said, words in (
             ("could not write file", ("export", "out", "-o", "/proc/x.ply")),
-            ("cannot make the folder", ("render", "out", "-o", "/proc/x")),
+            ("cannot create the folder", ("render", "out", "-o", "/proc/x")),
             ("could not write file", ("eval", "out", "--sheet", "/proc/x.png")),
         )
     ),
@@ -341,7 +343,7 @@ CASES = [
         "in the middle",
         disk_refuses("ckpt_000001"),
         8,
-        ("finished and saved, but not the checkpoints of save.steps [1]", "step 1: could not write"),
+        ("finished and saved, but the checkpoints of save.steps [1] could not be written", "step 1: could not write"),
         ("-n", "3", "--set", "save.steps=[1]"),
         begins=True,
     ),
@@ -406,7 +408,7 @@ CASES = [
             (("--itertions", "5"), "did you mean --iterations?"),
             (("-n", "0"), "train.iterations = 0"),
             (("-n", "1e4"), "-n"),
-            (("--cap-max", "-1"), "strategy.cap_max = -1"),
+            (("--cap-max", "-1"), "strategy.cap_max = '-1'"),
             (("--sh-degree", "7"), "less than or equal to 4"),
             (("--set", "optim.means_lr=nan"), "optim.means_lr = nan"),
             (("--set", "optim.means_lr=-1"), "greater than 0"),

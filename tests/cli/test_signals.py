@@ -232,7 +232,7 @@ def test_another_command_does_not_go_on_with_a_run(finished_run: Path, tiny_scen
     before = sorted(path.name for path in (finished_run / "ckpts").iterdir())
     done = splat("train", tiny_scene, "-o", finished_run, "-n", "40", "-q", *QUICK, "--seed", "7")
     assert done.code == 8
-    assert "with other settings: train.seed was 42, is 7" in done.err
+    assert "with other settings: train.seed was 42, is now 7" in done.err
     assert "--overwrite" in done.err
     assert sorted(path.name for path in (finished_run / "ckpts").iterdir()) == before
 
