@@ -99,9 +99,9 @@ def test_a_mask_and_alpha_multiply(tmp_path: Path) -> None:
     hidden = read_scene(tmp_path, DataConfig(), background=None)
     target = TrainingImages(hidden, CPU).load(3)
     shown = target.over(torch.ones(3))
-    assert target.hidden is not None
-    assert not shown[target.hidden].any(), "what is hidden stays black, whatever the background"
-    assert (shown[~target.hidden] >= 204).all()
+    assert target.masked is not None
+    assert not shown[target.masked].any(), "what is hidden stays black, whatever the background"
+    assert (shown[~target.masked] >= 204).all()
 
 
 def test_masks_cut_before_images_are_reduced_and_undistorted(tmp_path: Path) -> None:
