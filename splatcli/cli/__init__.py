@@ -8,10 +8,10 @@ import sys
 
 def main() -> int:
     """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
-    # Schedulers send it at any time, and unheeded it kills; what saves on it listens later.
-    if hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
+        # Schedulers send SIGUSR1 at any time, and it kills a process that does not handle it. Training handles it later.
+        if hasattr(signal, "SIGUSR1"):
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         from splatcli.cli.process import end_imports_at_once, refuse_pipes
 
         end_imports_at_once()

@@ -236,7 +236,7 @@ def test_ranks_go_back_together_when_one_has_to(trouble: str, tmp_path: Path) ->
 def without_a_photo(group: ProcessGroup) -> None:
     scene = made_scene(12)
     if group.rank == 1:
-        scene.images.photo = fail_to_read  # type: ignore[method-assign]
+        scene.images.image = fail_to_read  # type: ignore[method-assign]
     Trainer.start(STILL, scene, run_dir=run_of(group), renderer=plain_renderer, group=group, sharded=True).advance()
 
 
