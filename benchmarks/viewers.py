@@ -21,8 +21,8 @@ from splatcli.config import build_config
 from splatcli.scene.read import read_scene
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
-from splatcli.viewer.live import LiveRun
-from splatcli.viewer.server import Request
+from splatcli.viewer.http_server import Request
+from splatcli.viewer.live_viewer import LiveRun
 
 #: Steps that are not counted: caches fill.
 WARM_UP = 20

@@ -1,7 +1,8 @@
 """Gaussians: the raw, pre-activation parameters of a scene, which are their only form.
 
 Nothing in this package holds exp(log_scales), sigmoid(logit_opacities) or normalised quaternions:
-activation happens inside the rasterizer and nowhere else, so nothing can be activated twice.
+rendering activates inside the rasterizer (cuda/math/activation.h) and hands out no activated tensor, so nothing can be
+activated twice. Formats that store activated values convert in formats/quantisation.py, on the way into a file.
 """
 
 from __future__ import annotations

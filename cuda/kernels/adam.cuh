@@ -1,4 +1,4 @@
-// Dense Adam on contiguous numbers, from gradients in memory. docs/math.md 8
+// Dense Adam on contiguous numbers, from gradients in memory; a step on one view does Adam in project_vjp.cuh. docs/math.md 8
 #pragma once
 #include "adam_group.cuh"
 

@@ -1,4 +1,4 @@
-// Activation of raw parameters: docs/math.md 2. There is no other activation code.
+// Activation of raw parameters: docs/math.md 2. Every kernel activates here.
 #pragma once
 #include "hd.h"
 

@@ -9,7 +9,7 @@ import sys
 def main() -> int:
     """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
     try:
-        # Schedulers send SIGUSR1 at any time, and it kills a process that does not handle it. Training handles it later.
+        # Schedulers send SIGUSR1 at any time, and by default it kills. Training handles it later.
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         from splatcli.cli.process import end_imports_at_once, refuse_pipes

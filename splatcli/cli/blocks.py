@@ -13,7 +13,7 @@ import typer
 from splatcli.cli import options
 from splatcli.cli.console import Output
 from splatcli.cli.model import newest_checkpoint
-from splatcli.cli.training import (
+from splatcli.cli.run_training import (
     NewRun,
     ResumeOverrides,
     default_folder,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.scene.partition import Grid
-    from splatcli.viewer.live import LiveRun
+    from splatcli.viewer.live_viewer import LiveRun
 
 
 #: The file that records the blocks of a folder; written before training starts.

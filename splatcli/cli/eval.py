@@ -88,7 +88,7 @@ def evaluate(args: EvalArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.training import image_background
+    from splatcli.cli.run_training import image_background
     from splatcli.config import Config
     from splatcli.native.backend import resolve_device
     from splatcli.render.scoring import GroundTruth, Lpips

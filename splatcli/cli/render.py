@@ -552,7 +552,7 @@ def _ground_truth(
 
     needed: raise UsageError or SceneError instead.
     """
-    from splatcli.cli.training import image_background
+    from splatcli.cli.run_training import image_background
     from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
 

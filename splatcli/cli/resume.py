@@ -83,7 +83,7 @@ def resume(args: ResumeArguments) -> int:
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model
     from splatcli.cli.ranks import SHARDED, joined_group, start_ranks
-    from splatcli.cli.training import ResumeOverrides, resume_training
+    from splatcli.cli.run_training import ResumeOverrides, resume_training
     from splatcli.cli.view import live_page
 
     processes = args.processes

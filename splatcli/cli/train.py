@@ -112,7 +112,7 @@ def train(args: TrainArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.ranks import SHARDED, check_sharded, joined_group, start_ranks
-    from splatcli.cli.training import NewRun, build_request, check_batch, start_training
+    from splatcli.cli.run_training import NewRun, build_request, check_batch, start_training
     from splatcli.cli.view import live_page
 
     processes = args.processes

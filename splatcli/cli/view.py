@@ -21,8 +21,8 @@ from splatcli.errors import SplatError, UsageError
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
     from splatcli.cli.console import Output
-    from splatcli.viewer.live import LiveRun
-    from splatcli.viewer.server import PageServer, Request, Responder, Response
+    from splatcli.viewer.http_server import PageServer, Request, Responder, Response
+    from splatcli.viewer.live_viewer import LiveRun
 
 
 #: Seconds between two checks of a server for its end.
@@ -35,7 +35,7 @@ def serving(responder: Responder, *, host: str, port: int | None, risk: str, out
 
     risk: what others can do with the page, for a warning. Raises UsageError and ResourceError as listen().
     """
-    from splatcli.viewer.server import is_loopback, listen
+    from splatcli.viewer.http_server import is_loopback, listen
 
     with listen(host, port, responder) as server:
         if not is_loopback(str(server.server_address[0])):
@@ -57,7 +57,7 @@ def live_page(wanted: bool, *, host: str | None, port: int | None, out: Output) 
     if out.muted or (not wanted and host is None and port is None):
         yield None
         return
-    from splatcli.viewer.live import LiveRun
+    from splatcli.viewer.live_viewer import LiveRun
 
     live = LiveRun()
     risk = "watch and pause this run"
@@ -169,7 +169,7 @@ class _Shown:
         from splatcli.formats.html import viewer_page
         from splatcli.formats.ply import encode_ply
         from splatcli.formats.selection import select
-        from splatcli.viewer.server import Response
+        from splatcli.viewer.http_server import Response
 
         loaded = load_model(self.path, import_options=self._reading, echo=self._out.note)
         if not len(loaded.gaussians):

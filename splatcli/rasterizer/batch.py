@@ -18,7 +18,7 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.memory import MemoryBudget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import backend_for
 from splatcli.rasterizer.step_inputs import DensifyStats, StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss

@@ -22,7 +22,7 @@ from torch import Tensor
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend, address
-from splatcli.rasterizer.memory import (
+from splatcli.rasterizer.memory_budget import (
     LIST_BYTES,
     Arena,
     Band,

@@ -22,7 +22,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR, tile_rows_of
-from splatcli.rasterizer.memory import LIST_BYTES, MAX_ISECTS, round_capacity
+from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from splatcli.errors import ResourceError
-from splatcli.rasterizer.memory import SHARE, free_memory
+from splatcli.rasterizer.memory_budget import SHARE, free_memory
 from splatcli.sizes import gib
 
 #: Rows that are processed at once, so that temporaries stay small.

@@ -16,7 +16,7 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
 from splatcli.rasterizer.filter_3d import apply_filter_3d
-from splatcli.rasterizer.memory import MemoryBudget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
 from splatcli.scene.camera import Camera
 

@@ -23,7 +23,7 @@ from splatcli.native.backend import Backend, address
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
-from splatcli.rasterizer.memory import MemoryBudget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.rasterizer.train_step import TrainStepPipeline, total_loss

@@ -20,7 +20,7 @@ from splatcli.rasterizer.adam import AdamState, decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.depth_loss import depth_loss
 from splatcli.rasterizer.exposure import recolour, recolour_vjp
-from splatcli.rasterizer.memory import Arena, MemoryBudget, round_capacity
+from splatcli.rasterizer.memory_budget import Arena, MemoryBudget, round_capacity
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import (
     NOISE_STEEPNESS,

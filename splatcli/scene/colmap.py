@@ -266,9 +266,6 @@ def _image_folders(root: Path, model: Path) -> list[Path]:
     return [base / name for name in names for base in bases] + bases
 
 
-_LINE_REMEDY = "correct the line, or copy the model again from where it was made"
-
-
 def _count_images(path: Path) -> int:
     """Return the number of images in images.txt, or that images.bin claims."""
     if path.suffix == ".txt":

@@ -16,7 +16,7 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, SplatError, as_splat_error, is_out_of_memory
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer import render
-from splatcli.rasterizer.memory import MemoryBudget
+from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera

@@ -21,7 +21,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.context import tile_rows_of
-from splatcli.rasterizer.memory import (
+from splatcli.rasterizer.memory_budget import (
     ABSURD_COUNT,
     ABSURD_SHARE,
     ISECTS_SHARE,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from splatcli.rasterizer.batch import BatchEngine, batch_engine_for
-from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.sharded import ShardedEngine, sharded_engine_for
 from splatcli.rasterizer.step_inputs import StepEngine, StepInputs, ViewParams
 from splatcli.rasterizer.train_step import apply_view_grads, engine_for

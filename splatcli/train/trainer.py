@@ -17,7 +17,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
 from splatcli.train.checkpointer import Checkpointer
@@ -31,7 +31,7 @@ from splatcli.train.data_parallel import (
     sync_stop_request,
 )
 from splatcli.train.densify import make_strategy
-from splatcli.train.density import DensityControl
+from splatcli.train.densify.control import DensityControl
 from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
 from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stopped
 from splatcli.train.metrics_logger import MetricsLogger

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-import splatcli.rasterizer.memory
+import splatcli.rasterizer.memory_budget
 import splatcli.train.step
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import take_lock
@@ -143,7 +143,7 @@ def overflowing(folder: Path) -> None:
     lens = {"width": 4096, "height": 4096, "fx": 4000, "fy": 4000, "cx": 2048, "cy": 2048}
     viewmat = [[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 3], [0, 0, 0, 1]]
     (folder / "large.json").write_text(json.dumps({"cameras": [{"name": "a.png", **lens, "viewmat": viewmat}]}))
-    patched(splatcli.rasterizer.memory, "free_memory", lambda device: 4 << 30)
+    patched(splatcli.rasterizer.memory_budget, "free_memory", lambda device: 4 << 30)
 
 
 def clock_runs_back(folder: Path) -> None:

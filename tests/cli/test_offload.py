@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.cli.training import check_batch
+from splatcli.cli.run_training import check_batch
 from splatcli.config import Config
 from splatcli.distributed.process_group import ProcessGroup
 from splatcli.errors import UsageError

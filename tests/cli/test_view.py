@@ -21,7 +21,7 @@ from splatcli.cli import view as module
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import encode_ply, read_ply
 from splatcli.train.state import flushed
-from splatcli.viewer.server import listen
+from splatcli.viewer.http_server import listen
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene
 from tests.running import Splat

@@ -21,7 +21,7 @@ from splatcli.native.backend import Backend
 from splatcli.native.build_simt import simt_library
 from splatcli.rasterizer.adam import AdamState, decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory import Arena, FixedBudget
+from splatcli.rasterizer.memory_budget import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
 from tests.kernels.simt import Emulator, copy_sources
 from tests.native.cases import NEEDS_COMPILER, adam_update, assert_images_and_gradients, images_and_gradients

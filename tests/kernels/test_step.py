@@ -15,7 +15,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
-from splatcli.rasterizer.memory import FixedBudget
+from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, assert_images_and_gradients, images_and_gradients
 from tests.rasterizer.scenes import random_camera, random_image, random_scene

@@ -17,7 +17,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory import ISECT_BUFFERS, Arena, Band, FixedBudget, plan_bands
+from splatcli.rasterizer.memory_budget import ISECT_BUFFERS, Arena, Band, FixedBudget, plan_bands
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64

@@ -9,7 +9,15 @@ from torch import Tensor
 from splatcli.gaussians import GROUPS
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
-from splatcli.rasterizer.memory import MAX_ISECTS, Arena, Budget, FixedBudget, free_memory, held_memory, round_capacity
+from splatcli.rasterizer.memory_budget import (
+    MAX_ISECTS,
+    Arena,
+    Budget,
+    FixedBudget,
+    free_memory,
+    held_memory,
+    round_capacity,
+)
 from splatcli.rasterizer.memory_estimate import (
     IsectCount,
     MemoryEstimate,

@@ -18,10 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend
-from splatcli.rasterizer import memory
+from splatcli.rasterizer import memory_budget
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory import Arena, FixedBudget
+from splatcli.rasterizer.memory_budget import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
@@ -393,7 +393,7 @@ def test_the_budget_counts_all_that_a_pair_takes(requested: dict[str, int]) -> N
 
 def test_render_keeps_the_budget_of_the_machine(monkeypatch: pytest.MonkeyPatch, requested: dict[str, int]) -> None:
     gaussians, camera = random_scene(10, 300, width=200, height=150, scale=0.3)
-    monkeypatch.setattr(memory, "free_memory", lambda device: 20_000)
+    monkeypatch.setattr(memory_budget, "free_memory", lambda device: 20_000)
     with pytest.raises(ResourceError, match="visible Gaussians would cover"):
         render(gaussians, camera, backend=float32())
     assert "isect_gaussians" not in requested

@@ -22,7 +22,7 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer import offload as stores
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.memory import held_memory
+from splatcli.rasterizer.memory_budget import held_memory
 from splatcli.rasterizer.offload import DEVICE_STORAGE, ROWS, MemoryMapped, Pinned, file_system, storage_for
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene

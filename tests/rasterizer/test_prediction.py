@@ -11,7 +11,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.native import abi
 from splatcli.rasterizer import memory_estimate
 from splatcli.rasterizer.context import RasterContext, view_of
-from splatcli.rasterizer.memory import FixedBudget
+from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.memory_estimate import IsectCount, predict_boxes, predict_isects, tiles_of_each
 from splatcli.scene.camera import Camera
 from tests.native.cases import NEEDS_COMPILER, float32

@@ -27,7 +27,7 @@ from splatcli.config import Config, DataConfig
 from splatcli.gaussians import GROUPS, SH_REST, Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs, render
-from splatcli.rasterizer.memory import held_memory
+from splatcli.rasterizer.memory_budget import held_memory
 from splatcli.rasterizer.memory_estimate import Workload, predict_isects, render_memory, step_memory
 from splatcli.rasterizer.offload import TensorStorage, storage_for
 from splatcli.scene.camera import Camera

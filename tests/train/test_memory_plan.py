@@ -15,7 +15,7 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
-from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.memory_estimate import IsectCount, predict_isects
 from splatcli.train import memory_plan
 from splatcli.train.events import Capped, Started, Stepped

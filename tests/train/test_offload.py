@@ -20,7 +20,7 @@ from splatcli.config import Config, with_settings
 from splatcli.errors import ResourceError, UsageError, as_splat_error, is_out_of_memory
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
-from splatcli.rasterizer.memory import Budget
+from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.memory_estimate import (
     IsectCount,
     Workload,
@@ -286,7 +286,7 @@ def test_a_run_is_reported_what_goes_where(tmp_path: Path, monkeypatch: pytest.M
 def test_a_budget_is_for_what_the_system_cannot_take_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, counted = torch.device("cpu"), 100 << 20
     monkeypatch.setattr(
-        "splatcli.rasterizer.memory.held_memory", lambda device, *, offloads=False: counted * (2 - offloads)
+        "splatcli.rasterizer.memory_budget.held_memory", lambda device, *, offloads=False: counted * (2 - offloads)
     )
     assert Budget(cpu, 2 * counted).left() == 0
     assert Budget(cpu, 2 * counted, offloads=True).left() == counted

@@ -23,9 +23,9 @@ from splatcli.render.images import LAYERS
 from splatcli.train.events import Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
-from splatcli.viewer import live as module
-from splatcli.viewer.live import LiveRun, RenderRequest, StateRenderer, parse_render_request, scene_summary
-from splatcli.viewer.server import Request, Response
+from splatcli.viewer import live_viewer as module
+from splatcli.viewer.http_server import Request, Response
+from splatcli.viewer.live_viewer import LiveRun, RenderRequest, StateRenderer, parse_render_request, scene_summary
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.test_async_engines import AsyncPlainEngine
 from tests.train.test_trainer import digest

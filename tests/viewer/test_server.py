@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from splatcli.errors import ResourceError, UsageError
-from splatcli.viewer.server import FIRST_PORT, OWN, PageServer, Request, Response, is_loopback, listen
+from splatcli.viewer.http_server import FIRST_PORT, OWN, PageServer, Request, Response, is_loopback, listen
 
 
 def responder(request: Request) -> Response | None:
@@ -143,7 +143,7 @@ def test_pages_of_other_origins_get_nothing(
 def test_of_too_many_connections_the_longest_idle_gives_way(
     server: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splatcli.viewer.server.MAX_CONNECTIONS", 4)
+    monkeypatch.setattr("splatcli.viewer.http_server.MAX_CONNECTIONS", 4)
     idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(30)]
     assert ask(server, "/")[0] == 200
     ended = []
@@ -160,7 +160,7 @@ def test_of_too_many_connections_the_longest_idle_gives_way(
 
 
 def test_connections_never_get_the_last_descriptors(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splatcli.viewer.server._connection_limits", lambda: (64, 3.0))
+    monkeypatch.setattr("splatcli.viewer.http_server._connection_limits", lambda: (64, 3.0))
     with pytest.raises((http.client.RemoteDisconnected, ConnectionResetError)):
         ask(server, "/")
 
@@ -169,7 +169,7 @@ def test_connections_never_get_the_last_descriptors(server: PageServer, monkeypa
 def test_a_request_that_comes_byte_by_byte_is_dropped(
     server: PageServer, monkeypatch: pytest.MonkeyPatch, begin: bytes
 ) -> None:
-    monkeypatch.setattr("splatcli.viewer.server.REQUEST_SECONDS", 0.5)
+    monkeypatch.setattr("splatcli.viewer.http_server.REQUEST_SECONDS", 0.5)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=0.05) as slow:
         slow.sendall(begin)
         for _ in range(400):  # generous: 20 s
@@ -189,7 +189,7 @@ def test_a_request_that_comes_byte_by_byte_is_dropped(
 def test_an_answer_may_take_longer_than_the_limit_of_a_request(
     server: PageServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("splatcli.viewer.server.REQUEST_SECONDS", 0.2)
+    monkeypatch.setattr("splatcli.viewer.http_server.REQUEST_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=10) as browser:
         browser.sendall(b"GET /large HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         time.sleep(1.0)
@@ -222,7 +222,7 @@ def test_a_port_that_is_taken_is_refused_with_a_way_out_and_the_usual_one_has_su
 
 
 def test_without_a_free_port_among_the_usual_ones_any_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("splatcli.viewer.server.PORTS", 0)
+    monkeypatch.setattr("splatcli.viewer.http_server.PORTS", 0)
     with listen("127.0.0.1", None, responder) as server:
         assert server.server_address[1] > 0
 

@@ -34,7 +34,7 @@ from splatcli.scene.camera import Camera, common_up
 from splatcli.train.evaluate import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Event, Started, Stepped
 from splatcli.train.state import TrainState
-from splatcli.viewer.server import Request, Response
+from splatcli.viewer.http_server import Request, Response
 
 #: Limits of a request: image sides in pixels, and fields of view in degrees.
 _SIDES, _FIELDS = (16, 2048), (2.0, 150.0)

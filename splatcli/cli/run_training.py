@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, make_reporter
-from splatcli.cli.model import (
-    OUTPUT,
-    find_model,
-    is_own_checkpoint,
-    load_model,
-    newest_checkpoint,
-    run_folder,
-)
+from splatcli.cli.model import OUTPUT, find_model, is_own_checkpoint, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import scene_with_cameras
@@ -34,7 +27,7 @@ if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
     from splatcli.gaussians import Gaussians
     from splatcli.train.trainer import Trainer
-    from splatcli.viewer.live import LiveRun
+    from splatcli.viewer.live_viewer import LiveRun
 
 
 #: Differences that a message lists.

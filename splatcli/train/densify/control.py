@@ -17,6 +17,7 @@ from splatcli.train.state import TrainState
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
 
+
 #: A count above this part of the cap has reached it: pruning always leaves a few rows free.
 FULL = 0.99
 
