@@ -227,6 +227,28 @@ def test_sources_launch_and_wait_nowhere_else(path: Path) -> None:
     assert not re.search(r"\bassert\s*\(|\bprintf\s*\(", code), "kernels say nothing"
 
 
+def entries_without_the_guard(code: str) -> list[str]:
+    """Return the entries of api.cu that take a call and do work outside enter(), which sets the call's device."""
+    bodies = re.findall(r"SPLAT_EXPORT int32_t (splat_\w+)\(const SplatCall\*[^{]*\{(.*?)\n\}\n", code, re.DOTALL)
+    entered = re.compile(r"\breturn enter\(__func__, call, \[&\] \{.*?\}\);", re.DOTALL)
+    return [name for name, body in bodies if not entered.search(body) or "gpu::" in entered.sub("", body)]
+
+
+def test_every_entry_that_launches_sets_the_device() -> None:
+    code = code_of(source_root() / "src" / "cuda" / "api.cu")
+    header = code_of(source_root() / "include" / "splat.h")
+    declared = set(re.findall(r"\bint32_t (splat_\w+)\(const SplatCall\*", header))
+    assert len(declared) >= 9
+    assert declared == set(re.findall(r"SPLAT_EXPORT int32_t (splat_\w+)\(const SplatCall\*", code))
+    assert entries_without_the_guard(code) == []
+    for name in sorted(declared):  # the check sees the guard dropped from any one of them
+        start = code.index(f"int32_t {name}(")
+        dropped = re.sub(
+            r"return enter\(__func__, call, \[&\] \{(.*?)\}\);", r"\1 return 0;", code[start:], count=1, flags=re.S
+        )
+        assert entries_without_the_guard(code[:start] + dropped) == [name]
+
+
 @pytest.mark.parametrize("path", HOST, ids=lambda path: path.name)
 def test_every_launch_names_the_callers_stream(path: Path) -> None:
     for arguments in re.findall(
