@@ -136,7 +136,7 @@ def _weighted(sums: Sequence[int], place: int) -> int:
 
 
 def _row_sum(tensor: Tensor, first: int = 0) -> Tensor:
-    """Return [] int64, a digest of all bits, each row with a weight of its own; overflow wraps and harms nothing.
+    """Return [] int64, a digest of all bits, each row with a weight of its own; overflow wraps.
 
     first: the index of the first row in the whole.
     """

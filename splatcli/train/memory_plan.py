@@ -309,7 +309,7 @@ def _memory_notes(config: Config, plan: MemoryPlan) -> list[str]:
     memory, count = config.memory, plan.work.gaussians
     text = f"memory: about {gib(plan.start_bytes())} now"
     cap = config.max_gaussians() if plan.densifies else None
-    limit = f"the budget is {gib(plan.limit)}" if memory.budget else f"{gib(plan.limit)} can be had"
+    limit = f"the budget is {gib(plan.limit)}" if memory.budget else f"{gib(plan.limit)} available"
     if cap is None or cap <= count:
         more = f", enough for about {plan.max_gaussians():,} Gaussians" if plan.densifies and cap is None else ""
         return [f"{text}; {limit}{more}"]

@@ -99,7 +99,7 @@ def planned(config: Config, gaussians: Gaussians | None = None, *, size: int = 6
 def test_without_a_budget_it_tells_and_sets_nothing() -> None:
     cap, (note,) = planned(short_config())
     assert "memory: about" in note
-    assert "can be had, enough for about" in note
+    assert "available, enough for about" in note
     assert cap is None
 
 
