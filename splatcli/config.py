@@ -847,7 +847,9 @@ def _nest(flat: dict[str, Any]) -> dict[str, Any]:
 def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[str]) -> UsageError:
     """Return pydantic's errors as a message; it names the flags among them, whose keys are ``flagged``, or the file."""
     problems = {
-        ".".join(map(str, one["loc"])): f"{_brief(one['input'])}: {one['msg'].removeprefix('Value error, ')}"
+        ".".join(
+            map(str, one["loc"])
+        ): f"{_brief(_as_number(one['input']))}: {one['msg'].removeprefix('Value error, ')}"
         for one in error.errors()
     }
     names = [flags[0].names[0] for key, flags in setting_flags().items() if key in problems and key in flagged]
@@ -857,6 +859,11 @@ def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[s
         where=", ".join(names) or file,
         remedy="docs/settings.md lists what each setting accepts",
     )
+
+
+def _as_number(value: object) -> object:
+    """Return the whole number that a flag's text stands for; other values as they are."""
+    return int(value) if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value) else value
 
 
 def _brief(value: object) -> str:
