@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../include/splat.h"
-#include "../math/hd.h"
+#include "../math/elementary.h"
 
 #ifdef SPLAT_SIMT
 #include "../src/simt/simt.h"
@@ -18,8 +18,8 @@
 
 namespace splat {
 
-#ifdef SPLAT_SIMT
-float exp2_bounded(float x);  // the CPU twin's polynomial (src/simt/scalar.cpp)
+#ifdef SPLAT_TWIN_MATH
+SPLAT_DEVICE float exp2_bounded(float x) { return exp2_polynomial(x); }
 #else
 // 2^x for x in [-126, 127]; two units in the last place.
 SPLAT_DEVICE float exp2_bounded(float x) {

@@ -1,6 +1,6 @@
 // Activation of raw parameters: docs/math.md 2. Every kernel activates here.
 #pragma once
-#include "hd.h"
+#include "elementary.h"
 
 namespace splat {
 

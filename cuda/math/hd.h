@@ -1,7 +1,7 @@
 // The host/device seam: what a scalar type needs so that one formula serves float, double, SIMD lanes and CUDA threads.
 //
 // Every function in math/ is a template over T. On the CPU T may be a vector of lanes (src/cpu/lanes.h), which
-// overloads the operators and the few functions below; hence no branches on values, only select().
+// overloads the operators and the few functions here and in elementary.h; hence no branches on values, only select().
 #pragma once
 
 #ifdef __CUDACC__
@@ -17,34 +17,8 @@
 
 namespace splat {
 
-SPLAT_HD float sqrt_(float x) { return ::sqrtf(x); }
-SPLAT_HD double sqrt_(double x) { return ::sqrt(x); }
-#ifdef SPLAT_SIMT
-// In the emulator these are the CPU twin's (src/simt/scalar.cpp), so that a kernel can be compared with it bit for bit.
-float exp_(float x);
-float log2_(float x);
-#else
-SPLAT_HD float exp_(float x) { return ::expf(x); }
-SPLAT_HD float log2_(float x) { return ::log2f(x); }
-#endif
-SPLAT_HD double exp_(double x) { return ::exp(x); }
-SPLAT_HD float exp2_(float x) { return ::exp2f(x); }
-SPLAT_HD double exp2_(double x) { return ::exp2(x); }
-SPLAT_HD double log2_(double x) { return ::log2(x); }
 SPLAT_HD float abs_(float x) { return ::fabsf(x); }
 SPLAT_HD double abs_(double x) { return ::fabs(x); }
-
-// 1 / x, by whatever is fastest at about full precision.
-#ifdef __CUDA_ARCH__
-__device__ inline float reciprocal_(float x) {
-  float y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));  // within one unit in the last place
-  return y;
-}
-#else
-SPLAT_HD float reciprocal_(float x) { return 1.0f / x; }
-#endif
-SPLAT_HD double reciprocal_(double x) { return 1.0 / x; }
 
 // min and max return the second operand when either is NaN, as the SSE/AVX instructions do.
 template <class T>

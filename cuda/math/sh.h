@@ -1,6 +1,6 @@
 // Real spherical harmonics, degree 0 to 4, with INRIA's order and signs: docs/math.md 4.
 #pragma once
-#include "hd.h"
+#include "elementary.h"
 
 namespace splat {
 

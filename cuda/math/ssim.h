@@ -1,6 +1,6 @@
 // Structural similarity of two windows from their filtered moments: docs/math.md 7.2 and 7.3.
 #pragma once
-#include "hd.h"
+#include "elementary.h"
 
 namespace splat {
 

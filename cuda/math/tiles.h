@@ -1,6 +1,6 @@
 // The part of the image that a Gaussian can reach: docs/math.md 5. Counting and writing call the same functions.
 #pragma once
-#include "hd.h"
+#include "elementary.h"
 
 namespace splat {
 

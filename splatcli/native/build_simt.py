@@ -22,8 +22,9 @@ FLAGS = (
     "-ffp-contract=off",
     "-Wno-psabi",
     "-DSPLAT_SIMT",
+    "-DSPLAT_TWIN_MATH",
 )
-_FOLDERS = ("include", "math", "kernels", "src", "src/cuda", "src/simt", "src/cpu")
+_FOLDERS = ("include", "math", "kernels", "src", "src/cuda", "src/simt")
 
 
 def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None = None) -> Path:

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "../../math/hd.h"
+#include "../../math/elementary.h"
 
 #if defined(__AVX512F__) && defined(__AVX512DQ__)
 #include <immintrin.h>
@@ -236,80 +236,33 @@ SPLAT_INLINE Lanes<T, W> reciprocal_(Lanes<T, W> x) {
   return Lanes<T, W>(1) / x;
 }
 
-// 2^x for x in [-126, 127], about 1e-7 relative; outside it, and for NaN, the result is meaningless.
-// Split at the nearest integer by adding 1.5 * 2^23; the rest goes through a minimax polynomial.
+// The polynomials of math/elementary.h, a register at a time.
 template <int W>
-SPLAT_INLINE Lanes<float, W> exp2_bounded(Lanes<float, W> x) {
-  if constexpr (!Lanes<float, W>::kNative) {
-    return {exp2_bounded(x.lo), exp2_bounded(x.hi)};
-  } else {
-    using L = Lanes<float, W>;
-    const L shifted = x + L(12582912.0f);
-    const L f = x - (shifted - L(12582912.0f));
-    L p = f * L(1.326472718e-03f) + L(9.671512641e-03f);
-    p = p * f + L(5.550733743e-02f);
-    p = p * f + L(2.402224209e-01f);
-    p = p * f + L(6.931469776e-01f);
-    p = p * f + L(1.0f);
-    return {(typename L::Raw)((typename L::IntRaw)p.v + ((typename L::IntRaw)shifted.v << 23))};
+struct Bits<Lanes<float, W, true>> {
+  using L = Lanes<float, W>;
+  using Int = typename L::IntRaw;
+  static SPLAT_INLINE Int of(L x) { return (Int)x.v; }
+  static SPLAT_INLINE L number(Int bits) { return {(typename L::Raw)bits}; }
+  static SPLAT_INLINE L converted(Int i) { return {__builtin_convertvector(i, typename L::Raw)}; }
+  static SPLAT_INLINE Int left(Int bits, int by) { return bits << by; }
+};
+#define SPLAT_ELEMENTARY(name, polynomial, of_double)                   \
+  template <int W>                                                      \
+  SPLAT_INLINE Lanes<float, W> name(Lanes<float, W> x) {                \
+    if constexpr (!Lanes<float, W>::kNative) {                          \
+      return {name(x.lo), name(x.hi)};                                  \
+    } else {                                                            \
+      return polynomial(x);                                             \
+    }                                                                   \
+  }                                                                     \
+  template <int W>                                                      \
+  SPLAT_INLINE Lanes<double, W> name(Lanes<double, W> x) {              \
+    return each(x, [](double v) { return splat::of_double(v); });       \
   }
-}
-template <int W>
-SPLAT_INLINE Lanes<double, W> exp2_bounded(Lanes<double, W> x) {
-  return each(x, [](double v) { return splat::exp2_(v); });
-}
-
-// e^x with about 2e-7 relative error; saturates instead of overflowing; NaN stays NaN.
-template <int W>
-SPLAT_INLINE Lanes<float, W> exp_(Lanes<float, W> x) {
-  if constexpr (!Lanes<float, W>::kNative) {
-    return {exp_(x.lo), exp_(x.hi)};
-  } else {
-    using L = Lanes<float, W>;
-    x = min_(L(88.0f), max_(L(-87.0f), x));
-    const L shifted = x * L(1.44269504f) + L(12582912.0f);
-    const L n = shifted - L(12582912.0f);
-    const L r = (x - n * L(0.693359375f)) - n * L(-2.12194440e-4f);
-    L p = r * L(1.0f / 720.0f) + L(1.0f / 120.0f);
-    p = p * r + L(1.0f / 24.0f);
-    p = p * r + L(1.0f / 6.0f);
-    p = p * r + L(0.5f);
-    p = p * r + L(1.0f);
-    p = p * r + L(1.0f);
-    // A product, not an addition to the exponent, so that NaN survives.
-    const typename L::IntRaw power = ((typename L::IntRaw)shifted.v + 127) << 23;
-    return p * L((typename L::Raw)power);
-  }
-}
-template <int W>
-SPLAT_INLINE Lanes<double, W> exp_(Lanes<double, W> x) {
-  return each(x, [](double v) { return splat::exp_(v); });
-}
-
-// log2 of a positive normal number, about 1e-7 absolute; NaN stays NaN.
-template <int W>
-SPLAT_INLINE Lanes<float, W> log2_(Lanes<float, W> x) {
-  if constexpr (!Lanes<float, W>::kNative) {
-    return {log2_(x.lo), log2_(x.hi)};
-  } else {
-    using L = Lanes<float, W>;
-    using I = typename L::IntRaw;
-    const I bits = (I)x.v;
-    const I exponent = (bits - 0x3f3504f3) >> 23;  // mantissa in [sqrt(1/2), sqrt(2))
-    const L m((typename L::Raw)(bits - (exponent << 23)));
-    const L e(__builtin_convertvector(exponent, typename L::Raw));
-    const L s = (m - L(1.0f)) / (m + L(1.0f)), ss = s * s;
-    L p = ss * L(0.32059889f) + L(0.41219858f);
-    p = p * ss + L(0.57707802f);
-    p = p * ss + L(0.96179669f);
-    p = p * ss + L(2.8853901f);
-    return select(x >= x, p * s + e, x);
-  }
-}
-template <int W>
-SPLAT_INLINE Lanes<double, W> log2_(Lanes<double, W> x) {
-  return each(x, [](double v) { return splat::log2_(v); });
-}
+SPLAT_ELEMENTARY(exp2_bounded, exp2_polynomial, exp2_)
+SPLAT_ELEMENTARY(exp_, exp_polynomial, exp_)
+SPLAT_ELEMENTARY(log2_, log2_polynomial, log2_)
+#undef SPLAT_ELEMENTARY
 
 // The first `count` of sixteen numbers; the other lanes are 0 when loaded and stay in memory as they are when stored.
 template <class T>
