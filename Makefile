@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test torture test-sanitize test-threads lint docs-reference shape wheel clean
+.PHONY: setup demo test torture test-sanitize test-threads lint docs-reference shape gauge wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -18,6 +18,7 @@ help:
 	@echo "make test-sanitize, make test-threads   the kernels and the CPU library under gcc's sanitizers"
 	@echo "make lint    ruff and mypy"
 	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
+	@echo "make gauge   instructions and traffic of the CUDA kernels, without a GPU: benchmarks/results/gauge.json"
 	@echo "make docs-reference   the commands and settings in docs/cli.md and docs/settings.md, from their declarations"
 	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
 
@@ -63,6 +64,12 @@ lint: setup
 
 shape: setup
 	$(BIN)/python scripts/shape.py
+
+# nvcc and g++ are needed. FLAGS="--check --ours": benchmarks/gauge.py describes them.
+FLAGS ?=
+
+gauge: setup
+	PYTHONPATH=.:scripts $(BIN)/python -m benchmarks.gauge $(FLAGS)
 
 docs-reference: setup
 	PYTHONPATH=. $(BIN)/python scripts/docs_reference.py
