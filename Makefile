@@ -46,7 +46,7 @@ torture: setup
 SANITIZE := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 
 test-sanitize: setup
-	CXX="g++ $(SANITIZE)" $(BIN)/python -c 'from splatcli.native import build, build_simt; [build.cpu_library(isa) for isa in build.ISA_FLAGS]; build_simt.simt_library()'
+	PYTHONPATH=. CXX="g++ $(SANITIZE)" $(BIN)/python -c 'from splatcli.native import build; from tests.kernels.build_emulator import emulator_library; [build.cpu_library(isa) for isa in build.ISA_FLAGS]; emulator_library()'
 	CXX="g++ $(SANITIZE)" LD_PRELOAD="$$(g++ -print-file-name=libasan.so):$$(g++ -print-file-name=libstdc++.so)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
 	  $(BIN)/python -m pytest tests/kernels tests/rasterizer --ignore=tests/kernels/test_nvcc.py --ignore=tests/kernels/test_mutants.py

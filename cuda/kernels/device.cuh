@@ -1,16 +1,14 @@
-// The common ground of nvcc and the emulator (src/simt): all that a kernel may use beyond math/; helpers for warps and
-// blocks.
+// All that a kernel may use beyond math/; helpers for warps and blocks. The tests' emulator (tests/kernels/emulator) has a
+// cuda_runtime.h of its own, which defines SPLAT_SHARED and SPLAT_LAUNCH.
 #pragma once
+
+#include <cuda_runtime.h>
 
 #include "../include/splat.h"
 #include "../math/elementary.h"
 
-#ifdef SPLAT_SIMT
-#include "../src/simt/simt.h"
-#else
-#include <cuda_runtime.h>
-
 // An array shared by the block. T is plain data and COUNT a constant; the emulator fills it with NaN before each block.
+#ifndef SPLAT_SHARED
 #define SPLAT_SHARED(T, name, COUNT) __shared__ T name[COUNT]
 #endif
 

@@ -31,6 +31,9 @@ struct Bits<float> {
     return x;
   }
   static SPLAT_HD float converted(Int i) { return float(i); }
+  // Sums and shifts may wrap around.
+  static SPLAT_HD Int plus(Int a, Int b) { return Int(uint32_t(a) + uint32_t(b)); }
+  static SPLAT_HD Int minus(Int a, Int b) { return Int(uint32_t(a) - uint32_t(b)); }
   static SPLAT_HD Int left(Int bits, int by) { return Int(uint32_t(bits) << by); }
 };
 
@@ -46,7 +49,7 @@ SPLAT_HD_FORCED T exp2_polynomial(T x) {
   p = p * f + T(2.402224209e-01f);
   p = p * f + T(6.931469776e-01f);
   p = p * f + T(1.0f);
-  return B::number(B::of(p) + B::left(B::of(shifted), 23));
+  return B::number(B::plus(B::of(p), B::left(B::of(shifted), 23)));
 }
 
 // e^x with about 2e-7 relative error; saturates instead of overflowing; NaN stays NaN.
@@ -73,7 +76,7 @@ SPLAT_HD_FORCED T log2_polynomial(T x) {
   using B = Bits<T>;
   const typename B::Int bits = B::of(x);
   const typename B::Int exponent = (bits - 0x3f3504f3) >> 23;  // mantissa in [sqrt(1/2), sqrt(2))
-  const T m = B::number(bits - B::left(exponent, 23));
+  const T m = B::number(B::minus(bits, B::left(exponent, 23)));
   const T e = B::converted(exponent);
   const T s = (m - T(1.0f)) / (m + T(1.0f)), ss = s * s;
   T p = ss * T(0.32059889f) + T(0.41219858f);

@@ -80,7 +80,7 @@ def load_cpu(isa: str) -> ctypes.CDLL:
     if abi.ISAS.index(isa) > abi.ISAS.index(best_isa()):
         raise ResourceError(f"this processor is not known to run {isa} code", remedy="use the portable build")
     path = cpu_library(isa)
-    library = _load(path)
+    library = load_library(path)
     if abi.ISAS.index(isa) > library.splat_best_isa():
         raise ResourceError(f"this processor does not run {isa} code", where=path, remedy="use the portable build")
     return library
@@ -97,18 +97,10 @@ def load_cuda(ordinal: int) -> ctypes.CDLL:
 
     from splatcli.native.build_cuda import cuda_library
 
-    return _load(cuda_library(torch.cuda.get_device_capability(ordinal)))
+    return load_library(cuda_library(torch.cuda.get_device_capability(ordinal)))
 
 
-@functools.cache
-def load_simt() -> ctypes.CDLL:
-    """Return the CUDA kernels under the emulator; for tests."""
-    from splatcli.native.build_simt import simt_library
-
-    return _load(simt_library())
-
-
-def _load(path: Path) -> ctypes.CDLL:
+def load_library(path: Path) -> ctypes.CDLL:
     """Return the library at ``path`` with the signatures of splat.h set. Raises ResourceError."""
     try:
         library = ctypes.CDLL(str(path))
@@ -192,14 +184,6 @@ class Backend:
         ordinal = torch.cuda.current_device() if device.index is None else device.index
         library = load_cuda(ordinal)
         return cls(library, torch.float32, 0, torch.device("cuda", ordinal), ordinal, deferred=True)
-
-    @classmethod
-    def simt(cls, ordinal: int = 0, *, stream: int = 0x51, threads: int = 0) -> Backend:
-        """Return the CUDA kernels under the emulator, on tensors of the CPU; for tests.
-
-        threads: 1 asks for the simple variants of kernels that have two.
-        """
-        return cls(load_simt(), torch.float32, threads, ordinal=ordinal, stream=stream, deferred=True)
 
     def call(self, name: str, *arguments: Any) -> int:
         """Run ``splat_<name>`` with this backend's SplatCall in front and return its result.

@@ -10,6 +10,7 @@ import torch
 from splatcli import doctor
 from splatcli.native import backend
 from splatcli.native.backend import Backend
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -82,4 +83,4 @@ def test_the_self_test_detects_a_wrong_image(monkeypatch: pytest.MonkeyPatch) ->
 
 @NEEDS_COMPILER
 def test_the_self_test_runs_on_the_cuda_kernels() -> None:
-    assert doctor.self_test(Backend.simt(), "cpu") < 1e-4
+    assert doctor.self_test(simulated(), "cpu") < 1e-4

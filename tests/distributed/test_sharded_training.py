@@ -15,7 +15,6 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.process_group import SCALARS, ProcessGroup
 from splatcli.errors import ResourceError, SceneError
 from splatcli.gaussians import Gaussians
-from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import BatchEngine
 from splatcli.rasterizer.rendering import render
@@ -29,6 +28,7 @@ from splatcli.train.sharding import gather_state
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results, run_ranks
 from tests.distributed.training import STEPS, batch_config, digest_of, go_on, run_of, train
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import random_camera, random_gaussians, random_image
 from tests.train.worlds import MadeImages, made_scene, plain_renderer
@@ -299,7 +299,7 @@ def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], l
         )  # fmt: skip
 
     losses: list[float] = []
-    single, shared = BatchEngine(Backend.simt()), None if group is None else ShardedEngine(Backend.simt(), group)
+    single, shared = BatchEngine(simulated()), None if group is None else ShardedEngine(simulated(), group)
     for _ in range(3):
         outcome = single.step(own, adam, 5, inputs_of) if shared is None else shared.step(own, adam, views, inputs_of)
         assert outcome.v_params is not None
@@ -322,5 +322,5 @@ def test_the_kernels_of_gpus_have_the_bits_of_the_whole_too() -> None:
     for rank, (numbers, _) in enumerate(found):
         assert numbers[:-1] == losses
         whole = Gaussians(*columns[:6])
-        image = render(whole, random_camera(30 + rank, 37, 29), antialiased=True, backend=Backend.simt()).image
+        image = render(whole, random_camera(30 + rank, 37, 29), antialiased=True, backend=simulated()).image
         assert numbers[-1] == float(image.double().sum())

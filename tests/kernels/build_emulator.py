@@ -21,13 +21,14 @@ FLAGS = (
     "-fvisibility=hidden",
     "-ffp-contract=off",
     "-Wno-psabi",
-    "-DSPLAT_SIMT",
     "-DSPLAT_TWIN_MATH",
 )
-_FOLDERS = ("include", "math", "kernels", "src", "src/cuda", "src/simt")
+#: The emulator's own sources; its cuda_runtime.h is found in place of CUDA's.
+_EMULATOR = Path(__file__).resolve().parent / "emulator"
+_FOLDERS = ("include", "math", "kernels", "src", "src/cuda")
 
 
-def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None = None) -> Path:
+def emulator_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None = None) -> Path:
     """Return the emulator's library, built now if it is not in the cache.
 
     extra_flags: more for the compiler and the linker (sanitizers).
@@ -38,8 +39,8 @@ def simt_library(*, extra_flags: tuple[str, ...] = (), source_root: Path | None 
     """
     root = build.source_root() if source_root is None else source_root
     compiler = build.find_compiler()
-    flags = (*FLAGS, *extra_flags)
-    units = sorted((root / "src" / "simt").glob("*.cpp")) + sorted((root / "src" / "cuda").glob("*.cu"))
+    flags = (*FLAGS, f"-I{_EMULATOR}", *extra_flags)
+    units = sorted(_EMULATOR.glob("*.cpp")) + sorted((root / "src" / "cuda").glob("*.cu"))
     cache = build.cache_root() if source_root is None else root / ".build"
     cache.mkdir(exist_ok=True)
     workshop = cache / f"simt-objects-{_digest(str(root), compiler.command, compiler.version, *flags)}"
@@ -72,8 +73,8 @@ def _source_digest(root: Path, units: list[Path], settings: tuple[str, ...]) -> 
     digest = hashlib.sha256()
     for text in (*settings, *(unit.name for unit in units)):
         digest.update(text.encode() + b"\0")
-    for folder in _FOLDERS:
-        for path in sorted((root / folder).iterdir()) if (root / folder).is_dir() else []:
+    for folder in (_EMULATOR, *(root / folder for folder in _FOLDERS)):
+        for path in sorted(folder.iterdir()) if folder.is_dir() else []:
             if path.is_file():
                 digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

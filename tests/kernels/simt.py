@@ -1,28 +1,78 @@
-"""The emulator as tests see it: its hooks, and copies of the sources to build it from."""
+"""Simulated GPUs: the CUDA kernels on tensors of the CPU, by one of two ways, and hooks into both.
+
+"emulator" compiles the sources by a C++ compiler (tests/kernels/emulator/). It needs no nvcc, names the line of a
+mistake, and runs under sanitizers. "ptx" compiles them by nvcc and interprets the PTX (tests/ptx/).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from splatcli.native.backend import Backend, load_library
 from splatcli.native.build import source_root
+from tests.kernels.build_emulator import emulator_library
+from tests.ptx import machine
+
+#: What simulated() runs the kernels on; see simulator().
+_simulator = "emulator"
+
+
+@contextlib.contextmanager
+def simulator(kind: str) -> Iterator[None]:
+    """Inside the block simulated() is on "ptx", or on the "emulator"."""
+    global _simulator
+    before, _simulator = _simulator, kind
+    try:
+        yield
+    finally:
+        _simulator = before
+
+
+@functools.cache
+def _library(kind: str) -> ctypes.CDLL:
+    if kind == "ptx":
+        return machine.load(machine.kernel_library(flags=machine.TWIN_FLAGS))
+    return load_library(emulator_library())
+
+
+def simulated(ordinal: int = 0, *, stream: int = 0x51, threads: int = 0) -> Backend:
+    """Return the CUDA kernels on a simulated GPU; they round as the portable CPU library.
+
+    threads: 1 asks for the simple variants of kernels that have two.
+    """
+    return Backend(_library(_simulator), torch.float32, threads, ordinal=ordinal, stream=stream, deferred=True)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One launch that the emulator saw: the kernel as written in SPLAT_LAUNCH, the current device, the stream."""
+    """One launch: the kernel as written in SPLAT_LAUNCH (of PTX its bare name), the current device, the stream."""
 
     kernel: str
     device: int
     stream: int
 
 
+def _bare_name(kernel: str) -> str:
+    """Return a mangled name's last part, such as "blend_fast" of "_ZN5splat3gpu10blend_fastILb1EE..."."""
+    rest = kernel.removeprefix("_ZN")
+    while rest != kernel and (length := re.match(r"\d+", rest)):
+        begin, end = length.end(), length.end() + int(length[0])
+        name, rest = rest[begin:end], rest[end:]
+        kernel = name if not re.match(r"\d", rest) else kernel
+    return kernel
+
+
 class Emulator:
-    """The hooks of an emulator library (the end of cuda/src/simt/simt.cpp)."""
+    """The hooks that both ways have (the end of emulator/emulator.cpp)."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
@@ -74,7 +124,7 @@ class Emulator:
         buffer = ctypes.create_string_buffer(size)
         self.library.simt_trace(buffer, size)
         rows = [line.split("|") for line in buffer.value.decode().splitlines()]
-        return [Launch(kernel, int(device), int(stream)) for kernel, device, stream in rows]
+        return [Launch(_bare_name(kernel), int(device), int(stream)) for kernel, device, stream in rows]
 
 
 def copy_sources(target: Path, *, stages: bool = True) -> Path:

@@ -15,10 +15,11 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend, address
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.scene.camera import Camera
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene
 
-pytestmark = NEEDS_COMPILER
+pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]
 #: SplatCall.threads that asks for each variant.
 VARIANTS = {"simple": 1, "fast": 0}
 #: Sums of a row: nine, depth, and two of magnitudes.
@@ -180,8 +181,8 @@ class Blender:
         return self.rows[:, :FIELDS]
 
 
-def simt(variant: str) -> Backend:
-    return Backend.simt(threads=VARIANTS[variant])
+def gpu_of(variant: str) -> Backend:
+    return simulated(threads=VARIANTS[variant])
 
 
 def portable() -> Backend:
@@ -204,7 +205,7 @@ def assert_rows(got: Tensor, expected: Tensor, tolerance: float) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_images_have_the_bits_of_the_cpu(variant: str, scene: str, with_depth: bool) -> None:
     bins = Bins.of(*SCENES[scene](), with_depth=with_depth)
-    cpu, gpu = Blender(bins, portable()), Blender(bins, simt(variant))
+    cpu, gpu = Blender(bins, portable()), Blender(bins, gpu_of(variant))
     expected, got = cpu.blend(), gpu.blend()
     for have, want in zip(got.tensors(), expected.tensors(), strict=True):
         assert same_bits(have, want)
@@ -219,7 +220,7 @@ def test_a_block_that_is_not_in_the_mask_is_not_touched(variant: str) -> None:
     masks = bins.frame.arena.take("isect_masks", 0, torch.int16)[: bins.isects]
     generator = torch.Generator().manual_seed(1)
     masks &= torch.randint(-(2**15), 2**15, masks.shape, generator=generator, dtype=torch.int16)
-    cpu, gpu = Blender(bins, portable()), Blender(bins, simt(variant))
+    cpu, gpu = Blender(bins, portable()), Blender(bins, gpu_of(variant))
     expected, got = cpu.blend(), gpu.blend()
     for have, want in zip(got.tensors(), expected.tensors(), strict=True):
         assert same_bits(have, want)
@@ -273,7 +274,7 @@ def test_rows_match_the_cpu_where_tiles_are_unusual(variant: str, scene: str) ->
 def check_rows(variant: str, scene: str, *, alpha: bool, depth: bool, background: bool, magnitudes: bool) -> None:
     bins = Bins.of(*SCENES[scene](), with_depth=True)
     v_out = Images.gradients(9, bins.view, alpha=alpha, depth=depth)
-    backends = (portable(), simt(variant), Backend.cpu(torch.float64))
+    backends = (portable(), gpu_of(variant), Backend.cpu(torch.float64))
     cpu, gpu, exact = (Blender(bins, backend, magnitudes=magnitudes) for backend in backends)
     out = cpu.blend()
     gpu.blend()
@@ -298,7 +299,7 @@ def test_cutting_a_long_tile_changes_no_bit() -> None:
     tile = 20  # of 36: two blocks look for long tiles, and this is not the first that either sees
     bins = Bins.of(*long_tile(144, 64, column=tile % 9, row=tile // 9), with_depth=True)
     v_out = Images.gradients(9, bins.view, alpha=True, depth=True)
-    gpu = Blender(bins, simt("fast"))
+    gpu = Blender(bins, gpu_of("fast"))
     out = gpu.blend()
     assert int(gpu.tile_ends[tile]) > 512, "else nothing is cut"
     whole = gpu.blend_vjp(out, v_out).clone()
@@ -314,7 +315,7 @@ def test_cutting_a_long_tile_changes_no_bit() -> None:
 def test_no_schedule_changes_a_bit(variant: str) -> None:
     bins = Bins.of(*random_scene(8, 60, width=21, height=19, sh_degree=0, scale=0.4), with_depth=True)
     v_out = Images.gradients(9, bins.view, alpha=True, depth=True)
-    backend = simt(variant)
+    backend = gpu_of(variant)
     results = []
     try:
         for seed in (0, 1, 2):
@@ -333,7 +334,7 @@ def test_no_schedule_changes_a_bit(variant: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_nothing_is_written_after_an_overflow(variant: str) -> None:
     bins = Bins.of(*SCENES["odd"](), with_depth=True)
-    gpu = Blender(bins, simt(variant), overflow=True)
+    gpu = Blender(bins, gpu_of(variant), overflow=True)
     out = gpu.blend()
     gpu.blend_vjp(out, Images.gradients(9, bins.view, alpha=True, depth=True))
     for tensor in (*out.tensors(), gpu.rows, gpu.partials, gpu.v_background):

@@ -18,11 +18,11 @@ from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.image_loss import _image_loss
-from tests.kernels.simt import Emulator
+from tests.kernels.simt import Emulator, simulated
 from tests.native.cases import NEEDS_COMPILER, bits, float32
 from tests.rasterizer.scenes import random_image
 
-pytestmark = NEEDS_COMPILER
+pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]
 GUARD = 64  # numbers around each output that must stay as they are
 
 #: A strip is 64 pixels by 45: within one, its exact size, one more, several; and all that is smaller than the window.
@@ -77,7 +77,7 @@ def simt_loss(
 
     After an overflow the workspace has to be as it was.
     """
-    backend = Backend.simt()
+    backend = simulated()
     job = job_of(backend, image, target, ssim_lambda, border)
 
     def guarded(count: int) -> Tensor:
@@ -195,7 +195,7 @@ def test_nothing_happens_after_an_overflow(as_bytes: bool) -> None:
 
 def test_any_schedule_gives_the_same_bits() -> None:
     image, target = random_image(10, 66, 47), bytes_of(random_image(11, 66, 47))
-    emulator = Emulator(Backend.simt().library)
+    emulator = Emulator(simulated().library)
     seen = set()
     for seed in range(4):
         with emulator.schedule(seed):
@@ -225,7 +225,7 @@ def test_a_pixel_that_is_no_number_shows_in_the_loss_and_only_around_it() -> Non
 
 def test_a_launch_that_fails_is_reported() -> None:
     image, target = random_image(1, 8, 8), random_image(2, 8, 8)
-    emulator = Emulator(Backend.simt().library)
+    emulator = Emulator(simulated().library)
     for n, kernel in enumerate(["loss_statistics", "loss_gradient", "loss_means"], start=1):
         emulator.fail_launch(n)
         with pytest.raises(ResourceError, match=kernel):
@@ -234,7 +234,7 @@ def test_a_launch_that_fails_is_reported() -> None:
 
 
 def test_fused_ssim_runs_on_the_device_and_stream_of_its_call() -> None:
-    backend = Backend.simt(ordinal=1, stream=0x77)
+    backend = simulated(ordinal=1, stream=0x77)
     emulator = Emulator(backend.library)
     x, y = (stacked(seed, 2, 20, 30, 1).permute(0, 3, 1, 2).contiguous().requires_grad_() for seed in (60, 70))
     emulator.clear_trace()

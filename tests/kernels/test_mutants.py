@@ -18,11 +18,11 @@ from torch import Tensor
 from splatcli.errors import ResourceError
 from splatcli.native import abi
 from splatcli.native.backend import Backend
-from splatcli.native.build_simt import simt_library
 from splatcli.rasterizer.adam import AdamState, decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
+from tests.kernels.build_emulator import emulator_library
 from tests.kernels.simt import Emulator, copy_sources
 from tests.native.cases import NEEDS_COMPILER, adam_update, assert_images_and_gradients, images_and_gradients
 from tests.rasterizer.scenes import leaves, random_image, random_scene
@@ -417,7 +417,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(sources: Path) -> Path:
-    return simt_library(source_root=sources, extra_flags=("-O1",))
+    return emulator_library(source_root=sources, extra_flags=("-O1",))
 
 
 @contextlib.contextmanager

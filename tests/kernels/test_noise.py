@@ -7,16 +7,17 @@ import torch
 
 from splatcli.native import abi
 from splatcli.native.backend import Backend
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.rasterizer.scenes import random_gaussians
 
-pytestmark = NEEDS_COMPILER
+pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]
 
 
 @pytest.mark.parametrize("n", [1, 255, 600])
 def test_noise_has_the_bits_of_the_cpu_twin(n: int) -> None:
     results = []
-    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+    for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
         gaussians = random_gaussians(6, n, sh_degree=0)
         gaussians.logit_opacities -= 6.0
         before = gaussians.means.clone()
@@ -29,7 +30,7 @@ def test_noise_has_the_bits_of_the_cpu_twin(n: int) -> None:
 
 
 def test_a_view_that_overflowed_is_not_pushed() -> None:
-    backend, gaussians = Backend.simt(), random_gaussians(6, 300, sh_degree=0)
+    backend, gaussians = simulated(), random_gaussians(6, 300, sh_degree=0)
     before, counters = gaussians.means.clone(), torch.tensor([0, 0, 0, 1])
     job = abi.Noise(seed=1, step=1, scale=1e9, threshold=0.005, steepness=100.0, counters=counters.data_ptr())
     backend.call("noise", backend.arrays(gaussians), job)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from splatcli.native.build import source_root
-from splatcli.native.build_simt import simt_library
+from tests.kernels.build_emulator import emulator_library
 from tests.kernels.simt import Emulator, copy_sources
 
 STREAM = 0x1234
@@ -27,7 +27,7 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     """The emulator with the kernels of simt_cases.cu instead of the real ones."""
     root = copy_sources(tmp_path_factory.mktemp("cases"), stages=False)
     shutil.copy2(Path(__file__).with_name("simt_cases.cu"), root / "src" / "cuda")
-    return Emulator(ctypes.CDLL(str(simt_library(source_root=root))))
+    return Emulator(ctypes.CDLL(str(emulator_library(source_root=root))))
 
 
 @pytest.fixture
@@ -264,5 +264,5 @@ def test_kernels_run_under_the_emulator_too(path: Path) -> None:
     code = code_of(path)
     if path.name != "device.cuh":
         assert "__shared__" not in code, "SPLAT_SHARED is what the emulator poisons"
-        assert not re.search(r"__CUDACC__|SPLAT_SIMT", code), "one text for both, the seam is in device.cuh"
+        assert not re.search(r"__CUDACC__|SPLAT_TWIN_MATH", code), "one text for both, the seam is in device.cuh"
     assert not re.search(r"\b(expf|exp2f|__expf|logf|log2f|__logf|sqrtf|powf|__fdividef|rsqrtf)\s*\(", code)

@@ -17,11 +17,11 @@ from splatcli.rasterizer import AdamState
 from splatcli.rasterizer.adam import decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.scene.camera import Camera
-from tests.kernels.simt import Emulator
+from tests.kernels.simt import Emulator, simulated
 from tests.native.cases import NEEDS_COMPILER, adam_update
 from tests.rasterizer.scenes import front_camera, random_gaussians, random_scene
 
-pytestmark = NEEDS_COMPILER
+pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]
 LRS = (1e-3, 2e-3, 3e-3, 4e-3, 5e-3, 6e-3)
 
 
@@ -83,7 +83,7 @@ def both(
     gaussians: Gaussians, camera: Camera, degree: int = 1, *, antialiased: bool = False
 ) -> tuple[TrainStepPipeline, TrainStepPipeline]:
     return (
-        TrainStepPipeline(Backend.simt(), gaussians, camera, degree, antialiased=antialiased),
+        TrainStepPipeline(simulated(), gaussians, camera, degree, antialiased=antialiased),
         TrainStepPipeline(Backend.cpu(isa="portable", threads=1), gaussians, camera, degree, antialiased=antialiased),
     )
 
@@ -174,7 +174,7 @@ def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
 def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
     gaussians, camera = random_scene(3, 200, sh_degree=1)
     exact = lists_agree(gaussians, camera).isects()
-    stages = TrainStepPipeline(Backend.simt(), gaussians, camera)
+    stages = TrainStepPipeline(simulated(), gaussians, camera)
     capacity = exact - 1
     for name, dtype in (
         ("isect_gaussians", torch.int32),
@@ -200,7 +200,7 @@ def test_no_schedule_changes_a_bit_of_the_lists() -> None:
     gaussians, camera = random_scene(6, 520, sh_degree=1)
     found = []
     for seed in (0, 1, 2):
-        backend = Backend.simt()
+        backend = simulated()
         with Emulator(backend.library).schedule(seed):
             stages = TrainStepPipeline(backend, gaussians, camera)
             stages.bin()
@@ -242,7 +242,7 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
     gaussians.log_scales[:2] = 1.0  # many rows, which a warp sums together
     gaussians.logit_opacities[:2] = 3.0
     results = []
-    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+    for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
         stages = TrainStepPipeline(backend, gaussians.detach_clone(), camera, degree, antialiased=antialiased)
         stages.bin()
         assert int(stages.slots("tiles_per_gauss").max()) > 32
@@ -261,7 +261,7 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
 @pytest.mark.parametrize(("degree", "regularisers"), [(3, {}), (0, {"opacity_reg": 50.0, "scale_reg": 700.0})])
 def test_adam_alone(degree: int, regularisers: dict[str, float]) -> None:
     results = []
-    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+    for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
         params, grads = (random_gaussians(seed, 270, sh_degree=degree) for seed in (1, 2))
         adam = AdamState.zeros_like(params)
         for step in (1, 2):
@@ -282,7 +282,7 @@ def test_missed_steps_are_made_up_for_as_on_the_cpu(degree: int) -> None:
     stands = torch.randint(0, 60, (600,), generator=generator, dtype=torch.int32)
     table = decay_table(0.9, 0.999)
     results = []
-    for backend in (Backend.simt(), Backend.cpu(isa="portable", threads=1)):
+    for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
         stored = gaussians.detach_clone()
         adam = AdamState.zeros_like(stored)
         for moment in (adam.exp_avg, adam.exp_avg_sq):

@@ -17,10 +17,11 @@ from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine, StepInputs
 from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.scene.camera import Camera
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, assert_images_and_gradients, images_and_gradients
 from tests.rasterizer.scenes import random_camera, random_image, random_scene
 
-pytestmark = NEEDS_COMPILER
+pytestmark = [NEEDS_COMPILER, pytest.mark.usefixtures("simulation")]
 LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 2e-2, "sh0": 3e-3, "shN": 2e-4}
 
 
@@ -64,7 +65,7 @@ def gaussians() -> Gaussians:
 @pytest.mark.parametrize("absgrad", [False, True])
 def test_training_follows_the_cpu_twin(gaussians: Gaussians, absgrad: bool) -> None:
     ours, twin = Run(gaussians), Run(gaussians)
-    losses = train(AsyncEngine(Backend.simt()), ours, absgrad=absgrad)
+    losses = train(AsyncEngine(simulated()), ours, absgrad=absgrad)
     expected = train(NativeEngine(Backend.cpu(isa="portable")), twin, absgrad=absgrad)
     assert len(losses) == 3
     assert losses == pytest.approx(expected, rel=1e-5)
@@ -79,10 +80,10 @@ def test_training_follows_the_cpu_twin(gaussians: Gaussians, absgrad: bool) -> N
 
 
 @pytest.fixture(scope="module")
-def free(gaussians: Gaussians) -> tuple[Run, list[float]]:
+def free(simulation: None, gaussians: Gaussians) -> tuple[Run, list[float]]:
     """A run that had room from the start, and its losses."""
     run = Run(gaussians)
-    return run, train(AsyncEngine(Backend.simt()), run)
+    return run, train(AsyncEngine(simulated()), run)
 
 
 def assert_same_bits(run: Run, other: Run) -> None:
@@ -95,7 +96,7 @@ def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(
     gaussians: Gaussians, free: tuple[Run, list[float]], capacity: int
 ) -> None:
     tight, (round_capacity, expected) = Run(gaussians), free
-    engine = AsyncEngine(Backend.simt(), capacity=capacity)
+    engine = AsyncEngine(simulated(), capacity=capacity)
     assert train(engine, tight) == expected
     assert engine.frame.native.max_isects > capacity, "the room has to grow for this test to say anything"
     assert_same_bits(tight, round_capacity)
@@ -105,7 +106,7 @@ def test_a_view_with_too_little_room_is_asked_again_and_gives_the_same_bits(
 def test_autocast_changes_no_bit(gaussians: Gaussians, free: tuple[Run, list[float]], dtype: torch.dtype) -> None:
     run, (plain, expected) = Run(gaussians), free
     with torch.autocast("cpu", dtype=dtype):
-        assert train(AsyncEngine(Backend.simt()), run) == expected
+        assert train(AsyncEngine(simulated()), run) == expected
     assert_same_bits(run, plain)
 
 
@@ -117,14 +118,14 @@ def test_a_sick_parameter_poisons_neither_image_nor_neighbours(gaussians: Gaussi
     sick = torch.zeros(len(gaussians), dtype=torch.bool)
     for k in range(len(GROUPS)):
         sick[k * 7 :: 41] = True
-    (loss,) = train(AsyncEngine(Backend.simt()), run, steps=1)
+    (loss,) = train(AsyncEngine(simulated()), run, steps=1)
     assert math.isfinite(loss)
     for name, tensor in run.tensors().items():
         assert bool(tensor[~sick].isfinite().all()), name
 
 
 def test_losses_come_two_steps_later_and_in_order(gaussians: Gaussians) -> None:
-    run, engine = Run(gaussians), AsyncEngine(Backend.simt())
+    run, engine = Run(gaussians), AsyncEngine(simulated())
     camera = random_camera(1, 20, 20)
     reported = [len(engine.submit(run.gaussians, run.adam, run.inputs(camera, k))) for k in range(4)]
     assert reported == [0, 0, 1, 1]
@@ -135,7 +136,7 @@ def test_losses_come_two_steps_later_and_in_order(gaussians: Gaussians) -> None:
 def test_render_and_its_gradients(gaussians: Gaussians) -> None:
     camera = random_camera(2, 37, 29)
     ours, twin = (
-        images_and_gradients(backend, gaussians, camera) for backend in (Backend.simt(), Backend.cpu(isa="portable"))
+        images_and_gradients(backend, gaussians, camera) for backend in (simulated(), Backend.cpu(isa="portable"))
     )
     assert len(ours) == 3 + 2 + len(GROUPS)
     assert_images_and_gradients(ours, twin)

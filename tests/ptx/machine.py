@@ -33,7 +33,7 @@ from torch import Tensor
 
 from splatcli.errors import ResourceError
 from splatcli.native import build
-from splatcli.native.backend import _load
+from splatcli.native.backend import load_library
 from splatcli.native.build_cuda import NoToolkitError, find_toolkit
 
 SOURCES = Path(__file__).resolve().parent / "interpreter"
@@ -50,12 +50,16 @@ INTERPRETER_FLAGS = (
     "-Wall",
     "-Wextra",
 )
+#: With the CPU's exp, log and 1/x in kernels, and every operation rounded by itself: the portable CPU library's bits.
+TWIN_FLAGS = ("-DSPLAT_TWIN_MATH", "-fmad=false")
 #: As in a normal build (splatcli/native/build_cuda.py), but with PTX alone, which stays readable.
 KERNEL_FLAGS = ("-std=c++17", "-O3", "-Xcompiler", "-fPIC,-fvisibility=hidden", "-no-compress", "-cudart", "none")
 
 
 def missing() -> str | None:
     """Return why no PTX can be made or run here; None where both are possible."""
+    if "-fsanitize" in os.environ.get("CXX", ""):
+        return "the PTX interpreter is not run under sanitizers"
     try:
         find_toolkit()
         build.find_compiler()
@@ -185,7 +189,7 @@ def load(library: Path) -> ctypes.CDLL:
     """Return a library of kernel_library() with the signatures of splat.h set."""
     # Its names of the CUDA runtime are the interpreter's, also where torch has loaded another one for all to see.
     ctypes.CDLL(str(library), mode=os.RTLD_NOW | getattr(os, "RTLD_DEEPBIND", 0))
-    return _load(library)
+    return load_library(library)
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import torch
 from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import StepEngine
+from tests.kernels.simt import simulated
 from tests.native.cases import float32, float64, named
 
 F64 = torch.float64
@@ -24,7 +24,7 @@ def make_engine(kind: str, capacity: int = 0) -> tuple[StepEngine, torch.dtype]:
     if kind == "reference":
         return ReferenceEngine(), F64
     if kind == "simt":
-        return AsyncEngine(Backend.simt(), capacity=capacity), torch.float32
+        return AsyncEngine(simulated(), capacity=capacity), torch.float32
     backend = float64() if kind == "float64" else float32("portable")
     return NativeEngine(backend), backend.dtype
 

@@ -20,14 +20,15 @@ from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import ISECT_BUFFERS, Arena, Band, FixedBudget, plan_bands
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
+from tests.kernels.simt import simulated
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
     **{f"cpu-{isa}": (lambda isa=isa: float32(isa, threads=2)) for isa in ISAS},
     "cpu-float64": float64,
-    "simt": Backend.simt,
-    "simt-simple": lambda: Backend.simt(threads=1),
+    "simt": simulated,
+    "simt-simple": lambda: simulated(threads=1),
 }
 
 
@@ -150,7 +151,7 @@ def test_a_crowded_tile_in_any_band_has_the_same_gradient() -> None:
     gaussians.means[:590] *= 0.05  # more pairs in a tile than the fast kernel walks in one go
     gaussians.logit_opacities[:590] = -3.0
     gaussians.log_scales[590:] = 0.0
-    for backend in (Backend.simt(), float32("portable")):
+    for backend in (simulated(), float32("portable")):
         _, line = bytes_of(gaussians, camera, backend, with_grads=True)
         budget = FixedBudget(line + 768 * 68)
         assert outcome(gaussians, camera, backend, budget) == outcome(gaussians, camera, backend, FixedBudget(1 << 40))
@@ -195,7 +196,7 @@ def test_training_behind_in_bands_is_training(capacity: int, peak: Peak) -> None
     """room: asked of the first view, or too little for any, so that they overflow and come again."""
     gaussians, _ = random_scene(12, 60, sh_degree=1, scale=1.0)
     cameras = [random_camera(k, 20, height) for k, height in enumerate((66, 97))]
-    backend = Backend.simt()
+    backend = simulated()
     expected = trained(AsyncEngine(backend), gaussians, cameras)
     line = max(bytes_of(gaussians, camera, backend, with_grads=True)[1] for camera in cameras)
     peak.nbytes = 0
@@ -215,7 +216,7 @@ def speechless(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("backend", [lambda: float32(), Backend.simt], ids=["cpu", "simt"])
+@pytest.mark.parametrize("backend", [lambda: float32(), simulated], ids=["cpu", "simt"])
 def test_one_that_has_exploded_is_named(backend: Callable[[], Backend], peak: Peak) -> None:
     gaussians = random_gaussians(3, 300, sh_degree=0, scale=0.01)
     gaussians.log_scales[[17, 254]] = torch.tensor([[6.0, 0.0, 0.0], [5.0, 5.0, 5.0]])
@@ -273,7 +274,7 @@ def test_lines_outside_the_image_are_refused(lines: tuple[int, int]) -> None:
     gaussians, camera = random_scene(5, 20, width=70, height=101, sh_degree=0)
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
     view.tile_row_begin, view.tile_row_end = lines
-    for backend in (float32(), Backend.simt()):
+    for backend in (float32(), simulated()):
         with pytest.raises(ResourceError, match="tile rows"):
             RasterContext(backend).project(view, gaussians)
 

@@ -17,6 +17,7 @@ from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import MARGIN, VARIANCE, apply_filter_3d, filter_sizes, opacity_shares
 from splatcli.rasterizer.reference import loss_reference, render_reference
 from splatcli.scene.camera import Camera
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.engines import ENGINES, F64, HEIGHT, LRS, WIDTH, assert_gradients, make_engine
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
@@ -122,7 +123,7 @@ def drawn(backend: Backend, antialiased: bool, *, inside: bool) -> tuple[Tensor,
 @pytest.mark.parametrize("antialiased", [False, True])
 @pytest.mark.parametrize("kind", ["float64", "portable", "simt"])
 def test_the_kernels_render_filtered_gaussians(kind: str, antialiased: bool) -> None:
-    backend = {"float64": float64, "portable": lambda: float32("portable"), "simt": Backend.simt}[kind]()
+    backend = {"float64": float64, "portable": lambda: float32("portable"), "simt": simulated}[kind]()
     tolerance = 1e-12 if kind == "float64" else 2e-3  # at the cut-off of alpha single precision decides otherwise
     found, wanted = drawn(backend, antialiased, inside=True), drawn(backend, antialiased, inside=False)
     for ours, theirs in zip(found, wanted, strict=True):

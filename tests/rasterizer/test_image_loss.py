@@ -20,6 +20,7 @@ from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import image_loss
 from splatcli.rasterizer.image_loss import _image_loss
+from tests.kernels.simt import simulated
 from tests.native.cases import ISAS, NEEDS_COMPILER, bits, float32, float64
 from tests.rasterizer.scenes import random_image
 
@@ -32,7 +33,7 @@ PADDINGS = ("same", "valid")
 
 def backend_of(build: str, threads: int = 1) -> Backend:
     if build == "emulator":
-        return Backend.simt()
+        return simulated()
     return float64(threads) if build == "float64" else float32(build, threads)
 
 

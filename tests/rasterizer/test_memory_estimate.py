@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import GROUPS
-from splatcli.native.backend import Backend
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, StepInputs, render
 from splatcli.rasterizer.memory_budget import (
     MAX_ISECTS,
@@ -28,6 +27,7 @@ from splatcli.rasterizer.memory_estimate import (
     step_memory,
     tile_row_bytes,
 )
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
 
@@ -59,7 +59,7 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
 ) -> None:
     gaussians, camera = random_scene(3, n, width=70, height=50, sh_degree=1, scale=scale)
     isects = predict_isects(gaussians, camera)
-    backend = Backend.simt()
+    backend = simulated()
     adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(n)
     target = torch.zeros(50, 70, 3, dtype=torch.uint8)
     state = sum(t.nbytes for g in (gaussians, adam.exp_avg, adam.exp_avg_sq) for _, t in g.items())
@@ -79,7 +79,7 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("backend", [lambda: float32(), Backend.simt], ids=["cpu", "simt"])
+@pytest.mark.parametrize("backend", [lambda: float32(), simulated], ids=["cpu", "simt"])
 def test_a_render_has_no_buffer_that_was_not_predicted(backend: object, arenas: dict[int, dict[str, int]]) -> None:
     gaussians, camera = random_scene(4, 400, width=120, height=90, sh_degree=0, scale=0.1)
     library = backend()  # type: ignore[operator]

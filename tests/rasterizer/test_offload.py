@@ -24,6 +24,7 @@ from splatcli.rasterizer import offload as stores
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.memory_budget import held_memory
 from splatcli.rasterizer.offload import DEVICE_STORAGE, ROWS, MemoryMapped, Pinned, file_system, storage_for
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
 from tests.torture.harness import fork
@@ -242,7 +243,7 @@ def _steps_with_forbidden_pages(kind: str, folder: Path) -> bool:
         end = (tensor.data_ptr() + tensor.nbytes) // PAGE * PAGE
         assert end - first > 100 * PAGE
         assert protect(ctypes.c_void_p(first), ctypes.c_size_t(end - first), 0) == 0
-    backend = Backend.simt() if kind == "simt" else float32()
+    backend = simulated() if kind == "simt" else float32()
     engine: NativeEngine | AsyncEngine = AsyncEngine(backend) if kind == "simt" else NativeEngine(backend)
     target = torch.zeros(50, 70, 3, dtype=torch.uint8)
     inputs = StepInputs(camera, target, dict.fromkeys(GROUPS, 1e-3), 3, torch.zeros(3), 0.2, False, stats)

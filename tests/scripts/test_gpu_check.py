@@ -21,6 +21,7 @@ from gpu import peer, prepare, scenes, speed
 from gpu.process import run_child
 from gpu.report import CARRIED, REHEARSE, Report, Section, Skipped, summary
 
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -372,13 +373,12 @@ def test_rates_are_medians_of_rounds() -> None:
 
 @NEEDS_COMPILER
 def test_the_peers_loss_is_the_training_loss() -> None:
-    from splatcli.native.backend import Backend
     from splatcli.rasterizer.reference import loss_reference
     from tests.rasterizer.scenes import random_image
 
     image, target = random_image(1, 40, 30), (random_image(2, 40, 30) * 255).round().to(torch.uint8)
     ours, theirs = image.clone().requires_grad_(), image.clone().requires_grad_()
-    loss = peer.FusedLoss(Backend.simt())(ours, target)
+    loss = peer.FusedLoss(simulated())(ours, target)
     expected = loss_reference(theirs, target.float() / 255, scenes.SSIM_LAMBDA)
     torch.testing.assert_close(loss, expected, rtol=0, atol=2e-6)
     torch.autograd.backward([3 * loss, 3 * expected])

@@ -11,12 +11,12 @@ from torch.testing import assert_close
 
 from splatcli.config import OptimConfig, build_config
 from splatcli.gaussians import GROUPS
-from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import BatchEngine, FlatSums
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepInputs
 from splatcli.rasterizer.train_step import NativeEngine
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_camera, random_image, random_scene
 
@@ -122,7 +122,7 @@ def test_a_backend_that_counts_on_its_device_makes_the_same_steps() -> None:
     """What a GPU does, under the emulator: its counts are waited for, view by view."""
     gaussians, _ = random_scene(1, 40)
     made = []
-    for backend in (float32(), Backend.simt()):
+    for backend in (float32(), simulated()):
         moved, stats = gaussians.detach_clone(), DensifyStats.zeros(40)
         adam, engine = AdamState.zeros_like(moved), BatchEngine(backend)
         background = torch.tensor([0.2, 0.4, 0.6])

@@ -11,7 +11,6 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, resolve, with_settings
 from splatcli.errors import ResourceError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import AsyncEngine, NativeEngine, StepInputs
 from splatcli.rasterizer.adam import AdamState
@@ -22,6 +21,7 @@ from splatcli.train.events import Capped, Started, Stepped
 from splatcli.train.memory_plan import MemoryPlan, ShardedMemoryPlan, fullest_view, plan_memory
 from splatcli.train.monitor import IntersectionMonitor
 from splatcli.train.trainer import Trainer
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_scene
 from tests.train.worlds import (
@@ -256,7 +256,7 @@ def test_an_engine_without_pairs_raises_none() -> None:
 @NEEDS_COMPILER
 def test_native_engines_tell_their_pairs() -> None:
     gaussians, camera = random_scene(3, 60, width=40, height=30, sh_degree=1, scale=0.3)
-    for engine in (NativeEngine(float32()), AsyncEngine(Backend.simt())):
+    for engine in (NativeEngine(float32()), AsyncEngine(simulated())):
         own = gaussians.detach_clone()
         inputs = StepInputs(
             camera,

@@ -18,7 +18,6 @@ from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, with_settings
 from splatcli.errors import ResourceError, UsageError, as_splat_error, is_out_of_memory
-from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine
 from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.memory_estimate import (
@@ -39,6 +38,7 @@ from splatcli.train.memory_plan import MemoryPlan, plan_memory
 from splatcli.train.start import changed_config
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.test_oom import SmallMachine
 from tests.train.worlds import PlainEngine, made_scene, plain_renderer, random_gaussians, ring_cameras, short_config
@@ -46,7 +46,7 @@ from tests.train.worlds import PlainEngine, made_scene, plain_renderer, random_g
 Make = Callable[[], NativeEngine | AsyncEngine]
 ENGINES: dict[str, Make] = {
     "cpu": lambda: NativeEngine(float32("portable")),
-    "simt": lambda: AsyncEngine(Backend.simt()),
+    "simt": lambda: AsyncEngine(simulated()),
 }
 #: Everything that takes hold of whole tensors: refinements, resets, both looks at views, saves in between.
 STRATEGIES: dict[str, dict[str, object]] = {

@@ -16,7 +16,6 @@ from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config, build_config
 from splatcli.errors import ModelFileError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
-from splatcli.native.backend import Backend
 from splatcli.rasterizer import AsyncEngine, NativeEngine, render
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.reference_engine import ReferenceEngine
@@ -28,6 +27,7 @@ from splatcli.train.events import Evaluated, Probed, Stepped
 from splatcli.train.per_view_params import ViewTable
 from splatcli.train.start import changed_config
 from splatcli.train.trainer import Trainer
+from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import look_from, random_gaussians
 from tests.train.test_async_engines import AsyncPlainEngine
@@ -224,7 +224,7 @@ def tables(state: object) -> dict[str, torch.Tensor]:
 def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tmp_path: Path) -> None:
     def engine() -> StepEngine:
         if kind == "simt":
-            return AsyncEngine(Backend.simt(), capacity=1)
+            return AsyncEngine(simulated(), capacity=1)
         return ReferenceEngine() if kind == "reference" else NativeEngine(float32("portable"))
 
     scene, config = made_scene(), short_config(14, views=views)

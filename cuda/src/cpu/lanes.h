@@ -244,6 +244,8 @@ struct Bits<Lanes<float, W, true>> {
   static SPLAT_INLINE Int of(L x) { return (Int)x.v; }
   static SPLAT_INLINE L number(Int bits) { return {(typename L::Raw)bits}; }
   static SPLAT_INLINE L converted(Int i) { return {__builtin_convertvector(i, typename L::Raw)}; }
+  static SPLAT_INLINE Int plus(Int a, Int b) { return a + b; }
+  static SPLAT_INLINE Int minus(Int a, Int b) { return a - b; }
   static SPLAT_INLINE Int left(Int bits, int by) { return bits << by; }
 };
 #define SPLAT_ELEMENTARY(name, polynomial, of_double)                   \

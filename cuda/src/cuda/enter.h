@@ -28,8 +28,8 @@ class DeviceGuard {
 // Runs `work` on the call's device. An error that was there before is reported as such and stays pending.
 template <class Work>
 void on_device(const SplatCall& call, Work work) {
-#ifdef SPLAT_SIMT
-  simt::expect(call.device, static_cast<cudaStream_t>(call.stream));  // launches must use both
+#ifdef SPLAT_EXPECT  // the emulator's: launches must be on this device and stream
+  SPLAT_EXPECT(call.device, stream_of(call));
 #endif
   const DeviceGuard guard(call);
   check_cuda("an earlier CUDA call failed", cudaPeekAtLastError());

@@ -38,17 +38,7 @@ inline void check_launch(const char* kernel) {
 
 // SPLAT_LAUNCH(kernel, blocks, threads, stream, arguments...). A kernel with template arguments goes in parentheses.
 // No blocks is no launch. Throws std::runtime_error with the kernel's name.
-#ifdef SPLAT_SIMT
-#define SPLAT_LAUNCH(kernel, blocks, threads, stream, ...)                                              \
-  do {                                                                                                  \
-    const int64_t splat_blocks = (blocks);                                                              \
-    if (splat_blocks > 0) {                                                                             \
-      simt::launch(#kernel, splat::gpu::grid_of(#kernel, splat_blocks), threads, stream, kernel,        \
-                   __VA_ARGS__);                                                                        \
-      splat::gpu::check_launch(#kernel);                                                                \
-    }                                                                                                   \
-  } while (0)
-#else
+#ifndef SPLAT_LAUNCH
 #define SPLAT_LAUNCH(kernel, blocks, threads, stream, ...)                                              \
   do {                                                                                                  \
     const int64_t splat_blocks = (blocks);                                                              \

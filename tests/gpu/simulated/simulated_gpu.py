@@ -132,7 +132,7 @@ def call(self: Backend, name: str, *arguments: Any) -> int:
 def install(path: str) -> None:
     # A torch with CUDA has brought the real runtime along: the library has to find the simulated one before it.
     ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_DEEPBIND)
-    loaded = backend._load(Path(path))
+    loaded = backend.load_library(Path(path))
 
     def cuda(cls: type[Backend], device: Any = "cuda") -> Backend:
         return Backend(loaded, torch.float32, 0, HOST, 0, STREAM, True)

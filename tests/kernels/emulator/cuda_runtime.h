@@ -1,4 +1,4 @@
-// Just enough of CUDA to run the kernels on a CPU, one thread at a time, and to be strict about it. For tests only.
+// Just enough of CUDA, under its header's name, to run the kernels on a CPU, one thread at a time, and to be strict about it. For tests only.
 //
 // Every CUDA thread is a fiber. A block runs alone; its threads switch only at barriers and warp operations, in an
 // order that a seed shuffles. What real hardware would leave to chance is made to fail: shared memory starts as NaN, a
@@ -121,6 +121,18 @@ T shuffle(Op op, unsigned mask, T value, int argument, int width, const char* fi
   static_assert(std::is_trivially_copyable<T>::value && (COUNT) > 0, "shared arrays are plain data");   \
   static simt::SharedSlot name##_slot;                                                                  \
   T* const name = static_cast<T*>(simt::shared_memory(name##_slot, sizeof(T) * (COUNT), alignof(T), #name))
+
+// As in src/cuda/launch.h.
+#define SPLAT_LAUNCH(kernel, blocks, threads, stream, ...)                                              \
+  do {                                                                                                  \
+    const int64_t splat_blocks = (blocks);                                                              \
+    if (splat_blocks > 0) {                                                                             \
+      simt::launch(#kernel, splat::gpu::grid_of(#kernel, splat_blocks), threads, stream, kernel,        \
+                   __VA_ARGS__);                                                                        \
+      splat::gpu::check_launch(#kernel);                                                                \
+    }                                                                                                   \
+  } while (0)
+#define SPLAT_EXPECT(device, stream) simt::expect(device, stream)
 
 // ---- intrinsics ----------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,5 @@
 // The emulator's scheduler, its pretended devices, and the hooks by which tests look inside.
-#include "simt.h"
+#include "cuda_runtime.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
