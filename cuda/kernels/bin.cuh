@@ -1,8 +1,11 @@
-// From projected Gaussians to the tile intersections, front to back in each tile: exact counts, places, emission,
+// From projected Gaussians to the tile intersections, front to back in each tile: depth sort, exact tests, emission,
 // lists. docs/math.md 5
 //
-// A half-warp tests a tile: its lanes are the tile's sixteen 4x4 blocks, and a ballot is the intersection's mask.
-// Counting and emitting call the same function on the same stored bytes.
+// A candidate is a tile of a Gaussian's rectangle. Candidates are numbered in depth order of their Gaussians, row by row
+// within a rectangle, and cut into windows of equal size, so that a Gaussian over the whole image is as well spread as
+// many small ones. A thread tests a candidate: sixteen 4x4 blocks, whose results are the intersection's mask. The
+// kernel that tests runs twice, first to count and then to write, as the same machine code; masks are kept in between
+// where they fit.
 #pragma once
 #include "../math/blend.h"
 #include "../math/tiles.h"
@@ -11,30 +14,64 @@
 namespace splat {
 namespace gpu {
 
+constexpr int kScanThreads = 1024;
+constexpr int kListThreads = SPLAT_CHUNK;
+constexpr int kRankThreads = 256;  // ranks a block
+constexpr int kWindowThreads = 128;
+constexpr int kWindowRounds = 4;  // candidates a thread
+constexpr int kWindow = kWindowThreads * kWindowRounds;
+constexpr int kWindowWarps = kWindowThreads / kWarp;
+constexpr int kWindowWords = kWindow / kWarp;  // a round of a warp
+constexpr int kMaskBits = kBlocksPerTile;
+constexpr int64_t kPackedTiles = int64_t(1) << (32 - kMaskBits);  // a key has room for the mask up to so many tiles
+
+// What only the device knows.
+struct BinTotals {
+  int64_t listed;      // Gaussians with a tile in the view's tile rows
+  int64_t candidates;
+  int64_t per_block;   // candidates of a block of visit_candidates: a multiple of kWindow
+};
+
 struct BinJob {
   int width, height, tiles_x, tiles_y, tile_row_begin, tile_row_end;
   int64_t chunks, tiles, isect_capacity;
+  int64_t windows;               // blocks of visit_candidates
+  bool packed;                   // keys are tile << kMaskBits | mask; else they are tiles
   const float* projected;
   const int64_t* chunk_counts;
   int64_t* counters;
   uint32_t *tiles_per_gauss, *isect_grad_starts;
-  int64_t* chunk_first;   // [chunks] visible before the chunk
-  int64_t* chunk_isects;    // [chunks] intersections of the chunk, then those before it
-  uint32_t *keys, *order;  // [visible] depth bits and index into projected; sorted by depth
-  int64_t* depth_starts;  // [ceil(visible / kEmitThreads)] intersections of a block of ranks, then those before it
-  uint32_t *isect_tiles, *isect_places;  // [isect_capacity] tile and place of an emitted one; sorted by tile
-  uint32_t *emitted_gaussians, *emitted_grad_rows;
-  uint16_t* emitted_masks;
+  BinTotals* totals;
+  int64_t* chunk_starts;         // [chunks] listed Gaussians of the chunk, then those before it
+  uint32_t *keys, *order;        // [listed] depth bits and index into projected; sorted by depth: by rank
+  int64_t* rank_starts;          // [listed] candidates before the rank in its block of ranks
+  int64_t* block_starts;         // [ceil(listed / kRankThreads)] candidates of a block of ranks, then those before it
+  uint32_t* row_ends;            // [listed] row after the last of the rank's intersections
+  uint16_t* candidate_masks;     // [windows * kWindow] where a block has one window
+  int64_t* window_starts;        // [windows] intersections of a block of candidates, then those before it
+  uint32_t* isect_keys;          // [isect_capacity] in depth order; sorted by tile
+  uint64_t* isect_values;        // [isect_capacity] index into projected, and above it the place in depth order
+  uint16_t* emitted_masks;       // [isect_capacity] in depth order; unless packed
   int64_t* tile_starts;
-  uint32_t *isect_gaussians, *isect_grad_rows;
+  const uint32_t* isect_grad_rows;
   uint16_t* isect_masks;
 };
 
+// ---- one Gaussian, one tile ----------------------------------------------------------------------------------------
+
 // A projected Gaussian, as the exact test needs it.
-struct Reach {
+struct alignas(16) Reach {
   float x, y, a, b, c, b_over_2a, b_over_2c, tau;
-  TileRect rect;
 };
+
+SPLAT_DEVICE Reach reach_of(const float* proj) {
+  Reach r;
+  r.x = proj[kProjX], r.y = proj[kProjY];
+  r.a = proj[kProjA], r.b = proj[kProjB], r.c = proj[kProjC];
+  r.b_over_2a = r.b / (2 * r.a), r.b_over_2c = r.b / (2 * r.c);
+  r.tau = proj[kProjLog2Opacity] - float(kMinLog2Alpha);
+  return r;
+}
 
 // The part of a Gaussian's rectangle in the view's tile rows.
 SPLAT_DEVICE TileRect listed_rect(const BinJob& job, const float* proj) {
@@ -46,180 +83,286 @@ SPLAT_DEVICE TileRect listed_rect(const BinJob& job, const float* proj) {
   return r;
 }
 
-SPLAT_DEVICE Reach reach_of(const BinJob& job, const float* proj) {
-  Reach r;
-  r.x = proj[kProjX], r.y = proj[kProjY];
-  r.a = proj[kProjA], r.b = proj[kProjB], r.c = proj[kProjC];
-  r.b_over_2a = r.b / (2 * r.a), r.b_over_2c = r.b / (2 * r.c);
-  r.tau = proj[kProjLog2Opacity] - float(kMinLog2Alpha);
-  r.rect = listed_rect(job, proj);
-  return r;
+SPLAT_DEVICE uint32_t tiles_in(const TileRect& r) { return uint32_t(r.x1 - r.x0) * uint32_t(r.y1 - r.y0); }
+
+// The 4x4 blocks of tile (tx, ty) that lie in the image.
+SPLAT_DEVICE unsigned blocks_in_image(const BinJob& job, int tx, int ty) {
+  const int columns = (job.width - tx * kTile + kBlock - 1) / kBlock, rows = (job.height - ty * kTile + kBlock - 1) / kBlock;
+  const unsigned in_row = columns < kBlock ? (1u << columns) - 1u : 0xfu;
+  return in_row * 0x1111u & (rows < kBlock ? (1u << kBlock * rows) - 1u : 0xffffu);
 }
 
-// Whether the Gaussian reaches block (tx, ty, block) of the image.
-SPLAT_DEVICE bool block_reached(const BinJob& job, const Reach& r, int tx, int ty, int block) {
-  const int bx = block % kBlock, by = block / kBlock;
-  if (tx * kTile + bx * kBlock >= job.width || ty * kTile + by * kBlock >= job.height) return false;
-  const float x0 = (float(kBlock * bx) + 0.5f) + (float(tx * kTile) - r.x);
-  const float y0 = (float(kBlock * by) + 0.5f) + (float(ty * kTile) - r.y);
-  const float q = least_q_in_box(r.a, r.b, r.c, r.b_over_2a, r.b_over_2c, x0, y0, x0 + float(kBlock - 1),
-                                 y0 + float(kBlock - 1));
-  return box_reaches(q, r.tau);
-}
-
-// All tiles of one Gaussian by a full warp, two at a time. visit(tile, mask, number) is called by one lane of each tile
-// that is reached, numbers counting them row by row; returns how many there are, in all lanes.
-template <class Visit>
-SPLAT_DEVICE unsigned visit_tiles(const BinJob& job, const float* proj, const Visit& visit) {
-  const Reach r = reach_of(job, proj);
-  const int columns = r.rect.x1 - r.rect.x0;
-  const int64_t area = int64_t(columns) * int64_t(r.rect.y1 - r.rect.y0);
-  const int half = lane_id() / kBlocksPerTile, block = lane_id() % kBlocksPerTile;
-  unsigned found = 0;
-  for (int64_t k = 0; k < area; k += 2) {
-    const int64_t mine = k + half;
-    const int tx = r.rect.x0 + int(mine % columns), ty = r.rect.y0 + int(mine / columns);
-    const unsigned votes = __ballot_sync(kFullWarp, mine < area && block_reached(job, r, tx, ty, block));
-    const unsigned low = votes & 0xffffu, high = votes >> 16;
-    const unsigned mask = half == 0 ? low : high;
-    if (block == 0 && mask != 0)
-      visit(uint32_t(ty) * uint32_t(job.tiles_x) + uint32_t(tx), uint16_t(mask),
-            found + (half != 0 && low != 0 ? 1u : 0u));
-    found += (low != 0 ? 1u : 0u) + (high != 0 ? 1u : 0u);
+// The 4x4 blocks of tile (tx, ty) that the Gaussian reaches.
+SPLAT_DEVICE unsigned blocks_reached(const BinJob& job, const Reach& r, int tx, int ty) {
+  const float left = float(tx * kTile) - r.x, top = float(ty * kTile) - r.y;
+  unsigned mask = 0;
+#pragma unroll
+  for (int block = 0; block < kBlocksPerTile; ++block) {
+    const float x0 = (float(kBlock * (block % kBlock)) + 0.5f) + left;
+    const float y0 = (float(kBlock * (block / kBlock)) + 0.5f) + top;
+    const float q = least_q_in_box(r.a, r.b, r.c, r.b_over_2a, r.b_over_2c, x0, y0, x0 + float(kBlock - 1),
+                                   y0 + float(kBlock - 1));
+    mask |= box_reaches(q, r.tau) ? 1u << block : 0u;
   }
-  return found;
+  return mask & blocks_in_image(job, tx, ty);
 }
 
-constexpr int kScanThreads = 256;
+// ---- scans ---------------------------------------------------------------------------------------------------------
 
-// One block: visible Gaussians before each chunk.
-__global__ void __launch_bounds__(kScanThreads) scan_visible(BinJob job) {
-  if (overflowed(job.counters)) return;
+// One block of kScanThreads: each number becomes the sum of those before it; returns the sum of all.
+SPLAT_DEVICE long long scan_in_place(int64_t* numbers, int64_t count) {
   long long before = 0;
-  for (int64_t first = 0; first < job.chunks; first += kScanThreads) {
-    const int64_t c = first + threadIdx.x;
+  for (int64_t first = 0; first < count; first += kScanThreads) {
+    const int64_t k = first + threadIdx.x;
     long long total = 0;
-    const long long rank = block_exclusive_scan((long long)(c < job.chunks ? job.chunk_counts[2 * c] : 0), &total);
-    if (c < job.chunks) job.chunk_first[c] = before + rank;
+    const long long rank = block_exclusive_scan((long long)(k < count ? numbers[k] : 0), &total);
+    if (k < count) numbers[k] = before + rank;
     before += total;
   }
+  return before;
 }
 
-constexpr int kCountThreads = SPLAT_CHUNK;
-
-// A chunk a block: the exact number of intersections of each visible Gaussian, and the keys of the depth sort.
-__global__ void __launch_bounds__(kCountThreads) count_isects(BinJob job) {
-  if (overflowed(job.counters)) return;
-  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK;
-  const int visible = int(job.chunk_counts[2 * chunk]);
-  long long isects = 0;
-  for (int k = warp_id(); k < visible; k += kCountThreads / kWarp) {
-    const float* proj = job.projected + (base + k) * kProjectedSize;
-    const unsigned found = visit_tiles(job, proj, [](uint32_t, uint16_t, unsigned) {});
-    if (lane_id() != 0) continue;
-    job.tiles_per_gauss[base + k] = found;
-    isects += found;
-    const int64_t at = job.chunk_first[chunk] + k;
-    job.keys[at] = __float_as_uint(proj[kProjDepth]);  // bits of a positive depth order as the depths do
-    job.order[at] = uint32_t(base + k);
+// The last of `count` ascending numbers that is not above `value`; the first is not. Called by full warps; every lane
+// gets it.
+template <class Number>
+SPLAT_DEVICE int64_t last_not_above(int64_t count, int64_t value, const Number& number) {
+  int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const int64_t stride = (high - low + kWarp - 1) / kWarp, at = low + lane_id() * stride;
+    const unsigned votes = __ballot_sync(kFullWarp, at < high && number(at) <= value);
+    low += (__popc(votes) - 1) * stride;
+    high = high < low + stride ? high : low + stride;
   }
-  const long long all = block_sum(isects);
-  if (threadIdx.x == 0) job.chunk_isects[chunk] = all;
+  return low;
 }
 
-// One block: intersections before each chunk, and whether the capacity suffices.
-__global__ void __launch_bounds__(kScanThreads) scan_isects(BinJob job) {
+// ---- Gaussians in depth order --------------------------------------------------------------------------------------
+
+// A chunk a block: candidates of each visible Gaussian, for now in tiles_per_gauss, and Gaussians that have any.
+__global__ void __launch_bounds__(kListThreads) count_listed(BinJob job) {
   if (overflowed(job.counters)) return;
-  long long before = 0;
-  for (int64_t first = 0; first < job.chunks; first += kScanThreads) {
-    const int64_t c = first + threadIdx.x;
-    long long total = 0;
-    const long long rank = block_exclusive_scan((long long)(c < job.chunks ? job.chunk_isects[c] : 0), &total);
-    if (c < job.chunks) job.chunk_isects[c] = before + rank;
-    before += total;
+  const int64_t chunk = blockIdx.x, slot = chunk * SPLAT_CHUNK + threadIdx.x;
+  uint32_t tiles = 0;
+  if (int64_t(threadIdx.x) < job.chunk_counts[2 * chunk]) {
+    tiles = tiles_in(listed_rect(job, job.projected + slot * kProjectedSize));
+    job.tiles_per_gauss[slot] = tiles;
+    job.isect_grad_starts[slot] = 0;
   }
-  __syncthreads();  // every thread has read the flag
-  if (threadIdx.x != 0) return;
-  job.counters[SPLAT_COUNT_ISECTS] = before;
-  if (before > job.isect_capacity) job.counters[SPLAT_COUNT_OVERFLOW] = 1;
+  const int listed = __syncthreads_count(tiles > 0);
+  if (threadIdx.x == 0) job.chunk_starts[chunk] = listed;
 }
 
-// Gradients of a Gaussian's intersections are contiguous, Gaussians in index order.
-__global__ void __launch_bounds__(kCountThreads) place_isect_grads(BinJob job) {
+// One block.
+__global__ void __launch_bounds__(kScanThreads) scan_chunks(BinJob job) {
   if (overflowed(job.counters)) return;
-  const int64_t chunk = blockIdx.x, gaussian = chunk * SPLAT_CHUNK + threadIdx.x;
-  const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
-  const unsigned rank = block_exclusive_scan(listed ? job.tiles_per_gauss[gaussian] : 0u);
-  if (listed) job.isect_grad_starts[gaussian] = uint32_t(job.chunk_isects[chunk] + rank);
+  const long long listed = scan_in_place(job.chunk_starts, job.chunks);
+  if (threadIdx.x == 0) job.totals->listed = listed;
 }
 
-constexpr int kEmitThreads = 256;  // ranks a block
-
-// Intersections of each block of ranks.
-__global__ void __launch_bounds__(kEmitThreads) count_ranks(BinJob job) {
+// A chunk a block: what the depth sort sorts, in index order.
+__global__ void __launch_bounds__(kListThreads) list_gaussians(BinJob job) {
   if (overflowed(job.counters)) return;
-  const int64_t rank = int64_t(blockIdx.x) * kEmitThreads + threadIdx.x;
-  const bool listed = rank < job.counters[SPLAT_COUNT_VISIBLE];
-  const long long all = block_sum((long long)(listed ? job.tiles_per_gauss[job.order[rank]] : 0u));
-  if (threadIdx.x == 0) job.depth_starts[blockIdx.x] = all;
+  const int64_t chunk = blockIdx.x, slot = chunk * SPLAT_CHUNK + threadIdx.x;
+  const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk] && job.tiles_per_gauss[slot] > 0;
+  const int64_t at = job.chunk_starts[chunk] + block_exclusive_scan(listed ? 1u : 0u);
+  if (!listed) return;
+  job.keys[at] = __float_as_uint(job.projected[slot * kProjectedSize + kProjDepth]);  // positive: ordered as depths are
+  job.order[at] = uint32_t(slot);
 }
 
-// One block: intersections before each block of ranks.
+// Candidates of each block of ranks, and before each rank in its block.
+__global__ void __launch_bounds__(kRankThreads) count_ranks(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t rank = int64_t(blockIdx.x) * kRankThreads + threadIdx.x, listed = job.totals->listed;
+  if (rank - threadIdx.x >= listed) return;
+  long long all = 0;
+  const long long before =
+      block_exclusive_scan((long long)(rank < listed ? job.tiles_per_gauss[job.order[rank]] : 0u), &all);
+  if (rank < listed) job.rank_starts[rank] = before;
+  if (threadIdx.x == 0) job.block_starts[blockIdx.x] = all;
+}
+
+// One block: also how many candidates a block of visit_candidates takes.
 __global__ void __launch_bounds__(kScanThreads) scan_ranks(BinJob job) {
   if (overflowed(job.counters)) return;
-  const int64_t blocks = (job.counters[SPLAT_COUNT_VISIBLE] + kEmitThreads - 1) / kEmitThreads;
-  long long before = 0;
-  for (int64_t first = 0; first < blocks; first += kScanThreads) {
-    const int64_t b = first + threadIdx.x;
-    long long total = 0;
-    const long long rank = block_exclusive_scan((long long)(b < blocks ? job.depth_starts[b] : 0), &total);
-    if (b < blocks) job.depth_starts[b] = before + rank;
-    before += total;
-  }
+  const long long candidates = scan_in_place(job.block_starts, (job.totals->listed + kRankThreads - 1) / kRankThreads);
+  if (threadIdx.x != 0) return;
+  job.totals->candidates = candidates;
+  const int64_t in_one_round = job.windows * kWindow;
+  job.totals->per_block = candidates == 0 ? kWindow : (candidates + in_one_round - 1) / in_one_round * kWindow;
 }
 
-// Intersections in depth order, the tiles of a Gaussian row by row.
-__global__ void __launch_bounds__(kEmitThreads) emit_isects(BinJob job) {
-  if (overflowed(job.counters)) return;
-  SPLAT_SHARED(unsigned, offsets, kEmitThreads);
-  const int64_t first = int64_t(blockIdx.x) * kEmitThreads, visible = job.counters[SPLAT_COUNT_VISIBLE];
-  if (first >= visible) return;
-  const int64_t rank = first + threadIdx.x;
-  offsets[threadIdx.x] = block_exclusive_scan(rank < visible ? job.tiles_per_gauss[job.order[rank]] : 0u);
+// ---- candidates ----------------------------------------------------------------------------------------------------
+
+// The Gaussians of a window's candidates, in shared memory: entry k for the k-th of them.
+struct WindowGaussians {
+  Reach* reaches;
+  int2* corners;          // first tile of the rectangle
+  uint32_t *columns, *tiles;
+  uint32_t* first_tiles;  // number within its rectangle that candidate 0 of the window would have, modulo 2^32
+  uint32_t* slots;        // index into projected
+  uint32_t* heads;        // bit c: a Gaussian's first candidate in the window is candidate c
+};
+
+SPLAT_DEVICE int64_t rank_start(const BinJob& job, int64_t rank) {
+  return job.block_starts[rank / kRankThreads] + job.rank_starts[rank];
+}
+
+// The rank of a candidate.
+SPLAT_DEVICE int64_t rank_of(const BinJob& job, int64_t listed, int64_t candidate) {
+  const int64_t block = last_not_above((listed + kRankThreads - 1) / kRankThreads, candidate,
+                                       [&](int64_t k) { return job.block_starts[k]; });
+  const int64_t first = block * kRankThreads, left = listed - first;
+  const int64_t within = candidate - job.block_starts[block];
+  return first + last_not_above(left < kRankThreads ? left : kRankThreads, within,
+                                [&](int64_t k) { return job.rank_starts[first + k]; });
+}
+
+// Every thread of the block calls it; returns the rank of entry 0. with_reach: the test follows.
+SPLAT_DEVICE int64_t load_window(const BinJob& job, const WindowGaussians& window, int64_t first, int count,
+                                 bool with_reach) {
+  const int64_t listed = job.totals->listed;
+  const int64_t first_rank = rank_of(job, listed, first);
+  __syncthreads();  // the last window has been read
+  if (threadIdx.x < kWindowWords) window.heads[threadIdx.x] = 0;
   __syncthreads();
-  for (int k = warp_id(); k < kEmitThreads && first + k < visible; k += kEmitThreads / kWarp) {
-    const uint32_t gaussian = job.order[first + k];
-    const int64_t at = job.depth_starts[blockIdx.x] + offsets[k];
-    const uint32_t grad_row = job.isect_grad_starts[gaussian];
-    visit_tiles(job, job.projected + int64_t(gaussian) * kProjectedSize,
-                [&](uint32_t tile, uint16_t mask, unsigned number) {
-                  const int64_t place = at + number;
-                  job.isect_tiles[place] = tile;
-                  job.isect_places[place] = uint32_t(place);
-                  job.emitted_gaussians[place] = gaussian;
-                  job.emitted_grad_rows[place] = grad_row + number;
-                  job.emitted_masks[place] = mask;
-                });
+  // A rank has a candidate at least, so that as many ranks as candidates suffice. Starts ascend: the first one beyond
+  // the window ends a thread's search.
+  for (int k = int(threadIdx.x); k < count; k += kWindowThreads) {
+    const int64_t rank = first_rank + k;
+    if (rank >= listed) break;
+    const int64_t start = rank_start(job, rank) - first;
+    if (start >= count) break;
+    const unsigned head = start > 0 ? unsigned(start) : 0u;
+    atomicOr(window.heads + head / kWarp, 1u << head % kWarp);
+    const uint32_t slot = job.order[rank];
+    const float* proj = job.projected + int64_t(slot) * kProjectedSize;
+    const TileRect rect = listed_rect(job, proj);
+    window.corners[k] = {rect.x0, rect.y0};
+    window.columns[k] = uint32_t(rect.x1 - rect.x0);
+    window.tiles[k] = tiles_in(rect);
+    window.first_tiles[k] = uint32_t(-start);
+    window.slots[k] = slot;
+    if (with_reach) window.reaches[k] = reach_of(proj);
   }
+  __syncthreads();
+  return first_rank;
 }
 
-constexpr int kListThreads = 256;
+// Row and column of the k-th tile of a rectangle, without an integer division.
+struct Place2d {
+  uint32_t row, column;
+};
+SPLAT_DEVICE Place2d place_in_rect(uint32_t k, uint32_t columns) {
+  // A float's quotient is off by less than one: rows are less than 2^16 times the relative error of two roundings.
+  uint32_t row = uint32_t((float(k) + 0.5f) * reciprocal_(float(columns)));
+  uint32_t column = k - row * columns;
+  if (int32_t(column) < 0) --row, column += columns;
+  if (column >= columns) ++row, column -= columns;
+  return {row, column};
+}
 
-// The lists in tile order, and the start of each tile: intersection i starts every tile after its predecessor's up to
-// its own.
+// Blocks of candidates. Without `write`: counts intersections, and keeps their masks where a block has one window.
+// With it: writes them in depth order, and where each Gaussian's begin and end.
+__global__ void __launch_bounds__(kWindowThreads) visit_candidates(BinJob job, bool write) {
+  if (overflowed(job.counters)) return;
+  SPLAT_SHARED(Reach, reaches, kWindow);
+  SPLAT_SHARED(int2, corners, kWindow);
+  SPLAT_SHARED(uint32_t, columns, kWindow);
+  SPLAT_SHARED(uint32_t, tiles, kWindow);
+  SPLAT_SHARED(uint32_t, first_tiles, kWindow);
+  SPLAT_SHARED(uint32_t, slots, kWindow);
+  SPLAT_SHARED(uint32_t, heads, kWindowWords);
+  SPLAT_SHARED(unsigned, found, kWindowWords);
+  const WindowGaussians window = {reaches, corners, columns, tiles, first_tiles, slots, heads};
+  const int64_t candidates = job.totals->candidates, per_block = job.totals->per_block;
+  const int64_t begin = blockIdx.x * per_block;
+  const int64_t end = begin + per_block < candidates ? begin + per_block : candidates;
+  const bool kept = per_block == kWindow, test = !(write && kept);
+  int64_t row = write && begin < end ? job.window_starts[blockIdx.x] : 0;
+  for (int64_t first = begin; first < end; first += kWindow) {
+    const int count = end - first < kWindow ? int(end - first) : kWindow;
+    const int64_t first_rank = load_window(job, window, first, count, test);
+    const unsigned here = lane_id() < kWindowWords ? unsigned(__popc(heads[lane_id()])) : 0u;
+    const unsigned entries_before = warp_inclusive_scan(here) - here;  // of word lane_id()
+    unsigned masks[kWindowRounds], entries[kWindowRounds];
+#pragma unroll
+    for (int r = 0; r < kWindowRounds; ++r) {
+      const int c = r * kWindowThreads + int(threadIdx.x), word = r * kWindowWarps + warp_id();
+      const unsigned before = __shfl_sync(kFullWarp, entries_before, word);
+      entries[r] = before + unsigned(__popc(heads[word] & (kFullWarp >> (kWarp - 1 - lane_id())))) - 1u;
+      masks[r] = 0;
+      if (c < count && !test) masks[r] = job.candidate_masks[first + c];
+      if (c < count && test) {
+        const unsigned k = entries[r];
+        const Place2d at = place_in_rect(first_tiles[k] + uint32_t(c), columns[k]);
+        masks[r] = blocks_reached(job, reaches[k], corners[k].x + int(at.column), corners[k].y + int(at.row));
+        if (kept && !write) job.candidate_masks[first + c] = uint16_t(masks[r]);
+      }
+      const unsigned votes = __ballot_sync(kFullWarp, masks[r] != 0);
+      if (lane_id() == 0) found[word] = unsigned(__popc(votes));
+    }
+    __syncthreads();
+    const unsigned mine = lane_id() < kWindowWords ? found[lane_id()] : 0u;
+    const unsigned through = warp_inclusive_scan(mine);
+    if (write) {
+#pragma unroll
+      for (int r = 0; r < kWindowRounds; ++r) {
+        const int c = r * kWindowThreads + int(threadIdx.x);
+        const unsigned votes = __ballot_sync(kFullWarp, masks[r] != 0);
+        const unsigned before = __shfl_sync(kFullWarp, through - mine, r * kWindowWarps + warp_id());
+        if (c >= count) continue;
+        const int64_t place = row + before + __popc(votes & ((1u << lane_id()) - 1u));
+        const unsigned k = entries[r];
+        const uint32_t number = first_tiles[k] + uint32_t(c), slot = slots[k];
+        if (number == 0) job.isect_grad_starts[slot] = uint32_t(place);
+        if (number + 1 == tiles[k]) job.row_ends[first_rank + k] = uint32_t(place + (masks[r] != 0 ? 1 : 0));
+        if (masks[r] == 0 || place >= job.isect_capacity) continue;
+        const Place2d at = place_in_rect(number, columns[k]);
+        const uint32_t tile =
+            (uint32_t(corners[k].y) + at.row) * uint32_t(job.tiles_x) + uint32_t(corners[k].x) + at.column;
+        job.isect_keys[place] = job.packed ? tile << kMaskBits | masks[r] : tile;
+        job.isect_values[place] = uint64_t(place) << 32 | slot;
+        if (!job.packed) job.emitted_masks[place] = uint16_t(masks[r]);
+      }
+    }
+    row += __shfl_sync(kFullWarp, through, kWarp - 1);
+  }
+  if (!write && threadIdx.x == 0) job.window_starts[blockIdx.x] = row;
+}
+
+// One block: intersections before each block of candidates, and whether the capacity suffices.
+__global__ void __launch_bounds__(kScanThreads) scan_windows(BinJob job) {
+  if (overflowed(job.counters)) return;
+  const int64_t used = (job.totals->candidates + job.totals->per_block - 1) / job.totals->per_block;
+  const long long isects = scan_in_place(job.window_starts, used);
+  __syncthreads();  // every thread has read the flag
+  if (threadIdx.x != 0) return;
+  job.counters[SPLAT_COUNT_ISECTS] = isects;
+  if (isects > job.isect_capacity) job.counters[SPLAT_COUNT_OVERFLOW] = 1;
+}
+
+// ---- lists ---------------------------------------------------------------------------------------------------------
+
+SPLAT_DEVICE int64_t tile_of(const BinJob& job, int64_t i) {
+  return job.packed ? job.isect_keys[i] >> kMaskBits : job.isect_keys[i];
+}
+
+// Masks in tile order, and the start of each tile: intersection i starts every tile after its predecessor's up to its
+// own. Also the number of each Gaussian's intersections.
 __global__ void __launch_bounds__(kListThreads) list_isects(BinJob job) {
   if (overflowed(job.counters)) return;
   const int64_t isects = job.counters[SPLAT_COUNT_ISECTS];
   const int64_t i = int64_t(blockIdx.x) * kListThreads + threadIdx.x;
-  if (i < isects) {
-    const uint32_t place = job.isect_places[i];
-    job.isect_gaussians[i] = job.emitted_gaussians[place];
-    job.isect_grad_rows[i] = job.emitted_grad_rows[place];
-    job.isect_masks[i] = job.emitted_masks[place];
+  if (i < job.totals->listed) {
+    const uint32_t slot = job.order[i];
+    job.tiles_per_gauss[slot] = job.row_ends[i] - job.isect_grad_starts[slot];
   }
+  if (i < isects)
+    job.isect_masks[i] = job.packed ? uint16_t(job.isect_keys[i]) : job.emitted_masks[job.isect_grad_rows[i]];
   if (i > isects) return;
-  const int64_t begin = i == 0 ? 0 : int64_t(job.isect_tiles[i - 1]) + 1;
-  const int64_t end = i == isects ? job.tiles : int64_t(job.isect_tiles[i]);
+  const int64_t begin = i == 0 ? 0 : tile_of(job, i - 1) + 1;
+  const int64_t end = i == isects ? job.tiles : tile_of(job, i);
   for (int64_t t = begin; t <= end; ++t) job.tile_starts[t] = i;
 }
 

@@ -26,6 +26,16 @@ SPLAT_HD T min_(T a, T b) { return a < b ? a : b; }
 template <class T>
 SPLAT_HD T max_(T a, T b) { return a > b ? a : b; }
 
+// The same for operands of which none is NaN; of zeros either sign. One instruction on a GPU.
+template <class T>
+SPLAT_HD T min_ordered(T a, T b) { return min_(a, b); }
+template <class T>
+SPLAT_HD T max_ordered(T a, T b) { return max_(a, b); }
+#ifdef __CUDA_ARCH__
+__device__ inline float min_ordered(float a, float b) { return fminf(a, b); }
+__device__ inline float max_ordered(float a, float b) { return fmaxf(a, b); }
+#endif
+
 template <class T>
 SPLAT_HD T select(bool mask, T yes, T no) { return mask ? yes : no; }
 
@@ -35,6 +45,8 @@ template <class T>
 SPLAT_HD T dot3(const T* a, const T* b) { return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]; }
 template <class T>
 SPLAT_HD T clamp_(T x, T low, T high) { return min_(max_(x, low), high); }
+template <class T>
+SPLAT_HD T clamp_ordered(T x, T low, T high) { return min_ordered(max_ordered(x, low), high); }
 
 constexpr double kLog2E = 1.4426950408889634;
 

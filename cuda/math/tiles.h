@@ -48,15 +48,15 @@ SPLAT_HD TileRect tile_rect(T x, T y, T half_x, T half_y, int32_t tiles_x, int32
 }
 
 // 5.3  Least value of q = a dx^2 + b dx dy + c dy^2 over the box [x0, x1] x [y0, y1] of offsets from the mean.
-// q is convex, so with the mean outside the least value lies on an edge that faces it.
+// q is convex, so with the mean outside the least value lies on an edge that faces it. No argument is NaN.
 template <class T>
 SPLAT_HD T least_q_in_box(T a, T b, T c, T half_b_over_a, T half_b_over_c, T x0, T y0, T x1, T y1) {
-  const T near_x = clamp_(T(0), x0, x1), near_y = clamp_(T(0), y0, y1);
-  const T y_on_x_edge = clamp_(-half_b_over_c * near_x, y0, y1);
-  const T x_on_y_edge = clamp_(-half_b_over_a * near_y, x0, x1);
+  const T near_x = clamp_ordered(T(0), x0, x1), near_y = clamp_ordered(T(0), y0, y1);
+  const T y_on_x_edge = clamp_ordered(-half_b_over_c * near_x, y0, y1);
+  const T x_on_y_edge = clamp_ordered(-half_b_over_a * near_y, x0, x1);
   const T q_x = near_x * (a * near_x + b * y_on_x_edge) + c * y_on_x_edge * y_on_x_edge;
   const T q_y = x_on_y_edge * (a * x_on_y_edge + b * near_y) + c * near_y * near_y;
-  return min_(q_x, q_y);
+  return min_ordered(q_x, q_y);
 }
 // 5.3  Whether the box can hold a contribution: a little generous, the blend decides.
 template <class T>

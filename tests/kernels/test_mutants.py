@@ -7,6 +7,8 @@ import ctypes
 import math
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -230,6 +232,7 @@ class Mutant:
     file: str
     original: str
     mutated: str
+    crashes: bool = False  # it may write anywhere, so that it needs a process of its own
 
 
 OVERFLOW_CHECK = "  if (overflowed(lists.counters)) return;\n"
@@ -256,14 +259,23 @@ MUTANTS = {
     "a sort that does not wait for the warps' counts": Mutant(
         "picture",
         "kernels/radix_sort.cuh",
-        "  __syncthreads();\n  unsigned at = starts[threadIdx.x];",
-        "  unsigned at = starts[threadIdx.x];",
+        "  __syncthreads();\n\n  // Where each warp's pairs of each digit value begin",
+        "  // Where each warp's pairs of each digit value begin",
+        crashes=True,
     ),
-    "a sort whose lanes move on too early": Mutant(
+    "a sort that counts peers before all have read": Mutant(
         "picture",
         "kernels/radix_sort.cuh",
-        "    __syncwarp();  // all have read before the first lane of each digit moves it on\n",
+        "    __syncwarp();  // all have read before the first lane of each digit counts its peers\n",
         "",
+        crashes=True,
+    ),
+    "a sort that leaves before its pairs are in order": Mutant(
+        "picture",
+        "kernels/radix_sort.cuh",
+        "    sorted_values[place] = pass.values[block_first + i];\n  }\n  __syncthreads();",
+        "    sorted_values[place] = pass.values[block_first + i];\n  }",
+        crashes=True,
     ),
     "a sort that asks half a warp": Mutant(
         "picture", "kernels/radix_sort.cuh", "__match_any_sync(kFullWarp,", "__match_any_sync(0xffffu,"
@@ -312,11 +324,23 @@ MUTANTS = {
     "a tile that begins a tile too early": Mutant(
         "picture",
         "kernels/bin.cuh",
-        "int64_t(job.isect_tiles[i - 1]) + 1;",
-        "int64_t(job.isect_tiles[i - 1]);",
+        "tile_of(job, i - 1) + 1;",
+        "tile_of(job, i - 1);",
     ),
-    "an intersection that counts an empty neighbour": Mutant(
-        "picture", "kernels/bin.cuh", "found + (half != 0 && low != 0 ? 1u : 0u)", "found + (half != 0 ? 1u : 0u)"
+    "an intersection placed one lane too late": Mutant(
+        "picture",
+        "kernels/bin.cuh",
+        "__popc(votes & ((1u << lane_id()) - 1u))",
+        "__popc(votes & ((2u << lane_id()) - 1u))",
+    ),
+    "a window that ends a candidate too early": Mutant(
+        "picture", "kernels/bin.cuh", "if (start >= count) break;", "if (start >= count / 2) break;"
+    ),
+    "a window read before it is loaded": Mutant(
+        "picture", "kernels/bin.cuh", "  __syncthreads();\n  return first_rank;", "  return first_rank;"
+    ),
+    "a Gaussian whose last tile is not counted": Mutant(
+        "picture", "kernels/bin.cuh", "place + (masks[r] != 0 ? 1 : 0)", "place"
     ),
     "a Gaussian whose last intersection is left out": Mutant(
         "picture",
@@ -355,7 +379,7 @@ MUTANTS = {
     ),
     # Overflow.
     "a capacity of one intersection too many": Mutant(
-        "overflow", "kernels/bin.cuh", "if (before > job.isect_capacity)", "if (before > job.isect_capacity + 1)"
+        "overflow", "kernels/bin.cuh", "if (isects > job.isect_capacity)", "if (isects > job.isect_capacity + 1)"
     ),
     "blending of a view that overflowed": Mutant(
         "overflow",
@@ -383,8 +407,8 @@ MUTANTS = {
     "the default stream": Mutant(
         "devices",
         "src/cuda/bin.cu",
-        "  const cudaStream_t stream = stream_of(call);\n  SPLAT_LAUNCH(scan_visible,",
-        "  const cudaStream_t stream = nullptr;\n  SPLAT_LAUNCH(scan_visible,",
+        "  const cudaStream_t stream = stream_of(call);\n  SPLAT_LAUNCH(count_listed,",
+        "  const cudaStream_t stream = nullptr;\n  SPLAT_LAUNCH(count_listed,",
     ),
     "a launch that nobody checks": Mutant(
         "devices",
@@ -437,6 +461,22 @@ def mistaken(sources: Path, mutant: Mutant) -> Iterator[None]:
         kept.rename(built)
 
 
+def check_apart(check: str, library: Path) -> bool:
+    """Runs a check in a process of its own; returns whether it failed, or the process was killed by a signal."""
+    caught = 42
+    program = f"""
+import pathlib, sys
+from splatcli.errors import ResourceError
+from tests.kernels.test_mutants import CHECKS
+try:
+    CHECKS[{check!r}](pathlib.Path({str(library)!r}))
+except (AssertionError, ResourceError):
+    sys.exit({caught})
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    return done.returncode == caught or done.returncode < 0
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_kernels_as_they_are_pass(sources: Path, check: str) -> None:
     CHECKS[check](build(sources))
@@ -445,6 +485,9 @@ def test_the_kernels_as_they_are_pass(sources: Path, check: str) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mistake_is_caught(sources: Path, name: str) -> None:
     with mistaken(sources, MUTANTS[name]):
-        library = build(sources)
+        library, mutant = build(sources), MUTANTS[name]
+        if mutant.crashes:
+            assert check_apart(mutant.check, library), "neither a failed check nor a crash"
+            return
         with pytest.raises((AssertionError, ResourceError)):
-            CHECKS[MUTANTS[name].check](library)
+            CHECKS[mutant.check](library)

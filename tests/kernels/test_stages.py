@@ -66,16 +66,30 @@ class TrainStepPipeline:
         counters = self.frame.counters
         return int(self.frame.native.isects if counters is None else counters[abi.COUNT_ISECTS])
 
+    def grad_rows(self) -> Tensor:
+        """Rows of isect_grads, Gaussian by Gaussian in index order and in the order in which their gradients are added.
+
+        A backend may give the Gaussians' rows any order; every row must belong to one of them.
+        """
+        counts, starts = (self.slots(name).flatten().long() for name in ("tiles_per_gauss", "isect_grad_starts"))
+        number = torch.arange(int(counts.sum())) - (counts.cumsum(0) - counts).repeat_interleave(counts)
+        rows = starts.repeat_interleave(counts) + number
+        assert torch.equal(rows.sort().values, torch.arange(self.isects()))
+        return rows
+
     def binned(self) -> dict[str, Tensor]:
         tiles = -(-self.view.width // abi.TILE) * -(-self.view.height // abi.TILE)
-        lists = {
-            name: self.buffer(name)[: self.isects()] for name in ("isect_gaussians", "isect_grad_rows", "isect_masks")
-        }
-        starts = self.buffer("tile_starts")[: tiles + 1]
-        return lists | {
-            "tile_starts": starts,
+        gaussians, rows, masks = (
+            self.buffer(name)[: self.isects()] for name in ("isect_gaussians", "isect_grad_rows", "isect_masks")
+        )
+        place = torch.empty(self.isects(), dtype=torch.int64)
+        place[self.grad_rows()] = torch.arange(self.isects())
+        return {
+            "isect_gaussians": gaussians,
+            "isect_masks": masks,
+            "grad_rows_by_gaussian": place[rows.long()],
+            "tile_starts": self.buffer("tile_starts")[: tiles + 1],
             "tiles_per_gauss": self.slots("tiles_per_gauss"),
-            "isect_grad_starts": self.slots("isect_grad_starts"),
         }
 
 
@@ -171,6 +185,44 @@ def test_lists_of_an_image_with_more_tiles_than_sixteen_bits_count() -> None:
     assert int(ours.buffer("tile_starts")[65_536]) < ours.isects()
 
 
+def needles(n: int) -> Gaussians:
+    """Long and thin across the diagonal: they reach a small part of their rectangles' tiles."""
+    gaussians = random_gaussians(3, n, sh_degree=1, spread=0.3)
+    gaussians.means[:, 2] = 3.0 + 0.01 * torch.arange(n)
+    gaussians.log_scales[:] = torch.tensor([1.5, -6.0, -6.0])
+    gaussians.quats[:] = torch.tensor([math.cos(math.pi / 8), 0.0, 0.0, math.sin(math.pi / 8)])
+    gaussians.logit_opacities[:] = 2.0
+    return gaussians
+
+
+@pytest.mark.parametrize(("n", "size"), [(2, 1200), (30, 300), (1, 700)])
+def test_lists_of_far_more_candidates_than_intersections(n: int, size: int) -> None:
+    """Masks are kept for three candidates an intersection; with more, candidates are tested twice."""
+    gaussians, camera = needles(n), front_camera(size, size, 0.8 * size)
+    ours, twin = both(gaussians, camera)
+    candidates = int(ours.slots("tiles_per_gauss").sum())
+    twin.bin()
+    assert candidates > 4 * twin.isects() + 1024
+    ours.bin(twin.isects())
+    assert_same(ours.binned(), twin.binned())
+
+
+def test_lists_of_gaussians_over_several_windows() -> None:
+    """Windows of 512 candidates that begin within a Gaussian, hold only a part of one, or hold hundreds."""
+    gaussians = random_gaussians(5, 900, sh_degree=1, spread=0.5, scale=0.01)
+    gaussians.means[:, 2] = 3.0 + 0.001 * torch.arange(900)
+    for k, size in ((0, 1.5), (1, 0.5), (400, 2.0), (899, 0.8)):
+        gaussians.log_scales[k] = size
+        gaussians.logit_opacities[k] = 3.0
+    ours, twin = both(gaussians, front_camera(500, 460, 300.0))
+    counts = ours.slots("tiles_per_gauss").flatten()
+    assert int((counts > 512).sum()) >= 2
+    assert int((counts == 1).sum()) > 100
+    ours.bin()
+    twin.bin()
+    assert_same(ours.binned(), twin.binned())
+
+
 def test_too_little_room_raises_the_flag_and_writes_nothing_beyond_it() -> None:
     gaussians, camera = random_scene(3, 200, sh_degree=1)
     exact = lists_agree(gaussians, camera).isects()
@@ -209,9 +261,10 @@ def test_no_schedule_changes_a_bit_of_the_lists() -> None:
     assert_same(found[2], found[0])
 
 
-def with_grads(stages: TrainStepPipeline, rows: Tensor) -> None:
-    """Hands the backward pass of projection these rows."""
-    stages.frame.arena.take("isect_grads", rows.numel(), torch.float32)[: rows.numel()] = rows.flatten()
+def with_grads(stages: TrainStepPipeline, grads: Tensor) -> None:
+    """Hands the backward pass of projection these gradients, given Gaussian by Gaussian."""
+    taken = stages.frame.arena.take("isect_grads", grads.numel(), torch.float32)[: grads.numel()]
+    taken.view(-1, abi.ISECT_GRAD)[stages.grad_rows()] = grads
     stages.frame.native.isect_grads = stages.buffer("isect_grads").data_ptr()
 
 

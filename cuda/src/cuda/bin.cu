@@ -1,8 +1,8 @@
 // Enqueues binning: kernels/bin.cuh and kernels/radix_sort.cuh. Every buffer has the caller's capacity; only the
 // device knows how much of it is used.
 //
-// Workspace, bytes: 8 a visible Gaussian twice for the depth sort and 16 a chunk; 26 a tile intersection; 1 KB of
-// histograms for every 2,048 of either.
+// Workspace, bytes: 16 a visible Gaussian for the depth sort and 16 a chunk; 24 a tile intersection, 26 where there are
+// more tiles than a key packs with a mask; 1 KB of histograms for every 3,072 of either.
 #include "../../kernels/bin.cuh"
 
 #include "../../kernels/radix_sort.cuh"
@@ -17,31 +17,47 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The caller's workspace, cut up.
 struct Workspace {
-  int64_t *chunk_first, *chunk_isects, *depth_starts;
+  BinTotals* totals;
+  int64_t *chunk_starts, *block_starts, *window_starts;
+  int64_t* rank_starts;  // over the keys, which the depth sort no longer needs
   uint32_t *keys[2], *order[2];
-  uint32_t *isect_tiles[2], *isect_places[2];
-  uint32_t *emitted_gaussians, *emitted_grad_rows;
+  uint32_t* isect_keys[2];
+  uint64_t* isect_values[2];
+  uint16_t* candidate_masks;  // over the second keys and values, which emission does not write
   uint16_t* emitted_masks;
-  uint32_t *histograms, *totals;
-  int64_t bytes;
+  uint32_t *histograms, *sort_totals;
+  int64_t windows, bytes;
+  bool packed;
 
-  Workspace(void* base, int64_t visible, int64_t isects) {
+  Workspace(void* base, int64_t visible, int64_t isects, int64_t tiles) {
     char* at = static_cast<char*>(base);
-    take(at, chunk_first, chunks_of(visible));
-    take(at, chunk_isects, chunks_of(visible));
-    take(at, depth_starts, ceil_div(visible, kEmitThreads));
-    for (int k = 0; k < 2; ++k) take(at, keys[k], visible), take(at, order[k], visible);
-    for (int k = 0; k < 2; ++k) take(at, isect_tiles[k], isects), take(at, isect_places[k], isects);
-    take(at, emitted_gaussians, isects);
-    take(at, emitted_grad_rows, isects);
-    take(at, emitted_masks, isects);
+    packed = tiles <= kPackedTiles;
+    windows = kWindowsAnIsect * isects / kWindow + 1;
+    take(at, totals, 1);
+    take(at, chunk_starts, chunks_of(visible));
+    take(at, block_starts, ceil_div(visible, kRankThreads));
+    take(at, window_starts, windows);
+    take(at, rank_starts, visible);
+    keys[0] = reinterpret_cast<uint32_t*>(rank_starts), keys[1] = keys[0] + visible;
+    for (int k = 0; k < 2; ++k) take(at, order[k], visible);
+    take(at, isect_keys[0], isects);
+    take(at, isect_values[0], isects);
+    take(at, isect_values[1], isects + kWindow / 2);
+    take(at, isect_keys[1], isects);
+    candidate_masks = reinterpret_cast<uint16_t*>(isect_values[1]);
+    take(at, emitted_masks, packed ? 0 : isects);
     const int64_t most = visible > isects ? visible : isects;
     take(at, histograms, kDigits * ceil_div(most, kSortItems));
-    take(at, totals, kDigits);
+    take(at, sort_totals, kDigits);
     bytes = at - static_cast<char*>(base);
   }
 
  private:
+  // Candidates that have a mask kept for them, for each intersection there is room for. With more, every block tests
+  // its candidates twice.
+  static constexpr int64_t kWindowsAnIsect = 3;
+  static_assert(kWindowsAnIsect * sizeof(uint16_t) <= sizeof(uint64_t), "masks fit into the second values");
+
   template <class T>
   static void take(char*& at, T*& out, int64_t count) {
     out = reinterpret_cast<T*>(at);
@@ -49,26 +65,32 @@ struct Workspace {
   }
 };
 
-// Sorts by the lowest `bits` of the keys; the result is in keys[0] and values[0].
-void radix_sort(cudaStream_t stream, int bits, int64_t room, const int64_t* count, const int64_t* counters,
-                uint32_t** keys, uint32_t** values, const Workspace& work) {
-  SortPass pass = {};
+// Sorts by bits [low, high) of the keys, at least one digit. The result is in keys[0] and values[0]; values of the last
+// pass go to low_out and high_out, where given.
+template <class Value>
+void radix_sort(cudaStream_t stream, int low, int high, int64_t room, const int64_t* count, const int64_t* counters,
+                uint32_t** keys, Value** values, const Workspace& work, uint32_t* low_out = nullptr,
+                uint32_t* high_out = nullptr) {
+  SortPass<Value> pass = {};
   pass.count = count;
   pass.counters = counters;
   pass.histograms = work.histograms;
-  pass.totals = work.totals;
+  pass.totals = work.sort_totals;
   pass.blocks = ceil_div(room, kSortItems);
-  for (pass.shift = 0; pass.shift < bits; pass.shift += kDigitBits) {
+  pass.shift = low;
+  do {
     pass.keys = keys[0], pass.values = values[0];
     pass.keys_out = keys[1], pass.values_out = values[1];
-    SPLAT_LAUNCH(sort_histogram, pass.blocks, kSortThreads, stream, pass);
-    SPLAT_LAUNCH(sort_scan, pass.blocks > 0 ? kDigits : 0, kSortThreads, stream, pass);
-    SPLAT_LAUNCH(sort_scatter, pass.blocks, kSortThreads, stream, pass);
+    if (pass.shift + kDigitBits >= high) pass.low_out = low_out, pass.high_out = high_out;
+    SPLAT_LAUNCH(sort_histogram<Value>, pass.blocks, kSortThreads, stream, pass);
+    SPLAT_LAUNCH(sort_scan<Value>, pass.blocks > 0 ? kDigits : 0, kSortThreads, stream, pass);
+    SPLAT_LAUNCH(sort_scatter<Value>, pass.blocks, kSortThreads, stream, pass);
     uint32_t* swapped = keys[0];
     keys[0] = keys[1], keys[1] = swapped;
-    swapped = values[0];
-    values[0] = values[1], values[1] = swapped;
-  }
+    Value* exchanged = values[0];
+    values[0] = values[1], values[1] = exchanged;
+    pass.shift += kDigitBits;
+  } while (pass.shift < high);
 }
 
 int bits_of(int64_t count) {
@@ -79,12 +101,12 @@ int bits_of(int64_t count) {
 
 }  // namespace
 
-int64_t bin_bytes(const SplatView&, const SplatFrame& frame) {
-  return Workspace(nullptr, frame.visible, frame.max_isects).bytes;
+int64_t bin_bytes(const SplatView& view, const SplatFrame& frame) {
+  return Workspace(nullptr, frame.visible, frame.max_isects, tiles_of(view)).bytes;
 }
 
 void bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians, SplatFrame& frame) {
-  Workspace work(frame.workspace, frame.visible, frame.max_isects);
+  Workspace work(frame.workspace, frame.visible, frame.max_isects, tiles_of(view));
   BinJob job = {};
   job.width = view.width, job.height = view.height;
   job.tiles_x = tiles_across(view.width), job.tiles_y = tiles_across(view.height);
@@ -92,36 +114,37 @@ void bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gau
   job.chunks = chunks_of(gaussians.n);
   job.tiles = tiles_of(view);
   job.isect_capacity = frame.max_isects;
+  job.windows = work.windows, job.packed = work.packed;
   job.projected = static_cast<const float*>(frame.projected);
   job.chunk_counts = frame.chunk_counts;
   job.counters = frame.counters;
   job.tiles_per_gauss = frame.tiles_per_gauss, job.isect_grad_starts = frame.isect_grad_starts;
-  job.chunk_first = work.chunk_first, job.chunk_isects = work.chunk_isects;
+  job.totals = work.totals;
+  job.chunk_starts = work.chunk_starts, job.block_starts = work.block_starts, job.rank_starts = work.rank_starts;
+  job.window_starts = work.window_starts, job.candidate_masks = work.candidate_masks;
   job.keys = work.keys[0], job.order = work.order[0];
-  job.depth_starts = work.depth_starts;
-  job.emitted_gaussians = work.emitted_gaussians, job.emitted_grad_rows = work.emitted_grad_rows;
+  job.isect_keys = work.isect_keys[0], job.isect_values = work.isect_values[0];
   job.emitted_masks = work.emitted_masks;
   job.tile_starts = frame.tile_starts;
-  job.isect_gaussians = frame.isect_gaussians, job.isect_grad_rows = frame.isect_grad_rows,
-  job.isect_masks = frame.isect_masks;
+  job.isect_grad_rows = frame.isect_grad_rows, job.isect_masks = frame.isect_masks;
 
   const cudaStream_t stream = stream_of(call);
-  SPLAT_LAUNCH(scan_visible, 1, kScanThreads, stream, job);
-  SPLAT_LAUNCH(count_isects, job.chunks, kCountThreads, stream, job);
-  SPLAT_LAUNCH(scan_isects, 1, kScanThreads, stream, job);
-  SPLAT_LAUNCH(place_isect_grads, job.chunks, kCountThreads, stream, job);
-  radix_sort(stream, 32, frame.visible, frame.counters + SPLAT_COUNT_VISIBLE, frame.counters, work.keys, work.order,
-             work);
-  job.order = work.order[0];
-  const int64_t rank_blocks = ceil_div(frame.visible, kEmitThreads);
-  SPLAT_LAUNCH(count_ranks, rank_blocks, kEmitThreads, stream, job);
+  SPLAT_LAUNCH(count_listed, job.chunks, kListThreads, stream, job);
+  SPLAT_LAUNCH(scan_chunks, 1, kScanThreads, stream, job);
+  SPLAT_LAUNCH(list_gaussians, job.chunks, kListThreads, stream, job);
+  radix_sort(stream, 0, 32, frame.visible, &work.totals->listed, frame.counters, work.keys, work.order, work);
+  job.order = work.order[0], job.row_ends = work.order[1];
+  SPLAT_LAUNCH(count_ranks, ceil_div(frame.visible, kRankThreads), kRankThreads, stream, job);
   SPLAT_LAUNCH(scan_ranks, 1, kScanThreads, stream, job);
-  job.isect_tiles = work.isect_tiles[0], job.isect_places = work.isect_places[0];
-  SPLAT_LAUNCH(emit_isects, rank_blocks, kEmitThreads, stream, job);
-  radix_sort(stream, bits_of(job.tiles), frame.max_isects, frame.counters + SPLAT_COUNT_ISECTS, frame.counters,
-             work.isect_tiles, work.isect_places, work);
-  job.isect_tiles = work.isect_tiles[0], job.isect_places = work.isect_places[0];
-  SPLAT_LAUNCH(list_isects, ceil_div(frame.max_isects + 1, kListThreads), kListThreads, stream, job);
+  SPLAT_LAUNCH(visit_candidates, work.windows, kWindowThreads, stream, job, false);
+  SPLAT_LAUNCH(scan_windows, 1, kScanThreads, stream, job);
+  SPLAT_LAUNCH(visit_candidates, work.windows, kWindowThreads, stream, job, true);
+  const int low = work.packed ? kMaskBits : 0;
+  radix_sort(stream, low, low + bits_of(job.tiles), frame.max_isects, frame.counters + SPLAT_COUNT_ISECTS,
+             frame.counters, work.isect_keys, work.isect_values, work, frame.isect_gaussians, frame.isect_grad_rows);
+  job.isect_keys = work.isect_keys[0];
+  const int64_t listed = frame.max_isects + 1 > frame.visible ? frame.max_isects + 1 : frame.visible;
+  SPLAT_LAUNCH(list_isects, ceil_div(listed, kListThreads), kListThreads, stream, job);
 }
 
 }  // namespace gpu
