@@ -239,6 +239,7 @@ class Machine:
             getattr(native, name).argtypes = [ctypes.c_char_p, ctypes.c_int64]
             getattr(native, name).restype = ctypes.c_int64
         native.simt_set_schedule.argtypes = [ctypes.c_uint64]
+        native.ptx_patience.argtypes = [ctypes.c_int64]
         native.ptx_allow.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         native.ptx_load.restype, native.ptx_load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
         native.ptx_words.restype = ctypes.c_char_p
@@ -290,6 +291,15 @@ class Machine:
             yield
         finally:
             self.native.ptx_lenient(0)
+
+    @contextlib.contextmanager
+    def patience(self, turns: int) -> Iterator[None]:
+        """A block that takes more turns of loops is a fault: it waits for what never comes."""
+        self.native.ptx_patience(turns)
+        try:
+            yield
+        finally:
+            self.native.ptx_patience(1 << 26)
 
     @contextlib.contextmanager
     def profile(self) -> Iterator[None]:
@@ -356,9 +366,13 @@ class Machine:
     def clear_counts(self) -> None:
         self.native.ptx_clear_counts()
 
-    def unknown(self) -> dict[str, int]:
-        """Return the opcodes of loaded modules that are not known, with their number: a fault where one is reached."""
-        return {name: int(times) for name, times in (line.split("|") for line in self._text("unknown"))}
+    def unknown(self, kernels: str = "") -> dict[str, int]:
+        """Return the opcodes that are not known, a fault if reached, of loaded kernels with this in their name."""
+        found: dict[str, int] = {}
+        for kernel, opcode, times in (line.split("|") for line in self._text("unknown")):
+            if kernels in kernel:
+                found[opcode] = found.get(opcode, 0) + int(times)
+        return found
 
     @property
     def seconds(self) -> float:

@@ -56,7 +56,7 @@ def test_shipped_kernels_draw_the_cpus_picture() -> None:
         assert machine().hazards() == []
     for got, want in zip(ours, expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=2e-4)
-    assert machine().unknown() == {}
+    assert machine().unknown("splat") == {}
     blends = [kernel for kernel in machine().counts() if "blend_fast" in kernel.name]
     assert sum(kernel.launches for kernel in blends) == 1
     assert sum(instruction.warps for instruction in blends[0].instructions) > 0

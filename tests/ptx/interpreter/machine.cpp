@@ -135,6 +135,11 @@ class Compiler {
     if (o.name[0] == '%') {
       if (o.name == "WARP_SZ") return constant(bytes, 32);
       const std::string name = o.name + (bytes == 8 ? ":64" : "");
+      static const std::set<std::string> known = {"%laneid", "%warpid", "%nwarpid", "%nsmid", "%smid", "%lanemask_lt", "%lanemask_le",
+                                                  "%lanemask_gt", "%lanemask_ge", "%lanemask_eq", "%dynamic_smem_size"};
+      const std::string axes = o.name.substr(0, o.name.find('.'));
+      if (known.count(o.name) == 0 && axes != "%tid" && axes != "%ntid" && axes != "%ctaid" && axes != "%nctaid")
+        throw ptx::Error("no register " + o.name);
       const auto special = p.specials.find(name);
       if (special != p.specials.end()) return special->second;
       return p.specials[name] = place(bytes);
@@ -170,6 +175,7 @@ class Compiler {
       i.guard_negated = s.guard_negated;
     }
     try {
+      check_words(s.parts);
       decode(s, i);
       if (i.run == nullptr && i.kind == Kind::kPlain) i.kind = Kind::kUnknown;
     } catch (const std::exception& error) {
@@ -187,6 +193,42 @@ class Compiler {
     const auto found = f.labels.find(o.name);
     if (found == f.labels.end()) throw ptx::Error("no label " + o.name);
     return found->second;
+  }
+
+  // Throws for a word of an opcode that is not heeded below: what is not known must not run as if it were.
+  static void check_words(const std::vector<std::string>& parts) {
+    static const std::string order = " weak relaxed acquire release acq_rel volatile cta cluster gpu sys ";
+    static const std::string place = " global shared shared::cta local param const ";
+    static const std::string cache = " nc ca cg cs lu cv wb wt L1::evict_first L1::evict_last L1::no_allocate L1::evict_normal"
+                                     " L2::64B L2::128B L2::256B ";
+    static const std::string compare = " eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan ";
+    static const std::string round = " rn rz rm rp ";
+    static const std::map<std::string, std::string> known = {
+        {"bra", " uni "}, {"ret", " uni "}, {"exit", ""}, {"trap", ""}, {"call", " uni "}, {"brkpt", ""}, {"pragma", ""},
+        {"bar", " sync red warp cta popc and or aligned "}, {"barrier", " sync red cta popc and or aligned "},
+        {"membar", " cta gl sys "}, {"fence", " sc acq_rel acquire release cta cluster gpu sys "}, {"nanosleep", ""},
+        {"prefetch", place + "L1 L2 "}, {"prefetchu", " L1 "}, {"discard", " global L2 "}, {"griddepcontrol", " launch_dependents wait "},
+        {"ld", order + place + cache + "v2 v4 "}, {"ldu", " global v2 v4 "}, {"st", order + place + cache + "v2 v4 "},
+        {"atom", order + place + "add min max and or xor exch cas inc dec "}, {"red", order + place + "add min max and or xor inc dec "},
+        {"cp", " async ca cg shared shared::cta global commit_group wait_all wait_group L2::64B L2::128B L2::256B "},
+        {"cvta", place + "to "}, {"setp", compare + "and or xor ftz "}, {"selp", ""}, {"shfl", " sync idx up down bfly "},
+        {"vote", " sync ballot any all uni "}, {"match", " sync any all "}, {"redux", " sync add min max and or xor "}, {"activemask", ""},
+        {"cvt", round + "rni rzi rmi rpi ftz sat "}, {"mov", ""}, {"shf", " l r wrap clamp "}, {"lop3", ""}, {"prmt", ""},
+        {"add", round + "ftz cc "}, {"sub", round + "ftz cc "}, {"addc", " cc "}, {"subc", " cc "},
+        {"mul", round + "ftz lo hi wide "}, {"mad", round + "ftz lo hi wide cc "}, {"madc", " lo hi cc "}, {"fma", round + "ftz "},
+        {"div", round + "approx full ftz "}, {"rcp", round + "approx ftz "}, {"sqrt", round + "approx ftz "}, {"rsqrt", " approx ftz "},
+        {"ex2", " approx ftz "}, {"lg2", " approx ftz "}, {"sin", " approx ftz "}, {"cos", " approx ftz "}, {"tanh", " approx "},
+        {"rem", ""}, {"neg", " ftz "}, {"abs", " ftz "}, {"min", " ftz "}, {"max", " ftz "}, {"copysign", ""},
+        {"and", ""}, {"or", ""}, {"xor", ""}, {"not", ""}, {"cnot", ""}, {"shl", ""}, {"shr", ""}, {"popc", ""}, {"clz", ""},
+        {"brev", ""}, {"bfind", " shiftamt "}, {"bfe", ""}, {"bfi", ""}, {"dp4a", ""}, {"slct", ""}, {"sad", ""}, {"isspacep", place}};
+    static const std::string types = " pred b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64 ";
+    const auto found = known.find(parts[0]);
+    if (found == known.end()) throw ptx::Error("an opcode that is not known");
+    for (size_t k = 1; k < parts.size(); ++k) {
+      const std::string word = " " + parts[k] + " ";
+      if (found->second.find(word) == std::string::npos && types.find(word) == std::string::npos)
+        throw ptx::Error("." + parts[k] + " is not known of " + parts[0]);
+    }
   }
 
   // `o` as a predicate that may be "!p"; the flag says so.
@@ -274,9 +316,13 @@ class Compiler {
       return;
     }
     if (op == "match") {
-      i.kind = Kind::kWarpSync, i.run = handler_of("match.any." + type);
-      if (!is("any")) throw ptx::Error("match.all");
-      i.d = value(o.at(0), 4), i.a = value(o.at(1), bytes), i.c = value(o.at(2), 4);
+      i.kind = Kind::kWarpSync, i.run = handler_of((is("any") ? "match.any." : "match.all.") + type);
+      if (o.at(0).kind == ptx::OperandKind::kPair) {
+        i.d = value(o[0].elements[0], 4), i.e = value(o[0].elements[1], 0);
+      } else {
+        i.d = value(o[0], 4);
+      }
+      i.a = value(o.at(1), bytes), i.c = value(o.at(2), 4);
       return;
     }
     if (op == "redux") {
@@ -319,7 +365,24 @@ class Compiler {
       i.imm = int64_t(o.at(4).bits);
       return;
     }
+    if (op == "dp4a") {  // dp4a.atype.btype: mode 1 and 2 for signed a and b
+      i.run = handler_of("dp4a"), i.mode = (parts.at(1)[0] == 's' ? 1 : 0) | (type[0] == 's' ? 2 : 0);
+      i.d = value(o.at(0), 4), i.a = value(o.at(1), 4), i.b = value(o.at(2), 4), i.c = value(o.at(3), 4);
+      return;
+    }
+    if (is("cc") || op == "addc" || op == "subc" || op == "madc") return carrying(s, i, bytes);
     arithmetic(s, i, bytes, is_float);
+  }
+
+  // mode: 1 takes the carry, 2 leaves one.
+  void carrying(const ptx::Statement& s, Ins& i, int bytes) {
+    const std::string& op = s.parts[0];
+    const std::string base = op.back() == 'c' && op != "sub" ? op.substr(0, 3) : op;
+    const char* const half = base != "mad" ? "" : has(s.parts, "hi") ? ".hi" : ".lo";
+    i.run = handler_of("carry." + base + half + (bytes == 8 ? ".64" : ".32") + (s.parts.back()[0] == 's' ? "s" : "u"));
+    i.mode = (op.size() == 4 ? 1 : 0) | (has(s.parts, "cc") ? 2 : 0);
+    i.d = value(s.operands.at(0), bytes), i.a = value(s.operands.at(1), bytes), i.b = value(s.operands.at(2), bytes);
+    if (base == "mad") i.c = value(s.operands.at(3), bytes);
   }
 
   void arithmetic(const ptx::Statement& s, Ins& i, int bytes, bool is_float) {
@@ -329,13 +392,15 @@ class Compiler {
     std::string name = op;
     for (const char* word : {"lo", "hi", "wide", "approx", "full", "shiftamt"})
       if (has(parts, word)) name += std::string(".") + word;
-    if (has(parts, "sat")) throw ptx::Error("saturated arithmetic");
-    if (has(parts, "cc") || op == "addc" || op == "subc" || op == "madc") throw ptx::Error("carries");
     if (name == "rcp.approx" && type == "f64") throw ptx::Error("rcp.approx.f64");
     const bool approx = has(parts, "approx") || has(parts, "full");
     i.mode = approx && has(parts, "ftz") ? 1 : 0;
     const int rounding = has(parts, "rm") ? FE_DOWNWARD : has(parts, "rp") ? FE_UPWARD : has(parts, "rz") ? FE_TOWARDZERO : 0;
-    if (rounding != 0 && type == "f32") {
+    if (has(parts, "ftz") && !approx) {
+      if (rounding != 0) throw ptx::Error("directed rounding that flushes");
+      i.run = handler_of("ftz." + name + "." + type);
+    } else if (rounding != 0 && is_float) {
+      if (type != "f32") throw ptx::Error("directed rounding of doubles");
       i.run = handler_of(op + ".directed");
       i.mode = rounding;
     } else {
@@ -353,7 +418,7 @@ class Compiler {
   void set_predicate(const ptx::Statement& s, Ins& i, int bytes, bool is_float) {
     const auto& parts = s.parts;
     const auto& o = s.operands;
-    i.run = handler_of("setp." + parts.at(1) + "." + parts.back());
+    i.run = handler_of((has(parts, "ftz") ? "ftz.setp." : "setp.") + parts.at(1) + "." + parts.back());
     if (o.at(0).kind == ptx::OperandKind::kPair) {
       i.d = value(o[0].elements[0], 0), i.e = value(o[0].elements[1], 0);
     } else {
@@ -375,6 +440,7 @@ class Compiler {
     const bool to_integer = has(parts, "rni") || has(parts, "rzi") || has(parts, "rmi") || has(parts, "rpi");
     if (to_float && to_integer) i.mode |= 32;
     if (has(parts, "sat")) i.mode |= 16;
+    if (has(parts, "ftz")) i.mode |= 64;
     int wide_d, wide_a;
     i.d = value(o.at(0), type_bytes(to), to_float, &wide_d), i.a = value(o.at(1), type_bytes(from), from_float, &wide_a);
     i.wide[0] = uint8_t(wide_d), i.wide[1] = uint8_t(wide_a);
@@ -424,6 +490,7 @@ class Compiler {
     const ptx::Space space = space_of(s.parts);
     const ptx::Operand &memory = o.at(load ? 1 : 0), &data = o.at(load ? 0 : 1);
     address(memory, i, space);
+    if (bytes < 1 || bytes > 8) throw ptx::Error("no such transfer");
     i.size = uint8_t(bytes), i.is_signed = type[0] == 's';
     const std::vector<ptx::Operand> elements = data.kind == ptx::OperandKind::kVector ? data.elements : std::vector<ptx::Operand>{data};
     i.count = uint8_t(elements.size());
@@ -445,6 +512,7 @@ class Compiler {
     for (int k = 0; k < 10; ++k)
       if (has(s.parts, kinds[k])) i.mode = k;
     if (i.mode < 0 || o.at(returns ? 1 : 0).kind != ptx::OperandKind::kMemory) throw ptx::Error("an atomic");
+    if (bytes != 4 && bytes != 8) throw ptx::Error("an atomic of that size");
     address(o[returns ? 1 : 0], i, space);
     i.size = uint8_t(bytes);
     i.target = type[0] == 'f' ? 2 : type[0] == 's' ? 1 : 0;
@@ -625,6 +693,7 @@ class Runner {
             ++pc;
           } else if (here == mask) {
             const bool back = i.target <= pc;
+            if (back && ++w.block->turns > options.patience) fault(i, here, "a loop without end");
             pc = i.target;
             if (back || pc > limit) {
               f.pc = pc;
@@ -861,7 +930,7 @@ void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_s
   for (uint64_t n = 0; n < blocks; ++n) {
     const uint64_t at = options.seed == 0 ? n : (from + n * step) % blocks;
     const Dim place = {unsigned(at % grid.x), unsigned(at / grid.x % grid.y), unsigned(at / grid.x / grid.y)};
-    state.index = int64_t(at);
+    state.index = int64_t(at), state.turns = 0;
     // What nobody wrote is no number.
     std::memset(state.shared.data(), 0xff, state.shared.size());
     if (!state.local.empty()) std::memset(state.local.data(), 0xff, state.local.size());
