@@ -2,7 +2,7 @@
 
     python -m tests.gpu.rehearse --out DIR [--part check|speed] [--seconds 900]
 
-The kernels are compiled by nvcc and their PTX runs on the CPU in ../shared/ptx; gsplat, ncu, compute-sanitizer and
+The kernels are compiled by nvcc and their PTX runs on the CPU (tests/ptx); gsplat, ncu, compute-sanitizer and
 nvidia-smi are stand-ins. DIR gets what gpu_check writes, and, where the package coverage is installed, `uncovered.txt`:
 the lines of gpu_check that no process has run. Exit code: 0 when only tests failed that ask for memory of a device,
 1 otherwise, 3 where a tool is missing.
@@ -20,8 +20,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from tests.ptx import machine
+
 ROOT = Path(__file__).resolve().parents[2]
-MACHINE = ROOT.parent / "shared" / "ptx"
 SIMULATED = Path(__file__).resolve().parent / "simulated"
 #: Tests that fail where a GPU's tensors lie in the memory of the host.
 NEEDS_A_DEVICE = {
@@ -52,22 +53,6 @@ for m in '"Duration","us","71.20"' '"Memory Throughput","%","48.81"' '"Registers
 done
 """,
 }
-
-
-def missing() -> str | None:
-    """Why nothing can be simulated here, or None."""
-    if not (MACHINE / "Makefile").is_file():
-        return f"{MACHINE} is not there"
-    found = [program for program in ("nvcc", "g++", "make") if shutil.which(program) is None]
-    return f"{', '.join(found)} not found" if found else None
-
-
-def library(build: Path) -> Path:
-    """The CUDA library on the machine for PTX; built where it is older than the sources."""
-    make = ["make", "-s", "-C", str(MACHINE), f"BUILD={build}"]
-    subprocess.run([*make, "-j2"], check=True, stdout=sys.stderr)
-    subprocess.run([*make, "library", "ARCH=80", f"CUDA={ROOT / 'cuda'}"], check=True, stdout=sys.stderr)
-    return build / "sm80" / "libsplat_ptx.so"
 
 
 def environment(folder: Path, native: Path) -> dict[str, str]:
@@ -147,13 +132,13 @@ def main() -> int:
     parser.add_argument("--part", choices=("check", "speed"))
     parser.add_argument("--seconds", type=float, default=900.0)
     options = parser.parse_args()
-    if (reason := missing()) is not None:
+    if (reason := machine.missing()) is not None:
         print(f"rehearse: {reason}", file=sys.stderr)
         return 3
     out = options.out.resolve()
     (out / "scratch").mkdir(parents=True, exist_ok=True)
     shutil.rmtree(out / "scratch" / "covered", ignore_errors=True)
-    native = library(out / "scratch" / "build")
+    native = machine.kernel_library()
     carry(out / "scratch" / "carried")
     wrong: list[str] = []
     for part in [options.part] if options.part else ["check", "speed"]:
