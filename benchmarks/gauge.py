@@ -34,7 +34,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import sass
+from benchmarks import roofline, sass
+from benchmarks.gsplat_kernels import WHEEL, Gsplat, glue
 from benchmarks.sass import Ran
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import build
@@ -42,17 +43,17 @@ from splatcli.native.backend import Backend
 from splatcli.native.build_cuda import find_toolkit
 from splatcli.rasterizer import AdamState, AsyncEngine, DensifyStats, NativeEngine
 from splatcli.rasterizer.memory_budget import round_capacity
+from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import StepInputs
 from splatcli.scene.camera import Camera
 from tests.ptx.machine import Kernel, kernel_library, load, machine
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "gauge.json"
 ARCHITECTURE = "90"
 #: Share by which a count may differ from the stored one before it is reported.
 TOLERANCE = 0.02
 #: What is compared of a kernel.
-COMPARED = ("instructions", "sectors", "passes", "atomics", "cycles")
+COMPARED = ("instructions", "sectors", "sectors_read", "sectors_written", "passes", "atomics", "cycles")
 #: Steps on the CPU before the measured one, each on another view: some visible Gaussians have missed steps by then.
 WARM = 8
 
@@ -214,7 +215,8 @@ def summary(code: Code) -> dict[str, dict[str, Any]]:
     result = {}
     for kernel in kernels:
         found = kernel_summary(code.blocks[kernel.name], ran_of(kernel), code.ptx_blocks[kernel.name])
-        result[names[kernel.name]] = {"launches": kernel.launches, "blocks": kernel.blocks, **found}
+        least = {"sectors_read": kernel.sectors_read, "sectors_written": kernel.sectors_written}
+        result[names[kernel.name]] = {"launches": kernel.launches, "blocks": kernel.blocks, **found, **least}
     return dict(sorted(result.items(), key=lambda item: -item[1]["cycles"]))
 
 
@@ -250,11 +252,21 @@ def kernel_summary(blocks: list[sass.Block], ran: list[Ran], block_of: list[int]
 # ---- the measured step -----------------------------------------------------------------------------------------------
 
 
-def our_step(scene: Scene) -> tuple[dict[str, Any], Gaussians]:
-    """Our kernels in one training step, and the Gaussians before it. The loss is held against the CPU's."""
+class Engine(NativeEngine):
+    """The CPU's engine, which lends the gradient of its last image."""
+
+    def v_image(self, camera: Camera) -> torch.Tensor:
+        return self._stages._images(camera)[1]
+
+
+def our_step(scene: Scene) -> tuple[dict[str, Any], Gaussians, torch.Tensor]:
+    """Our kernels in one training step; the Gaussians before it; the gradient of the image.
+
+    The loss is held against the CPU's.
+    """
     gaussians = scene.gaussians.detach_clone()
     adam, stats = AdamState.zeros_like(gaussians), DensifyStats.zeros(len(gaussians))
-    cpu = NativeEngine(Backend.cpu())
+    cpu = Engine(Backend.cpu())
 
     def inputs(camera: Camera) -> StepInputs:
         lrs = dict.fromkeys(GROUPS, 1e-7)  # so small that all steps do the same work
@@ -275,6 +287,7 @@ def our_step(scene: Scene) -> tuple[dict[str, Any], Gaussians]:
     assert engine.frame.counters is not None
     visible, _, isects, _ = engine.frame.counters.tolist()
     camera = scene.cameras[-1]
+    v_image = cpu.v_image(camera).clone()
     return {
         "gaussians": len(ours),
         "visible": visible,
@@ -282,7 +295,25 @@ def our_step(scene: Scene) -> tuple[dict[str, Any], Gaussians]:
         "height": camera.height,
         "isects": isects,
         "ours": summary(Code.of(embedded_ptx(library))),
-    }, before  # fmt: skip
+    }, before, v_image  # fmt: skip
+
+
+def gsplat_step(scene: Scene, gaussians: Gaussians, v_image: torch.Tensor) -> dict[str, Any]:
+    """gsplat's kernels in the same step. Its image is held against ours."""
+    camera, background = scene.cameras[-1], torch.zeros(3)
+    theirs = Gsplat(fetched(WHEEL), cache(), ARCHITECTURE)
+    with machine().profile():
+        found = theirs.step(gaussians, camera, v_image, background)
+    ours = render(gaussians, camera, background=background, sh_degree=gaussians.sh_degree, backend=Backend.cpu()).image
+    apart = float((found.image - ours).abs().mean())
+    if not apart < 1e-3:
+        raise SystemExit(f"gauge: {scene.name}: gsplat's image and ours differ by {apart} on average")
+    code = Code.of([*theirs.texts, *embedded_ptx(theirs.sort_library)])
+    return {
+        "gsplat": summary(code),
+        "gsplat_isects": found.isects,
+        "gsplat_glue_bytes": dict(glue(len(gaussians), camera.width * camera.height)),
+    }
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -302,7 +333,7 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[tuple[float, str]]
                 if kernel not in before or kernel not in after:
                     found.append((0.0, f"{label} is {'new' if kernel in after else 'gone'}"))
                     continue
-                for what in COMPARED:
+                for what in before[kernel].keys() & set(COMPARED):
                     a, b = before[kernel][what], after[kernel][what]
                     share = (b - a) / a if a else float(b > 0)
                     if abs(share) > TOLERANCE:
@@ -317,6 +348,7 @@ COLUMNS: list[tuple[str, str, Callable[[dict[str, Any]], Any]]] = [
     ("Minstr", "10.3f", lambda one: one["instructions"] / 1e6),
     ("lanes", "6.1f", lambda one: one["lanes"]),
     ("MB", "10.2f", lambda one: one["sectors"] * 32 / 1e6),
+    ("least", "10.2f", lambda one: (one["sectors_read"] + one["sectors_written"]) * 32 / 1e6),
     ("Mpasses", "9.3f", lambda one: one["passes"] / 1e6),
     ("Matom", "8.3f", lambda one: one["atomics"] / 1e6),
     ("off", "6.1%", lambda one: one["unexplained"]),
@@ -355,11 +387,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scene", action="append", choices=list(SCENES), help="this one alone; may be repeated")
     parser.add_argument("--full", action="store_true", help="all scenes; takes an hour")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--ours", action="store_true", help="without gsplat: its stored counts stay")
+    which.add_argument("--gsplat", action="store_true", help="count gsplat anew; else only with another nvcc")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when a kernel takes over 2 %% more")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=roofline.RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    old = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {"scenes": {}}
+    old = json.loads(roofline.RESULTS.read_text(encoding="utf-8")) if roofline.RESULTS.is_file() else {"scenes": {}}
     names = options.scene or (list(SCENES) if options.full else DEFAULT_SCENES)
     new: dict[str, Any] = {
         "command": "make gauge",
@@ -370,7 +405,13 @@ def main() -> int:
     }
     for name in names:
         started = time.perf_counter()
-        result, _ = our_step(SCENES[name]())
+        scene, known = SCENES[name](), old["scenes"].get(name, {})
+        result, gaussians, v_image = our_step(scene)
+        stale = old.get("nvcc") != new["nvcc"] or "gsplat" not in known
+        if options.gsplat or (stale and not options.ours):
+            result |= gsplat_step(scene, gaussians, v_image)
+        else:
+            result |= {key: value for key, value in known.items() if key.startswith("gsplat")}
         new["scenes"][name] = result
         print(shown(name, result), f"\n{time.perf_counter() - started:.0f} s\n", flush=True)
     different = changes(old, new)
@@ -381,6 +422,8 @@ def main() -> int:
         name: (old["scenes"] | new["scenes"])[name] for name in SCENES if name in old["scenes"] | new["scenes"]
     }
     options.out.write_text(written(new), encoding="utf-8")
+    if options.out == roofline.RESULTS:
+        roofline.write()
     return 0
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gauge, sass
+from benchmarks import gauge, gsplat_kernels, roofline, sass
 from benchmarks.sass import Machine, Ran
 
 #: A kernel with a loop that ptxas has doubled and a tail, a square root with its slow path, and its subroutine.
@@ -176,7 +176,7 @@ def test_kernels_that_come_and_go_are_reported() -> None:
 
 
 def test_the_stored_results_are_of_every_kernel_of_a_step_and_explained() -> None:
-    stored = json.loads(gauge.RESULTS.read_text(encoding="utf-8"))
+    stored = json.loads(roofline.RESULTS.read_text(encoding="utf-8"))
     assert set(gauge.DEFAULT_SCENES) <= stored["scenes"].keys()
     for scene in stored["scenes"].values():
         names = {name.partition("<")[0] for name in scene["ours"]}
@@ -186,6 +186,60 @@ def test_the_stored_results_are_of_every_kernel_of_a_step_and_explained() -> Non
             assert sum(kernel["kinds"].values()) == pytest.approx(kernel["instructions"], abs=len(kernel["kinds"]))
             assert kernel["unexplained"] < 0.02
             assert 0 < kernel["lanes"] <= 32
+
+
+def test_the_documents_block_is_of_the_stored_results() -> None:
+    stored, document = (
+        json.loads(roofline.RESULTS.read_text(encoding="utf-8")),
+        roofline.DOCUMENT.read_text(encoding="utf-8"),
+    )
+    assert roofline.with_block(document, stored) == document, "run python -m benchmarks.roofline"
+
+
+def test_a_kernel_takes_what_binds_it() -> None:
+    kernel = {"sectors_read": 100_000, "sectors_written": 34_375, "cycles": roofline.QUARTERS * 99}
+    memory, pipe, estimate = roofline.seconds(kernel)
+    assert memory == pytest.approx(134_375 * 32 / 4.3e12) == pytest.approx(1e-6)
+    assert pipe == pytest.approx(99 / 1.98e9) == pytest.approx(5e-8)
+    assert estimate == memory
+    assert roofline.seconds(kernel | {"sectors_read": 0, "sectors_written": 0})[2] == pytest.approx(5e-8 / 0.6)
+
+
+def test_every_kernel_has_a_stage() -> None:
+    assert roofline.stage_of("blend_vjp_fast<false, false>", 0) == "blend, backward"
+    assert roofline.stage_of("project_vjp_chunks<3, false>", 0) == "projection, backward, Adam"
+    assert roofline.stage_of("sort_scatter", 0) == roofline.stage_of("DeviceRadixSortOnesweepKernel", 1) == "binning"
+    assert roofline.stage_of("adam_kernel<float>", 1) == "projection, backward, Adam"
+
+
+HOST_AND_DEVICE = """
+#include <ATen/Dispatch.h>
+#include "Common.h"
+#include "Utils.cuh"
+#include <cooperative_groups.h>
+template <typename T>
+__global__ void kept(const T *x) {
+}
+
+template <typename T>
+void launch_kept(at::Tensor x) {
+    if (x.size(0)) {
+    }
+}
+void launch_other(
+    const at::Tensor x
+) {
+}
+"""
+
+
+def test_host_functions_are_cut_out_and_kernels_stay() -> None:
+    text = gsplat_kernels.without_host(HOST_AND_DEVICE)
+    assert "__global__ void kept(const T *x) {\n}" in text
+    assert "#include <cooperative_groups.h>" in text
+    assert "at::Tensor" not in text
+    assert "ATen" not in text
+    assert "Common.h" not in text
 
 
 # ---- compiled --------------------------------------------------------------------------------------------------------

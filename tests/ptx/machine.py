@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -220,11 +220,16 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Kernel:
-    """How often a kernel, by its mangled name, and its instructions have run."""
+    """How often a kernel, by its mangled name, and its instructions have run.
+
+    sectors_read, sectors_written: 32 bytes of global memory, each once a launch; counted under profile().
+    """
 
     name: str
     launches: int
     blocks: int
+    sectors_read: int
+    sectors_written: int
     instructions: tuple[Instruction, ...]
 
 
@@ -359,8 +364,8 @@ class Machine:
                 lines.append(Instruction(name.strip(), *map(int, numbers)))
             else:
                 lines = []
-                kernels.append(Kernel(name, int(numbers[0]), int(numbers[1]), ()))
-            kernels[-1] = Kernel(kernels[-1].name, kernels[-1].launches, kernels[-1].blocks, tuple(lines))
+                kernels.append(Kernel(name, *map(int, numbers), instructions=()))
+            kernels[-1] = replace(kernels[-1], instructions=tuple(lines))
         return kernels
 
     def clear_counts(self) -> None:

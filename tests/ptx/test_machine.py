@@ -60,3 +60,14 @@ def test_shipped_kernels_draw_the_cpus_picture() -> None:
     blends = [kernel for kernel in machine().counts() if "blend_fast" in kernel.name]
     assert sum(kernel.launches for kernel in blends) == 1
     assert sum(instruction.warps for instruction in blends[0].instructions) > 0
+
+
+def test_a_profile_counts_a_sector_once_a_launch() -> None:
+    module, out = machine().module(SEVENS), torch.zeros(64, dtype=torch.int32)
+    with machine().profile():
+        for _ in range(2):
+            module.run("sevens", [2], [40], out)  # both blocks write the same 160 bytes
+    (kernel,) = [kernel for kernel in machine().counts() if kernel.name == "sevens"]
+    stores = next(one for one in kernel.instructions if one.opcode == "st.global.u32")
+    assert (kernel.launches, kernel.blocks, stores.warps, stores.traffic) == (2, 4, 8, 20)
+    assert (kernel.sectors_read, kernel.sectors_written) == (0, 10)
