@@ -74,7 +74,7 @@ def check_bands(library: Path) -> None:
 
     whole = outcome(FixedBudget(1 << 40))
     for seed in SEEDS:
-        budget = FixedBudget(60_000)
+        budget = FixedBudget(67_000)
         with Emulator(backend.library).schedule(seed):
             parts = outcome(budget)
         assert budget.reported

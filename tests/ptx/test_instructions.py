@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -887,6 +888,41 @@ def test_a_mistake_is_a_fault(text: str) -> None:
     out = np.zeros(32, np.uint32)
     each_thread("st.global.u32 [%o], %i;", out, threads=32)
     assert out.tolist() == list(range(32)), "the next launch is as good as new"
+
+
+#: Statements over shared memory, at %x1 for each thread, and the hazards that they have.
+OWN = "mov.u32 %x2, few; mad.lo.u32 %x1, %i, 4, %x2;"
+HALVES = "mov.u32 %x2, few; mad.lo.u32 %x1, %i, 2, %x2; st.shared.u16 [%x1], 1;"
+HAZARDS = {
+    f"{OWN} st.shared.u32 [%x1], %i; ld.shared.u32 %x3, [%x1];": [],
+    f"{OWN} st.shared.u32 [%x1], %i; bar.sync 0; xor.b32 %x1, %x1, 128; ld.shared.u32 %x3, [%x1];": [],
+    f"{OWN} st.shared.u32 [%x1], %i; xor.b32 %x1, %x1, 128; ld.shared.u32 %x3, [%x1];": ["between warps"],
+    f"{OWN} st.shared.u32 [%x1], %i; xor.b32 %x1, %x1, 4; ld.shared.u32 %x3, [%x1];": ["within a warp"],
+    f"{OWN} st.shared.u32 [%x1], %i; bar.warp.sync 0xffffffff; xor.b32 %x1, %x1, 4; ld.shared.u32 %x3, [%x1];": [],
+    f"{OWN} st.shared.u32 [%x1], %i; bar.sync 0; ld.shared.u32 %x3, [few]; st.shared.u32 [%x1], %x3;": [
+        "shared memory, between warps"
+    ],
+    "st.shared.u32 [few], %i;": ["two writes in shared memory"],
+    f"{OWN} setp.lt.u32 %q1, %i, 9; @%q1 st.shared.u32 [%x1], %i; ld.shared.u32 %x3, [%x1];": ["that was not written"],
+    # Two threads in one word, each in its half.
+    f"{HALVES} ld.shared.u16 %x3, [%x1]; st.shared.u16 [%x1], 2;": [],
+    f"{HALVES} xor.b32 %x1, %x1, 2; ld.shared.u16 %x3, [%x1];": ["within a warp"],
+    "atom.shared.add.u32 %x3, [few], 1;": ["that was not written"],
+    "atom.global.add.u32 %x3, [%p1], 1;": [],
+    "st.global.u32 [%p1], %g;": ["two writes in global memory, between blocks", "between warps", "within a warp"],
+    "atom.global.add.u32 %x3, [%p1], 1; ld.global.u32 %x3, [%p1];": ["a read after a write in global memory"],
+    "st.global.u32 [%o], %i; ld.global.u32 %x3, [%o];": [],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HAZARDS)
+def test_accesses_without_a_barrier_between_are_hazards(text: str) -> None:
+    with machine().races():
+        each_thread(text, np.zeros(2 * 64, np.uint32), np.zeros(64, np.uint32), threads=64, blocks=2)
+        found = [hazard.words for hazard in machine().hazards()]
+    assert bool(found) == bool(HAZARDS[text]), found
+    for words in HAZARDS[text]:
+        assert any(re.search(words, one) for one in found), found
 
 
 UNKNOWN = [

@@ -1,0 +1,111 @@
+"""The kernels' PTX under further checks: races, bounds of every tensor, warps torn apart, coarser approximations.
+
+Two builds run. The twin build (SPLAT_TWIN_MATH, no fused multiply-add) has the portable CPU library's bits, whatever is
+checked meanwhile. The shipped build, with the flags that users get, agrees with the CPU within stated tolerances.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from splatcli.native import abi
+from splatcli.native.backend import Backend
+from splatcli.rasterizer.adam import AdamState
+from tests.kernels.test_mutants import CHECKS, everything, total_loss
+from tests.native.cases import adam_update
+from tests.ptx.machine import NEEDS_NVCC, TWIN_FLAGS, kernel_library, load, machine
+from tests.rasterizer.scenes import random_gaussians, random_image
+
+pytestmark = NEEDS_NVCC
+
+#: PTX of these too, the oldest and the newest that is shipped; each loads and draws one view.
+OTHER_ARCHITECTURES = ("75", "120")
+
+
+@pytest.fixture(scope="module")
+def twin() -> Path:
+    return kernel_library(flags=TWIN_FLAGS)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_no_access_races_or_leaves_its_tensor(twin: Path, check: str) -> None:
+    """Each check runs the kernels under several schedules, in both variants, and compares with the CPU."""
+    load(twin)
+    with machine().races(), machine().bounds():
+        CHECKS[check](twin)
+        assert machine().hazards() == []
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_adam_and_noise_race_nowhere(twin: Path, seed: int) -> None:
+    backend = on(twin)
+    with machine().races(), machine().bounds(), machine().schedule(seed):
+        ours = adam(backend) + noise(backend)
+        assert machine().hazards() == []
+    cpu = Backend.cpu(isa="portable", threads=1)
+    for got, want in zip(ours, adam(cpu) + noise(cpu), strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("architecture", OTHER_ARCHITECTURES)
+def test_another_architecture_draws_the_cpus_picture(architecture: str) -> None:
+    library = kernel_library(architecture=architecture, flags=TWIN_FLAGS)
+    load(library)
+    CHECKS["picture"](library)
+    assert machine().unknown("splat") == {}
+
+
+# ---- the shipped build -----------------------------------------------------------------------------------------------
+
+#: Largest differences from the CPU, of the largest number of a tensor. Measured, with approximations as exact as they
+#: can be and off by two units in the last place: 7e-7 of images, 1.2e-6 of gradients, 4.4e-6 of the loss's gradient,
+#: 2.2e-7 of parameters, moments and positions.
+IMAGE, GRADIENT, LOSS_GRADIENT, PARAMETER = 2e-6, 5e-6, 2e-5, 1e-6
+
+
+@pytest.mark.parametrize("ulps", [0, 2])
+def test_shipped_kernels_agree_with_the_cpu(ulps: int) -> None:
+    backend, cpu = on(kernel_library()), Backend.cpu(isa="portable", threads=1)
+    with machine().approximations(ulps):
+        ours, (_, v_image) = everything(backend), total_loss(backend, random_image(1, 77, 51), random_image(2, 77, 51))
+        moved = adam(backend) + noise(backend)
+    for k, (got, want) in enumerate(zip(ours, everything(cpu), strict=True)):
+        assert apart(got, want) < (IMAGE if k < 3 else GRADIENT), k
+    assert apart(v_image, total_loss(cpu, random_image(1, 77, 51), random_image(2, 77, 51))[1]) < LOSS_GRADIENT
+    for got, want in zip(moved, adam(cpu) + noise(cpu), strict=True):
+        assert apart(got, want) < PARAMETER
+    assert machine().unknown("splat") == {}
+
+
+# ---- work ------------------------------------------------------------------------------------------------------------
+
+
+def on(library: Path) -> Backend:
+    return Backend(load(library), torch.float32, 0, ordinal=1, stream=0x1234, deferred=True)
+
+
+def apart(got: Tensor, want: Tensor) -> float:
+    """Return the largest difference as a share of the largest number; of NaN it is NaN."""
+    return float((got.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+def adam(backend: Backend) -> list[Tensor]:
+    """Return parameters and moments after two steps with made-up gradients."""
+    params, grads = random_gaussians(1, 1000, sh_degree=2), random_gaussians(2, 1000, sh_degree=2)
+    state = AdamState.zeros_like(params)
+    for step in (1, 2):
+        backend.call("adam", backend.arrays(params), backend.arrays(grads), adam_update(backend, state, step))
+    return [tensor for group in (params, state.exp_avg, state.exp_avg_sq) for _, tensor in group.items()]
+
+
+def noise(backend: Backend) -> list[Tensor]:
+    """Return positions that noise has moved."""
+    gaussians = random_gaussians(6, 300, sh_degree=0)
+    gaussians.logit_opacities -= 6.0
+    job = abi.Noise(seed=2**63 + 5, step=7, scale=30.0, threshold=0.005, steepness=100.0)
+    backend.call("noise", backend.arrays(gaussians), job)
+    return [gaussians.means]
