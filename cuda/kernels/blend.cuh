@@ -1,7 +1,8 @@
 // Forward blending on the GPU, one 16x16 tile a block: docs/math.md 6.1. Also the parts that both directions share.
 //
 // Two variants with the same arithmetic a pixel, in the same order as the CPU twin. Simple: 256 threads with one pixel
-// each. Fast: 128 threads with two, so that a projected Gaussian read from shared memory serves both.
+// each. Fast: 128 threads with two, and 64 with four for the gradients, so that a projected Gaussian read from shared
+// memory and a sum over the warp serve more of them.
 #pragma once
 #include "../math/blend.h"
 #include "device.cuh"

@@ -56,11 +56,11 @@ struct BackwardPixel {
     const float free_alpha = select(raw <= float(kMaxAlpha), live_alpha, 0.0f);
     return {free_alpha * alpha_vjp(before, cg, behind, 1.0f - alpha), weight};
   }
-  SPLAT_DEVICE void add_colour(float weight, float* sums) const {
-    sums[kGradRed] += weight * red;
-    sums[kGradGreen] += weight * green;
-    sums[kGradBlue] += weight * blue;
-    if (Depth) sums[kGradDepth] += weight * depth;
+  SPLAT_DEVICE void colour_grads(float weight, float* grads) const {
+    grads[kGradRed] = weight * red;
+    grads[kGradGreen] = weight * green;
+    grads[kGradBlue] = weight * blue;
+    grads[kGradDepth] = Depth ? weight * depth : 0.0f;
   }
 };
 
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kSimpleThreads) blend_vjp_simple(BlendLists li
       const PixelShare share = pixel.step(splat.proj, dx, dy, has(hits.own, i));
       const float vx = share.v * dx, vy = share.v * dy;
       float grad[kIsectGradUsed] = {share.v, vx, vy, vx * dx, vx * dy, vy * dy};
-      pixel.add_colour(share.weight, grad);
+      pixel.colour_grads(share.weight, grad);
       if (Abs) abs_mean2d_grads(splat.proj, vx, vy, grad[kGradAbsX], grad[kGradAbsY]);
 #pragma unroll
       for (int f = 0; f < kSums; ++f) {
@@ -202,11 +202,34 @@ __global__ void __launch_bounds__(kSimpleThreads) blend_vjp_simple(BlendLists li
 
 // ---- fast kernel ---------------------------------------------------------------------------------------------------
 
+// A warp has half a tile, 16x8 pixels, and a lane a column of a 4x4 block: the sums over the warp, a third of the
+// instructions of an intersection, then serve 128 pixels. Larger parts than the forward pass's pay here, since the sums
+// cost more than the pixels that an intersection does not reach.
 constexpr int kFastBatch = 64;
-constexpr int kFastWarps = kFastThreads / kWarp;
+constexpr int kVjpThreads = 64;
+constexpr int kVjpWarps = kVjpThreads / kWarp;
+constexpr int kVjpSlots = kBlocksPerTile / kVjpWarps;  // 4x4 blocks of a warp
 constexpr int kFastGroups = kFastBatch / kWarp;
+static_assert(kVjpSlots * kBlock == kWarp, "a lane is a column of a block");
 // Blocks that a multiprocessor holds at once: without this bound the compiler spills registers to fit more.
-constexpr int kFastBlocks = 7;
+constexpr int kFastBlocks = 10;
+
+SPLAT_DEVICE ThreadPixels column_pixels(const BlendLists& lists, int32_t tile) {
+  const int slot = lane_id() / kBlock, block = warp_id() * kVjpSlots + slot;
+  return {tile_x(lists, tile) + block % kBlockSide * kBlock + lane_id() % kBlock,
+          tile_y(lists, tile) + block / kBlockSide * kBlock, slot};
+}
+SPLAT_DEVICE Hits column_hits(uint32_t mask, int slot) {
+  Hits hits = {0, 0};
+  mask >>= warp_id() * kVjpSlots;
+#pragma unroll
+  for (int s = 0; s < kVjpSlots; ++s) {
+    const uint32_t reached = __ballot_sync(kFullWarp, (mask >> s & 1u) != 0);
+    hits.any |= reached;
+    if (s == slot) hits.own = reached;
+  }
+  return hits;
+}
 
 // A tile with very many intersections would still run when all others are done. Such a tile is cut into parts, each for
 // a block of its own, which first replays the intersections before its part. That repeats about a quarter of the
@@ -234,38 +257,51 @@ struct FastShared {
   uint32_t* touched;  // [warps][kFastGroups]
 };
 
-// A lane's two pixels.
+// A lane's pixels, one below the other.
 template <bool Depth, bool Abs>
-struct PixelPair {
+struct PixelColumn {
   static constexpr int kSums = isect_grad_fields(Depth, Abs);
-  float x, y;  // centre of the upper one
-  BackwardPixel<Depth> upper, lower;
+  float x, y;  // centre of the uppermost
+  BackwardPixel<Depth> pixels[kBlock];
 
-  SPLAT_DEVICE bool alive() const { return upper.alive() || lower.alive(); }
+  SPLAT_DEVICE bool alive() const {
+    bool any = false;
+#pragma unroll
+    for (int k = 0; k < kBlock; ++k) any = any || pixels[k].alive();
+    return any;
+  }
   // Updates the pixels as the intersection does, without its gradient.
   SPLAT_DEVICE void replay(const Splat& splat, bool reached) {
     const float dx = x - splat.proj[kProjX];
-    upper.step(splat.proj, dx, y - splat.proj[kProjY], reached);
-    lower.step(splat.proj, dx, (y + 1.0f) - splat.proj[kProjY], reached);
+#pragma unroll
+    for (int k = 0; k < kBlock; ++k) pixels[k].step(splat.proj, dx, (y + float(k)) - splat.proj[kProjY], reached);
   }
   // Also sums over the warp; false when there was nothing to sum. The lane's sum goes to sums[field].
   SPLAT_DEVICE bool sum(const Splat& splat, bool reached, int field, float* sums) {
     const float dx = x - splat.proj[kProjX];
-    const float upper_dy = y - splat.proj[kProjY], lower_dy = (y + 1.0f) - splat.proj[kProjY];
-    const PixelShare a = upper.step(splat.proj, dx, upper_dy, reached);
-    const PixelShare b = lower.step(splat.proj, dx, lower_dy, reached);
-    // Masks are generous, and pixels stop.
-    if (!__any_sync(kFullWarp, a.weight + b.weight > 0.0f)) return false;
-    const float v = a.v + b.v, vx = v * dx, a_vy = a.v * upper_dy, b_vy = b.v * lower_dy, vy = a_vy + b_vy;
-    float grad[kIsectGradUsed] = {v, vx, vy, vx * dx, vy * dx, a_vy * upper_dy + b_vy * lower_dy};
-    upper.add_colour(a.weight, grad);
-    lower.add_colour(b.weight, grad);
-    if (Abs) {
-      float x, y;
-      abs_mean2d_grads(splat.proj, a.v * dx, a_vy, grad[kGradAbsX], grad[kGradAbsY]);
-      abs_mean2d_grads(splat.proj, b.v * dx, b_vy, x, y);
-      grad[kGradAbsX] += x, grad[kGradAbsY] += y;
+    float dy[kBlock], weight = 0.0f;
+    PixelShare shares[kBlock];
+#pragma unroll
+    for (int k = 0; k < kBlock; ++k) {
+      dy[k] = (y + float(k)) - splat.proj[kProjY];
+      shares[k] = pixels[k].step(splat.proj, dx, dy[k], reached);
+      weight += shares[k].weight;
     }
+    // Masks are generous, and pixels stop.
+    if (!__any_sync(kFullWarp, weight > 0.0f)) return false;
+    float grad[kIsectGradUsed];
+#pragma unroll
+    for (int k = 0; k < kBlock; ++k) {
+      const float v = shares[k].v, vy = v * dy[k];
+      float mine[kIsectGradUsed] = {v, 0.0f, vy, 0.0f, 0.0f, vy * dy[k]};
+      pixels[k].colour_grads(shares[k].weight, mine);
+      if (Abs) abs_mean2d_grads(splat.proj, v * dx, vy, mine[kGradAbsX], mine[kGradAbsY]);
+#pragma unroll
+      for (int f = 0; f < kSums; ++f) grad[f] = k == 0 ? mine[f] : grad[f] + mine[f];
+    }
+    grad[kGradVx] = grad[kGradV] * dx;
+    grad[kGradVxx] = grad[kGradVx] * dx;
+    grad[kGradVxy] = grad[kGradVy] * dx;
     transpose_reduce<kSums>(grad);
     if (field >= 0) sums[field] = grad[0];
     return true;
@@ -275,8 +311,8 @@ struct PixelPair {
 // Gradients of a tile's intersections [first, end); first is a multiple of kFastBatch.
 template <bool Depth, bool Abs>
 SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t first, int32_t end, int32_t slot,
-                                 PixelPair<Depth, Abs>& pixels, const FastShared& shared, float* isect_grads) {
-  const int field = field_of_lane<PixelPair<Depth, Abs>::kSums>();
+                                 PixelColumn<Depth, Abs>& pixels, const FastShared& shared, float* isect_grads) {
+  const int field = field_of_lane<PixelColumn<Depth, Abs>::kSums>();
   // A part before this one, if any, ended with all its intersections read; its sums are written only after the barrier.
   Stager<kFastBatch> stager(lists, begin, end, shared.staged, shared.masks);
   int buffer = 0;
@@ -288,7 +324,7 @@ SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t
     for (int group = 0; group < kFastGroups; ++group) {
       const int from = buffer * kFastBatch + group * kWarp;
       const bool working = __any_sync(kFullWarp, pixels.alive()) && group * kWarp + lane_id() < count;
-      const Hits hits = fast_hits(working ? shared.masks[from + lane_id()] : 0u, slot);
+      const Hits hits = column_hits(working ? shared.masks[from + lane_id()] : 0u, slot);
       float* sums = shared.sums + (warp_id() * kFastBatch + group * kWarp) * kSumsStride;
       uint32_t summed = 0;
       for (uint32_t left = hits.any; left != 0; left &= left - 1) {
@@ -304,7 +340,7 @@ SPLAT_DEVICE void blend_vjp_part(const BlendLists& lists, int64_t begin, int32_t
     }
     if (base < first) continue;
     __syncthreads();
-    write_isect_grads<PixelPair<Depth, Abs>::kSums, kFastWarps, kFastBatch>(
+    write_isect_grads<PixelColumn<Depth, Abs>::kSums, kVjpWarps, kFastBatch>(
         isect_grads, lists.isect_grad_rows + begin + base, shared.sums, shared.touched, count);
   }
 }
@@ -318,11 +354,11 @@ SPLAT_DEVICE void blend_vjp_tile(const BlendLists& lists, int32_t tile, bool cut
   const int32_t length = cut ? (stop / kParts / kFastBatch + 1) * kFastBatch : stop;  // of a part
   if (part != 0 && part * length >= stop) return;
   const int32_t end = (part + 1) * length < stop ? (part + 1) * length : stop;
-  const ThreadPixels at = fast_pixels(lists, tile);
+  const ThreadPixels at = column_pixels(lists, tile);
   float v_background[3] = {0.0f, 0.0f, 0.0f};
-  PixelPair<Depth, Abs> pixels = {float(at.x) + 0.5f, float(at.y) + 0.5f, {}, {}};
-  pixels.upper.read(lists, out, v_out, at.x, at.y, v_background);
-  pixels.lower.read(lists, out, v_out, at.x, at.y + 1, v_background);
+  PixelColumn<Depth, Abs> pixels = {float(at.x) + 0.5f, float(at.y) + 0.5f, {}};
+#pragma unroll
+  for (int k = 0; k < kBlock; ++k) pixels.pixels[k].read(lists, out, v_out, at.x, at.y + k, v_background);
   if (part == 0) {
     if (background_partials != nullptr) write_background(v_background, background_partials, tile);
     clear_isect_grads(isect_grads, lists.isect_grad_rows + begin + stop, isects - stop);
@@ -331,13 +367,13 @@ SPLAT_DEVICE void blend_vjp_tile(const BlendLists& lists, int32_t tile, bool cut
 }
 
 template <bool Depth, bool Abs>
-__global__ void __launch_bounds__(kFastThreads, kFastBlocks)
+__global__ void __launch_bounds__(kVjpThreads, kFastBlocks)
     blend_vjp_fast(BlendLists lists, int32_t tiles, BlendImages out, BlendImages v_out, float* isect_grads,
                    float* background_partials) {
   SPLAT_SHARED(float4, staged, 2 * kFastBatch * kQuads);
   SPLAT_SHARED(uint32_t, masks, 2 * kFastBatch);
-  SPLAT_SHARED(float, sums, kFastWarps * kFastBatch * kSumsStride);
-  SPLAT_SHARED(uint32_t, touched, kFastWarps * kFastGroups);
+  SPLAT_SHARED(float, sums, kVjpWarps * kFastBatch * kSumsStride);
+  SPLAT_SHARED(uint32_t, touched, kVjpWarps * kFastGroups);
   if (overflowed(lists.counters)) return;
   const FastShared shared = {staged, masks, sums, touched};
   const int32_t scouts = scouts_of(tiles), block = int32_t(blockIdx.x) - (kParts - 1) * scouts;

@@ -390,8 +390,8 @@ MUTANTS = {
     "gradients of a view that overflowed": Mutant(
         "overflow",
         "kernels/blend_vjp.cuh",
-        "  SPLAT_SHARED(uint32_t, touched, kFastWarps * kFastGroups);\n" + OVERFLOW_CHECK,
-        "  SPLAT_SHARED(uint32_t, touched, kFastWarps * kFastGroups);\n",
+        "  SPLAT_SHARED(uint32_t, touched, kVjpWarps * kFastGroups);\n" + OVERFLOW_CHECK,
+        "  SPLAT_SHARED(uint32_t, touched, kVjpWarps * kFastGroups);\n",
     ),
     "parameters after a view that overflowed": Mutant(
         "overflow",

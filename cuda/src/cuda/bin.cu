@@ -42,7 +42,7 @@ struct Workspace {
     for (int k = 0; k < 2; ++k) take(at, order[k], visible);
     take(at, isect_keys[0], isects);
     take(at, isect_values[0], isects);
-    take(at, isect_values[1], isects + kWindow / 2);
+    take(at, isect_values[1], isects + kWindow * sizeof(uint16_t) / sizeof(uint64_t));
     take(at, isect_keys[1], isects);
     candidate_masks = reinterpret_cast<uint16_t*>(isect_values[1]);
     take(at, emitted_masks, packed ? 0 : isects);

@@ -52,7 +52,7 @@ void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatF
     SPLAT_LAUNCH((blend_vjp_simple<Depth, Abs>), tiles, kSimpleThreads, stream, lists, images, gradients, isect_grads,
                  partials);
   } else {
-    SPLAT_LAUNCH((blend_vjp_fast<Depth, Abs>), fast_vjp_blocks(tiles), kFastThreads, stream, lists, tiles, images,
+    SPLAT_LAUNCH((blend_vjp_fast<Depth, Abs>), fast_vjp_blocks(tiles), kVjpThreads, stream, lists, tiles, images,
                  gradients, isect_grads, partials);
   }
 }
