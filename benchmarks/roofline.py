@@ -85,7 +85,7 @@ def kernel_table(scene: dict[str, Any]) -> list[str]:
         ]
         traffic = [f"{32e-6 * kernel['sectors']:.0f}", f"{1e-6 * least_bytes(kernel):.1f}"]
         times = [f"{1e6 * memory:.1f}", f"{1e6 * pipe:.1f}", f"**{1e6 * estimate:.1f}**"]
-        rows.append([f"`{name.partition('<')[0]}`", str(kernel["launches"]), *numbers, *traffic, *times])
+        rows.append([f"`{name}`", str(kernel["launches"]), *numbers, *traffic, *times])
     rows.append(["the others", *[""] * 9, f"{1e6 * left:.1f}"])
     head = ["kernel", "launches", "M instructions", "lanes", "M cycles", "busiest", "MB in sectors", "MB at least"]
     return table([*head, "floor by bandwidth, µs", "floor by pipe, µs", "estimate, µs"], rows)

@@ -5,8 +5,9 @@ PTX misleads where ptxas turns one instruction into many (div, sqrt, integer div
 says which PTX line each machine instruction stems from; and each basic block of machine code is taken to run as often
 as the PTX in it. Where ptxas copied a loop's body or a tail, the copies share the count of their PTX.
 
-How often a block ran is the median over its instructions of which PTX makes exactly one (ANCHORS); in a block without
-any, over all. `checked()` says how far the loads, stores and shuffles of a kernel come out from what was counted.
+How often a block ran is the median over its instructions of which PTX makes exactly one (ANCHORS), and no less often
+than its stores, shuffles and barriers; in a block without any, the median over all. `checked()` says how far shuffles
+and special functions of a kernel come out from what was counted.
 """
 
 from __future__ import annotations
@@ -58,13 +59,21 @@ ANCHORS: list[tuple[str, str]] = [
     (r"ex2\.", r"MUFU\.EX2"),
     (r"lg2\.", r"MUFU\.LG2"),
     (r"(rcp|div)\..*f32$", r"MUFU\.RCP"),
-    (r"r?sqrt\..*f32$", r"MUFU\.RSQ"),
+    (r"r?sqrt\..*f32$", r"MUFU\.(RSQ|SQRT)"),
     (r"fma\..*f32$", r"FFMA"),
     (r"mul\..*f32$", r"FMUL"),
     (r"(add|sub)\..*f32$", r"FADD"),
 ]
-#: Anchors that a check counts, and what of the PTX has to match: ptxas joins neither away nor makes them of others.
-CHECKED = {"SHFL": r"shfl\.", r"STG?\b": r"st\.(?!shared|volatile\.shared|local|param)", r"MUFU\.EX2": r"ex2\."}
+#: Anchors that ptxas neither moves out of a loop nor runs on a guess: their block runs at least as often as they do. It
+#: may run more often where a short branch became a guard.
+STEADY = re.compile(r"(st|atom|red|shfl|bar|barrier)\.")
+#: Anchors that a check counts, and what of the PTX has to match: guards do not spare them, and nothing is joined.
+CHECKED = {
+    "SHFL": r"shfl\.",
+    r"MUFU\.EX2": r"ex2\.",
+    r"MUFU\.(RSQ|SQRT)": r"r?sqrt\..*f32$",
+    r"MUFU\.RCP": r"(rcp|div)\..*f32$",
+}
 
 #: Instructions that ptxas moves out of loops and joins: they say little about how often a block ran.
 _MOVED = re.compile(r"(LDC|ULDC|MOV|UMOV|S2R|S2UR|CS2R|HFMA2|IMAD\.MOV|NOP|R2UR)\b")
@@ -156,17 +165,19 @@ def weights(blocks: list[Block], ran: Iterable[Ran], block_of: list[int]) -> lis
         if block.slow:
             result.append(0.0)
             continue
-        sure, other = [], []
+        steady, sure, other = [0.0], [], []
         for opcode, line in block.instructions:
             times = counts[line].warps if line in counts else 0
             if line in anchored and re.match(anchored[line], opcode):
                 sure.append(times / copies[line])
+                if STEADY.match(counts[line].opcode):
+                    steady.append(times / copies[line])
             elif not _MOVED.match(opcode):
                 other.append(times / factor.get(block_of[line], 1.0))
         found = sure or other
         if not found:
             found = [counts[line].warps if line in counts else 0 for _, line in block.instructions]
-        result.append(float(statistics.median(found)))
+        result.append(float(max(statistics.median(found), *steady)))
     return result
 
 

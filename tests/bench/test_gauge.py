@@ -122,11 +122,21 @@ def test_slow_paths_never_run() -> None:
 
 def test_what_is_unexplained_is_a_share() -> None:
     assert unexplained(RAN) == 0.0
-    # Three stores of one block, of which the counts say that one ran less often: 24 are modelled, 18 were counted.
-    line = '\t//## File ".nv_debug_ptx_txt", line {}\n        /*0110*/                   STG.E desc[UR4][R2.64], R0 ;\n'
-    listing = LISTING.replace("        /*0110*/", line.format(32) + line.format(33) + "        /*0118*/")
-    more = [*RAN, Ran("st.global.f32", 32, 8, 256, 32), Ran("st.global.f32", 33, 2, 64, 8)]
+    # Three roots of one block, of which the counts say that one ran less often: 24 are modelled, 18 were counted.
+    line = '\t//## File ".nv_debug_ptx_txt", line {}\n        /*0110*/                   MUFU.RSQ R8, R6 ;\n'
+    listing = LISTING.replace("        /*0090*/", line.format(32) + line.format(33) + "        /*0098*/")
+    more = [*RAN, Ran("rsqrt.approx.f32", 32, 8, 256, 0), Ran("rsqrt.approx.f32", 33, 2, 64, 0)]
     assert unexplained(more, listing) == pytest.approx(1 / 3)
+
+
+def test_a_block_runs_as_often_as_its_stores_and_guards_spare_no_issue() -> None:
+    # A store of line 33 that a branch skips six of eight times, made a guard by ptxas; a sum of line 32 likewise.
+    line = '\t//## File ".nv_debug_ptx_txt", line {}\n        /*0110*/                   {} ;\n'
+    guarded = line.format(32, "@P1 FADD R1, R2, R3") + line.format(33, "@P1 STG.E desc[UR4][R2.64], R0")
+    listing = LISTING.replace("        /*0110*/", guarded + "        /*0118*/")
+    found = counted(listing, [*RAN, Ran("add.rn.f32", 32, 2, 64, 0), Ran("st.global.f32", 33, 2, 64, 8)])
+    assert found["STG.E"] == 16
+    assert found["FADD"] == found["EXIT"] == 8
 
 
 def test_every_instruction_has_a_kind_and_takes_an_issue() -> None:
