@@ -104,6 +104,15 @@ class Emulator:
     def device(self) -> int:
         return int(self.library.simt_get_device())
 
+    def forget_contexts(self) -> None:
+        """No device has a context, as when the process began."""
+        self.library.simt_forget_contexts()
+
+    @property
+    def contexts(self) -> set[int]:
+        """The devices that have a context."""
+        return {device for device in range(4) if self.library.simt_has_context(device)}
+
     @property
     def last_error(self) -> int:
         return int(self.library.simt_last_error())

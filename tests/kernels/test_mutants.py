@@ -195,6 +195,9 @@ def check_devices(library: Path) -> None:
     """All that a call launches is on its device and stream, and the caller's device is current again."""
     backend = backend_of(library)
     emulator = Emulator(backend.library)
+    emulator.forget_contexts()
+    everything(backend)
+    assert (emulator.device, emulator.contexts) == (0, {DEVICE}), "device 0 is current, and nothing is made on it"
     with emulator.current_device(2):
         emulator.clear_trace()
         everything(backend)
@@ -402,7 +405,13 @@ MUTANTS = {
     # Devices and streams.
     "no device guard": Mutant("devices", "src/cuda/enter.h", "  const DeviceGuard guard(call);\n", ""),
     "a device guard that does not go back": Mutant(
-        "devices", "src/cuda/enter.h", "    if (wanted_ != previous_) (void)cudaSetDevice(previous_);\n", ""
+        "devices", "src/cuda/enter.h", "      Contexts::get().pop();\n    } else if", "    } else if"
+    ),
+    "a device guard that makes a context on the caller's device": Mutant(
+        "devices",
+        "src/cuda/enter.h",
+        "if (wanted_ == previous_ || push()) return;",
+        "if (wanted_ == previous_) return;",
     ),
     "the default stream": Mutant(
         "devices",

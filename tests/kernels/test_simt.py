@@ -161,6 +161,27 @@ def test_the_guard_goes_to_the_device_and_back(run: Run, emulator: Emulator, cur
     ]
 
 
+def test_the_guard_makes_no_context_on_a_device_that_is_not_used(run: Run, emulator: Emulator) -> None:
+    emulator.forget_contexts()
+    assert run(0, device=1) == ""
+    assert run(0, device=3) == ""
+    assert run(12, device=3) != ""
+    assert (emulator.device, emulator.contexts) == (0, {1, 3})
+
+
+def test_where_the_runtime_does_not_follow_the_context_the_device_is_set(run: Run, emulator: Emulator) -> None:
+    emulator.forget_contexts()
+    emulator.library.simt_ignore_pushes(1)
+    try:
+        emulator.clear_trace()
+        assert run(0, device=1) == ""
+        assert [launch.device for launch in emulator.trace()] == [1]
+        assert (emulator.device, emulator.contexts) == (0, {0, 1})
+        assert run(0, device=4) == "device 4: invalid device ordinal"
+    finally:
+        emulator.library.simt_ignore_pushes(0)
+
+
 @pytest.mark.parametrize("case", [3, 12, 13])
 def test_the_guard_goes_back_after_an_error(run: Run, emulator: Emulator, case: int) -> None:
     with emulator.current_device(2):

@@ -36,6 +36,11 @@ cudaError_t cudaSetDevice(int device);
 cudaError_t cudaPeekAtLastError();
 cudaError_t cudaGetLastError();
 const char* cudaGetErrorString(cudaError_t error);
+#define CUDART_VERSION 13000
+#define cudaEnableDefault 0
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess = 0, cudaDriverEntryPointSymbolNotFound = 1 };
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* = nullptr);
 cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t stream);
 
 // ---- types and variables -------------------------------------------------------------------------------------------

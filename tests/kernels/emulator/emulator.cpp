@@ -27,7 +27,12 @@ constexpr unsigned char kPoison = 0xff;  // as float, double and half: NaN; as i
 
 // ---- the pretended runtime -------------------------------------------------------------------------------------------
 
-thread_local int current_device = 0;
+// Devices have primary contexts, made at first use and by cudaSetDevice. The one on top of a thread's stack, where
+// there is one, says which device is current.
+thread_local int set_device = 0;
+thread_local std::vector<int> contexts;
+bool has_context[kDevices] = {}, ignores_pushes = false;
+int current_device() { return contexts.empty() || ignores_pushes ? set_device : contexts.back(); }
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int expected_device = 0;
 thread_local cudaStream_t expected_stream = nullptr;
@@ -44,9 +49,10 @@ std::mutex emulator;  // one launch at a time
 void record(const char* name, cudaStream_t stream) {
   std::string plain(name);
   if (plain.size() > 2 && plain.front() == '(' && plain.back() == ')') plain = plain.substr(1, plain.size() - 2);
-  trace.push_back({plain, current_device, stream});
-  if (current_device != expected_device)
-    throw Fault(plain + ": launched on device " + std::to_string(current_device) + ", the call's is " +
+  trace.push_back({plain, current_device(), stream});
+  has_context[current_device()] = true;
+  if (current_device() != expected_device)
+    throw Fault(plain + ": launched on device " + std::to_string(current_device()) + ", the call's is " +
                 std::to_string(expected_device));
   if (stream != expected_stream) throw Fault(plain + ": launched on another stream than the call's");
 }
@@ -432,13 +438,44 @@ cudaError_t cudaGetDeviceCount(int* count) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDevice(int* device) {
-  *device = simt::current_device;
+  *device = simt::current_device();
   return cudaSuccess;
 }
 cudaError_t cudaSetDevice(int device) {
   if (device < 0 || device >= simt::kDevices) return simt::last_error = cudaErrorInvalidDevice;
-  simt::current_device = device;
+  (simt::contexts.empty() ? simt::set_device : simt::contexts.back()) = device;
+  simt::has_context[device] = true;
   return cudaSuccess;
+}
+
+namespace {
+
+int retain_context(void** context, int device) {
+  if (device < 0 || device >= simt::kDevices) return cudaErrorInvalidDevice;
+  simt::has_context[device] = true;
+  *context = simt::has_context + device;
+  return 0;
+}
+int push_context(void* context) {
+  simt::contexts.push_back(int(static_cast<bool*>(context) - simt::has_context));
+  return 0;
+}
+int pop_context(void** context) {
+  *context = simt::has_context + simt::contexts.back();
+  simt::contexts.pop_back();
+  return 0;
+}
+
+}  // namespace
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned, unsigned long long,
+                                             cudaDriverEntryPointQueryResult*) {
+  const std::string name = symbol;
+  *function = name == "cuDevicePrimaryCtxRetain" ? reinterpret_cast<void*>(retain_context)
+              : name == "cuCtxPushCurrent"       ? reinterpret_cast<void*>(push_context)
+              : name == "cuCtxPopCurrent"        ? reinterpret_cast<void*>(pop_context)
+                                                 : nullptr;
+  return *function != nullptr ? cudaSuccess : cudaErrorInvalidValue;
 }
 cudaError_t cudaPeekAtLastError() { return simt::last_error; }
 cudaError_t cudaGetLastError() { return std::exchange(simt::last_error, cudaSuccess); }
@@ -464,7 +501,15 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
 
 SIMT_HOOK void simt_set_schedule(uint64_t seed) { simt::seed = simt::random_state = seed; }
 SIMT_HOOK int32_t simt_set_device(int32_t device) { return cudaSetDevice(device); }
-SIMT_HOOK int32_t simt_get_device(void) { return simt::current_device; }
+SIMT_HOOK int32_t simt_get_device(void) { return simt::current_device(); }
+// Whether the device has a context; of the thread, as when the process began.
+SIMT_HOOK int32_t simt_has_context(int32_t device) { return simt::has_context[device]; }
+// As a runtime that does not follow the context that was pushed.
+SIMT_HOOK void simt_ignore_pushes(int32_t on) { simt::ignores_pushes = on != 0; }
+SIMT_HOOK void simt_forget_contexts(void) {
+  for (bool& one : simt::has_context) one = false;
+  simt::set_device = 0, simt::contexts.clear();
+}
 // The n-th launch from now fails as one with a bad configuration does: it does not run, and leaves an error behind.
 SIMT_HOOK void simt_fail_launch(int64_t n) { simt::failing_launch = n; }
 SIMT_HOOK int32_t simt_last_error(void) { return simt::last_error; }
