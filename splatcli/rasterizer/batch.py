@@ -71,6 +71,7 @@ class BatchEngine:
         if views < size:
             raise ValueError(f"{views} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
+        self._pipeline.follow_stream(self._means, own.flat, total.flat)
         total.flat.zero_()
         results: list[list[float]] = []
         v_params: list[Tensor] = []

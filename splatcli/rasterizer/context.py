@@ -114,6 +114,10 @@ class RasterContext:
             self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
             self.native.counters = address(self.counters)
 
+    def tensors(self) -> list[Tensor]:
+        """Return the memory that is reused from view to view."""
+        return [*self.arena.buffers(), *([] if self.counters is None else [self.counters])]
+
     def _padded(self) -> int:
         """Return the slots of the arrays over visible Gaussians."""
         assert self._arrays is not None

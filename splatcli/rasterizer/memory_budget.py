@@ -95,6 +95,10 @@ class Arena:
         for name in names:
             self._buffers.pop(name, None)
 
+    def buffers(self) -> list[Tensor]:
+        """Return all buffers."""
+        return list(self._buffers.values())
+
     def nbytes(self, *names: str) -> int:
         """Return the bytes of the named buffers."""
         return sum(self._buffers[name].nbytes for name in names if name in self._buffers)

@@ -159,6 +159,7 @@ class ShardedEngine:
         if len(cameras) < size:
             raise ValueError(f"{len(cameras)} views are too few for {size} processes")
         own, total = self._buffers(gaussians)
+        self._pipeline.follow_stream(self._means, own.flat, total.flat, *self._projection.tensors())
         total.flat.zero_()
         results: list[list[float]] = []
         v_params: list[Tensor] = []

@@ -54,6 +54,25 @@ class TrainStepPipeline:
         self.v_params = torch.zeros(0, dtype=backend.dtype, device=backend.device)
         #: The depth term of the last step's loss, where there is one.
         self.depth_term = torch.zeros((), dtype=torch.float64, device=backend.device)
+        self._stream: torch.cuda.Stream | None = None
+
+    def follow_stream(self, *more: Tensor) -> None:
+        """Order what is enqueued from now on behind what this pipeline has enqueued, on whatever stream of torch's.
+
+        Buffers are reused from step to step. torch gives memory back on the stream on which it was allocated, so the
+        others are recorded in the buffers. more: further tensors of the engine's own.
+        """
+        if self.backend.device.type != "cuda" or self.backend.stream is not None:
+            return
+        if torch.cuda.is_current_stream_capturing():  # the one who replays a graph orders it
+            return
+        stream, before = torch.cuda.current_stream(self.backend.device), self._stream
+        self._stream = stream
+        if before is None or before == stream:
+            return
+        stream.wait_stream(before)
+        for tensor in [*self.frame.tensors(), *self.arena.buffers(), self.v_params, self.depth_term, *more]:
+            tensor.record_stream(stream)
 
     def run(
         self,
@@ -70,6 +89,7 @@ class TrainStepPipeline:
 
         gradients: filled with those of the loss; then no parameter changes, and the caller applies the regularisation.
         """
+        self.follow_stream()
         frame, stats, view_params = self.frame, inputs.stats, inputs.view_params
         view = self.view(gaussians, inputs.camera, inputs)
         update = self._update(adam, number, inputs) if gradients is None else None
@@ -348,12 +368,14 @@ class AsyncEngine:
     def _retry(self) -> None:
         """Clear the flag and enqueue all steps in flight again, with the capacity that the first one needs."""
         assert self.frame.counters is not None
+        self._stages.follow_stream(self._means)
         self.frame.counters.zero_()
         for step in self._pending:
             self._enqueue(step)
 
     def _enqueue(self, step: _Pending) -> None:
         stages = self._stages
+        stages.follow_stream(self._means)
         capacity = self._capacity or None
         stages.run(step.gaussians, step.adam, step.number, step.inputs, capacity=capacity, means=self._means)
         if capacity is None:
