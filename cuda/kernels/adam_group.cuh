@@ -18,6 +18,22 @@ SPLAT_DEVICE void adam_at(const AdamGroup& group, int64_t i, float grad) {
   group.param[i] = p, group.exp_avg[i] = m, group.exp_avg_sq[i] = v;
 }
 
+// Steps of several numbers by one thread: all are loaded before the first one is needed. at(k) is the place of the k-th
+// in the group's arrays; those without in_use(k) stay.
+template <int COUNT, class At, class InUse, class Grad>
+SPLAT_DEVICE void adam_several(const AdamGroup& group, const AdamStep<float>& step, At at, InUse in_use, Grad grad) {
+  float p[COUNT], m[COUNT], v[COUNT];
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k)
+    if (in_use(k)) p[k] = group.param[at(k)], m[k] = group.exp_avg[at(k)], v[k] = group.exp_avg_sq[at(k)];
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) {
+    if (!in_use(k)) continue;
+    adam_update(step, grad(k), p[k], m[k], v[k]);
+    group.param[at(k)] = p[k], group.exp_avg[at(k)] = m[k], group.exp_avg_sq[at(k)] = v[k];
+  }
+}
+
 // shN of Gaussians, which miss the steps of views that do not reach them.
 struct LazyShN {
   float *param, *exp_avg, *exp_avg_sq;

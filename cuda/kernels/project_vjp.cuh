@@ -34,11 +34,10 @@ struct ProjectVjpJob {
 };
 
 // Where the gradients of a chunk lie in shared memory, group by group as in SplatGaussians.
-SPLAT_DEVICE int shape_offset(int group) {
-  const int before = group == 0 ? 0 : group == 1 ? 3 : group == 2 ? 7 : group == 3 ? 10 : 11;
-  return before * SPLAT_CHUNK;
+SPLAT_DEVICE constexpr int shape_offset(int group) {
+  return SPLAT_CHUNK * (group == 0 ? 0 : group == 1 ? 3 : group == 2 ? 7 : group == 3 ? 10 : 11);
 }
-SPLAT_DEVICE int shape_width(int group) { return group == 1 ? 4 : group == 3 ? 1 : 3; }
+SPLAT_DEVICE constexpr int shape_width(int group) { return group == 1 ? 4 : group == 3 ? 1 : 3; }
 
 // The sum of the intersection gradients of one Gaussian, in their order.
 SPLAT_DEVICE void sum_isect_grads(const float* isect_grads, int64_t first, uint32_t count, float* sum) {
@@ -52,19 +51,29 @@ SPLAT_DEVICE void sum_isect_grads(const float* isect_grads, int64_t first, uint3
   }
 }
 
-// The same for the lanes of a warp whose Gaussians have many: one after another, a lane a field. The order of the
-// additions is the same, and so are the bits.
+// The same for the lanes of a warp whose Gaussians have many: one after another, a lane a field, a half of the warp every
+// second intersection. The order of the additions is the same, and so are the bits.
 SPLAT_DEVICE void sum_many_isect_grads(const float* isect_grads, int64_t first, uint32_t count, bool mine, float* sum) {
-  const int field = lane_id() & (kIsectGradSize - 1);
+  constexpr unsigned kHalf = kIsectGradSize, kAhead = 8;  // loads in flight, of two intersections each
+  static_assert(2 * kHalf == kWarp, "half a warp takes the fields of an intersection");
+  const unsigned field = lane_id() % kHalf, half = lane_id() / kHalf;
   unsigned waiting = __ballot_sync(kFullWarp, mine);
   for (; waiting != 0; waiting &= waiting - 1) {
     const int owner = __ffs(int(waiting)) - 1;
     const long long start = __shfl_sync(kFullWarp, (long long)(first), owner);
     const unsigned many = __shfl_sync(kFullWarp, unsigned(count), owner);
-    const float* at = isect_grads + start * kIsectGradSize + field;
-    float total = 0.0f;
-    if (field < kIsectGradUsed) {
-      for (unsigned k = 0; k < many; ++k) total += at[int64_t(k) * kIsectGradSize];
+    const float* at = isect_grads + (start + half) * kIsectGradSize + field;
+    float total = 0.0f;  // of the lower half; adding 0 behind the end changes no bit of it, for it is never -0
+    for (unsigned k = 0; k < many; k += 2 * kAhead, at += 2 * kAhead * kIsectGradSize) {
+      float values[kAhead];
+#pragma unroll
+      for (unsigned j = 0; j < kAhead; ++j)
+        values[j] = field < kIsectGradUsed && k + 2 * j + half < many ? at[2 * j * kIsectGradSize] : 0.0f;
+#pragma unroll
+      for (unsigned j = 0; j < kAhead; ++j) {
+        total += values[j];
+        total += __shfl_xor_sync(kFullWarp, values[j], int(kHalf));
+      }
     }
     for (int f = 0; f < kIsectGradUsed; ++f) {
       const float value = __shfl_sync(kFullWarp, total, f);
@@ -125,42 +134,82 @@ SPLAT_DEVICE void colours_vjp(const ProjectVjpJob& job, int64_t i, const float* 
   view_direction_vjp(direction, inv_length, v_direction, v_mean, POSE ? pose->center : nullptr);
 }
 
-// A gradient is written, or used, or both.
-SPLAT_DEVICE void finish(const ProjectVjpJob& job, int group, int64_t i, float grad, bool in_use) {
-  if (job.gradients[group] != nullptr) job.gradients[group][i] = grad;
-  if (job.with_adam && in_use) adam_at(job.adam[group], i, grad);
+// A gradient is written, or used, or both. All threads of the block over the chunk's contiguous numbers of one group.
+template <int GROUP>
+SPLAT_DEVICE void finish_shape(const ProjectVjpJob& job, int64_t base, int count, const float* shapes) {
+  constexpr int kWidth = shape_width(GROUP);
+  const int64_t first = base * kWidth + threadIdx.x;
+  const float* grads = shapes + shape_offset(GROUP) + threadIdx.x;
+  const int left = count * kWidth - int(threadIdx.x);
+  const auto in_use = [=](int k) { return k * SPLAT_CHUNK < left; };
+  if (job.gradients[GROUP] != nullptr) {
+    for (int k = 0; k < kWidth; ++k)
+      if (in_use(k)) job.gradients[GROUP][first + k * SPLAT_CHUNK] = grads[k * SPLAT_CHUNK];
+  }
+  if (!job.with_adam) return;
+  AdamStep<float> step = job.adam[GROUP].step;
+  if (GROUP != 2) step.scale_reg = 0.0f;
+  if (GROUP != 3) step.opacity_reg = 0.0f;
+  const auto at = [=](int k) { return first + k * SPLAT_CHUNK; };
+  adam_several<kWidth>(job.adam[GROUP], step, at, in_use, [=](int k) { return grads[k * SPLAT_CHUNK]; });
 }
 
-// All threads of the block over the chunk's contiguous numbers of one group.
-SPLAT_DEVICE void finish_shapes(const ProjectVjpJob& job, int64_t base, int count, const float* shapes) {
-  for (int group = 0; group < kGroups - 1; ++group) {
-    const int width = shape_width(group);
-    for (int e = threadIdx.x; e < count * width; e += SPLAT_CHUNK)
-      finish(job, group, base * width + e, shapes[shape_offset(group) + e], true);
-  }
-}
+// How a warp goes over shN in use: the numbers of several Gaussians at a time, 32 in a round, the same ones of each for a
+// lane in all of them.
+template <int DEGREE>
+struct ShNRounds {
+  static constexpr int kUsed = 3 * ShN<DEGREE>::kCount;
+  static constexpr int kGaussians = DEGREE == 1 ? 7 : DEGREE == 2 ? 4 : DEGREE == 3 ? 2 : 1;
+  static constexpr int kRounds = (kGaussians * kUsed + kWarp - 1) / kWarp;
+};
 
 // A coefficient's gradient is its basis function times the colour's gradient, so only those two are kept.
 // Those above DEGREE are not in use: they have no gradient, and Adam leaves them as they are.
-// ids: null, or the `count` Gaussians that are stepped.
+// listed: null, or the `count` Gaussians that are stepped.
 template <int DEGREE>
-SPLAT_DEVICE void finish_shN(const ProjectVjpJob& job, int64_t base, int count, const int32_t* ids, const float* bases,
-                             const float* colours) {
-  const int used = 3 * ShN<DEGREE>::kCount, width = 3 * job.gaussians.shN_count;
-  const int span = job.gradients[kGroups - 1] != nullptr ? width : used;
-  if (span == 0) return;
-  int owner = threadIdx.x / span, element = threadIdx.x % span;
-  const int owners = SPLAT_CHUNK / span, elements = SPLAT_CHUNK % span;
-  for (; owner < count; owner += owners, element += elements) {
-    if (element >= span) {
-      element -= span;
-      if (++owner >= count) break;
+SPLAT_DEVICE void adam_shN(const ProjectVjpJob& job, int64_t base, int count, const uint8_t* listed,
+                           const float* bases, const float* colours) {
+  using Rounds = ShNRounds<DEGREE>;
+  constexpr int kRounds = Rounds::kRounds > 0 ? Rounds::kRounds : 1, kUsed = Rounds::kUsed > 0 ? Rounds::kUsed : 1;
+  const int width = 3 * job.gaussians.shN_count;
+  int gaussian[kRounds], element[kRounds];
+#pragma unroll
+  for (int k = 0; k < kRounds; ++k) {
+    const int flat = k * kWarp + lane_id();
+    gaussian[k] = flat / kUsed, element[k] = flat % kUsed;
+  }
+  AdamGroup group = job.adam[kGroups - 1];
+  group.param += base * width, group.exp_avg += base * width, group.exp_avg_sq += base * width;
+  AdamStep<float> step = group.step;
+  step.opacity_reg = step.scale_reg = 0.0f;
+  constexpr int kStride = SPLAT_CHUNK / kWarp * Rounds::kGaussians;
+  for (int first = warp_id() * Rounds::kGaussians; first < count; first += kStride) {
+    int local[kRounds];
+#pragma unroll
+    for (int k = 0; k < kRounds; ++k) {
+      const int owner = first + gaussian[k];
+      const bool there = gaussian[k] < Rounds::kGaussians && owner < count;
+      local[k] = !there ? -1 : listed == nullptr ? owner : int(listed[owner]);
     }
-    const bool in_use = element < used;
-    const int local = ids == nullptr ? owner : int(ids[owner] - base);
-    const float grad =
+    const auto at = [&](int k) { return local[k] * width + element[k]; };
+    const auto in_use = [&](int k) { return local[k] >= 0; };
+    const auto grad = [&](int k) {
+      return bases[local[k] * ShN<DEGREE>::kRoom + element[k] / 3] * colours[3 * local[k] + element[k] % 3];
+    };
+    adam_several<kRounds>(group, step, at, in_use, grad);
+  }
+}
+
+// The gradient of all of shN, of which that above DEGREE is zero.
+template <int DEGREE>
+SPLAT_DEVICE void store_shN(const ProjectVjpJob& job, int64_t base, int count, const uint8_t* listed,
+                            const float* bases, const float* colours) {
+  const int width = 3 * job.gaussians.shN_count;
+  for (int e = threadIdx.x; e < count * width; e += SPLAT_CHUNK) {
+    const int owner = e / width, element = e % width, local = listed == nullptr ? owner : int(listed[owner]);
+    const bool in_use = element < ShNRounds<DEGREE>::kUsed;
+    job.gradients[kGroups - 1][(base + local) * width + element] =
         in_use ? bases[local * ShN<DEGREE>::kRoom + element / 3] * colours[3 * local + element % 3] : 0.0f;
-    finish(job, kGroups - 1, (base + local) * width + element, grad, in_use);
   }
 }
 
@@ -187,15 +236,25 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   SPLAT_SHARED(float, shapes, SPLAT_CHUNK * kShapeNumbers);
   SPLAT_SHARED(float, bases, SPLAT_CHUNK * kRoom);
   SPLAT_SHARED(float, colours, SPLAT_CHUNK * 3);
+  SPLAT_SHARED(uint8_t, listed_locals, SPLAT_CHUNK);
+  const bool lazy = job.sh_last_step != nullptr;
   // Gaussians that the view does not reach have no gradient.
   for (int e = threadIdx.x; e < SPLAT_CHUNK * kShapeNumbers; e += SPLAT_CHUNK) shapes[e] = 0.0f;
-  for (int e = threadIdx.x; e < SPLAT_CHUNK * kRoom; e += SPLAT_CHUNK) bases[e] = 0.0f;
-  for (int e = threadIdx.x; e < SPLAT_CHUNK * 3; e += SPLAT_CHUNK) colours[e] = 0.0f;
+  if (!lazy) {
+    for (int e = threadIdx.x; e < SPLAT_CHUNK * kRoom; e += SPLAT_CHUNK) bases[e] = 0.0f;
+    for (int e = threadIdx.x; e < SPLAT_CHUNK * 3; e += SPLAT_CHUNK) colours[e] = 0.0f;
+  }
   __syncthreads();
 
   const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, slot = base + threadIdx.x;
-  const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
-  if (listed && job.sh_last_step != nullptr) job.sh_last_step[job.ids[slot]] = job.step;
+  const int visible = int(job.chunk_counts[2 * chunk]);
+  const bool listed = int(threadIdx.x) < visible;
+  const int64_t i = listed ? job.ids[slot] : 0;
+  const int local = int(i - base);
+  if (listed) {
+    listed_locals[threadIdx.x] = uint8_t(local);
+    if (lazy) job.sh_last_step[i] = job.step;
+  }
   const uint32_t isect_count = listed ? job.tiles_per_gauss[slot] : 0;
   const int64_t grad_start = isect_count > 0 ? job.isect_grad_starts[slot] : 0;
   float sums[kIsectGradUsed];
@@ -206,13 +265,15 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   ViewGrad<float> pose;
   for (int k = 0; k < 9; ++k) pose.rotation[k] = 0;
   for (int k = 0; k < 3; ++k) pose.translation[k] = pose.center[k] = 0;
+  if (lazy && listed && isect_count == 0) {  // it is stepped, without a gradient
+    for (int k = 0; k < kRoom; ++k) bases[local * kRoom + k] = 0.0f;
+    for (int k = 0; k < 3; ++k) colours[3 * local + k] = 0.0f;
+  }
   if (isect_count > 0) {
-    const int64_t i = job.ids[slot];
     if (job.with_abs) {  // now, so that the magnitudes need no registers later
       const float magnitudes[2] = {sums[kGradAbsX] * float(1.0 / kLog2E), sums[kGradAbsY] * float(1.0 / kLog2E)};
       add_statistics(job, i, magnitudes);
     }
-    const int local = int(i - base);
     RawGeometry<float> raw;
     load_mean(job.gaussians, i, raw.mean);
     load_shape(job.gaussians, i, raw);
@@ -235,12 +296,15 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   __syncthreads();  // parameters have been read by all before any is changed
   const int64_t left = job.gaussians.n - base;
   const int count = left < SPLAT_CHUNK ? int(left) : SPLAT_CHUNK;
-  finish_shapes(job, base, count, shapes);
-  if (job.sh_last_step == nullptr) {
-    finish_shN<DEGREE>(job, base, count, nullptr, bases, colours);
-  } else {
-    finish_shN<DEGREE>(job, base, int(job.chunk_counts[2 * chunk]), job.ids + base, bases, colours);
-  }
+  finish_shape<0>(job, base, count, shapes);
+  finish_shape<1>(job, base, count, shapes);
+  finish_shape<2>(job, base, count, shapes);
+  finish_shape<3>(job, base, count, shapes);
+  finish_shape<4>(job, base, count, shapes);
+  const int stepped = lazy ? visible : count;
+  const uint8_t* const locals = lazy ? listed_locals : nullptr;
+  if (job.gradients[kGroups - 1] != nullptr) store_shN<DEGREE>(job, base, stepped, locals, bases, colours);
+  if (DEGREE > 0 && job.with_adam) adam_shN<DEGREE>(job, base, stepped, locals, bases, colours);
   if (POSE) store_pose(job, chunk, pose);
 }
 

@@ -46,8 +46,8 @@ SPLAT_HD void adam_update(const AdamStep<S>& s, T grad, T& param, T& exp_avg, T&
   if (s.scale_reg != S(0)) grad = grad + scale_reg_vjp(T(s.scale_reg), param);
   exp_avg = exp_avg * T(s.beta1) + grad * T(s.one_minus_beta1);
   exp_avg_sq = exp_avg_sq * T(s.beta2) + grad * grad * T(s.one_minus_beta2);
-  const T denominator = sqrt_(exp_avg_sq) * T(s.inv_sqrt_correction) + T(s.eps);
-  param = param - T(s.step_size) * exp_avg / denominator;
+  const T denominator = rough_sqrt_(exp_avg_sq) * T(s.inv_sqrt_correction) + T(s.eps);
+  param = param - rough_quotient_(T(s.step_size) * exp_avg, denominator);
 }
 
 // The effect on one number of all the steps that it missed, at once: docs/math.md 8.1
@@ -99,7 +99,7 @@ SPLAT_HD AdamDecay<T> make_adam_decay(const AdamDecayTable& g, int64_t last_step
 
 template <class T, class S>
 SPLAT_HD void adam_catch_up(const AdamDecay<S>& decay, T& param, T& exp_avg, T& exp_avg_sq) {
-  param = param - T(decay.rate) * exp_avg / (sqrt_(exp_avg_sq) + T(decay.eps));
+  param = param - rough_quotient_(T(decay.rate) * exp_avg, rough_sqrt_(exp_avg_sq) + T(decay.eps));
   exp_avg = exp_avg * T(decay.decay1);
   exp_avg_sq = exp_avg_sq * T(decay.decay2);
 }

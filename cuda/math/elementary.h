@@ -112,4 +112,23 @@ SPLAT_HD float reciprocal_(float x) { return 1.0f / x; }
 #endif
 SPLAT_HD double reciprocal_(double x) { return 1.0 / x; }
 
+// Square root and quotient where a few units in the last place do not matter: exact everywhere but in a GPU's float,
+// where the root of a subnormal number is 0 and the divisor lies between 2^-126 and 2^126.
+template <class T>
+SPLAT_HD_FORCED T rough_sqrt_(T x) {
+  return sqrt_(x);
+}
+template <class T>
+SPLAT_HD_FORCED T rough_quotient_(T a, T b) {
+  return a / b;
+}
+#if defined(__CUDA_ARCH__) && !defined(SPLAT_TWIN_MATH)
+__device__ inline float rough_sqrt_(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+__device__ inline float rough_quotient_(float a, float b) { return a * reciprocal_(b); }
+#endif
+
 }  // namespace splat

@@ -81,6 +81,28 @@ def test_shipped_kernels_agree_with_the_cpu(ulps: int) -> None:
     assert machine().unknown("splat") == {}
 
 
+#: Root and quotient of Adam's step are approximations: its update is off by this share, five units in the last place,
+#: or by this share of the learning rate where the second moment is subnormal and taken for 0.
+UPDATE, SUBNORMAL_UPDATE = 6e-7, 2e-5
+
+
+@pytest.mark.parametrize("ulps", [0, 1])
+def test_shipped_adam_is_off_by_a_few_units_in_the_last_place(ulps: int) -> None:
+    powers = torch.linspace(-24.0, 3.0, 1000 * 4, dtype=torch.float64)
+    moved = []
+    for backend in (on(kernel_library()), Backend.cpu(isa="portable", threads=1)):
+        params, grads = (random_gaussians(seed, 1000, sh_degree=0).map(torch.zeros_like) for seed in (1, 2))
+        grads.quats.copy_((10.0**powers).float().view(1000, 4))
+        state = AdamState.zeros_like(params)
+        with machine().approximations(ulps):
+            backend.call("adam", backend.arrays(params), backend.arrays(grads), adam_update(backend, state, 1))
+        moved.append(params.quats.double().flatten())
+    allowed = torch.where(powers < -17.0, SUBNORMAL_UPDATE * 1e-3, 0.0) + UPDATE * moved[1].abs()
+    assert float(moved[1].abs().min()) > 0.0
+    assert bool(((moved[0] - moved[1]).abs() <= allowed).all())
+    assert not torch.equal(*moved)
+
+
 # ---- work ------------------------------------------------------------------------------------------------------------
 
 
