@@ -99,6 +99,14 @@ def kernel_library(root: Path | None = None, *, architecture: str = "80", flags:
     return cuda_library(sorted(folder.glob("*.cu")), architecture=architecture, flags=flags)
 
 
+def mutated_library(root: Path, unit: str, *, architecture: str = "80", flags: Sequence[str] = ()) -> Path:
+    """Return the library of the checkout's cuda/ with one unit, such as "blend.cu", from another tree."""
+    units = sorted((build.source_root() / "src" / "cuda").glob("*.cu"))
+    assert unit in [one.name for one in units]
+    chosen = [root / "src" / "cuda" / unit if one.name == unit else one for one in units]
+    return cuda_library(chosen, architecture=architecture, flags=flags)
+
+
 def cuda_library(units: Sequence[Path], *, architecture: str = "80", flags: Sequence[str] = ()) -> Path:
     """Return a library of these .cu files, as kernel_library() does."""
     toolkit, host = find_toolkit(), build.find_compiler()

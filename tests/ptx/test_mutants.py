@@ -1,0 +1,297 @@
+"""Do the checks on PTX notice? Mistakes that another order of threads, or the emulator, would forgive are made in the
+kernels, one at a time, compiled by nvcc, and each must be caught.
+
+A mistake costs the compilation of the one unit in which it is looked for. Most run with --slow only.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from splatcli.errors import ResourceError
+from splatcli.native import abi
+from splatcli.native.backend import Backend
+from splatcli.native.build import source_root
+from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.memory_budget import FixedBudget
+from splatcli.rasterizer.rendering import render
+from tests.kernels.simt import Emulator
+from tests.kernels.test_mutants import CHECKS, DEVICE, STREAM, backend_of, everything, total_loss
+from tests.ptx.machine import NEEDS_NVCC, TWIN_FLAGS, kernel_library, load, machine, mutated_library
+from tests.ptx.test_kernels import adam, noise, on
+from tests.rasterizer.scenes import leaves, random_image, random_scene
+
+pytestmark = NEEDS_NVCC
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def check_adam(library: Path) -> None:
+    """Adam and noise have the CPU's bits, for numbers that fill no block."""
+    cpu = Backend.cpu(isa="portable", threads=1)
+    for got, want in zip(adam(on(library)) + noise(on(library)), adam(cpu) + noise(cpu), strict=True):
+        assert torch.equal(got, want)
+
+
+def check_streams(library: Path) -> None:
+    """All that any entry enqueues is on the device and stream of its call."""
+    backend = backend_of(library)
+    emulator = Emulator(backend.library)
+    emulator.clear_trace()
+    everything(backend)
+    gaussians, camera = random_scene(3, 250, width=30, height=85, sh_degree=0, scale=0.3)
+    inputs, budget = leaves(gaussians), FixedBudget(67_000)
+    render(inputs, camera, backend=backend, budget=budget).image.sum().backward()
+    assert budget.reported, "this makes bands"
+    total_loss(backend, random_image(1, 20, 20), random_image(2, 20, 20))
+    adam(backend)
+    noise(backend)
+    launches = emulator.trace()
+    assert {(launch.device, launch.stream) for launch in launches} == {(DEVICE, STREAM)}
+    kernels = {launch.kernel for launch in launches}
+    assert {"sum_band_isect_grads", "adam_dense", "push_means", "loss_means", "blend_fast"} <= kernels
+
+
+def check_counts(library: Path) -> None:
+    """What the host reads of a view, visible Gaussians and a bound of their intersections, are sums over all chunks."""
+    gaussians, camera = random_scene(7, 700, width=64, height=48, sh_degree=0)
+    frame = RasterContext(on(library))
+    frame.project(view_of(camera, sh_degree=0, antialiased=False, with_depth=False), gaussians)
+    chunks = frame.arena.take("chunk_counts", 0, torch.int64)[:6].view(3, 2)
+    assert frame.counters is not None
+    assert (chunks > 0).all()
+    counted = frame.counters[[abi.COUNT_VISIBLE, abi.COUNT_MAX_ISECTS]]
+    assert torch.equal(counted, chunks.sum(0))
+
+
+ALL_CHECKS: dict[str, Callable[[Path], None]] = {
+    **CHECKS,
+    "adam": check_adam,
+    "streams": check_streams,
+    "counts": check_counts,
+}
+
+
+def run_check(name: str, library: Path) -> None:
+    """Run a check under the race detector and with the bounds of every tensor."""
+    load(library)
+    with machine().races(), machine().bounds(), machine().patience(1 << 22):
+        ALL_CHECKS[name](library)
+        assert machine().hazards() == []
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A text in a file of cuda/, found there once; what it becomes; the check that must fail; the unit compiled."""
+
+    check: str
+    unit: str
+    file: str
+    original: str
+    mutated: str
+    quick: bool = False
+
+
+MUTANTS = {
+    # Copies that run on their own.
+    "a forward batch that is read on its way": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend.cuh",
+        "    wait_for_copies();\n    if (!__syncthreads_or",
+        "    if (!__syncthreads_or",
+        True,
+    ),
+    "a simple batch that is read on its way": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend.cuh",
+        "    wait_for_copies();\n    __syncthreads();\n    for",
+        "    __syncthreads();\n    for",
+    ),
+    "a backward batch that is read on its way": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend_vjp.cuh",
+        "    wait_for_copies();\n    __syncthreads();  // this batch is there; the last one and its sums",
+        "    __syncthreads();  // this batch is there; the last one and its sums",
+    ),
+    "two batches in one buffer": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend.cuh",
+        "copy(lists, base + Batch, buffer ^ 1);",
+        "copy(lists, base + Batch, buffer);",
+    ),
+    # Barriers.
+    "a tile's end before all warps have theirs": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend.cuh",
+        "shared_ends[warp_id()] = warp_end;\n  __syncthreads();",
+        "shared_ends[warp_id()] = warp_end;",
+    ),
+    "simple gradients before all warps have their sums": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend_vjp.cuh",
+        "touched[warp_id()] = hits.any;\n    __syncthreads();",
+        "touched[warp_id()] = hits.any;",
+    ),
+    "a loss with one buffer": Mutant(
+        "loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * 2 * kInput;", "input;", True
+    ),
+    "a loss's gradient with one buffer": Mutant(
+        "loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * kLossMaps * kInput;", "input;"
+    ),
+    "a block's sum that its next one overwrites": Mutant(
+        "loss",
+        "loss.cu",
+        "kernels/device.cuh",
+        "const T mine = warp_sum(value);\n  __syncthreads();",
+        "const T mine = warp_sum(value);",
+    ),
+    "a histogram that is not cleared by all": Mutant(
+        "picture",
+        "bin.cu",
+        "kernels/radix_sort.cuh",
+        "histogram[threadIdx.x] = 0;\n  __syncthreads();",
+        "histogram[threadIdx.x] = 0;",
+    ),
+    "a sort whose lanes read a round too early": Mutant(
+        "picture",
+        "bin.cu",
+        "kernels/radix_sort.cuh",
+        "mine[digit] = uint16_t(before + unsigned(__popc(peers)));\n    __syncwarp();",
+        "mine[digit] = uint16_t(before + unsigned(__popc(peers)));",
+    ),
+    "gradients of a chunk that are not cleared by all": Mutant(
+        "picture",
+        "project_vjp.cu",
+        "kernels/project_vjp.cuh",
+        "colours[e] = 0.0f;\n  __syncthreads();",
+        "colours[e] = 0.0f;",
+    ),
+    # Atomics.
+    "a histogram that is counted without atomics": Mutant(
+        "picture",
+        "bin.cu",
+        "kernels/radix_sort.cuh",
+        "atomicAdd(&histogram[digit_of(keys[i], pass.shift)], 1u);",
+        "++histogram[digit_of(keys[i], pass.shift)];",
+    ),
+    "tile rows that are counted without atomics": Mutant(
+        "bands",
+        "bands.cu",
+        "kernels/bands.cuh",
+        "atomicAdd(tile_rows + r.y0, columns);",
+        "tile_rows[r.y0] += columns;",
+        True,
+    ),
+    # Warps.
+    "a sum that names 31 lanes": Mutant(
+        "loss",
+        "loss.cu",
+        "kernels/device.cuh",
+        "__shfl_xor_sync(kFullWarp, value, offset)",
+        "__shfl_xor_sync(0x7fffffffu, value, offset)",
+    ),
+    "a scan that adds what is no lane's": Mutant(
+        "picture", "project.cu", "kernels/device.cuh", "if (lane_id() >= offset) value += before;", "value += before;"
+    ),
+    "a transposed sum that keeps what it gives": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend_vjp.cuh",
+        "keep = second ? other : values[k];",
+        "keep = second ? values[k] : other;",
+    ),
+    # Bounds and places.
+    "Adam one number too far": Mutant("adam", "adam.cu", "kernels/adam.cuh", "if (i < count)", "if (i <= count)", True),
+    "noise one Gaussian too far": Mutant(
+        "adam", "noise.cu", "kernels/noise.cuh", "if (i >= job.gaussians.n) return;", "if (i > job.gaussians.n) return;"
+    ),
+    "a Gaussian behind the last one": Mutant(
+        "picture",
+        "project.cu",
+        "kernels/project.cuh",
+        "i < job.gaussians.n ? project_one",
+        "i <= job.gaussians.n ? project_one",
+    ),
+    "masks of intersections that are another tile's": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend_vjp.cuh",
+        "lane_id() < count ? lists.isect_masks[begin + base + lane_id()] : 0u",
+        "lists.isect_masks[begin + base + lane_id()]",
+    ),
+    "gradients of a batch in one row": Mutant(
+        "picture",
+        "blend.cu",
+        "kernels/blend_vjp.cuh",
+        "isect_grad_at(isect_grads, isect_grad_rows[isect])[quad] =",
+        "isect_grad_at(isect_grads, isect_grad_rows[0])[quad] =",
+    ),
+    "totals without the last chunk": Mutant(
+        "counts",
+        "project.cu",
+        "kernels/project.cuh",
+        "c = threadIdx.x; c < chunks;",
+        "c = threadIdx.x; c < chunks - 1;",
+    ),
+    "a pose of one chunk": Mutant(
+        "picture",
+        "project_vjp.cu",
+        "kernels/project_vjp.cuh",
+        "c < job.chunks; c += kPoseThreads",
+        "c < 1; c += kPoseThreads",
+    ),
+    # Streams.
+    "bands on the default stream": Mutant(
+        "streams",
+        "bands.cu",
+        "src/cuda/bands.cu",
+        "kSumIsectGradsThreads, stream_of(call), job);",
+        "kSumIsectGradsThreads, nullptr, job);",
+        True,
+    ),
+    "noise on the default stream": Mutant("streams", "noise.cu", "src/cuda/noise.cu", "stream_of(call)", "nullptr"),
+}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(source_root(), tmp_path_factory.mktemp("mutants") / "cuda"))
+
+
+@pytest.mark.parametrize("check", ALL_CHECKS)
+def test_the_kernels_as_they_are_pass(check: str) -> None:
+    run_check(check, kernel_library(flags=TWIN_FLAGS))
+
+
+@pytest.mark.parametrize(
+    "name", [name if mutant.quick else pytest.param(name, marks=pytest.mark.slow) for name, mutant in MUTANTS.items()]
+)
+def test_a_mistake_is_caught(tree: Path, name: str) -> None:
+    mutant = MUTANTS[name]
+    path = tree / mutant.file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(mutant.original) == 1, f"{mutant.file} has changed: this mistake needs to be made elsewhere"
+    path.write_text(text.replace(mutant.original, mutant.mutated), encoding="utf-8")
+    try:
+        library = mutated_library(tree, mutant.unit, flags=TWIN_FLAGS)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises((AssertionError, ResourceError)) as caught:
+        run_check(mutant.check, library)
+    print(f"{name}: {str(caught.value)[:300]}")
