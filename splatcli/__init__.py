@@ -4,14 +4,20 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from splatcli.api import Model as Model
+    from splatcli.api import Scene as Scene
     from splatcli.rasterizer.gsplat_api import rasterization as rasterization
     from splatcli.rasterizer.image_loss import fused_ssim as fused_ssim
     from splatcli.rasterizer.image_loss import l1_ssim_loss as l1_ssim_loss
+    from splatcli.scene.camera import Camera as Camera
 
 __version__ = "0.1.0"
 
-#: Public functions, and the modules that they are imported from when they are first asked for.
+#: Public names, and the modules that they are imported from when they are first asked for.
 _PUBLIC = {
+    "Camera": "splatcli.scene.camera",
+    "Model": "splatcli.api",
+    "Scene": "splatcli.api",
     "rasterization": "splatcli.rasterizer.gsplat_api",
     "fused_ssim": "splatcli.rasterizer.image_loss",
     "l1_ssim_loss": "splatcli.rasterizer.image_loss",
@@ -19,7 +25,11 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a public function, without loading torch for those who only ask for the version."""
+    """Import a public name, without loading torch for those who only ask for the version."""
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'splatcli' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PUBLIC})

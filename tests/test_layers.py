@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 #: order in which they may use each other.
 LAYERS = (
     ("cli",),
+    ("api",),
     ("viewer", "render", "train", "sfm", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "checkpoint"),
     ("native", "scene", "distributed"),
