@@ -16,7 +16,8 @@ from pathlib import Path
 import typer
 
 from splatcli.cli.commands import app
-from splatcli.cli.options import panel_of
+from splatcli.cli.help import in_order
+from splatcli.cli.options import Command
 from splatcli.config import sections, setting_fields, setting_flags
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -38,17 +39,17 @@ def command_reference() -> str:
     return "\n".join(line for name, command in group.commands.items() for line in command_section(name, command))  # type: ignore[attr-defined]
 
 
-def command_section(name: str, command: typer.core.TyperCommand) -> Iterator[str]:
+def command_section(name: str, command: Command) -> Iterator[str]:
     text, _, examples = inspect.cleandoc(command.help or "").partition("\b\nExamples:\n")
-    parameters = [one for one in command.get_params(typer.Context(command)) if one.name != "help"]
+    parameters = [one for one in command.get_params(typer.Context(command)) if one.name not in ("help", "help_all")]
     arguments = [one.metavar for one in parameters if one.param_type_name == "argument"]
     yield f"\n## splat {name}\n"
     yield f"`splat {name} {' '.join(['[OPTIONS]', *arguments])}`\n"
     yield text.strip() + "\n"
     panels: dict[str, list[str]] = {}
     for one in parameters:
-        panels.setdefault(panel_of(one), []).append(parameter_row(one))
-    for panel, rows in panels.items():
+        panels.setdefault(command.panel_of(one), []).append(parameter_row(one))
+    for panel, rows in in_order(panels):
         yield f"| {panel} | |\n|---|---|"
         yield from rows
         yield ""

@@ -91,7 +91,7 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
-    panel: ClassVar[str] = "Training"
+    panel: ClassVar[str] = "Quality"
 
     @field_validator("*")
     @classmethod
@@ -119,7 +119,7 @@ def _block_grid(value: object) -> object:
 class DataConfig(Section):
     """Images, cameras and points, and how they are read."""
 
-    panel = "Scene"
+    panel = "Data"
 
     scene: str = Field("", description="Folder of the scene.")
     # A name of a layout is looked up where a scene is read (scene/read.py).
@@ -472,10 +472,10 @@ class TrainConfig(Section):
         gt=0,
         description="Number of steps. The default is divided by `train.batch_size`.",
     )
-    batch_size: Annotated[int, Flag("--batch-size", metavar="N", default="1, or one for each rank")] = Field(
-        1, ge=1, le=4096, description="Views per step; their gradients are averaged."
+    batch_size: Annotated[int, Flag("--batch-size", metavar="N", default="1, or one for each rank", panel="Expert")] = (
+        Field(1, ge=1, le=4096, description="Views per step; their gradients are averaged.")
     )
-    seed: Annotated[int, Flag("--seed", metavar="N")] = Field(
+    seed: Annotated[int, Flag("--seed", metavar="N", panel="Expert")] = Field(
         42, description="Seed of all random numbers; the same seed gives the same bits."
     )
     ssim_lambda: float = Field(

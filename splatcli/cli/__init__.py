@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -16,6 +17,9 @@ def main() -> int:
 
         end_imports_at_once()
         refuse_pipes()
+        if "--plain" in sys.argv:
+            os.environ["SPLATCLI_PLAIN"] = "1"  # also for processes that the command starts with its own words
+            sys.argv.remove("--plain")
         from splatcli.cli.commands import run
     except KeyboardInterrupt:
         return 130

@@ -12,13 +12,16 @@ import typer
 from splatcli import __version__
 from splatcli.cli import bench, blocks, check, doctor, export, info, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
-from splatcli.cli.console import Output, take_stdout_error
+from splatcli.cli.console import Output, set_plain, take_stdout_error
 from splatcli.cli.error_report import report_error
-from splatcli.cli.options import add_command
+from splatcli.cli.help import GUIDE
+from splatcli.cli.options import Group, add_command
 from splatcli.cli.process import require_address_space
 from splatcli.errors import UsageError
 
 _INTERRUPTED = 130
+
+_PLAIN = "--plain"
 
 _EPILOG = """\b
 Results go to stdout, messages to stderr; commands chain:
@@ -26,21 +29,22 @@ Results go to stdout, messages to stderr; commands chain:
 
 \b
 Exit codes:
-  0 done              5 bad model file       9 run in use by another process
-  2 bad usage         6 unknown version     10 training diverged
-  3 bad input data    7 ranks disagree      70 internal error
-  4 no resources      8 cannot write       11 newest checkpoint damaged
-                                           129, 130, 143 interrupted (state saved)
+  0 done              5 bad model file    9 run in use by another process
+  2 bad usage         6 unknown version  10 training diverged
+  3 bad input data    7 ranks disagree   11 newest checkpoint damaged
+  4 no resources      8 cannot write     70 internal error
+  129, 130, 143 interrupted (state saved)
 """
 
 app = typer.Typer(
     name="splat",
+    cls=Group,
     help="Photos to 3D Gaussian Splats.",
     epilog=_EPILOG,
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
@@ -52,25 +56,45 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def splat(
+    context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("-V", "--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            _PLAIN,
+            help="Print plain text, without colour, boxes and progress bars; may stand anywhere. SPLATCLI_PLAIN=1 and "
+            "TERM=dumb do the same; NO_COLOR leaves out colour.",
+        ),
     ] = False,
 ) -> None:
     """Photos to 3D Gaussian Splats."""
+    if context.invoked_subcommand is None:
+        typer.echo(GUIDE, nl=False)
 
 
-add_command(app, "train", train.train)
-add_command(app, "sfm", sfm.sfm)
-add_command(app, "resume", resume.resume)
-add_command(app, "merge", blocks.merge)
-add_command(app, "render", render.render, render.RenderCommand)
-add_command(app, "export", export.export)
-add_command(app, "view", view.view)
-add_command(app, "eval", eval_command.evaluate)
-add_command(app, "info", info.info)
-add_command(app, "check", check.check)
-add_command(app, "bench", bench.bench)
-add_command(app, "doctor", doctor.doctor)
+_MODELS, _RESULTS, _EXAMINE = "Photos to splats", "Results", "Checks and comparisons"
+
+#: The flags of ``--help`` where there are many: how long, how large, where to, what is shown.
+_OF_RUNS = ("-n", "--stop-at", "--data", "--viewer", "--device", "-q", "--json")
+_OF_TRAIN = ("-o", "--overwrite", "--preset", "-n", "--max-time", "-r", "--cap-max", "--viewer", "--device")
+_OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
+_OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "-q", "--json")
+
+add_command(app, "train", train.train, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
+add_command(app, "sfm", sfm.sfm, panel=_MODELS)
+add_command(app, "resume", resume.resume, panel=_MODELS, everyday=_OF_RUNS)
+add_command(app, "merge", blocks.merge, panel=_MODELS)
+add_command(app, "render", render.render, render.RenderCommand, panel=_RESULTS, everyday=_OF_RENDER)
+add_command(app, "export", export.export, panel=_RESULTS, everyday=_OF_EXPORT)
+add_command(app, "view", view.view, panel=_RESULTS)
+add_command(app, "eval", eval_command.evaluate, panel=_RESULTS)
+add_command(app, "info", info.info, panel=_EXAMINE)
+add_command(app, "check", check.check, panel=_EXAMINE)
+add_command(app, "bench", bench.bench, panel=_EXAMINE)
+add_command(app, "doctor", doctor.doctor, panel=_EXAMINE)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -81,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
     _make_streams_lenient()
     take_stdout_error()  # of an earlier command in this process
     out = Output(json="--json" in argv, quiet=False)
-    code = _run(argv, out)
+    code = _run(_without_plain(argv), out)
     out.close()
     problem = take_stdout_error()
     if problem is not None and code == 0:
@@ -102,6 +126,13 @@ def _run(argv: Sequence[str], out: Output) -> int:
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         return report_error(error, argv, out)
+
+
+def _without_plain(argv: Sequence[str]) -> list[str]:
+    """Return a command line without ``--plain``, which is obeyed from now on."""
+    end = argv.index("--") if "--" in argv else len(argv)
+    set_plain(_PLAIN in argv[:end])
+    return [*(word for word in argv[:end] if word != _PLAIN), *argv[end:]]
 
 
 def _check_current_folder() -> None:

@@ -26,6 +26,30 @@ if TYPE_CHECKING:
     from splatcli.train.events import Event
 
 
+#: Whether the command line asks for plain text, see set_plain().
+_plain = False
+
+
+def set_plain(plain: bool) -> None:
+    """Let everything be plain text: no colour, no boxes, and lines instead of progress bars (``--plain``)."""
+    global _plain
+    _plain = plain
+
+
+def has_cursor(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal whose lines can be redrawn; with TERM=dumb and --plain it is not."""
+    plain = _plain or os.environ.get(PLAIN_VARIABLE, "") not in ("", "0") or os.environ.get("TERM") == "dumb"
+    return stream is not None and stream.isatty() and not plain
+
+
+def is_styled(stream: TextIO | None) -> bool:
+    """Return whether a stream gets colour and boxes: as has_cursor(), and not with NO_COLOR."""
+    return has_cursor(stream) and not os.environ.get("NO_COLOR")
+
+
+#: The variable that does what --plain does.
+PLAIN_VARIABLE = "SPLATCLI_PLAIN"
+
 #: Failures of stdout other than a closed pipe.
 _stdout_failures: list[OSError] = []
 
@@ -230,8 +254,7 @@ class ProgressBar:
         self._tasks: dict[str, TaskID] = {}
         self._updates: deque[tuple[float, int]] = deque(maxlen=_RATE_UPDATES + 1)
         self._last_line = time.monotonic()
-        is_terminal = sys.stderr is not None and sys.stderr.isatty()
-        self._bar = _rich_bar() if is_terminal and not self._silent else None
+        self._bar = _rich_bar() if has_cursor(sys.stderr) and not self._silent else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:

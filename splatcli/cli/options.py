@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from splatcli.cli.help import Records, in_order, write_panels
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,41 +32,104 @@ if TYPE_CHECKING:
 class Command(TyperCommand):
     """A command that makes its flags when they are first needed: ``splat --help`` does without them.
 
-    Its help lists flags under the headings that they name (``rich_help_panel``).
+    everyday: the flags that ``--help`` shows, under the heading Essentials; ``--help-all`` shows all flags, under the
+    headings that they name (``rich_help_panel``). Without everyday flags ``--help`` shows all of them.
     """
 
     function: ClassVar[Callable[[Any], int]]
+    everyday: ClassVar[tuple[str, ...]] = ()
 
     def get_params(self, ctx: Any) -> list[Any]:
         if not self.params:
             self.params, self.callback = _parse_with(type(self).function)
         return super().get_params(ctx)
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        arguments = [one.metavar for one in self.get_params(ctx) if one.param_type_name == "argument"]
+        return ["[OPTIONS]", *arguments]
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        panels: dict[str, list[tuple[str, str]]] = {}
+        panels: dict[str, Records] = {}
+        short = bool(self.everyday) and not ctx.meta.get(_HELP_ALL)
+        hidden = 0
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None:
-                panels.setdefault(panel_of(parameter), []).append(record)
-        for name, records in panels.items():
-            with formatter.section(name):
-                formatter.write_dl(records)
+            if record is None or (parameter.name == "help_all" and not self.everyday):
+                continue
+            panel = self.panel_of(parameter)
+            if short and panel not in ("Arguments", "Essentials"):
+                hidden += 1
+                continue
+            name = parameter.metavar if parameter.param_type_name == "argument" else record[0]
+            panels.setdefault(panel, []).append((name, record[1]))
+        for name in ("Arguments", "Essentials"):
+            panels.get(name, []).sort(key=lambda one: self._place(one[0]))
+        write_panels(formatter, dict(in_order(panels)))
+        if hidden:
+            formatter.write(f"\n{hidden} more flags: {ctx.command_path} --help-all\n")
+
+    def panel_of(self, parameter: Any) -> str:
+        """Return the heading that a parameter is listed under."""
+        if parameter.param_type_name == "argument":
+            return "Arguments"
+        if not self.everyday:
+            return getattr(parameter, "rich_help_panel", None) or "Options"
+        if {*parameter.opts, "help", "help_all"} & {*self.everyday, parameter.name}:
+            return "Essentials"
+        return getattr(parameter, "rich_help_panel", None) or "Expert"
+
+    def _place(self, names: str) -> int:
+        """Return where a line of the help stands among the everyday flags."""
+        words = names.replace(",", " ").split()
+        return next((at for at, flag in enumerate(self.everyday) if flag in words), len(self.everyday))
 
 
-def panel_of(parameter: Any) -> str:
-    """Return the heading of the help that a parameter is listed under."""
-    usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
-    return getattr(parameter, "rich_help_panel", None) or usual
+class Group(TyperGroup):
+    """The list of commands, under the headings that they are added with."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
+        limit = formatter.width - 6 - max(len(name) for name, _ in commands)
+        panels: dict[str, Records] = {}
+        for name, command in commands:
+            panel = str(getattr(command, "rich_help_panel", None) or "Commands")
+            panels.setdefault(panel, []).append((name, command.get_short_help_str(limit)))
+        records = [record for one in self.get_params(ctx) if (record := one.get_help_record(ctx)) is not None]
+        write_panels(formatter, {**panels, "Options": records})
 
 
-def add_command(app: typer.Typer, name: str, function: Callable[[Any], int], kind: type[Command] = Command) -> None:
-    """Make ``function`` the command ``name``: its parameter is a dataclass of options, its docstring the help."""
+#: Where a context notes that all flags are wanted.
+_HELP_ALL = "splatcli.help_all"
+
+
+def _show_all(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help with all flags, and end."""
+    if wanted and not ctx.resilient_parsing:
+        ctx.meta[_HELP_ALL] = True
+        typer.echo(ctx.get_help())
+        raise typer.Exit
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    function: Callable[[Any], int],
+    kind: type[Command] = Command,
+    *,
+    panel: str,
+    everyday: tuple[str, ...] = (),
+) -> None:
+    """Make ``function`` the command ``name``: its parameter is a dataclass of options, its docstring the help.
+
+    panel: the heading of ``splat --help`` that it is listed under. everyday: see Command.
+    """
 
     def stub() -> None:
         """Stand for the command until its flags are made."""
 
     stub.__doc__ = function.__doc__
-    app.command(name, cls=type(kind.__name__, (kind,), {"function": staticmethod(function)}))(stub)
+    members = {"function": staticmethod(function), "everyday": everyday}
+    app.command(name, cls=type(kind.__name__, (kind,), members), rich_help_panel=panel)(stub)
 
 
 def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[..., Any] | None]:
@@ -75,7 +139,10 @@ def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[...
     def call(**given: Any) -> int:
         return function(_build(options_class, given))
 
-    call.__signature__ = inspect.Signature(list(_parameters(options_class)))  # type: ignore[attr-defined]
+    help_all = typer.Option("--help-all", help="Show all flags and exit.", callback=_show_all, is_eager=True)
+    kind: Any = Annotated[bool, help_all]
+    more = inspect.Parameter("help_all", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+    call.__signature__ = inspect.Signature([*_parameters(options_class), more])  # type: ignore[attr-defined]
     call.__annotations__ = {}
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command()(call)
@@ -260,7 +327,7 @@ class RankOptions:
             min=1,
             help="Share the work among N processes of this machine, each with a GPU of its own, or on the CPU with "
             "--device cpu.",
-            rich_help_panel="Processes",
+            rich_help_panel="Several processes",
         ),
     ] = None
     distributed: Annotated[
@@ -270,7 +337,7 @@ class RankOptions:
             metavar="MODE",
             help="Share the views of a batch among the processes of --ranks or torchrun. replicated: each holds all "
             "Gaussians; sharded: each holds a part of them.  [default with --ranks: replicated]",
-            rich_help_panel="Processes",
+            rich_help_panel="Several processes",
         ),
     ] = None
 

@@ -20,7 +20,7 @@ _ADDRESS_SPACE = 1 << 30
 _OF_A_THREAD, _MOST_THREADS = 128 << 20, 64
 
 #: Options that print information and do nothing else.
-_WORDS = {"--help", "-h", "--version"}
+_WORDS = {"--help", "-h", "--help-all", "--version", "-V", "--install-completion", "--show-completion"}
 
 
 class PipeError(OSError):

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -9,7 +14,9 @@ from typer.testing import CliRunner
 from splatcli import __version__
 from splatcli.cli import options
 from splatcli.cli.commands import app
+from splatcli.cli.help import GUIDE
 from splatcli.config import setting_flags
+from tests.cli.terminal import on_terminal
 from tests.running import Splat
 
 COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "info")
@@ -30,9 +37,109 @@ def test_every_command_has_help_with_an_example(command: str) -> None:
     assert f"splat {command} " in result.output.partition("Examples:")[2]
 
 
-def test_version(splat: Splat) -> None:
-    done = splat("--version")
+@pytest.mark.parametrize("flag", ["--version", "-V"])
+def test_version(flag: str, splat: Splat) -> None:
+    done = splat(flag)
     assert (done.code, done.out) == (0, f"splat {__version__}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["--plain"]])
+def test_without_a_command_there_is_a_guide(words: list[str], splat: Splat) -> None:
+    done = splat(*words)
+    assert (done.code, done.out, done.err) == (0, GUIDE, "")
+    assert max(len(line) for line in done.lines) <= 80
+    session = re.findall(r"^  splat (\w+)", GUIDE.partition("Where to go next")[0], re.MULTILINE)
+    assert session == ["doctor", "train", "view", "render", "export"]
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS, "merge", "check", "bench", "doctor"])
+def test_every_command_takes_h_and_help_all(command: str | None, splat: Splat) -> None:
+    words = [] if command is None else [command]
+    text = splat(*words, "--help")
+    assert text.code == 0
+    assert splat(*words, "-h") == text
+    if command is not None:
+        every = splat(command, "--help-all")
+        assert every.code == 0
+        group = typer.main.get_command(app)
+        flags = group.commands[command].get_params(typer.Context(group.commands[command]))  # type: ignore[attr-defined]
+        options = [one for one in flags if one.param_type_name == "option" and one.name != "help_all"]
+        assert all(name in every.out for one in options for name in one.opts)
+
+
+def test_help_shows_the_everyday_flags_and_where_the_others_are() -> None:
+    text = CliRunner().invoke(app, ["train", "--help"]).output
+    assert all(flag in text for flag in ("--iterations", "--resolution", "--cap-max", "--viewer"))
+    assert "--pose-opt" not in text
+    assert "more flags: splat train --help-all" in text
+
+
+def test_help_is_in_boxes_on_a_terminal() -> None:
+    screen = on_terminal("train", "--help", columns=80)
+    assert screen.code == 0
+    assert "╭─ Essentials ─" in screen.text
+    assert "\x1b[1;36m-o, --output DIR\x1b[0m" in screen.raw
+    assert max(len(line) for line in screen.drawn if line[0] in "╭│╰") <= 80
+
+    names = re.findall(r"--[a-z-]+", CliRunner().invoke(app, ["train", "--help"]).output)
+    assert len(names) > 10
+    assert set(re.findall(r"--[a-z-]+", screen.text)) == set(names)
+
+
+@pytest.mark.parametrize(
+    ("words", "columns", "variables"),
+    [
+        (["--plain", "export", "-h"], 80, {}),
+        (["export", "-h", "--plain"], 80, {}),
+        (["export", "-h"], 80, {"NO_COLOR": "1"}),
+        (["export", "-h"], 80, {"TERM": "dumb"}),
+        (["export", "-h"], 80, {"SPLATCLI_PLAIN": "1"}),
+        (["export", "-h"], 40, {}),
+    ],
+)
+def test_help_is_plain_where_that_is_asked_for(words: list[str], columns: int, variables: dict[str, str]) -> None:
+    screen = on_terminal(*words, columns=columns, **variables)
+    assert screen.code == 0
+    assert "Essentials:\n" in screen.text
+    assert "\x1b" not in screen.raw
+    assert "╭" not in screen.raw
+
+
+def test_words_after_two_dashes_are_no_flags(splat: Splat) -> None:
+    done = splat("info", "--", "--plain")
+    assert done.code == 2
+    assert "where: --plain" in done.err
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("splat tr", ["train"]),
+        ("splat train --cap", ["--cap-max"]),
+        ("splat export --min-o", ["--min-opacity"]),
+    ],
+)
+def test_shells_complete_commands_and_flags_without_torch(line: str, expected: list[str]) -> None:
+    words = line.split()
+    code = (
+        "import sys, splatcli.cli.commands as b\n"
+        "code = b.run([])\n"
+        "heavy = sorted({'torch', 'numpy', 'rich'} & set(sys.modules))\n"
+        "sys.exit(f'{code} {heavy}' if code or heavy else 0)"
+    )
+    asked = {"_SPLAT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ | asked
+    )
+    assert (done.returncode, done.stdout.split()) == (0, expected), done.stderr
+
+
+def test_the_completion_of_a_shell_is_printed() -> None:
+    command = f"{sys.executable} -m splatcli --show-completion; exit $?"  # by a shell that waits, which is looked for
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "_SPLAT_COMPLETE=complete_bash" in done.stdout
+    assert "complete -o default -F _splat_completion splat" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -103,10 +210,11 @@ def test_the_list_of_commands_needs_no_flags(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_flags_are_listed_under_headings() -> None:
-    text = CliRunner().invoke(app, ["train", "--help"]).output
-    places = [text.index(f"\n{heading}:") for heading in ("Arguments", "Options", "Scene", "Memory", "Training")]
+    text = CliRunner().invoke(app, ["train", "--help-all"]).output
+    headings = ("Arguments", "Essentials", "Data", "Quality", "Memory", "Several processes", "Viewer", "Expert")
+    places = [text.index(f"\n{heading}:") for heading in headings]
     assert places == sorted(places)
-    assert text.index("\nMemory:") < text.index("--cache-budget") < text.index("\nTraining:")
+    assert text.index("\nMemory:") < text.index("--cache-budget") < text.index("\nSeveral processes:")
 
 
 def test_every_flag_of_a_setting_is_one_of_train() -> None:
