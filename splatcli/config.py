@@ -579,7 +579,7 @@ class GuardConfig(Section):
         500, ge=0, description="Steps from one measurement of the probe views to the next; 0 measures none."
     )
     probe_views: int = Field(3, gt=0, description="Number of training views to measure, evenly spaced.")
-    psnr_drop: float = Field(3.0, gt=0, description="Lasting loss of PSNR on the probe views that raises an alarm, dB.")
+    psnr_drop: float = Field(3.0, gt=0, description="Lasting loss of train PSNR that raises an alarm, dB.")
     reset_window: int = Field(1_000, ge=0, description="Steps after an opacity reset whose measurements are ignored.")
     prune_jump: float = Field(
         0.5, gt=0, le=1, description="Share of the Gaussians that one refinement may remove without an alarm."

@@ -11,9 +11,9 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
@@ -242,7 +242,7 @@ _JSON_STEPS = 100
 
 
 class ProgressBar:
-    """Progress on stderr while open: a bar for each task on a terminal, a line every ten seconds in a log.
+    """Progress on stderr while open: a line for each task on a terminal, a line every ten seconds in a log.
 
     unit: what a rate counts; without it no rate is shown. With --json and -q nothing is shown.
     """
@@ -252,9 +252,10 @@ class ProgressBar:
         self._unit = unit
         self._silent = out.json or out.quiet or out.muted
         self._tasks: dict[str, TaskID] = {}
+        self._task = ""
         self._updates: deque[tuple[float, int]] = deque(maxlen=_RATE_UPDATES + 1)
         self._last_line = time.monotonic()
-        self._bar = _rich_bar() if has_cursor(sys.stderr) and not self._silent else None
+        self._bar = _rich_progress() if has_cursor(sys.stderr) and not self._silent else None
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -275,48 +276,106 @@ class ProgressBar:
     def print(self, text: str) -> None:
         """Print a message above the bar."""
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             self._out.note(text)
         self._last_line = time.monotonic()
 
-    def update(self, task: str, done: int, total: int, facts: str = "") -> None:
-        """Report that ``done`` of ``total`` of a task are done. facts: further figures for the same line."""
+    def update(self, task: str, done: int, total: int, facts: Sequence[str] = ()) -> None:
+        """Report that ``done`` of ``total`` of a task are done.
+
+        facts: further figures for the same line, the most important first: a narrow terminal gets the first ones.
+        """
         if self._silent:
             return
         now = time.monotonic()
+        if task != self._task:
+            self._task = task
+            self._updates.clear()
         self._updates.append((now, done))
         rate = self._rate()
-        shown = f"{facts}  {rate:.1f} {self._unit}/s".lstrip() if self._unit else facts
+        left = None if rate is None else (total - done) / rate
         if self._bar is not None:
             if task not in self._tasks:
-                self._tasks[task] = self._bar.add_task(task, facts="")
-            self._bar.update(self._tasks[task], completed=done, total=total, facts=shown)
+                self._tasks[task] = self._bar.add_task(task, shown=None)
+            shown = ProgressLine(task, done, total, rate if self._unit else None, self._unit, left, tuple(facts))
+            self._bar.update(self._tasks[task], completed=done, total=total, shown=shown)
         elif now - self._last_line > _LOG_INTERVAL:
-            left = f"  {_format_time((total - done) / rate)} left" if rate else ""
-            self._out.note(f"{task}: {done}/{total}  {shown}".rstrip() + left)
+            speed = [] if not self._unit or rate is None else [format_rate(rate, self._unit)]
+            ends = [] if left is None else [f"{format_time(left)} left"]
+            self._out.note("  ".join([f"{task}: {done}/{total}", *facts, *speed, *ends]))
             self._last_line = now
 
-    def _rate(self) -> float:
+    def _rate(self) -> float | None:
         (begin, first), (end, last) = self._updates[0], self._updates[-1]
-        return (last - first) / (end - begin) if end > begin and last > first else 0.0
+        return (last - first) / (end - begin) if end > begin and last > first else None
 
 
-def _rich_bar() -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.table import Column
+#: Columns of the smallest and of the largest bar, and of the spaces between two figures.
+_MIN_BAR, _MAX_BAR, _GAP = 8, 40, 2
 
-    # The bar takes what the figures leave of the line.
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(table_column=Column(no_wrap=True)),
-        TextColumn("{task.fields[facts]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        expand=True,
-    )
+
+@dataclass(frozen=True)
+class ProgressLine:
+    """A line of progress. Task, steps, rate and time left are never cut; the bar and ``facts`` take what is left.
+
+    rate: per second, None if unknown. left: seconds, None if unknown. facts: the most important first.
+    """
+
+    task: str
+    done: int
+    total: int
+    rate: float | None
+    unit: str
+    left: float | None
+    facts: tuple[str, ...] = ()
+
+    def text(self, width: int) -> str:
+        """Return the line in at most ``width`` columns, or in as many as its fixed part needs."""
+        head = f"{self.task} {self.done}/{self.total}"
+        speed = [] if self.rate is None else [format_rate(self.rate, self.unit)]
+        ends = [] if self.left is None else [format_time(self.left)]
+        shown = [head, *speed, *(f"{end} left" for end in ends)]
+        if _columns(shown) > width:
+            narrow = [head, *speed, *ends]
+            return " ".join(narrow if len(" ".join(narrow)) <= width else [f"{self.done}/{self.total}", *narrow[1:]])
+        for fact in self.facts:
+            if _columns([*shown, fact]) <= width:
+                shown.append(fact)
+        room = min(_MAX_BAR, width - _columns(shown) - _GAP)
+        if room >= _MIN_BAR:
+            filled = room * self.done // max(1, self.total)
+            shown.insert(1, "\u2501" * filled + "\u2500" * (room - filled))
+        return (" " * _GAP).join(shown)
+
+
+def _columns(parts: list[str]) -> int:
+    return sum(map(len, parts)) + _GAP * (len(parts) - 1)
+
+
+def _rich_progress() -> Progress:
+    """Return rich's display of tasks, whose lines are those of ProgressLine."""
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.progress import Progress, ProgressColumn, Task
+    from rich.text import Text
+
+    @dataclass(frozen=True)
+    class Fitted:
+        line: ProgressLine
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            text = Text(self.line.text(options.max_width), no_wrap=True, overflow="crop")
+            text.highlight_regex("\u2501+", "cyan")
+            text.highlight_regex("\u2500+", "dim")
+            yield text
+
+    class Line(ProgressColumn):
+        max_refresh = None
+
+        def render(self, task: Task) -> Any:
+            return Fitted(task.fields["shown"]) if task.fields["shown"] is not None else Text(task.description)
+
+    return Progress(Line(), console=Console(stderr=True), expand=True)
 
 
 class Reporter(Protocol):
@@ -364,12 +423,13 @@ class JsonReporter:
 
 
 class ProgressReporter(ProgressBar):
-    """Shows loss, PSNR, number of Gaussians, rate and time left in a progress bar, and other events as messages."""
+    """Shows step, rate, time left, PSNR, number of Gaussians and loss in a line, and other events as messages."""
 
     def __init__(self, out: Output) -> None:
         super().__init__(out, unit="it")
         self._iterations = 0
-        self._psnr = ""
+        #: Newest PSNR of training views and of test views, the newer one first.
+        self._psnr: dict[str, str] = {}
 
     def report(self, event: Event) -> None:
         from splatcli.train.events import Evaluated, Probed, Stepped
@@ -377,15 +437,20 @@ class ProgressReporter(ProgressBar):
         if isinstance(event, Stepped):
             count = event.num_gaussians
             shown = f"{count / 1e6:.2f}M" if count >= 1_000_000 else f"{count:,}"
-            facts = f"loss {event.loss:.4f}  {self._psnr}{shown} GS"
-            self.update("train", event.step, self._iterations, facts)
+            newest, *older = [*self._psnr.values()] or [""]
+            facts = [newest, f"{shown} GS", f"loss {event.loss:.4f}", *older]
+            self.update("train", event.step, self._iterations, [fact for fact in facts if fact])
             return
         self._iterations = getattr(event, "iterations", self._iterations)
         if isinstance(event, Evaluated | Probed):
-            self._psnr = f"PSNR {event.psnr:.2f}  "
+            kind = "test" if isinstance(event, Evaluated) else "train"
+            self._psnr = {kind: f"{kind} PSNR {event.psnr:.2f}", **self._others(kind)}
         text = describe_event(event)
         if text is not None:
             self.print(text)
+
+    def _others(self, kind: str) -> dict[str, str]:
+        return {other: text for other, text in self._psnr.items() if other != kind}
 
 
 def describe_event(event: Event) -> str | None:
@@ -398,7 +463,7 @@ def describe_event(event: Event) -> str | None:
             span = f"steps {event.step + 1} to {event.iterations}, {event.num_gaussians:,} Gaussians"
             return "\n".join([f"{begin}; {span}", *(f"note: {note}" for note in event.notes)])
         case Evaluated():
-            figures = f"PSNR {event.psnr:.2f} dB  SSIM {event.ssim:.4f}"
+            figures = f"test PSNR {event.psnr:.2f} dB  SSIM {event.ssim:.4f}"
             return (
                 f"step {event.step}: {figures} on {len(event.views)} held-out views, {event.num_gaussians:,} Gaussians"
             )
@@ -419,7 +484,15 @@ def describe_event(event: Event) -> str | None:
             return None
 
 
-def _format_time(seconds: float) -> str:
+def format_rate(rate: float, unit: str) -> str:
+    """Return a rate for people: ``123 it/s``, ``4.5 it/s`` or ``2.3 s/it``."""
+    if rate < 1:
+        return f"{1 / rate:.1f} s/{unit}"
+    return f"{rate:.0f} {unit}/s" if rate >= 100 else f"{rate:.1f} {unit}/s"
+
+
+def format_time(seconds: float) -> str:
+    """Return a length of time for people: ``1:02:03`` or ``2:03``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -199,7 +199,7 @@ class QualityMonitor:
         return Alarmed(
             probe.step,
             "psnr",
-            f"PSNR on the probe views is {probe.psnr:.2f} dB, it was {self.best:.2f} dB; low since step "
+            f"train PSNR is {probe.psnr:.2f} dB on the probe views, it was {self.best:.2f} dB; low since step "
             f"{self.low_since}; a lower learning rate may help: splat resume --set optim.means_lr=...",
         )
 

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from splatcli.cli.console import JsonReporter, Output, ProgressBar, ProgressReporter, describe_event, make_reporter
+from splatcli.cli.console import (
+    JsonReporter,
+    Output,
+    ProgressBar,
+    ProgressLine,
+    ProgressReporter,
+    describe_event,
+    format_rate,
+    format_time,
+    make_reporter,
+)
 from splatcli.train.events import Evaluated, OpacityReset, Refined, Saved, Started, Stepped, Stopped, ViewScore
+from tests.cli.terminal import run_on_terminal
 
 RUN = [
     Started(0, 1000, 500, 7, 1, "cpu", ("a note",)),
@@ -22,11 +34,6 @@ RUN = [
     Saved(1000, Path("x.pt")),
     Stopped(1000, "finished", Path("x.pt")),
 ]
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def report(reporter) -> None:
@@ -52,28 +59,88 @@ def test_a_log_gets_what_matters(capfd: pytest.CaptureFixture[str]) -> None:
     assert captured.out == ""
     assert "7 views, 1 held out" in captured.err
     assert "note: a note" in captured.err
-    assert "PSNR 21.50 dB" in captured.err
+    assert "test PSNR 21.50 dB" in captured.err
     assert "saved x.pt" in captured.err
     assert len(captured.err.splitlines()) < 10
 
 
-def test_a_terminal_gets_a_bar_of_80_columns_on_stderr(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    with ProgressReporter(Output()) as reporter:
-        for event in RUN[:-3]:
-            reporter.report(event)
-        reporter.report(Evaluated(1000, 21.5, 0.75, 500, []))
-        reporter.report(Stepped(1000, 0.5, 1_234_567, 0))
-    assert capfd.readouterr().out == ""
-    bar = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue()).rstrip().splitlines()[-1].split("\r")[-1]
-    assert "1000/1000" in bar
-    assert "loss 0.5000  PSNR 21.50  1.23M GS" in bar
-    assert "it/s" in bar
-    assert len(bar) <= 80
+LINE = ProgressLine(
+    "train", 12_345, 30_000, 123.4, "it", 3723.0, ("test PSNR 21.50", "1.23M GS", "loss 0.0123", "train PSNR 23.00")
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "text"),
+    [
+        (20, "12345/30000 123 it/s 1:02:03"),
+        (40, "train 12345/30000 123 it/s 1:02:03"),
+        (60, "train 12345/30000  123 it/s  1:02:03 left  test PSNR 21.50"),
+        (80, "train 12345/30000  123 it/s  1:02:03 left  test PSNR 21.50  1.23M GS"),
+    ],
+)
+def test_a_narrow_line_drops_figures_and_never_step_rate_and_time(width: int, text: str) -> None:
+    assert LINE.text(width).replace("━", "").replace("─", "").replace("    ", "  ") == text
+
+
+def test_a_line_fits_any_width() -> None:
+    lines = (LINE, replace(LINE, done=30_000, left=0.0), replace(LINE, rate=None, left=None, done=0))
+    for line, width in itertools.product(lines, range(34, 200)):
+        text = line.text(width)
+        assert len(text) <= width
+        assert f"{line.done}/30000" in text
+        assert line.rate is None or "123 it/s" in text
+        assert line.left is None or format_time(line.left) in text
+    assert "loss 0.0123" not in LINE.text(40)
+    assert all(fact in LINE.text(140) for fact in LINE.facts)
+
+
+def test_a_bar_shows_the_share_that_is_done() -> None:
+    text = LINE.text(200)
+    assert text.count("━") == 40 * 12_345 // 30_000
+    assert text.count("━") + text.count("─") == 40
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"), [(1234.4, "1234 it/s"), (12.34, "12.3 it/s"), (1.0, "1.0 it/s"), (0.4, "2.5 s/it")]
+)
+def test_rates_have_the_digits_that_matter(rate: float, text: str) -> None:
+    assert format_rate(rate, "it") == text
+
+
+REPORTED = """
+import sys, time
+from splatcli.cli.console import Output, ProgressReporter
+from splatcli.train.events import Evaluated, Probed, Saved, Started, Stepped
+from pathlib import Path
+with ProgressReporter(Output()) as reporter:
+    reporter.report(Started(0, 30000, 500, 7, 1, "cpu", ()))
+    for step in range(1, 2001):
+        reporter.report(Stepped(step, 0.5, 1_234_567, 0))
+        if step == 100:
+            reporter.report(Probed(100, 23.0, 500))
+            reporter.report(Evaluated(100, 21.5, 0.75, 500, []))
+            reporter.report(Saved(100, Path("a-long-path/" * 10)))
+"""
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 140])
+def test_a_terminal_gets_a_line_that_fits(columns: int) -> None:
+    screen = run_on_terminal([sys.executable, "-c", REPORTED], columns, 24, piped=True, variables={})
+    assert (screen.code, screen.stdout) == (0, "")
+    last = screen.drawn[-1]
+    assert len(last) <= columns
+    assert re.search(r"2000/30000 .*it/s .*\d:\d\d", last)
+    assert ("test PSNR 21.50" in last) is (columns >= 60)
+    assert ("train PSNR 23.00" in last) is (columns >= 140)
+    assert "saved " + "a-long-path/" * 9 + "a-long-path\n" in screen.text  # a path that can be copied
+
+
+def test_plain_and_dumb_terminals_get_lines() -> None:
+    for variables in ({"TERM": "dumb"}, {"SPLATCLI_PLAIN": "1"}):
+        screen = run_on_terminal([sys.executable, "-c", REPORTED], 80, 24, piped=True, variables=variables)
+        assert screen.code == 0
+        assert "\x1b" not in screen.raw
+        assert "step 100: test PSNR 21.50 dB" in screen.text
 
 
 def test_a_log_gets_a_line_every_ten_seconds(
@@ -83,10 +150,10 @@ def test_a_log_gets_a_line_every_ten_seconds(
     monkeypatch.setattr("splatcli.cli.console.time.monotonic", lambda: next(seconds))
     with ProgressBar(Output(), unit="it") as progress:
         for step in range(1, 13):
-            progress.update("train", step, 100, "loss 0.5")
+            progress.update("train", step, 100, ["loss 0.5"])
     assert capfd.readouterr().err.splitlines() == [
-        "train: 6/100  loss 0.5  0.5 it/s  3:08 left",
-        "train: 12/100  loss 0.5  0.5 it/s  2:56 left",
+        "train: 6/100  loss 0.5  2.0 s/it  3:08 left",
+        "train: 12/100  loss 0.5  2.0 s/it  2:56 left",
     ]
 
 
