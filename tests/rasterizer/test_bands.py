@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from scipy.spatial.transform import Rotation
 from torch import Tensor
 
 from splatcli.errors import ResourceError
@@ -22,6 +24,7 @@ from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.kernels.simt import simulated
 from tests.native.cases import ISAS, NEEDS_COMPILER, Weights, bits, float32, float64
+from tests.poisoned import take
 from tests.rasterizer.scenes import leaves, random_camera, random_gaussians, random_image, random_scene
 
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -174,6 +177,68 @@ def trained(engine: NativeEngine | AsyncEngine, gaussians: Gaussians, cameras: l
     assert all(map(math.isfinite, losses))
     tensors = [t for g in (gaussians, adam.exp_avg, adam.exp_avg_sq) for _, t in g.items()]
     return [*bits(*tensors, stats.grad2d, stats.count), repr(losses).encode()]
+
+
+def tightest(work: Callable[[FixedBudget], list[bytes]]) -> list[bytes]:
+    """Return what comes of work in about the smallest budget in which it can be done; that is in bands."""
+    nbytes = 30_000
+    while True:
+        budget = FixedBudget(nbytes := int(1.1 * nbytes))
+        with contextlib.suppress(ResourceError):
+            done = work(budget)
+            assert budget.reported
+            return done
+
+
+def passing_by(camera: Camera, like: Gaussians) -> Gaussians:
+    """Thin Gaussians that pass outside the corners of the image: their rectangles overlap it, they reach no pixel."""
+    passing = like.detach_clone()
+    sides = torch.tensor([(1.0, -1.0), (-1.0, -1.0), (1.0, 1.0), (-1.0, 1.0)])[torch.arange(len(like)) % 4]
+    corner = torch.tensor([camera.width, camera.height]) / 2 * (1 + sides) + 6 * sides
+    depth = 4.0
+    rays = (corner - torch.tensor([camera.cx, camera.cy])) / torch.tensor([camera.fx, camera.fy])
+    points = torch.cat([rays * depth, torch.full((len(like), 1), depth)], 1).double()
+    view = torch.from_numpy(camera.viewmat).double()
+    passing.means.copy_((points - view[:3, 3]) @ view[:3, :3])
+    # Long along the diagonal that passes the corner by, in the camera's axes and then in the world's.
+    angle = torch.where(sides[:, 0] * sides[:, 1] < 0, math.pi / 4, -math.pi / 4).double()
+    turned = torch.zeros(len(like), 3, 3, dtype=torch.float64)
+    turned[:, 0, 0], turned[:, 0, 1] = angle.cos(), -angle.sin()
+    turned[:, 1, 0], turned[:, 1, 1], turned[:, 2, 2] = angle.sin(), angle.cos(), 1.0
+    attitudes = Rotation.from_matrix((view[:3, :3].T @ turned).numpy()).as_quat()
+    passing.quats.copy_(torch.from_numpy(attitudes)[:, [3, 0, 1, 2]])
+    passing.log_scales.copy_(torch.tensor([0.5, 0.01, 0.01]).log().expand(len(like), 3))
+    passing.logit_opacities.fill_(2.0)
+    return passing
+
+
+@NEEDS_COMPILER
+def test_gaussians_that_no_band_reaches_take_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor where the flags of Gaussians of the view before, which reached it, were in the same place."""
+    made: set[int] = set()
+
+    def zeroed(arena: Arena, name: str, numel: int, dtype: torch.dtype) -> Tensor:
+        buffer = take(arena, name, numel, dtype)
+        if id(buffer) not in made:
+            made.add(id(buffer.zero_()))
+            kept.append(buffer)
+        return buffer
+
+    kept: list[Tensor] = []
+    monkeypatch.setattr(Arena, "take", zeroed)  # a flag that is left over is to count, and not to crash
+    scene, camera = random_scene(11, 120, width=40, height=140, sh_degree=1, scale=0.2)
+    passing = passing_by(camera, scene.map(lambda t: t[:40].clone()))
+    mixed = Gaussians(**{n: torch.cat([t, getattr(passing, n)]) for n, t in scene.items()})
+    context = RasterContext(simulated())
+    context.project(view_of(camera, sh_degree=1, antialiased=False, with_depth=False), mixed)
+    visible = context.visible_slots()[0]
+    assert (visible >= 120).sum() > 20, "they are listed as visible"
+    cameras = [replace(camera, fx=camera.fx / 2, fy=camera.fy / 2), camera]
+    whole = trained(AsyncEngine(simulated()), mixed, cameras)
+    assert tightest(lambda budget: trained(AsyncEngine(simulated(), budget=budget), mixed, cameras)) == whole
+    counts = torch.frombuffer(bytearray(whole[-2]), dtype=torch.float32)
+    first = trained(AsyncEngine(simulated()), mixed, cameras[:1])
+    assert torch.equal(counts[120:], torch.frombuffer(bytearray(first[-2]), dtype=torch.float32)[120:])
 
 
 @NEEDS_COMPILER
