@@ -252,7 +252,7 @@ class Machine:
             getattr(native, name).argtypes = [ctypes.c_char_p, ctypes.c_int64]
             getattr(native, name).restype = ctypes.c_int64
         native.simt_set_schedule.argtypes = [ctypes.c_uint64]
-        native.ptx_patience.argtypes = [ctypes.c_int64]
+        native.ptx_patience.argtypes = native.ptx_last_blocks.argtypes = [ctypes.c_int64]
         native.ptx_allow.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
         native.ptx_load.restype, native.ptx_load.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
         native.ptx_words.restype = ctypes.c_char_p
@@ -313,6 +313,15 @@ class Machine:
             yield
         finally:
             self.native.ptx_patience(1 << 26)
+
+    @contextlib.contextmanager
+    def last_blocks(self, count: int) -> Iterator[None]:
+        """Only the last ``count`` blocks of each launch run, so that a launch may be as large as a grid can be."""
+        self.native.ptx_last_blocks(count)
+        try:
+            yield
+        finally:
+            self.native.ptx_last_blocks(0)
 
     @contextlib.contextmanager
     def profile(self) -> Iterator[None]:

@@ -23,6 +23,7 @@ from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.rendering import render
 from tests.kernels.simt import Emulator
 from tests.kernels.test_mutants import CHECKS, DEVICE, STREAM, backend_of, everything, total_loss
+from tests.ptx.huge import check_huge
 from tests.ptx.machine import NEEDS_NVCC, TWIN_FLAGS, kernel_library, load, machine, mutated_library
 from tests.ptx.test_kernels import adam, noise, on
 from tests.rasterizer.scenes import leaves, random_image, random_scene
@@ -76,6 +77,7 @@ ALL_CHECKS: dict[str, Callable[[Path], None]] = {
     "adam": check_adam,
     "streams": check_streams,
     "counts": check_counts,
+    "huge": check_huge,
 }
 
 
@@ -179,8 +181,8 @@ MUTANTS = {
         "picture",
         "project_vjp.cu",
         "kernels/project_vjp.cuh",
-        "colours[e] = 0.0f;\n  __syncthreads();",
-        "colours[e] = 0.0f;",
+        "  __syncthreads();\n\n  const int64_t chunk = blockIdx.x, base",
+        "  const int64_t chunk = blockIdx.x, base",
     ),
     # Atomics.
     "a histogram that is counted without atomics": Mutant(
@@ -255,6 +257,45 @@ MUTANTS = {
         "kernels/project_vjp.cuh",
         "c < job.chunks; c += kPoseThreads",
         "c < 1; c += kPoseThreads",
+    ),
+    # Indices of 32 bits.
+    "noise on rows of 32 bits": Mutant(
+        "huge",
+        "noise.cu",
+        "kernels/noise.cuh",
+        "const int64_t i = int64_t(blockIdx.x) * kNoiseThreads + threadIdx.x;",
+        "const int i = int(blockIdx.x) * kNoiseThreads + int(threadIdx.x);",
+    ),
+    "Adam on numbers of 32 bits": Mutant(
+        "huge", "adam.cu", "kernels/adam.cuh", "const int64_t i = first + k", "const int i = int(first) + k", True
+    ),
+    "missed steps of rows of 32 bits": Mutant(
+        "huge",
+        "project.cu",
+        "kernels/project.cuh",
+        "const int64_t row = (base + late[r]) * width;",
+        "const int row = int(base + late[r]) * width;",
+    ),
+    "projected Gaussians in places of 32 bits": Mutant(
+        "huge",
+        "project.cu",
+        "kernels/project.cuh",
+        "const int64_t slot = chunk * SPLAT_CHUNK + rank;",
+        "const int slot = int(chunk) * SPLAT_CHUNK + rank;",
+    ),
+    "coefficients in places of 32 bits": Mutant(
+        "huge",
+        "project_vjp.cu",
+        "kernels/project_vjp.cuh",
+        "group.param += base * width,",
+        "group.param += unsigned(base) * unsigned(width),",
+    ),
+    "gradients of intersections in places of 32 bits": Mutant(
+        "huge",
+        "project_vjp.cu",
+        "kernels/project_vjp.cuh",
+        "reinterpret_cast<const float4*>(isect_grads + (first + k) * kIsectGradSize);",
+        "reinterpret_cast<const float4*>(isect_grads + int(first + k) * kIsectGradSize);",
     ),
     # Streams.
     "bands on the default stream": Mutant(

@@ -927,7 +927,9 @@ void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_s
     while (std::__gcd(step, blocks) != 1);
   }
   begin_launch(state);
-  for (uint64_t n = 0; n < blocks; ++n) {
+  uint64_t n = options.last_blocks > 0 && uint64_t(options.last_blocks) < blocks ? blocks - uint64_t(options.last_blocks) : 0;
+  const uint64_t first = n;
+  for (; n < blocks; ++n) {
     const uint64_t at = options.seed == 0 ? n : (from + n * step) % blocks;
     const Dim place = {unsigned(at % grid.x), unsigned(at / grid.x % grid.y), unsigned(at / grid.x / grid.y)};
     state.index = int64_t(at), state.turns = 0;
@@ -940,7 +942,7 @@ void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_s
       w.fragments[0] = {0, w.born, Fragment::kRuns};
       w.copies.clear();
       for (const auto& [name, where] : p.specials)
-        if (n == 0 || name.compare(0, 6, "%ctaid") == 0) set_special(w, name, where, grid, block, place);
+        if (n == first || name.compare(0, 6, "%ctaid") == 0) set_special(w, name, where, grid, block, place);
     }
     BlockRunner(p, state).run();
   }
