@@ -20,7 +20,7 @@ help:
 	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
 	@echo "make gauge   instructions and traffic of the CUDA kernels, without a GPU: benchmarks/results/gauge.json"
 	@echo "make docs-reference   the commands and settings in docs/cli.md and docs/settings.md, from their declarations"
-	@echo "make wheel   dist/*.whl with a ready-made CUDA library for all GPUs from Turing on; needs nvcc, takes minutes"
+	@echo "make wheel   dist/*.whl for x86-64 and aarch64 with native libraries, CUDA from Turing on; FLAGS=--no-cuda without"
 
 setup: $(STAMP)
 
@@ -74,10 +74,9 @@ gauge: setup
 docs-reference: setup
 	PYTHONPATH=. $(BIN)/python scripts/docs_reference.py
 
-# The library is built from these sources, travels in the wheel, and is not left in the checkout.
+# Libraries are built from these sources, travel in the wheels, and are not left in the checkout.
 wheel: setup
-	$(BIN)/python -c 'from pathlib import Path; from splatcli.native.build_cuda import fat_library; print(fat_library(Path("splatcli/_native_bin")))'
-	$(BIN)/python -m build --wheel --no-isolation; status=$$?; rm -rf splatcli/_native_bin; exit $$status
+	PYTHONPATH=. $(BIN)/python scripts/build_wheels.py $(FLAGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

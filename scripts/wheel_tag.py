@@ -1,4 +1,4 @@
-"""Build hook of wheels: one that carries a ready-made CUDA library is for Linux on x86-64, any other for all."""
+"""Build hook of wheels: one that carries native libraries is for their machine alone, any other for all."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class WheelTag(BuildHookInterface):  # type: ignore[type-arg]
     """Found by hatchling, which looks for the one subclass in this file."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if (Path(self.root) / "splatcli" / "_native_bin" / "libsplat_cuda.so").is_file():
+        # The tag that scripts/build_wheels.py found to fit.
+        tag = Path(self.root) / "splatcli" / "_native_bin" / "tag"
+        if tag.is_file():
             build_data["pure_python"] = False
-            build_data["tag"] = "py3-none-linux_x86_64"
+            build_data["tag"] = tag.read_text(encoding="utf-8").strip()

@@ -90,7 +90,8 @@ def _nvcc() -> dict[str, Any]:
 def _cpu_reason() -> str:
     chosen, best = backend.chosen_isa(), backend.best_isa()
     origin = "the best of this processor" if chosen == best else f"from {backend.ISA_VARIABLE}; the best is {best}"
-    return f"instruction set {chosen}, {origin}; built by the C++ compiler"
+    made = "ready-made, from this package" if build.ready_made_cpu(chosen) is not None else "built by the C++ compiler"
+    return f"instruction set {chosen}, {origin}; {made}"
 
 
 def _cuda_reason(gpu: int) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -14,6 +18,9 @@ import pytest
 from tests.cli.tiny import QUICK, write_scene
 
 ROOT = Path(__file__).resolve().parents[1]
+NEEDS_X86 = pytest.mark.skipif(
+    platform.machine() != "x86_64" or shutil.which("g++") is None, reason="builds the CPU library for x86-64 by g++"
+)
 
 
 def native_sources() -> set[str]:
@@ -72,6 +79,84 @@ def test_missing_sources_are_an_error_with_a_remedy(tmp_path: Path, monkeypatch:
     with pytest.raises(ResourceError, match="missing") as caught:
         build.source_root()
     assert "pip install" in str(caught.value.remedy)
+
+
+@pytest.fixture(scope="module")
+def ready_made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package that carries a CPU library, as a wheel of scripts/build_wheels.py does: its folder's parent."""
+    from splatcli.native import build
+
+    root = tmp_path_factory.mktemp("installed")
+    package = root / "splatcli"
+    shutil.copytree(ROOT / "splatcli", package, ignore=shutil.ignore_patterns("__pycache__", "_native_bin"))
+    shutil.copytree(ROOT / "cuda", package / "_native_src")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(build.MACHINE_ISA_FLAGS, "x86_64", {"portable": build.ISA_FLAGS["portable"]})
+        build.ready_made_cpu_libraries(package / "_native_bin", "x86_64", build.find_compiler())
+    return root
+
+
+def without_compiler(root: Path, program: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python with the package in ``root``, where no compiler and no cache is."""
+    environment = {"PYTHONPATH": str(root), "PATH": "", "HOME": str(root), "XDG_CACHE_HOME": str(root / "cache")}
+    environment |= {"SPLATCLI_CPU_ISA": "portable"}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=root)
+
+
+@NEEDS_X86
+def test_a_library_in_the_package_needs_no_compiler(ready_made: Path) -> None:
+    program = "from splatcli.native.backend import Backend; print(Backend.cpu().library._name)"
+    done = without_compiler(ready_made, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(ready_made / "splatcli" / "_native_bin" / "libsplat_cpu_portable.so")
+    assert not list((ready_made / "cache").rglob("*.so"))
+    doctor = without_compiler(
+        ready_made, "import sys; from splatcli.cli import main; sys.argv = ['splat', 'doctor']; main()"
+    )
+    assert "ready-made, from this package" in doctor.stdout
+
+
+@NEEDS_X86
+@pytest.mark.parametrize("change", ["sources", "machine", "json"])
+def test_a_library_of_something_else_is_not_taken(ready_made: Path, tmp_path: Path, change: str) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(ready_made, root)
+    facts = root / "splatcli" / "_native_bin" / "libsplat_cpu.json"
+    if change == "sources":
+        with (root / "splatcli" / "_native_src" / "src" / "cpu" / "bin.cpp").open("a") as file:
+            file.write("\n")
+    else:
+        facts.write_text(facts.read_text().replace("x86_64", "riscv") if change == "machine" else "{")
+    done = without_compiler(root, "from splatcli.native.backend import Backend; Backend.cpu()")
+    assert "no C++ compiler was found" in done.stderr
+
+
+@NEEDS_X86
+def test_a_wheel_names_the_c_library_that_it_needs(ready_made: Path) -> None:
+    from build_wheels import needed_glibc
+
+    library = ready_made / "splatcli" / "_native_bin" / "libsplat_cpu_portable.so"
+    named = subprocess.run(["objdump", "-T", library], capture_output=True, text=True, check=True).stdout
+    versions = [tuple(map(int, text.split("."))) for text in re.findall(r"GLIBC_(\d+\.\d+)", named)]
+    assert needed_glibc([library]) == max(versions)
+    assert "GLIBCXX" not in named, "the C++ library is linked in"
+
+
+@pytest.mark.slow
+def test_wheels_for_both_machines_carry_their_libraries(tmp_path: Path) -> None:
+    if shutil.which("aarch64-linux-gnu-g++") is None:
+        pytest.skip("needs aarch64-linux-gnu-g++")
+    script = [sys.executable, str(ROOT / "scripts" / "build_wheels.py"), "--no-cuda", "--dist", str(tmp_path)]
+    subprocess.run(script, check=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    wheels = {path.stem.rpartition("_")[2].rpartition("-")[2]: path for path in tmp_path.glob("*.whl")}
+    for name, path in wheels.items():
+        with zipfile.ZipFile(path) as wheel:
+            carried = {Path(one).name for one in wheel.namelist() if one.endswith(".so")}
+            isas = {"64": ("avx512", "avx2", "portable"), "aarch64": ("neon", "portable"), "any": ()}[name]
+            assert carried == {f"libsplat_cpu_{isa}.so" for isa in isas}
+    assert len(wheels) == 3
+    assert not (ROOT / "splatcli" / "_native_bin").exists()
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ enum {
 };
 
 enum { SPLAT_FLOAT32 = 0, SPLAT_FLOAT64 = 1 };
-enum { SPLAT_ISA_PORTABLE = 0, SPLAT_ISA_AVX2 = 1, SPLAT_ISA_AVX512 = 2 };
+enum { SPLAT_ISA_PORTABLE = 0, SPLAT_ISA_AVX2 = 1, SPLAT_ISA_AVX512 = 2, SPLAT_ISA_NEON = 3 };
 
 /* How to run: first argument of every entry. */
 typedef struct SplatCall {

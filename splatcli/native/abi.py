@@ -17,7 +17,7 @@ COUNTERS = 4
 FLOAT32 = 0
 FLOAT64 = 1
 #: Results of splat_best_isa, by the names of build.ISA_FLAGS.
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "neon")
 
 
 class _Sized(c.Structure):

@@ -6,7 +6,6 @@ import ctypes
 import functools
 import logging
 import os
-import platform
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import Gaussians, reachable
-from splatcli.native import abi
+from splatcli.native import abi, build
 from splatcli.native.build import cpu_library
 
 #: Flags of /proc/cpuinfo that each x86 build needs.
@@ -31,8 +30,8 @@ _NEEDED = {
 #: An environment variable that names the CPU library's instruction set, a key of build.ISA_FLAGS.
 ISA_VARIABLE = "SPLATCLI_CPU_ISA"
 
-#: Instruction sets whose libraries round alike: those with fused multiply-add, and the portable one.
-_ROUNDING = {"avx512": "fused", "avx2": "fused", "portable": "portable"}
+#: Instruction sets whose libraries round alike: the x86 ones with fused multiply-add. Others are alone.
+_ROUNDING = {"avx512": "fused", "avx2": "fused"}
 
 
 def chosen_isa() -> str:
@@ -45,7 +44,7 @@ def chosen_isa() -> str:
         return best_isa()
     if asked not in abi.ISAS:
         raise UsageError(
-            f"{ISA_VARIABLE}={asked!r} names no instruction set", remedy=f"set it to {', '.join(reversed(abi.ISAS))}"
+            f"{ISA_VARIABLE}={asked!r} names no instruction set", remedy=f"set it to {', '.join(build.ISA_FLAGS)}"
         )
     return asked
 
@@ -57,7 +56,9 @@ def same_rounding(isa: str, other: str) -> bool:
 
 def best_isa() -> str:
     """Return the best instruction set that this processor is known to run; "portable" for an unknown one."""
-    if platform.machine().lower() not in ("x86_64", "amd64"):
+    if build.machine_name() == "aarch64":
+        return "neon"
+    if build.machine_name() != "x86_64":
         return "portable"
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
@@ -77,7 +78,8 @@ def load_cpu(isa: str) -> ctypes.CDLL:
     Raises ResourceError when it cannot be built or loaded, has another version of the ABI, or was built for an
     instruction set that this processor lacks.
     """
-    if abi.ISAS.index(isa) > abi.ISAS.index(best_isa()):
+    best = list(build.ISA_FLAGS).index(best_isa())
+    if isa not in list(build.ISA_FLAGS)[best:]:
         raise ResourceError(f"this processor is not known to run {isa} code", remedy="use the portable build")
     path = cpu_library(isa)
     library = load_library(path)

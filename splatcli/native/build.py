@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import platform
 import shlex
@@ -19,6 +20,9 @@ from pathlib import Path
 from splatcli.errors import ResourceError
 
 _PACKAGE = Path(__file__).resolve().parent.parent
+
+#: Libraries that came with the package, built before: `scripts/build_wheels.py` makes them.
+READY_MADE = _PACKAGE / "_native_bin"
 
 #: A file that each copy of the sources has.
 _LANDMARK = Path("include", "splat.h")
@@ -41,23 +45,38 @@ def source_root() -> Path:
     )
 
 
-#: Instruction sets that the CPU library is built for, best first. Each build is a library of its own, so that no
-#: function compiled for a newer processor can be picked by the linker for an older one.
-ISA_FLAGS: dict[str, tuple[str, ...]] = {
-    "avx512": (
-        "-mavx512f",
-        "-mavx512dq",
-        "-mavx512bw",
-        "-mavx512vl",
-        "-mavx512cd",
-        "-mavx2",
-        "-mfma",
-        "-mprefer-vector-width=512",
-    ),
-    "avx2": ("-mavx2", "-mfma"),
-    # No contraction: every operation rounds as written, which other builds are compared with.
-    "portable": ("-ffp-contract=off", "-DSPLAT_WITH_DOUBLE"),
+#: No contraction: every operation rounds as written, which other builds are compared with.
+_PORTABLE = ("-ffp-contract=off", "-DSPLAT_WITH_DOUBLE")
+
+#: Instruction sets that the CPU library is built for, by machine, best first. Each build is a library of its own, so
+#: that no function compiled for a newer processor can be picked by the linker for an older one.
+MACHINE_ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {
+        "avx512": (
+            "-mavx512f",
+            "-mavx512dq",
+            "-mavx512bw",
+            "-mavx512vl",
+            "-mavx512cd",
+            "-mavx2",
+            "-mfma",
+            "-mprefer-vector-width=512",
+        ),
+        "avx2": ("-mavx2", "-mfma"),
+        "portable": _PORTABLE,
+    },
+    "aarch64": {"neon": (), "portable": _PORTABLE},
 }
+
+
+def machine_name(name: str | None = None) -> str:
+    """Return the machine as MACHINE_ISA_FLAGS spells it: x86_64, aarch64, or the platform's own name for another."""
+    name = (name or platform.machine()).lower()
+    return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
+
+
+#: Those of this machine.
+ISA_FLAGS = MACHINE_ISA_FLAGS.get(machine_name(), {"portable": _PORTABLE})
 
 #: Safe relaxations only. Never -ffast-math: linking with it sets the whole process to flush subnormals.
 COMMON_FLAGS = (
@@ -148,14 +167,47 @@ def _own_folder(root: Path) -> None:
 
 
 def cpu_library(isa: str) -> Path:
-    """Return the CPU library for an instruction set, built now if it is not in the cache.
+    """Return the CPU library for an instruction set: ready-made, from the cache, or built now.
 
     isa: a key of ISA_FLAGS. Safe to call from several processes at once.
     Raises NoCompilerError, or ResourceError when the compiler fails (with its message).
     """
+    came = ready_made_cpu(isa)
+    if came is not None:
+        return came
     sources = sorted((source_root() / "src" / "cpu").glob("*.cpp"))
     recipe = Recipe(find_compiler(), (*COMMON_FLAGS, *ISA_FLAGS[isa]), link_flags=("-lpthread",))
     return build_library(f"cpu-{isa}", "libsplat_cpu.so", sources, recipe, CPU_FOLDERS)
+
+
+def ready_made_cpu(isa: str) -> Path | None:
+    """Return the CPU library that came with the package; None without one of these sources for this machine."""
+    try:
+        facts = json.loads((READY_MADE / "libsplat_cpu.json").read_text(encoding="utf-8"))
+        fits = facts["machine"] == machine_name() and facts["sources"] == source_digest(CPU_FOLDERS)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    library = READY_MADE / f"libsplat_cpu_{isa}.so"
+    return library if fits and library.is_file() else None
+
+
+def ready_made_cpu_libraries(folder: Path, machine: str, compiler: Toolchain) -> list[Path]:
+    """Build the CPU libraries of a wheel for ``machine`` into ``folder``, with a JSON file that says what they are.
+
+    machine: a key of MACHINE_ISA_FLAGS. compiler: one that compiles for it. The C++ library is linked in, so that they
+    need no newer one than the C library's age. Raises ResourceError when the compiler fails.
+    """
+    sources = sorted((source_root() / "src" / "cpu").glob("*.cpp"))
+    libraries = []
+    folder.mkdir(parents=True, exist_ok=True)
+    for isa, flags in MACHINE_ISA_FLAGS[machine].items():
+        link_flags = ("-static-libstdc++", "-lpthread", "-Wl,-s,--exclude-libs,ALL,--gc-sections")
+        recipe = Recipe(compiler, (*COMMON_FLAGS, *flags), link_flags)
+        built = build_library(f"cpu-{machine}-{isa}", "libsplat_cpu.so", sources, recipe, CPU_FOLDERS)
+        libraries.append(Path(shutil.copy2(built, folder / f"libsplat_cpu_{isa}.so")))
+    facts = {"machine": machine, "sources": source_digest(CPU_FOLDERS), "compiler": compiler.version}
+    (folder / "libsplat_cpu.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return libraries
 
 
 @dataclass(frozen=True, slots=True)

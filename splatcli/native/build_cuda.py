@@ -24,7 +24,7 @@ FOLDERS = ("include", "math", "kernels", "src", "src/cuda")
 FAT_ARCHITECTURES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0))
 
 #: Beside a ready-made library: the digest of the sources that it was made from, the ABI, its machine code and CUDA.
-READY_MADE = Path(__file__).resolve().parent.parent / "_native_bin"
+READY_MADE = build.READY_MADE
 
 #: Environment variables that nvcc reads, beside its arguments.
 _NVCC_ENVIRONMENT = ("NVCC_CCBIN", "NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")

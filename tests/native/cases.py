@@ -14,7 +14,7 @@ from torch import Tensor
 
 from splatcli.errors import ResourceError
 from splatcli.gaussians import Gaussians
-from splatcli.native import abi
+from splatcli.native import abi, build
 from splatcli.native.backend import Backend, best_isa
 from splatcli.native.build import find_compiler
 from splatcli.rasterizer.adam import AdamState
@@ -35,7 +35,7 @@ def _has_compiler() -> bool:
 #: For a whole module: `pytestmark = NEEDS_COMPILER`.
 NEEDS_COMPILER = pytest.mark.skipif(not _has_compiler(), reason="no C++ compiler: the native core cannot be built")
 #: The builds that this processor runs, plainest first.
-ISAS = abi.ISAS[: abi.ISAS.index(best_isa()) + 1]
+ISAS = tuple(reversed(list(build.ISA_FLAGS)[list(build.ISA_FLAGS).index(best_isa()) :]))
 
 
 def float32(isa: str | None = None, threads: int = 1) -> Backend:

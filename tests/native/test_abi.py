@@ -33,6 +33,7 @@ CONSTANTS = {
     "SPLAT_ISA_PORTABLE": abi.ISAS.index("portable"),
     "SPLAT_ISA_AVX2": abi.ISAS.index("avx2"),
     "SPLAT_ISA_AVX512": abi.ISAS.index("avx512"),
+    "SPLAT_ISA_NEON": abi.ISAS.index("neon"),
 }
 
 

@@ -44,6 +44,8 @@ SPLAT_EXPORT int32_t splat_best_isa(void) {
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512cd"))
     return SPLAT_ISA_AVX512;
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return SPLAT_ISA_AVX2;
+#elif defined(__aarch64__)
+  return SPLAT_ISA_NEON;  // every 64-bit ARM processor has it
 #endif
   return SPLAT_ISA_PORTABLE;
 }

@@ -17,6 +17,8 @@
 #else
 #if defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 #define SPLAT_VECTOR_BYTES 16
 #endif
@@ -56,6 +58,8 @@ struct LaneMask<T, W, true> {
 #if defined(__SSE2__)
     if constexpr (sizeof(T) == 4 && W == 4) return uint32_t(_mm_movemask_ps((__m128)v));
     if constexpr (sizeof(T) == 8 && W == 2) return uint32_t(_mm_movemask_pd((__m128d)v));
+#elif defined(__aarch64__)
+    if constexpr (sizeof(T) == 4 && W == 4) return vaddvq_u32(vandq_u32((uint32x4_t)v, (uint32x4_t){1, 2, 4, 8}));
 #endif
     uint32_t out = 0;
     for (int i = 0; i < W; ++i) out |= uint32_t(v[i] & 1) << i;
@@ -224,6 +228,9 @@ SPLAT_INLINE Lanes<T, W> sqrt_(Lanes<T, W> a) {
 #elif defined(__SSE2__)
   } else if constexpr (sizeof(T) == 4 && W == 4) {
     return {(typename Lanes<T, W>::Raw)_mm_sqrt_ps(__m128(a.v))};
+#elif defined(__aarch64__)
+  } else if constexpr (sizeof(T) == 4 && W == 4) {
+    return {(typename Lanes<T, W>::Raw)vsqrtq_f32((float32x4_t)a.v)};
 #endif
   } else {
     return each(a, [](T x) { return splat::sqrt_(x); });

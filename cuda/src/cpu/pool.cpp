@@ -27,6 +27,16 @@ class FlushSubnormals {
 
  private:
   unsigned saved_;
+#elif defined(__aarch64__)
+ public:
+  FlushSubnormals() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    asm volatile("msr fpcr, %0" ::"r"(saved_ | (uint64_t(1) << 24)));
+  }
+  ~FlushSubnormals() { asm volatile("msr fpcr, %0" ::"r"(saved_)); }
+
+ private:
+  uint64_t saved_;
 #endif
 };
 
@@ -124,6 +134,8 @@ Pool& the_pool() {
 void relax() {
 #if defined(__SSE2__)
   _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
 #endif
 }
 
