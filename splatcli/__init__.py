@@ -5,7 +5,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from splatcli.api import Model as Model
+    from splatcli.api import Run as Run
     from splatcli.api import Scene as Scene
+    from splatcli.api import Trainer as Trainer
+    from splatcli.api import train as train
     from splatcli.rasterizer.gsplat_api import rasterization as rasterization
     from splatcli.rasterizer.image_loss import fused_ssim as fused_ssim
     from splatcli.rasterizer.image_loss import l1_ssim_loss as l1_ssim_loss
@@ -17,7 +20,9 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Camera": "splatcli.scene.camera",
     "Model": "splatcli.api",
+    "Run": "splatcli.api",
     "Scene": "splatcli.api",
+    "Trainer": "splatcli.api",
     "rasterization": "splatcli.rasterizer.gsplat_api",
     "fused_ssim": "splatcli.rasterizer.image_loss",
     "l1_ssim_loss": "splatcli.rasterizer.image_loss",
@@ -26,10 +31,13 @@ _PUBLIC = {
 
 def __getattr__(name: str) -> object:
     """Import a public name, without loading torch for those who only ask for the version."""
+    if name == "train":
+        # The package of that name, which can be called: its modules make it an attribute anyway.
+        return importlib.import_module("splatcli.train")
     if name in _PUBLIC:
         return getattr(importlib.import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'splatcli' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *_PUBLIC, "train"})

@@ -1,4 +1,4 @@
-"""The Python interface: Scene, Model, Trainer, train(). docs/api.md
+"""The Python interface: Scene, Model, Trainer and Run, train(). docs/api.md
 
 They are the faces of the engine's own parts: scene/read.py reads, train/trainer.py trains, rasterizer/rendering.py
 renders, formats/ reads and writes. Nothing numerical happens here.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,22 +22,34 @@ from splatcli.checkpoint.container import is_own
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.foreign.read import newest_foreign
-from splatcli.checkpoint.run_dir import find_latest_sound
+from splatcli.checkpoint.run_dir import METRICS, RunDir, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import DataConfig, build_config, setting_fields
-from splatcli.errors import UnreadableError, UsageError, os_errors
+from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields
+from splatcli.errors import OutputError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import CHECKPOINT, format_of, format_to_write, import_model
 from splatcli.formats.selection import Crop, select
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
+from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.images import RenderSettings, parse_background, write_bytes
 from splatcli.scene.camera import Camera, common_up
 from splatcli.scene.decode import Rgb
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
+from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
+from splatcli.train.evaluate import evaluation_background
+from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
+from splatcli.train.init import resolve_init
+from splatcli.train.start import changed_config
 from splatcli.train.state import flushed
+from splatcli.train.trainer import Trainer as EngineTrainer
+
+_log = logging.getLogger(__name__)
+
+#: The folder of runs without an output.
+OUTPUT = Path("output")
 
 
 @dataclass(slots=True, eq=False)
@@ -202,6 +217,313 @@ class Model:
         encoded = chosen.write(kept, ExportMetadata(comments, self.settings.antialiased, first, up))
         write_bytes(path, encoded.payload)
         return [*notes, *encoded.notes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Run:
+    """A run that has ended or was stopped.
+
+    path: its folder. checkpoint: the file with its last state. step: completed steps.
+    reason: "finished", "stop-at", or "stopped" by Trainer.stop().
+    model: its Gaussians, on the device of the training.
+    metrics: psnr, ssim, num_gaussians and step of the last evaluation; empty where no view is held out.
+    """
+
+    path: Path
+    checkpoint: Path
+    step: int
+    reason: str
+    model: Model
+    metrics: dict[str, float]
+
+    def history(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl: losses, evaluations and what else happened, by step."""
+        text = (self.path / METRICS).read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines()]
+
+    def __repr__(self) -> str:
+        scores = f", PSNR {self.metrics['psnr']:.2f} dB" if self.metrics else ""
+        return f"<Run {self.path}: {self.reason} after step {self.step:,}, {len(self.model):,} Gaussians{scores}>"
+
+
+#: The hooks of a callback, and the events that they receive.
+HOOKS: dict[type, str] = {Stepped: "on_step", Refined: "on_refine", Evaluated: "on_eval"}
+
+
+class Trainer:
+    """A run from Python: the engine of ``splat train`` with hooks, a loss and a strategy of one's own.
+
+    scene: a Scene, or the path of one. output: the run folder; None takes output/<scene>, numbered if that exists.
+    overwrite: a run that is there is moved aside. device: auto, cpu, cuda or cuda:1. preset: as of ``splat train``.
+    init: sfm, hull, random, the path of a model, a Model, or Gaussians.
+    callbacks: objects with some of on_step(Stepped), on_refine(Refined), on_eval(Evaluated); train/events.py.
+        What one raises stops the run, and is raised by run() after the state is saved.
+    loss: see rasterizer/loss_engine.py; None takes the fused L1 + SSIM.
+    strategy: adc, absgrad, mcmc, the name of a plug-in, or an object as of train/densify/base.py.
+    settings: any of docs/settings.md by its name, ``iterations=7_000``, or dotted, ``**{"optim.sh0_lr": 0.01}``.
+
+    Raises SceneError, and UsageError for settings that do not exist or do not fit.
+    """
+
+    def __init__(
+        self,
+        scene: EngineScene | str | Path,
+        *,
+        output: str | Path | None = None,
+        overwrite: bool = False,
+        device: str = "auto",
+        preset: str | None = "default",
+        init: str | Path | Model | Gaussians | None = None,
+        callbacks: Iterable[object] = (),
+        loss: Loss | None = None,
+        strategy: str | Strategy | None = None,
+        **settings: Any,
+    ) -> None:
+        values = dotted_settings(settings)
+        given = None
+        if isinstance(init, Model | Gaussians):
+            given = init.gaussians if isinstance(init, Model) else init
+            values["model.init"] = str(getattr(init, "path", None) or "Gaussians")
+        elif init is not None:
+            values["model.init"] = str(init)
+            given = None if str(init) in NAMED_STARTS else Model.load(init).gaussians
+        unchecked: object = strategy
+        if not isinstance(unchecked, str | Strategy | None):
+            what = f"{type(strategy).__name__} lacks a method of a strategy"
+            raise UsageError(
+                what, where="strategy", remedy="splatcli/train/densify/base.py, class Strategy, lists them"
+            )
+        if strategy is not None:
+            values["strategy.name"] = strategy if isinstance(strategy, str) else type(strategy).__name__
+        values |= self._data_settings(scene, values)
+        config = build_config(values, preset=preset)
+        if config.data.blocks is not None:
+            raise UsageError("blocks are trained by splat train", where="blocks", remedy="leave it out")
+        self.scene = self._read(scene, config)
+        start = resolve_init(config, self.scene) if given is None else config.model.init
+        if start != config.model.init:  # known only after reading the scene; learning rates depend on it
+            config = build_config({**values, "model.init": start}, preset=preset)
+        self._prepare(config, device, callbacks, loss, strategy)
+        self.output = Path(output) if output is not None else _free_folder(self.scene.root)
+        self._overwrite = overwrite
+        self._given: Gaussians | None = given
+        self._from: Path | None = None
+
+    @classmethod
+    def resume(
+        cls,
+        path: str | Path,
+        *,
+        scene: EngineScene | str | Path | None = None,
+        device: str = "auto",
+        callbacks: Iterable[object] = (),
+        loss: Loss | None = None,
+        strategy: Strategy | None = None,
+        **settings: Any,
+    ) -> Trainer:
+        """Return a trainer that continues a run, bit-identical to one without a stop; as ``splat resume``.
+
+        path: the run folder, or one of its checkpoints. scene: where it is now, if it has moved.
+        loss, strategy: those of the run, if it has its own: a checkpoint does not hold them.
+        settings: those to change, as iterations. Raises as ``splat resume``.
+        """
+        self = cls.__new__(cls)
+        file = find_model(Path(path))
+        folder = run_of(file)
+        if folder is None or not is_checkpoint(file):
+            raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
+        checkpoint = load_checkpoint(file, mapped=True)
+        assignments = [f"{key}={json.dumps(value)}" for key, value in dotted_settings(settings).items()]
+        config, notes = changed_config(checkpoint.config, assignments=assignments)
+        self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, config)
+        self._prepare(config, device, callbacks, loss, strategy)
+        self.output, self._from, self._given, self._overwrite = folder, file, None, False
+        for note in notes:
+            _log.info(note)
+        return self
+
+    def _prepare(
+        self,
+        config: Config,
+        device: str,
+        callbacks: Iterable[object],
+        loss: Loss | None,
+        strategy: str | Strategy | None,
+    ) -> None:
+        self.config = config
+        self.device = resolve_device(device)
+        self.callbacks = tuple(callbacks)
+        for callback in self.callbacks:
+            if not any(callable(getattr(callback, name, None)) for name in HOOKS.values()):
+                raise UsageError(f"{callback!r} has no hook", where="callbacks", remedy=", ".join(HOOKS.values()))
+        self._strategy = None if strategy is None or isinstance(strategy, str) else _checked(strategy)
+        if self._strategy is None:
+            check_strategy(config)
+        elif config.strategy.name in STRATEGIES:
+            raise UsageError(f"{config.strategy.name!r} is a strategy of splat", where="strategy", remedy="rename it")
+        self._engine = None
+        if loss is not None:
+            for name, wanted in (("batch_size", config.train.batch_size == 1), ("offload", not config.memory.offload)):
+                if not wanted:
+                    raise UsageError("a loss of one's own takes one view a step, on the device", where=name)
+            self._engine = LossEngine(loss, self.device)
+        self._trainer: EngineTrainer | None = None
+        self._stop: str | None = None
+
+    @staticmethod
+    def _data_settings(scene: EngineScene | str | Path, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of a scene that is open, or the path of one that is not."""
+        if not isinstance(scene, EngineScene):
+            return {"data.scene": str(scene)}
+        again = [key for key in values if key.startswith("data.")]
+        if again:
+            raise UsageError("the scene is open already", where=again[0], remedy="give it to Scene.open()")
+        data = scene.data if isinstance(scene, Scene) else DataConfig(scene=str(scene.root))
+        return {f"data.{name}": value for name, value in data.model_dump().items()}
+
+    @staticmethod
+    def _read(scene: EngineScene | str | Path, config: Config) -> EngineScene:
+        """Return the scene with the background that training needs."""
+        background = (255, 255, 255) if evaluation_background(config) == "white" else (0, 0, 0)
+        wanted = None if config.train.background == "random" else background
+        if not isinstance(scene, EngineScene):
+            return Scene.read(config.data.model_copy(update={"scene": str(scene)}), wanted)
+        if scene.images.background == wanted or not isinstance(scene, Scene):
+            return scene
+        return Scene.read(scene.data, wanted)
+
+    @property
+    def step(self) -> int:
+        """Completed steps of this object's run; 0 before it."""
+        return 0 if self._trainer is None else self._trainer.state.step
+
+    @property
+    def model(self) -> Model:
+        """The Gaussians as they are, during a run too, for callbacks. Raises UsageError before the run."""
+        if self._trainer is None:
+            raise UsageError("there are no Gaussians before run()", where="Trainer.model")
+        state = self._trainer.state
+        black_or_white = parse_background(evaluation_background(state.config))
+        settings = RenderSettings(state.sh_degree(), black_or_white, state.config.train.antialiased)
+        cameras = list(state.cameras)
+        for view, camera in zip(state.train, state.training_cameras(), strict=True):
+            cameras[view] = camera
+        return Model(
+            state.flushed(),
+            origin="a run",
+            step=state.step,
+            cameras=tuple(cameras),
+            settings=settings,
+            offset=tuple(state.dataset.offset),
+        )
+
+    def stop(self) -> None:
+        """Stop the run after this step, with its state saved; for callbacks."""
+        self._stop = "stopped"
+
+    def run(self, stop_at: int | None = None) -> Run:
+        """Train to the end, to step ``stop_at`` or until stop(); a later call continues.
+
+        Raises what a callback raised, after the state is saved, and as train/trainer.py Trainer.run().
+        """
+        self._stop = None
+        stopped: Stopped | None = None
+        score: Evaluated | None = None
+        failure: BaseException | None = None
+        resumes = self._from is not None
+        with RunDir.open(self.output) if resumes else RunDir.create(self.output, overwrite=self._overwrite) as folder:
+            trainer = self._trainer = self._begin(folder)
+            for event in trainer.run(stop_at, lambda: self._stop):
+                if isinstance(event, Stepped):
+                    folder.keep()
+                elif isinstance(event, Evaluated):
+                    score = event
+                elif isinstance(event, Stopped):
+                    stopped = event
+                if failure is None:
+                    try:
+                        self._report(event)
+                    except BaseException as error:
+                        failure, self._stop = error, "stopped"
+        assert stopped is not None, "a trainer's last event is Stopped"
+        self._from = stopped.path
+        if failure is not None:
+            raise failure
+        metrics: dict[str, float] = {}
+        if score is not None:
+            names = ("psnr", "ssim", "num_gaussians", "step")
+            metrics = {name: getattr(score, name) for name in names}
+        model = dataclasses.replace(self.model, path=stopped.path)
+        return Run(self.output, stopped.path, stopped.step, stopped.reason, model, metrics)
+
+    def _begin(self, folder: RunDir) -> EngineTrainer:
+        """Return the engine's trainer, of a new run or of one that continues."""
+        if self._from is None:
+            trainer = EngineTrainer.start(
+                self.config,
+                self.scene,
+                run_dir=folder,
+                device=self.device,
+                engine=self._engine,
+                init_model=self._given,
+                strategy=self._strategy,
+            )
+        else:
+            self._trainer = None  # frees its memory
+            checkpoint = load_checkpoint(self._from)
+            trainer = EngineTrainer.resume(
+                checkpoint,
+                self.scene,
+                run_dir=folder,
+                device=self.device,
+                config=self.config,
+                engine=self._engine,
+                strategy=self._strategy,
+            )
+            folder.rewind(checkpoint.step)
+        self.config = trainer.state.config
+        folder.write_config(self.config)
+        return trainer
+
+    def _report(self, event: Event) -> None:
+        """Call the hooks of an event, and log what needs attention."""
+        if isinstance(event, Alarmed | RolledBack | SaveFailed):
+            _log.warning("step %d: %s", event.step, event.text)
+        elif isinstance(event, Started):
+            for note in event.notes:
+                _log.info(note)
+        hook = HOOKS.get(type(event))
+        if hook is not None:
+            for callback in self.callbacks:
+                called = getattr(callback, hook, None)
+                if called is not None:
+                    called(event)
+
+
+def _checked(strategy: object) -> Strategy:
+    """Return ``strategy``. Raises UsageError for an object that is none."""
+    if isinstance(strategy, Strategy):
+        return strategy
+    raise UsageError(
+        f"{type(strategy).__name__} lacks a method of a strategy",
+        where="strategy",
+        remedy="splatcli/train/densify/base.py, class Strategy, lists them",
+    )
+
+
+def train(scene: EngineScene | str | Path, **options: Any) -> Run:
+    """Train a scene to the end and return the run; the options are those of Trainer."""
+    return Trainer(scene, **options).run()
+
+
+def _free_folder(scene: Path) -> Path:
+    """Return output/<scene>, with the first free number appended if that folder exists."""
+    path = OUTPUT / (scene.name or "scene")
+    candidate, number = path, 2
+    with os_errors(OutputError, OUTPUT):
+        while candidate.exists():
+            candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
 
 
 def find_model(path: Path) -> Path:

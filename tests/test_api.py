@@ -5,15 +5,22 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 import splatcli
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError, SplatError, UsageError
+from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
+from splatcli.train.densify import Refinement
+from splatcli.train.events import Evaluated, Refined, Stepped
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.train.worlds import random_gaussians, ring_cameras
@@ -131,3 +138,244 @@ def test_what_is_no_model_is_refused(tmp_path: Path, kind: str) -> None:
 def test_cameras_are_made_of_numbers() -> None:
     camera = splatcli.Camera("a", 40, 30, 35.0, 35.0, 20.0, 15.0, np.eye(4))
     assert camera.center.tolist() == [0, 0, 0]
+
+
+TINY = {
+    "init": "random",
+    "random_points": 200,
+    "sh_degree": 1,
+    "prune_scale3d": 100,
+    "prune_opacity": 1e-4,
+    "refine_every": 10,
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def ball(tmp_path: Path) -> Path:
+    return write_scene(tmp_path / "ball")
+
+
+class Recorder:
+    """Keeps the events that it receives."""
+
+    def __init__(self) -> None:
+        self.steps: list[Stepped] = []
+        self.refined: list[Refined] = []
+        self.scores: list[Evaluated] = []
+
+    def on_step(self, event: Stepped) -> None:
+        self.steps.append(event)
+
+    def on_refine(self, event: Refined) -> None:
+        self.refined.append(event)
+
+    def on_eval(self, event: Evaluated) -> None:
+        self.scores.append(event)
+
+
+@NEEDS_COMPILER
+def test_train_is_bit_identical_to_the_command(trained: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    scene = trained.parent / "scene"
+    done = splatcli.train(
+        scene, output=tmp_path / "run", iterations=30, background="white", callbacks=[recorder], **TINY
+    )
+    ours, theirs = splatcli.Model.load(done.path).gaussians, splatcli.Model.load(trained).gaussians
+    for (name, mine), (_, other) in zip(ours.items(), theirs.items(), strict=True):
+        assert torch.equal(mine, other), name
+    assert (done.step, done.reason, done.checkpoint.name) == (30, "finished", "ckpt_000030.pt")
+    assert [event.step for event in recorder.steps] == list(range(1, 31))
+    assert recorder.refined
+    (score,) = recorder.scores
+    assert done.metrics["psnr"] == score.psnr
+    assert done.history()[-1]["step"] == 30
+    assert "finished after step 30" in repr(done)
+    shown = done.model.render(done.model.cameras[0]).image
+    assert torch.equal(shown, splatcli.Model.load(trained).render(done.model.cameras[0]).image)
+
+
+@NEEDS_COMPILER
+def test_a_run_in_parts_is_that_in_one(ball: Path, tmp_path: Path) -> None:
+    scene = splatcli.Scene.open(ball)
+    whole = splatcli.train(scene, output=tmp_path / "whole", iterations=30, **TINY)
+    trainer = splatcli.Trainer(scene, output=tmp_path / "parts", iterations=30, **TINY)
+    first = trainer.run(stop_at=7)
+    assert (first.step, first.reason, first.metrics) == (7, "stop-at", {})
+    assert trainer.run(stop_at=20).step == 20
+    last = splatcli.Trainer.resume(tmp_path / "parts", device="cpu").run()
+    for (name, mine), (_, other) in zip(last.model.gaussians.items(), whole.model.gaussians.items(), strict=True):
+        assert torch.equal(mine, other), name
+    assert last.metrics == whole.metrics
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("kind", ["on_step", "on_refine", "on_eval"])
+def test_an_error_in_a_callback_stops_the_run_with_its_state_saved(ball: Path, tmp_path: Path, kind: str) -> None:
+    class Broken:
+        calls = 0
+
+    def fail(self: Broken, event: Stepped | Refined | Evaluated) -> None:
+        self.calls += 1
+        raise ZeroDivisionError(f"at {event.step}")
+
+    setattr(Broken, kind, fail)
+    callback = Broken()
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=30, eval_every=5, callbacks=[callback], **TINY)
+    with pytest.raises(ZeroDivisionError) as caught:
+        trainer.run()
+    step = int(str(caught.value).split()[1])
+    assert 0 < step < 30
+    assert callback.calls == 1
+    assert splatcli.Model.load(tmp_path / "run").step == step
+
+
+@NEEDS_COMPILER
+def test_a_callback_may_look_at_the_model_and_stop_the_run(ball: Path, tmp_path: Path) -> None:
+    class Looks:
+        seen: torch.Tensor | None = None
+
+        def on_step(self, event: Stepped) -> None:
+            if event.step == 4:
+                self.seen = trainer.model.render(trainer.scene.cameras[0]).image
+                trainer.stop()
+
+    looks = Looks()
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=30, callbacks=[looks], **TINY)
+    with pytest.raises(UsageError, match="before run"):
+        _ = trainer.model
+    done = trainer.run()
+    assert (done.step, done.reason) == (4, "stopped")
+    assert looks.seen is not None
+    assert torch.equal(looks.seen, done.model.render(trainer.scene.cameras[0]).image)
+
+
+def plain_loss(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+    """The training loss, by its public function."""
+    stacks = (one.permute(2, 0, 1)[None] for one in (image, target))
+    return splatcli.l1_ssim_loss(*stacks, 0.2)
+
+
+@NEEDS_COMPILER
+def test_the_training_loss_as_a_loss_of_ones_own_trains_alike(ball: Path, tmp_path: Path) -> None:
+    """Over a few steps, for rounding grows; tests/rasterizer/test_loss_engine.py compares gradients."""
+    losses, counts = [], []
+    for name, more in (("fused", {}), ("own", {"loss": plain_loss})):
+        recorder = Recorder()
+        options = {**TINY, "refine_every": 100, "callbacks": [recorder], **more}
+        done = splatcli.train(ball, output=tmp_path / name, iterations=8, **options)
+        losses.append(torch.tensor([event.loss for event in recorder.steps]))
+        counts.append(load_checkpoint(done.checkpoint).strategy["count"])
+    assert_close(*losses, rtol=1e-3, atol=0)
+    assert float(counts[0].max()) > 0
+    assert_close(*counts, rtol=0, atol=1.0)
+
+
+@NEEDS_COMPILER
+def test_another_loss_is_minimised(ball: Path, tmp_path: Path) -> None:
+    seen = []
+
+    def red(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        assert (target >= 0).all()
+        assert (target <= 1).all()
+        assert counts is None
+        seen.append(image.shape)
+        return (image - torch.tensor([1.0, 0.0, 0.0])).square().mean()
+
+    recorder = Recorder()
+    done = splatcli.train(ball, output=tmp_path / "run", iterations=60, loss=red, callbacks=[recorder], **TINY)
+    assert len(seen) == 60
+    assert recorder.steps[-1].loss < 0.5 * recorder.steps[0].loss
+    image = done.model.render(done.model.cameras[0]).image
+    assert float(image[..., 0].mean()) > 2 * float(image[..., 1:].mean())
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("result", [1.0, torch.zeros(2, requires_grad=True), torch.zeros(())])
+def test_a_loss_has_to_be_a_scalar_with_a_gradient(ball: Path, tmp_path: Path, result: object) -> None:
+    with pytest.raises(UsageError, match="the loss is"):
+        splatcli.train(ball, output=tmp_path / "run", iterations=2, loss=lambda *_: result, **TINY)  # type: ignore[arg-type, return-value]
+    assert not (tmp_path / "run").exists()
+
+
+class Doubles:
+    """A strategy that clones every Gaussian once, after step 3."""
+
+    absgrad = False
+
+    def collects_stats(self, step: int) -> bool:
+        return step <= 3
+
+    def regularisation(self, step: int, means_lr: float) -> Regularisation:
+        return Regularisation()
+
+    def refines_at(self, step: int) -> bool:
+        return step == 3
+
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        assert float(stats.count.max()) > 0
+        rows = torch.arange(len(gaussians), device=gaussians.device)
+        fresh = torch.ones(2 * len(rows), dtype=torch.bool, device=rows.device)
+        return Refinement(torch.cat([rows, rows]), fresh, cloned=len(rows))
+
+
+@NEEDS_COMPILER
+def test_a_strategy_of_ones_own_needs_no_entry_point(ball: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    options = {**TINY, "strategy": Doubles(), "callbacks": [recorder]}
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=6, **options)
+    assert len(trainer.run(stop_at=4).model) == 400
+    assert [(event.step, event.cloned, event.num_gaussians) for event in recorder.refined] == [(3, 200, 400)]
+    with pytest.raises(UsageError, match="there is no such strategy"):
+        splatcli.Trainer.resume(tmp_path / "run", device="cpu")
+    again = splatcli.Trainer.resume(tmp_path / "run", device="cpu", strategy=Doubles())
+    assert len(again.run().model) == 400
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"iterationz": 3}, "no setting 'iterationz'"),
+        ({"iterations": -3}, "out of range"),
+        ({"callbacks": [object()]}, "has no hook"),
+        ({"strategy": object()}, "lacks a method of a strategy"),
+        ({"strategy": "no-such"}, "there is no such strategy"),
+        ({"blocks": "2x2"}, "blocks are trained by splat train"),
+        ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
+        ({"device": "tpu"}, "is no device"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    ball: Path, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        splatcli.Trainer(ball, output=tmp_path / "run", **{**TINY, **options})
+    assert not (tmp_path / "run").exists()
+
+
+@NEEDS_COMPILER
+def test_a_run_starts_from_a_model(ball: Path, tmp_path: Path, trained: Path) -> None:
+    model = splatcli.Model.load(trained)
+    options = {**TINY, "init": model, "refine_every": 100}
+    done = splatcli.train(ball, output=tmp_path / "run", iterations=1, **options)
+    assert len(done.model) == len(model)
+    assert_close(done.model.gaussians.means, model.gaussians.means, rtol=0, atol=0.05)
+
+
+@NEEDS_COMPILER
+def test_an_open_scene_is_read_again_for_another_background(ball: Path, tmp_path: Path) -> None:
+    scene = splatcli.Scene.open(ball, resolution=2)
+    with pytest.raises(UsageError, match="open already"):
+        splatcli.Trainer(scene, output=tmp_path / "run", test_every=4, **TINY)
+    trainer = splatcli.Trainer(scene, output=tmp_path / "run", background="white", **TINY)
+    assert trainer.scene.images.background == (255, 255, 255)
+    assert trainer.scene.cameras[0].width == scene.cameras[0].width
+    assert trainer.config.data.resolution == 2
+
+
+def test_the_package_of_training_can_be_called_whatever_was_imported_first() -> None:
+    code = "import splatcli.train.trainer, splatcli, inspect; assert callable(splatcli.train)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

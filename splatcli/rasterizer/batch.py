@@ -167,12 +167,19 @@ def apply_mean(
         shared.stats.count += total.stats.count
     for _, gradient in total.gradients.items():
         gradient /= views
-    adam.flush(gaussians, shared.lrs["shN"])
-    pipeline.apply(gaussians, total.gradients, adam, shared)
+    apply_gradients(pipeline, gaussians, total.gradients, adam, shared)
+
+
+def apply_gradients(
+    pipeline: TrainStepPipeline, gaussians: Gaussians, gradients: Gaussians, adam: AdamState, inputs: StepInputs
+) -> None:
+    """Take one step of Adam along ``gradients`` on all rows, with the regularisation and the noise of ``inputs``."""
+    adam.flush(gaussians, inputs.lrs["shN"])
+    pipeline.apply(gaussians, gradients, adam, inputs)
     adam.step += 1
     adam.sh_last_step.fill_(adam.step)
-    if shared.regularisation.noise > 0.0:
-        pipeline.noise(gaussians, adam.step, shared)
+    if inputs.regularisation.noise > 0.0:
+        pipeline.noise(gaussians, adam.step, inputs)
 
 
 def batch_engine_for(

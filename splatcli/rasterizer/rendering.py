@@ -278,7 +278,8 @@ class _Rasterize(torch.autograd.Function):
         if v_viewmat is not None:
             v_viewmat = v_viewmat.to(viewmat.device)
         by_group = [getattr(gradients, name) for name in GROUPS]
-        return None, v_background, v_viewmat, v_means2d, v_means2d, *by_group
+        v_shares = v_means2d if ctx.needs_input_grad[4] else None
+        return None, v_background, v_viewmat, v_means2d, v_shares, *by_group
 
 
 def _unpacked(frame: RasterContext, out: Projected) -> Projected:

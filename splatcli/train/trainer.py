@@ -30,7 +30,7 @@ from splatcli.train.data_parallel import (
     raise_on_all,
     sync_stop_request,
 )
-from splatcli.train.densify import make_strategy
+from splatcli.train.densify import Strategy, make_strategy
 from splatcli.train.densify.control import DensityControl
 from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
 from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stopped
@@ -58,6 +58,7 @@ class Trainer:
     clock: seconds; decides when to save and is written into the metrics, and affects no trained number.
     notes: sentences for the user, in the Started event.
     group: the processes that train this run together; None: this one alone, whatever the environment says.
+    strategy: density control; None makes the one that the settings name.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
         notes: Iterable[str] = (),
         group: ProcessGroup | None = None,
+        strategy: Strategy | None = None,
     ) -> None:
         check_same_run(group, state, scene)
         self.state = state
@@ -82,8 +84,9 @@ class Trainer:
         #: Shared by engine and renderer, so that rendering in bands is reported once.
         self._budget = Budget(state.gaussians.device, state.config.memory.budget, state.adam.storage.offloads)
         self._clock = clock
-        #: The caller's; it stays through a rollback.
+        #: The caller's; they stay through a rollback.
         self._engine = engine
+        self._strategy = strategy
         self._renderer = renderer or make_renderer(self._budget)
         self._build(state.config.memory.budget)
         self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
@@ -94,7 +97,7 @@ class Trainer:
     def _build(self, image_limit: int | None) -> None:
         """Make what belongs to the current state. image_limit: see Stepper."""
         config = self.state.config
-        self.strategy = make_strategy(config, self.state.dataset.extent)
+        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
         self.stepper = Stepper(
             self.state, self.scene, self._budget, group=self.group, engine=self._engine, image_limit=image_limit
         )
@@ -118,6 +121,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
         group: ProcessGroup | None = None,
         sharded: bool = False,
+        strategy: Strategy | None = None,
     ) -> Trainer:
         """Return a new run; arguments as in new_state(). sharded: each process of the group holds a shard."""
         place, folder = place_of(group, sharded), run_dir.path
@@ -125,7 +129,15 @@ class Trainer:
             config, scene, device, init_model, initial=initial, planned=engine is None, folder=folder, place=place
         )
         return cls(
-            state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, group=group
+            state,
+            scene,
+            run_dir=run_dir,
+            engine=engine,
+            renderer=renderer,
+            clock=clock,
+            notes=notes,
+            group=group,
+            strategy=strategy,
         )
 
     @classmethod
@@ -144,6 +156,7 @@ class Trainer:
         clock: Callable[[], float] = time.monotonic,
         group: ProcessGroup | None = None,
         sharded: bool = False,
+        strategy: Strategy | None = None,
     ) -> Trainer:
         """Return the run of ``checkpoint``, bit-identical to one without a stop; arguments as in resumed_state().
 
@@ -163,7 +176,15 @@ class Trainer:
         )
         notes = (*more, *notes)
         return cls(
-            state, scene, run_dir=run_dir, engine=engine, renderer=renderer, clock=clock, notes=notes, group=group
+            state,
+            scene,
+            run_dir=run_dir,
+            engine=engine,
+            renderer=renderer,
+            clock=clock,
+            notes=notes,
+            group=group,
+            strategy=strategy,
         )
 
     def run(
@@ -218,7 +239,7 @@ class Trainer:
     def reschedule(self, config: Config) -> Event:
         """Continue with other settings from the next step on; to be called between two events of run()."""
         apply_config(self.state, config)
-        self.strategy = make_strategy(config, self.state.dataset.extent)
+        self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
         self.run_dir.write_config(config)
         (event,) = self._log([Rescheduled(self.state.step, config.train.iterations)])
         return event

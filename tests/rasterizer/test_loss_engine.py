@@ -1,0 +1,119 @@
+"""LossEngine: a step with a loss of the caller's is the reference's step with that loss, in every part."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+from splatcli.gaussians import Gaussians
+from splatcli.rasterizer import StepInputs
+from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.depth_loss import DepthTarget
+from splatcli.rasterizer.loss_engine import LossEngine
+from splatcli.rasterizer.reference import loss_reference
+from splatcli.rasterizer.reference_engine import ReferenceEngine
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, StepEngine, ViewParams
+from tests.native.cases import NEEDS_COMPILER, float64
+from tests.rasterizer.engines import F64, HEIGHT, LRS, WIDTH
+from tests.rasterizer.scenes import random_camera, random_gaussians, random_image
+
+pytestmark = NEEDS_COMPILER
+EXPOSURE = torch.tensor([[1.1, 0.05, -0.1, 0.02], [0.03, 0.8, 0.1, -0.05], [-0.02, 0.04, 1.3, 0.1]], dtype=F64)
+
+
+def training_loss(image: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
+    return loss_reference(image, target, 0.2)
+
+
+class Step:
+    """Two steps of an engine, and everything that they changed."""
+
+    def __init__(self, engine: StepEngine, *, posed: bool = False, absgrad: bool = False, **more: Any) -> None:
+        self.gaussians = random_gaussians(1, 90, sh_degree=2, dtype=F64).detach_clone()
+        self.adam = AdamState.zeros_like(self.gaussians)
+        self.stats = DensifyStats(*(torch.zeros(90, dtype=F64) for _ in range(2)))
+        self.heard: list[Tensor] = []
+        self.losses: list[float] = []
+        for step in range(2):
+            target = (random_image(50 + step, WIDTH, HEIGHT) * 255).round().to(torch.uint8)
+            if "mask" in more:
+                target[more["mask"]] = 0
+            inputs = StepInputs(
+                random_camera(30 + step, WIDTH, HEIGHT),
+                target,
+                LRS,
+                2,
+                torch.tensor([0.2, 0.4, 0.6], dtype=F64),
+                0.2,
+                step == 1,
+                self.stats,
+                absgrad=absgrad,
+                **more,
+            )
+            if posed:
+                inputs = replace(inputs, view_params=ViewParams(self.apply_grad, pose=True, exposure=EXPOSURE))
+            self.losses += engine.submit(self.gaussians, self.adam, inputs)
+
+    def apply_grad(self, v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:
+        assert v_viewmat is not None
+        assert v_exposure is not None
+        self.heard += [v_viewmat[:3].clone(), v_exposure.clone()]
+
+
+def hidden_corner() -> Tensor:
+    hidden = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+    hidden[:9, :15] = True
+    return hidden
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "absgrad": {"absgrad": True},
+    "mask": {"mask": hidden_corner()},
+    "per-view parameters": {"posed": True},
+    "regularisation and noise": {"regularisation": Regularisation(0.02, 0.03, noise=1e-3, seed=5)},
+    "3D filter": {"filter_3d": torch.linspace(0.0, 0.1, 90, dtype=F64)},
+    "depth": {"depth": DepthTarget(torch.arange(0, 900, 7), torch.full((129,), 0.25, dtype=F64), 0.7)},
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_a_step_is_that_of_the_reference(case: str) -> None:
+    own = Step(LossEngine(training_loss, backend=float64()), **CASES[case])
+    expected = Step(ReferenceEngine(), **CASES[case])
+    assert_close(own.losses, expected.losses, rtol=1e-9, atol=0)
+    pairs: list[tuple[Gaussians, Gaussians]] = [
+        (own.gaussians, expected.gaussians),
+        (own.adam.exp_avg, expected.adam.exp_avg),
+        (own.adam.exp_avg_sq, expected.adam.exp_avg_sq),
+    ]
+    for mine, theirs in pairs:
+        for (name, one), (_, other) in zip(mine.items(), theirs.items(), strict=True):
+            assert_close(one, other, rtol=1e-6, atol=1e-9, msg=lambda text, name=name: f"{name}: {text}")
+    assert float(expected.stats.grad2d.max()) > 0
+    assert_close(own.stats.grad2d, expected.stats.grad2d, rtol=1e-6, atol=1e-12)
+    assert_close(own.stats.count, expected.stats.count, rtol=0, atol=0)
+    assert len(own.heard) == len(expected.heard)
+    for one, other in zip(own.heard, expected.heard, strict=True):
+        assert_close(one, other[:3], rtol=1e-6, atol=1e-9)
+
+
+def test_the_loss_sees_which_pixels_count() -> None:
+    seen: list[Tensor] = []
+
+    def loss(image: Tensor, target: Tensor, counts: Tensor | None) -> Tensor:
+        assert counts is not None
+        seen.append(counts)
+        assert float(image.detach()[~counts].abs().max()) == 0.0
+        assert float(target[~counts].abs().max()) == 0.0
+        assert target.dtype == image.dtype == F64
+        return (image - target)[counts].abs().mean()
+
+    Step(LossEngine(loss, backend=float64()), mask=hidden_corner())
+    assert len(seen) == 2
+    assert torch.equal(seen[0], ~hidden_corner())
