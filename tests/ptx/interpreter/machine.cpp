@@ -13,7 +13,7 @@ namespace machine {
 
 Options options;
 
-// ---- compiling -------------------------------------------------------------------------------------------------------
+// ---- compiling ------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -135,8 +135,9 @@ class Compiler {
     if (o.name[0] == '%') {
       if (o.name == "WARP_SZ") return constant(bytes, 32);
       const std::string name = o.name + (bytes == 8 ? ":64" : "");
-      static const std::set<std::string> known = {"%laneid", "%warpid", "%nwarpid", "%nsmid", "%smid", "%lanemask_lt", "%lanemask_le",
-                                                  "%lanemask_gt", "%lanemask_ge", "%lanemask_eq", "%dynamic_smem_size"};
+      static const std::set<std::string> known = {"%laneid",      "%warpid",      "%nwarpid",          "%nsmid",
+                                                  "%smid",        "%lanemask_lt", "%lanemask_le",      "%lanemask_gt",
+                                                  "%lanemask_ge", "%lanemask_eq", "%dynamic_smem_size"};
       const std::string axes = o.name.substr(0, o.name.find('.'));
       if (known.count(o.name) == 0 && axes != "%tid" && axes != "%ntid" && axes != "%ctaid" && axes != "%nctaid")
         throw ptx::Error("no register " + o.name);
@@ -180,11 +181,8 @@ class Compiler {
       if (i.run == nullptr && i.kind == Kind::kPlain) i.kind = Kind::kUnknown;
     } catch (const std::exception& error) {
       i.kind = Kind::kUnknown;
-      if (std::getenv("PTX_VERBOSE"))
-        std::fprintf(stderr, "%s: line %d: %s: %s\n", p.name.c_str(), s.line, s.opcode.c_str(), error.what());
+      p.reasons[i.id] = error.what();
     }
-    if (i.kind == Kind::kUnknown && std::getenv("PTX_VERBOSE"))
-      std::fprintf(stderr, "%s: line %d: unknown %s\n", p.name.c_str(), s.line, s.opcode.c_str());
     p.code.push_back(i);
     p.opcodes.push_back(s.opcode);
   }
@@ -199,28 +197,87 @@ class Compiler {
   static void check_words(const std::vector<std::string>& parts) {
     static const std::string order = " weak relaxed acquire release acq_rel volatile cta cluster gpu sys ";
     static const std::string place = " global shared shared::cta local param const ";
-    static const std::string cache = " nc ca cg cs lu cv wb wt L1::evict_first L1::evict_last L1::no_allocate L1::evict_normal"
-                                     " L2::64B L2::128B L2::256B ";
+    static const std::string cache =
+        " nc ca cg cs lu cv wb wt L1::evict_first L1::evict_last L1::no_allocate L1::evict_normal"
+        " L2::64B L2::128B L2::256B ";
     static const std::string compare = " eq ne lt le gt ge lo ls hi hs equ neu ltu leu gtu geu num nan ";
     static const std::string round = " rn rz rm rp ";
     static const std::map<std::string, std::string> known = {
-        {"bra", " uni "}, {"ret", " uni "}, {"exit", ""}, {"trap", ""}, {"call", " uni "}, {"brkpt", ""}, {"pragma", ""},
-        {"bar", " sync red warp cta popc and or aligned "}, {"barrier", " sync red cta popc and or aligned "},
-        {"membar", " cta gl sys "}, {"fence", " sc acq_rel acquire release cta cluster gpu sys "}, {"nanosleep", ""},
-        {"prefetch", place + "L1 L2 "}, {"prefetchu", " L1 "}, {"discard", " global L2 "}, {"griddepcontrol", " launch_dependents wait "},
-        {"ld", order + place + cache + "v2 v4 "}, {"ldu", " global v2 v4 "}, {"st", order + place + cache + "v2 v4 "},
-        {"atom", order + place + "add min max and or xor exch cas inc dec "}, {"red", order + place + "add min max and or xor inc dec "},
+        {"bra", " uni "},
+        {"ret", " uni "},
+        {"exit", ""},
+        {"trap", ""},
+        {"call", " uni "},
+        {"brkpt", ""},
+        {"pragma", ""},
+        {"bar", " sync red warp cta popc and or aligned "},
+        {"barrier", " sync red cta popc and or aligned "},
+        {"membar", " cta gl sys "},
+        {"fence", " sc acq_rel acquire release cta cluster gpu sys "},
+        {"nanosleep", ""},
+        {"prefetch", place + "L1 L2 "},
+        {"prefetchu", " L1 "},
+        {"discard", " global L2 "},
+        {"griddepcontrol", " launch_dependents wait "},
+        {"ld", order + place + cache + "v2 v4 "},
+        {"ldu", " global v2 v4 "},
+        {"st", order + place + cache + "v2 v4 "},
+        {"atom", order + place + "add min max and or xor exch cas inc dec "},
+        {"red", order + place + "add min max and or xor inc dec "},
         {"cp", " async ca cg shared shared::cta global commit_group wait_all wait_group L2::64B L2::128B L2::256B "},
-        {"cvta", place + "to "}, {"setp", compare + "and or xor ftz "}, {"selp", ""}, {"shfl", " sync idx up down bfly "},
-        {"vote", " sync ballot any all uni "}, {"match", " sync any all "}, {"redux", " sync add min max and or xor "}, {"activemask", ""},
-        {"cvt", round + "rni rzi rmi rpi ftz sat "}, {"mov", ""}, {"shf", " l r wrap clamp "}, {"lop3", ""}, {"prmt", ""},
-        {"add", round + "ftz cc "}, {"sub", round + "ftz cc "}, {"addc", " cc "}, {"subc", " cc "},
-        {"mul", round + "ftz lo hi wide "}, {"mad", round + "ftz lo hi wide cc "}, {"madc", " lo hi cc "}, {"fma", round + "ftz "},
-        {"div", round + "approx full ftz "}, {"rcp", round + "approx ftz "}, {"sqrt", round + "approx ftz "}, {"rsqrt", " approx ftz "},
-        {"ex2", " approx ftz "}, {"lg2", " approx ftz "}, {"sin", " approx ftz "}, {"cos", " approx ftz "}, {"tanh", " approx "},
-        {"rem", ""}, {"neg", " ftz "}, {"abs", " ftz "}, {"min", " ftz "}, {"max", " ftz "}, {"copysign", ""},
-        {"and", ""}, {"or", ""}, {"xor", ""}, {"not", ""}, {"cnot", ""}, {"shl", ""}, {"shr", ""}, {"popc", ""}, {"clz", ""},
-        {"brev", ""}, {"bfind", " shiftamt "}, {"bfe", ""}, {"bfi", ""}, {"dp4a", ""}, {"slct", ""}, {"sad", ""}, {"isspacep", place}};
+        {"cvta", place + "to "},
+        {"setp", compare + "and or xor ftz "},
+        {"selp", ""},
+        {"shfl", " sync idx up down bfly "},
+        {"vote", " sync ballot any all uni "},
+        {"match", " sync any all "},
+        {"redux", " sync add min max and or xor "},
+        {"activemask", ""},
+        {"cvt", round + "rni rzi rmi rpi ftz sat "},
+        {"mov", ""},
+        {"shf", " l r wrap clamp "},
+        {"lop3", ""},
+        {"prmt", ""},
+        {"add", round + "ftz cc "},
+        {"sub", round + "ftz cc "},
+        {"addc", " cc "},
+        {"subc", " cc "},
+        {"mul", round + "ftz lo hi wide "},
+        {"mad", round + "ftz lo hi wide cc "},
+        {"madc", " lo hi cc "},
+        {"fma", round + "ftz "},
+        {"div", round + "approx full ftz "},
+        {"rcp", round + "approx ftz "},
+        {"sqrt", round + "approx ftz "},
+        {"rsqrt", " approx ftz "},
+        {"ex2", " approx ftz "},
+        {"lg2", " approx ftz "},
+        {"sin", " approx ftz "},
+        {"cos", " approx ftz "},
+        {"tanh", " approx "},
+        {"rem", ""},
+        {"neg", " ftz "},
+        {"abs", " ftz "},
+        {"min", " ftz "},
+        {"max", " ftz "},
+        {"copysign", ""},
+        {"and", ""},
+        {"or", ""},
+        {"xor", ""},
+        {"not", ""},
+        {"cnot", ""},
+        {"shl", ""},
+        {"shr", ""},
+        {"popc", ""},
+        {"clz", ""},
+        {"brev", ""},
+        {"bfind", " shiftamt "},
+        {"bfe", ""},
+        {"bfi", ""},
+        {"dp4a", ""},
+        {"slct", ""},
+        {"sad", ""},
+        {"isspacep", place}};
     static const std::string types = " pred b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f16 f32 f64 ";
     const auto found = known.find(parts[0]);
     if (found == known.end()) throw ptx::Error("an opcode that is not known");
@@ -255,8 +312,8 @@ class Compiler {
       return;
     }
     if (op == "trap" || op == "call" || op == "brkpt") throw ptx::Error("not to be reached");
-    if (op == "membar" || op == "fence" || op == "pragma" || op == "nanosleep" || op == "prefetch" || op == "prefetchu" ||
-        op == "discard" || op == "applypriority" || op == "setmaxnreg" || op == "griddepcontrol") {
+    if (op == "membar" || op == "fence" || op == "pragma" || op == "nanosleep" || op == "prefetch" ||
+        op == "prefetchu" || op == "discard" || op == "applypriority" || op == "setmaxnreg" || op == "griddepcontrol") {
       i.run = handler_of("nothing");
       return;
     }
@@ -345,13 +402,17 @@ class Compiler {
       return;
     }
     if (op == "mov" && o.at(1).kind == ptx::OperandKind::kVector) {
-      i.run = handler_of("pack"), i.size = uint8_t(bytes), i.d = value(o[0], bytes), i.count = uint8_t(o[1].elements.size());
-      for (int k = 0; k < i.count; ++k) i.wide[k] = uint8_t(bytes / i.count), i.elements[k] = value(o[1].elements[k], bytes / i.count);
+      i.run = handler_of("pack"), i.size = uint8_t(bytes), i.d = value(o[0], bytes),
+      i.count = uint8_t(o[1].elements.size());
+      for (int k = 0; k < i.count; ++k)
+        i.wide[k] = uint8_t(bytes / i.count), i.elements[k] = value(o[1].elements[k], bytes / i.count);
       return;
     }
     if (op == "mov" && o.at(0).kind == ptx::OperandKind::kVector) {
-      i.run = handler_of("unpack"), i.size = uint8_t(bytes), i.a = value(o[1], bytes), i.count = uint8_t(o[0].elements.size());
-      for (int k = 0; k < i.count; ++k) i.wide[k] = uint8_t(bytes / i.count), i.elements[k] = value(o[0].elements[k], bytes / i.count);
+      i.run = handler_of("unpack"), i.size = uint8_t(bytes), i.a = value(o[1], bytes),
+      i.count = uint8_t(o[0].elements.size());
+      for (int k = 0; k < i.count; ++k)
+        i.wide[k] = uint8_t(bytes / i.count), i.elements[k] = value(o[0].elements[k], bytes / i.count);
       return;
     }
     if (op == "shf") {
@@ -395,7 +456,10 @@ class Compiler {
     if (name == "rcp.approx" && type == "f64") throw ptx::Error("rcp.approx.f64");
     const bool approx = has(parts, "approx") || has(parts, "full");
     i.mode = approx && has(parts, "ftz") ? 1 : 0;
-    const int rounding = has(parts, "rm") ? FE_DOWNWARD : has(parts, "rp") ? FE_UPWARD : has(parts, "rz") ? FE_TOWARDZERO : 0;
+    const int rounding = has(parts, "rm")   ? FE_DOWNWARD
+                         : has(parts, "rp") ? FE_UPWARD
+                         : has(parts, "rz") ? FE_TOWARDZERO
+                                            : 0;
     if (has(parts, "ftz") && !approx) {
       if (rounding != 0) throw ptx::Error("directed rounding that flushes");
       i.run = handler_of("ftz." + name + "." + type);
@@ -436,19 +500,24 @@ class Compiler {
     const auto& o = s.operands;
     const std::string &from = parts.back(), &to = parts[parts.size() - 2];
     const bool from_float = from[0] == 'f', to_float = to[0] == 'f';
-    i.mode = has(parts, "rz") || has(parts, "rzi") ? 1 : has(parts, "rm") || has(parts, "rmi") ? 2 : has(parts, "rp") || has(parts, "rpi") ? 3 : 0;
+    i.mode = has(parts, "rz") || has(parts, "rzi")   ? 1
+             : has(parts, "rm") || has(parts, "rmi") ? 2
+             : has(parts, "rp") || has(parts, "rpi") ? 3
+                                                     : 0;
     const bool to_integer = has(parts, "rni") || has(parts, "rzi") || has(parts, "rmi") || has(parts, "rpi");
     if (to_float && to_integer) i.mode |= 32;
     if (has(parts, "sat")) i.mode |= 16;
     if (has(parts, "ftz")) i.mode |= 64;
     int wide_d, wide_a;
-    i.d = value(o.at(0), type_bytes(to), to_float, &wide_d), i.a = value(o.at(1), type_bytes(from), from_float, &wide_a);
+    i.d = value(o.at(0), type_bytes(to), to_float, &wide_d),
+    i.a = value(o.at(1), type_bytes(from), from_float, &wide_a);
     i.wide[0] = uint8_t(wide_d), i.wide[1] = uint8_t(wide_a);
     if (to == from && (to == "f32" || to == "f64") && i.mode == 16) {
       i.run = handler_of("cvt.sat." + to);
       return;
     }
-    const bool plain = wide_d == type_bytes(to) && wide_a == type_bytes(from) && i.mode == 0 && !(from_float && !to_float);
+    const bool plain =
+        wide_d == type_bytes(to) && wide_a == type_bytes(from) && i.mode == 0 && !(from_float && !to_float);
     if (plain) i.run = handler_of("plain.cvt." + to + "." + from);
     if (i.run == nullptr) i.run = handler_of("cvt." + to + "." + from);
   }
@@ -492,7 +561,8 @@ class Compiler {
     address(memory, i, space);
     if (bytes < 1 || bytes > 8) throw ptx::Error("no such transfer");
     i.size = uint8_t(bytes), i.is_signed = type[0] == 's';
-    const std::vector<ptx::Operand> elements = data.kind == ptx::OperandKind::kVector ? data.elements : std::vector<ptx::Operand>{data};
+    const std::vector<ptx::Operand> elements =
+        data.kind == ptx::OperandKind::kVector ? data.elements : std::vector<ptx::Operand>{data};
     i.count = uint8_t(elements.size());
     if (i.count > 4) throw ptx::Error("more than four at once");
     for (int k = 0; k < i.count; ++k) {
@@ -553,7 +623,8 @@ Loaded::Loaded(const std::string& text) : module_(ptx::parse(text)) {
     memory_.emplace_back(new uint8_t[size_t(v.bytes) + 256]());
     const uintptr_t at = (reinterpret_cast<uintptr_t>(memory_.back().get()) + 255) / 256 * 256;
     v.at = int64_t(at);
-    if (!v.initial.empty()) std::memcpy(reinterpret_cast<void*>(at), v.initial.data(), std::min<size_t>(v.initial.size(), size_t(v.bytes)));
+    if (!v.initial.empty())
+      std::memcpy(reinterpret_cast<void*>(at), v.initial.data(), std::min<size_t>(v.initial.size(), size_t(v.bytes)));
   }
   for (const ptx::Variable& v : module_.variables)
     for (const auto& [at, name] : v.addresses)
@@ -581,7 +652,7 @@ ptx::Variable* Loaded::variable(const std::string& name) {
   return found == variables_.end() ? nullptr : found->second;
 }
 
-// ---- running ---------------------------------------------------------------------------------------------------------
+// ---- running --------------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -657,7 +728,8 @@ class Runner {
 
   [[noreturn]] void fault(const Ins& i, uint32_t mask, const std::string& words) const {
     throw Fault(words + " (" + p.opcodes[size_t(i.id)] + ", PTX line " + std::to_string(i.line) + ", block " +
-                std::to_string(w.block->index) + ", warp " + std::to_string(w.index) + ", lanes " + lanes_of(mask) + ")");
+                std::to_string(w.block->index) + ", warp " + std::to_string(w.index) + ", lanes " + lanes_of(mask) +
+                ")");
   }
 
   // Runs a fragment until it has to be picked again; false when the warp's turn is over.
@@ -804,7 +876,8 @@ class BlockRunner {
         const Fragment& f = w.fragments[k];
         const Ins& i = p.code[size_t(f.pc)];
         const std::string where = p.opcodes[size_t(f.pc)] + ", PTX line " + std::to_string(i.line) + ", block " +
-                                  std::to_string(block.index) + ", warp " + std::to_string(w.index) + ", lanes " + lanes_of(f.mask);
+                                  std::to_string(block.index) + ", warp " + std::to_string(w.index) + ", lanes " +
+                                  lanes_of(f.mask);
         if (f.state == Fragment::kWaitsForLanes) throw Fault("lanes wait for others that never come (" + where + ")");
         if (first == nullptr) first = &i;
         if (first->id != i.id)
@@ -818,7 +891,9 @@ class BlockRunner {
       }
     }
     if (first == nullptr) return false;
-    if (ended > 0 && !options.lenient) throw Fault("a barrier (PTX line " + std::to_string(first->line) + ") that " + std::to_string(ended) + " threads of block " + std::to_string(block.index) + " do not reach");
+    if (ended > 0 && !options.lenient)
+      throw Fault("a barrier (PTX line " + std::to_string(first->line) + ") that " + std::to_string(ended) +
+                  " threads of block " + std::to_string(block.index) + " do not reach");
     for (Warp& w : block.warps)
       for (int k = 0; k < w.fragment_count; ++k) {
         Fragment& f = w.fragments[k];
@@ -884,12 +959,14 @@ void set_special(Warp& w, const std::string& name, uint32_t at, Dim grid, Dim bl
 
 void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_shared) {
   const unsigned threads = block.x * block.y * block.z;
-  if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0) throw Fault("a launch of that shape is refused");
+  if (threads == 0 || threads > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0)
+    throw Fault("a launch of that shape is refused");
   if (p.maxntid != 0 && threads > unsigned(p.maxntid)) throw Fault("more threads than the kernel's launch bounds");
   ++p.launches;
   alignas(16) static thread_local uint8_t params[8192];
   std::memset(params, 0, sizeof params);
-  for (size_t k = 0; k < p.params.size(); ++k) std::memcpy(params + p.params[k].at, arguments[k], size_t(p.params[k].bytes));
+  for (size_t k = 0; k < p.params.size(); ++k)
+    std::memcpy(params + p.params[k].at, arguments[k], size_t(p.params[k].bytes));
 
   Block state;
   state.shared_bytes = uint64_t(p.shared_bytes + dynamic_shared);
@@ -898,7 +975,8 @@ void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_s
   const size_t warps = (threads + kLanes - 1) / kLanes;
   state.warps.resize(warps);
   const size_t stride = (p.register_bytes + 63) / 64 * 64;
-  std::unique_ptr<uint8_t, void (*)(void*)> file(static_cast<uint8_t*>(std::aligned_alloc(64, std::max<size_t>(64, stride * warps))), std::free);
+  std::unique_ptr<uint8_t, void (*)(void*)> file(
+      static_cast<uint8_t*>(std::aligned_alloc(64, std::max<size_t>(64, stride * warps))), std::free);
   std::memset(file.get(), 0xa5, stride * warps);
   state.local_bytes = uint64_t((p.local_bytes + 15) / 16 * 16);
   state.local.resize(state.local_bytes * threads);
@@ -913,7 +991,8 @@ void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_s
       for (int l = 0; l < kLanes; ++l) std::memcpy(w.registers + c.at + l * c.bytes, &c.bits, size_t(c.bytes));
     }
     for (size_t s = 0; s < p.param_symbols.size(); ++s)
-      for (int l = 0; l < kLanes; ++l) w.lanes<uint64_t>(p.param_symbols[s])[l] = reinterpret_cast<uint64_t>(params) + uint64_t(p.param_offsets[s]);
+      for (int l = 0; l < kLanes; ++l)
+        w.lanes<uint64_t>(p.param_symbols[s])[l] = reinterpret_cast<uint64_t>(params) + uint64_t(p.param_offsets[s]);
     const unsigned left = threads - unsigned(k) * kLanes;
     w.born = left >= unsigned(kLanes) ? kAll : (1u << left) - 1u;
   }
@@ -927,7 +1006,8 @@ void launch(Program& p, Dim grid, Dim block, void** arguments, int64_t dynamic_s
     while (std::__gcd(step, blocks) != 1);
   }
   begin_launch(state);
-  uint64_t n = options.last_blocks > 0 && uint64_t(options.last_blocks) < blocks ? blocks - uint64_t(options.last_blocks) : 0;
+  uint64_t n =
+      options.last_blocks > 0 && uint64_t(options.last_blocks) < blocks ? blocks - uint64_t(options.last_blocks) : 0;
   const uint64_t first = n;
   for (; n < blocks; ++n) {
     const uint64_t at = options.seed == 0 ? n : (from + n * step) % blocks;
