@@ -18,6 +18,8 @@ import pytest
 from tests.cli.tiny import QUICK, write_scene
 
 ROOT = Path(__file__).resolve().parents[1]
+#: With the one sample scene that travels.
+SAMPLES = ROOT / "data" / "samples"
 NEEDS_X86 = pytest.mark.skipif(
     platform.machine() != "x86_64" or shutil.which("g++") is None, reason="builds the CPU library for x86-64 by g++"
 )
@@ -44,6 +46,13 @@ def test_the_wheel_carries_the_native_sources(tmp_path: Path) -> None:
         assert "splat = splatcli.cli:main" in wheel.read(entry_points).decode()
     assert "include/splat.h" in native_sources()
     assert {f"splatcli/_native_src/{name}" for name in native_sources()} <= names
+    sample = {
+        f"splatcli/_samples/{path.relative_to(SAMPLES)}"
+        for path in (SAMPLES / "courtyard").rglob("*")
+        if path.is_file()
+    }
+    assert sample <= names
+    assert len(sample) > 50
     assert {"splatcli/py.typed", "splatcli/viewer/live.html", "splatcli/formats/viewer/index.js"} <= names
     assert not {name for name in names if not name.startswith(("splatcli/", "splatcli-"))}
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, blocks, check, doctor, export, info, render, resume, sfm, train, view
+from splatcli.cli import bench, blocks, check, demo, doctor, export, info, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
 from splatcli.cli.console import Output, set_plain, take_stdout_error
 from splatcli.cli.error_report import report_error
@@ -85,6 +85,7 @@ _OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "-q", 
 
 add_command(app, "train", train.train, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
 add_command(app, "sfm", sfm.sfm, panel=_MODELS)
+add_command(app, "demo", demo.demo, panel=_MODELS)
 add_command(app, "resume", resume.resume, panel=_MODELS, everyday=_OF_RUNS)
 add_command(app, "merge", blocks.merge, panel=_MODELS)
 add_command(app, "render", render.render, render.RenderCommand, panel=_RESULTS, everyday=_OF_RENDER)

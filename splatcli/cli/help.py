@@ -15,6 +15,7 @@ GUIDE = """\
 splat turns photos or a video into 3D Gaussian splats, shows and exports them.
 
 A first session:
+  splat demo --view           train the sample scene for a minute, and view it
   splat doctor                check this machine
   splat train photos/         train on images, a video or a COLMAP scene
   splat view                  look at the newest run in a browser

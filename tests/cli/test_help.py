@@ -49,7 +49,7 @@ def test_without_a_command_there_is_a_guide(words: list[str], splat: Splat) -> N
     assert (done.code, done.out, done.err) == (0, GUIDE, "")
     assert max(len(line) for line in done.lines) <= 80
     session = re.findall(r"^  splat (\w+)", GUIDE.partition("Where to go next")[0], re.MULTILINE)
-    assert session == ["doctor", "train", "view", "render", "export"]
+    assert session == ["demo", "doctor", "train", "view", "render", "export"]
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS, "merge", "check", "bench", "doctor"])
