@@ -1,0 +1,49 @@
+"""The files that a visitor's tools read: they parse, and say what the package says."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from splatcli import __version__
+
+yaml: Any = pytest.importorskip("yaml", reason="PyYAML comes with other packages, not with this one")
+ROOT = Path(__file__).resolve().parents[1]
+FILES = ["CITATION.cff", ".pre-commit-config.yaml", *sorted((ROOT / ".github").rglob("*.yml"))]
+
+
+def load(name: str | Path) -> Any:
+    return yaml.safe_load((ROOT / name).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", FILES, ids=lambda name: Path(name).name)
+def test_it_parses(name: str | Path) -> None:
+    assert load(name)
+
+
+def test_the_citation_has_version_and_licence_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    citation = load("CITATION.cff")
+    assert citation["version"] == __version__
+    assert citation["license"] == project["license"]
+    assert citation["title"].endswith(project["description"].split(",")[0][0].lower() + project["description"][1:])
+
+
+def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
+    jobs = load(".github/workflows/ci.yml")["jobs"]
+    commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
+    assert "bash .ci/run" in commands["test"]
+    assert "make wheel FLAGS=--no-cuda" in commands["wheels"]
+    assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "llms.txt"])
+def test_pages_that_a_file_names_exist(name: str) -> None:
+    targets = re.findall(r"\]\(([^)]+)\)", (ROOT / name).read_text(encoding="utf-8"))
+    assert len(targets) > 2
+    for target in targets:
+        assert (ROOT / target).is_file(), target
