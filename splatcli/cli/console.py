@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
 
 from splatcli.errors import OutputError, SplatError
+from splatcli.progress import listening
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -70,6 +71,8 @@ class Output:
         self.quiet = quiet
         #: Whether another process reports for this one: nothing is printed then, results and errors included.
         self.muted = False
+        #: The progress that is shown now.
+        self.bar: ProgressBar | None = None
 
     def mute(self) -> None:
         """Print nothing from now on: another process reports for this one."""
@@ -153,18 +156,33 @@ class Output:
 
 @contextmanager
 def open_output(*, json: bool, quiet: bool) -> Iterator[Output]:
-    """Open the Output of a command; until it closes, warnings and log records of the library go through it."""
+    """Open the Output of a command. While open it prints warnings, log records and progress of the library."""
     out = Output(json=json, quiet=quiet)
+    stages = _Stages(out)
     logger, handler = logging.getLogger("splatcli"), _LogHandler(out)
+    level = logger.level
+    logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     with warnings.catch_warnings():
         # Pillow warns about metadata without naming the file; relevant problems are errors or notes of this package.
         warnings.filterwarnings("ignore", module=r"PIL\.")
         warnings.showwarning = lambda message, *_args, **_kwargs: out.warn(str(message))
         try:
-            yield out
+            with listening(stages.report):
+                yield out
         finally:
+            stages.close()
             logger.removeHandler(handler)
+            logger.setLevel(level)
+
+
+def announce(text: str) -> None:
+    """Print a message before the libraries are loaded, which takes seconds; nothing where they are loaded already.
+
+    Of the ranks of a run only the first does so.
+    """
+    if "torch" not in sys.modules and os.environ.get("RANK", "0") == "0":
+        Output().note(text)
 
 
 def take_stdout_error() -> OutputError | None:
@@ -244,20 +262,22 @@ _JSON_STEPS = 100
 class ProgressBar:
     """Progress on stderr while open: a line for each task on a terminal, a line every ten seconds in a log.
 
-    unit: what a rate counts; without it no rate is shown. With --json and -q nothing is shown.
+    unit: what a rate counts; without it no rate is shown. transient: the lines go away at the end.
+    With --json and -q nothing is shown.
     """
 
-    def __init__(self, out: Output, unit: str = "") -> None:
+    def __init__(self, out: Output, unit: str = "", *, transient: bool = False) -> None:
         self._out = out
         self._unit = unit
         self._silent = out.json or out.quiet or out.muted
         self._tasks: dict[str, TaskID] = {}
-        self._task = ""
-        self._updates: deque[tuple[float, int]] = deque(maxlen=_RATE_UPDATES + 1)
+        self._updates: dict[str, deque[tuple[float, int]]] = {}
         self._last_line = time.monotonic()
-        self._bar = _rich_progress() if has_cursor(sys.stderr) and not self._silent else None
+        self._outer: ProgressBar | None = None
+        self._bar = _rich_progress(transient) if has_cursor(sys.stderr) and not self._silent else None
 
     def __enter__(self) -> Self:
+        self._outer, self._out.bar = self._out.bar, self
         if self._bar is not None:
             self._bar.start()
         return self
@@ -265,6 +285,7 @@ class ProgressBar:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._out.bar = self._outer
         if self._bar is not None:
             self._bar.stop()
 
@@ -281,34 +302,74 @@ class ProgressBar:
             self._out.note(text)
         self._last_line = time.monotonic()
 
-    def update(self, task: str, done: int, total: int, facts: Sequence[str] = ()) -> None:
+    def update(self, task: str, done: int, total: int, facts: Sequence[str] = (), *, inner: bool = False) -> None:
         """Report that ``done`` of ``total`` of a task are done.
 
         facts: further figures for the same line, the most important first: a narrow terminal gets the first ones.
+        inner: the task is a part of another one, which has the rate, and its line goes away at its end.
         """
         if self._silent:
             return
-        now = time.monotonic()
-        if task != self._task:
-            self._task = task
-            self._updates.clear()
-        self._updates.append((now, done))
-        rate = self._rate()
+        now, unit = time.monotonic(), "" if inner else self._unit
+        rate = self._rate(task, now, done)
         left = None if rate is None else (total - done) / rate
         if self._bar is not None:
             if task not in self._tasks:
                 self._tasks[task] = self._bar.add_task(task, shown=None)
-            shown = ProgressLine(task, done, total, rate if self._unit else None, self._unit, left, tuple(facts))
+            shown = ProgressLine(task, done, total, rate if unit else None, unit, left, tuple(facts))
             self._bar.update(self._tasks[task], completed=done, total=total, shown=shown)
+            if inner and done >= total:
+                self._bar.remove_task(self._tasks.pop(task))
         elif now - self._last_line > _LOG_INTERVAL:
-            speed = [] if not self._unit or rate is None else [format_rate(rate, self._unit)]
+            speed = [] if not unit or rate is None else [format_rate(rate, unit)]
             ends = [] if left is None else [f"{format_time(left)} left"]
             self._out.note("  ".join([f"{task}: {done}/{total}", *facts, *speed, *ends]))
             self._last_line = now
 
-    def _rate(self) -> float | None:
-        (begin, first), (end, last) = self._updates[0], self._updates[-1]
+    def _rate(self, task: str, now: float, done: int) -> float | None:
+        """Return the rate of a task, of which ``done`` parts are done now; None before it is known."""
+        updates = self._updates.setdefault(task, deque(maxlen=_RATE_UPDATES + 1))
+        if updates and updates[-1][1] > done:  # it begins again
+            updates.clear()
+        updates.append((now, done))
+        (begin, first), (end, last) = updates[0], updates[-1]
         return (last - first) / (end - begin) if end > begin and last > first else None
+
+
+#: Seconds that a stage takes before it is shown.
+_SHOWN_AFTER = 0.5
+
+
+class _Stages:
+    """Shows what the library reports (splatcli/progress.py): in the progress that is open, else in one of its own."""
+
+    def __init__(self, out: Output) -> None:
+        self._out = out
+        self._own: ProgressBar | None = None
+        self._task, self._began = "", 0.0
+
+    def report(self, task: str, done: int, total: int) -> None:
+        """Show how far a task is."""
+        if self._out.bar is not None and self._out.bar is not self._own:
+            self._out.bar.update(task, done, total, inner=True)
+            return
+        now = time.monotonic()
+        if task != self._task or done == 0:
+            self.close()
+            self._task, self._began = task, now
+        if self._own is None and done < total and now - self._began > _SHOWN_AFTER:
+            self._own = ProgressBar(self._out, transient=True)
+            self._own.__enter__()
+        if self._own is not None:
+            self._own.update(task, done, total)
+            if done >= total:
+                self.close()
+
+    def close(self) -> None:
+        """End the stage that is shown."""
+        if self._own is not None:
+            self._own.__exit__(None, None, None)
+        self._own = None
 
 
 #: Columns of the smallest and of the largest bar, and of the spaces between two figures.
@@ -353,7 +414,7 @@ def _columns(parts: list[str]) -> int:
     return sum(map(len, parts)) + _GAP * (len(parts) - 1)
 
 
-def _rich_progress() -> Progress:
+def _rich_progress(transient: bool) -> Progress:
     """Return rich's display of tasks, whose lines are those of ProgressLine."""
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.progress import Progress, ProgressColumn, Task
@@ -375,7 +436,7 @@ def _rich_progress() -> Progress:
         def render(self, task: Task) -> Any:
             return Fitted(task.fields["shown"]) if task.fields["shown"] is not None else Text(task.description)
 
-    return Progress(Line(), console=Console(stderr=True), expand=True)
+    return Progress(Line(), console=Console(stderr=True), expand=True, transient=transient)
 
 
 class Reporter(Protocol):

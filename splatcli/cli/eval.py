@@ -10,6 +10,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.errors import SceneError, UsageError
+from splatcli.progress import track
 
 if TYPE_CHECKING:
     from splatcli.cli.model import Model
@@ -149,7 +150,7 @@ def _measure(
     owner = scene if checkpoint is None else checkpoint
     names, indices, figures = [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
-    for camera in select_views(views, refined, owner.train, owner.test).cameras:
+    for camera in track(select_views(views, refined, owner.train, owner.test).cameras, "views"):
         if ground_truth.is_fully_masked(camera.name):
             continue
         one = ground_truth.compare(camera.name, render_pixels(model.gaussians, camera, settings))

@@ -115,8 +115,8 @@ def load_model(
 ) -> Model:
     """Read a checkpoint, a file of splats or a checkpoint of another program, recognised by its content.
 
-    reading: how files of other programs are to be taken.
-    cameras: those that are going to be used, for messages. say: hears what the user should know of the file.
+    import_options: how files of other programs are to be taken.
+    cameras: those that are going to be used, for messages. echo: gets what the user should know of the file.
     Raises ModelFileError.
     """
     with os_errors(UnreadableError, path):
@@ -136,6 +136,8 @@ def _load_model(
     from splatcli.train.state import flushed
 
     import_options = import_options or ImportOptions()
+    if echo is not None:
+        echo(f"reading {path}")
     if is_own_checkpoint(path):
         if import_options.space is not None:
             raise UsageError(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_h
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from splatcli.cli.console import announce
 from splatcli.cli.help import Records, in_order, write_panels
 from splatcli.errors import UsageError
 
@@ -137,7 +138,11 @@ def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[...
     (options_class,) = (hint for name, hint in get_type_hints(function).items() if name != "return")
 
     def call(**given: Any) -> int:
-        return function(_build(options_class, given))
+        arguments = _build(options_class, given)
+        if not arguments.quiet:
+            name = function.__name__ if function.__name__ != "evaluate" else "eval"
+            announce(f"splat {name}: loading libraries")
+        return function(arguments)
 
     help_all = typer.Option("--help-all", help="Show all flags and exit.", callback=_show_all, is_eager=True)
     kind: Any = Annotated[bool, help_all]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,12 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from splatcli.cli.console import Output, make_reporter
+from splatcli.cli.console import Output, format_time, make_reporter
 from splatcli.cli.model import OUTPUT, find_model, is_own_checkpoint, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import scene_with_cameras
-from splatcli.cli.time_budget import TimeBudget
+from splatcli.cli.time_budget import TimeBudget, process_age
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.distributed.process_group import ProcessGroup
     from splatcli.gaussians import Gaussians
+    from splatcli.train.events import Evaluated
     from splatcli.train.trainer import Trainer
     from splatcli.viewer.live_viewer import LiveRun
 
@@ -116,6 +118,7 @@ def start_training(
             if config.data.masks not in (None, NONE, ALPHA):
                 moved["data.masks"] = "masks"  # splat sfm writes the masks of any folder there
             config = run.rebuild_config(moved)
+        out.note(f"reading {config.data.scene}")
         with _slow_section(group, "reading the scene"):
             given = _initial_model(config, run.import_options, out)
             scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
@@ -181,6 +184,7 @@ def resume_training(
             remedy=f"start a new run from it: splat train SCENE --init {path}",
         )
     with Requests(ECHO if group else 0.0) as requests:
+        out.note(f"reading {path}")
         with _slow_section(group, "reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
@@ -197,6 +201,7 @@ def resume_training(
         check_batch(config, group)
         if sharded:
             check_sharded(config, viewer=live is not None)
+        out.note(f"reading {root}")
         with _slow_section(group, "reading the scene"):
             scene = read_scene(root, config.data, background=training_background(config))
         run = run_folder(path)
@@ -367,6 +372,20 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
     return model.gaussians
 
 
+def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | None) -> str:
+    """Return the message at the end of a run: time, quality and sizes, and the commands that come next."""
+    took = f"done in {format_time(process_age())}"
+    quality = [] if score is None else [f"test PSNR {score.psnr:.2f} dB"]
+    try:
+        size = [f"{checkpoint.stat().st_size / 1e6:,.1f} MB"]
+    except OSError:
+        size = []
+    facts = ", ".join([*quality, f"{num_gaussians:,} Gaussians", *size])
+    name = shlex.quote(str(run))
+    following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
+    return f"{took}: {facts}\nnext: " + "\n      ".join(following)
+
+
 def run_trainer(
     trainer: Trainer,
     stop_at: int | None,
@@ -419,6 +438,8 @@ def run_trainer(
         "ssim": score.ssim if score else None,
         "rollbacks": rollbacks,
     }
+    if problem is None and stopped.reason == "finished" and trainer.state.config.data.block is None:
+        out.note(summary(trainer.run_dir.path, stopped.path, trainer.state.count, score))
     out.result(facts, [stopped.path])
     if problem is not None:
         raise problem

@@ -41,6 +41,7 @@ from splatcli.formats.quantisation import (
     with_largest,
 )
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.progress import track
 from splatcli.scene.points import morton_order
 
 # --- k-means: codebooks of numbers and palettes of vectors
@@ -94,7 +95,8 @@ def palette(vectors: Tensor, size: int) -> tuple[Tensor, Tensor]:
     order = members.argsort(stable=True)
     centroids, labels = [], torch.empty_like(members)
     first = 0
-    for rows, share in zip(torch.split(order, counts.tolist()), shares, strict=True):
+    parts = zip(torch.split(order, counts.tolist()), shares, strict=True)
+    for rows, share in track(parts, "SH palette", len(shares)):
         if share:
             found, places = _lloyd(vectors[rows], share, generator)
             centroids.append(found)

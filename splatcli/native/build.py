@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import platform
+import re
 import shlex
 import shutil
 import stat
@@ -17,7 +19,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from splatcli import progress
 from splatcli.errors import ResourceError
+
+_log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -268,9 +273,10 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
     work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         (work / "build.ninja").write_text(_ninja_file(name, sources, recipe), encoding="utf-8")
-        result = subprocess.run([*_ninja(), "-C", str(work)], capture_output=True, text=True, check=False)
-        if result.returncode != 0:
-            tail = "\n".join((result.stdout + result.stderr).splitlines()[-25:])
+        _log.info(f"building {name} with {recipe.compiler.command}, once; it is kept in {folder}")
+        code, output = _run_ninja(work, f"building {name}")
+        if code != 0:
+            tail = "\n".join(output[-25:])
             raise ResourceError(
                 f"building the rasterizer failed:\n{tail}",
                 where=recipe.compiler.command,
@@ -282,6 +288,25 @@ def _build(folder: Path, name: str, sources: list[Path], recipe: Recipe) -> None
         os.replace(work, folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _run_ninja(work: Path, task: str) -> tuple[int, list[str]]:
+    """Run ninja in a folder, and report its steps as those of ``task``; return its exit code and lines."""
+    lines: list[str] = []
+    with subprocess.Popen(
+        [*_ninja(), "-C", str(work)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                lines.append(line.rstrip("\n"))
+                step = re.match(r"\[(\d+)/(\d+)\]", line)
+                if step is not None:
+                    progress.report(task, int(step[1]), int(step[2]))
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, lines
 
 
 def _ninja() -> list[str]:

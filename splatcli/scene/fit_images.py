@@ -11,6 +11,7 @@ from pathlib import Path
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError
+from splatcli.progress import track
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Header, read_header, same_shape
@@ -222,7 +223,7 @@ def fit_images(
         mask_is_alpha=data.mask_mode == "transparent",
     )
     sources = []
-    for view in views:
+    for view in track(views, "reading image headers"):
         with problems.collect():
             fitted = fitter.add(view, paths[view.name], masks.get(view.name), depths.get(view.name))
             if fitted is not None:

@@ -17,6 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from splatcli.errors import SceneError
+from splatcli.progress import track
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import DECODE_BYTES, Rgb, composite, decode, read_header
@@ -252,7 +253,8 @@ class ImageStore:
             return None
 
         with ThreadPoolExecutor(self._parallel()) as workers:
-            found = zip(range(len(self)), workers.map(problem, range(len(self))), strict=True)
+            decoded = track(workers.map(problem, range(len(self))), "decoding images", len(self))
+            found = zip(range(len(self)), decoded, strict=True)
             return {i: error for i, error in found if error is not None}
 
     def _parallel(self) -> int:

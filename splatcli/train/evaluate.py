@@ -15,6 +15,7 @@ from torch import Tensor
 from splatcli.config import Config
 from splatcli.errors import SceneError, SplatError, as_splat_error, is_out_of_memory
 from splatcli.gaussians import Gaussians
+from splatcli.progress import track
 from splatcli.rasterizer import render
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import ssim_map_reference
@@ -221,7 +222,8 @@ class Scorer:
             return score_view(image, self.scene, state.test[i])
 
         try:
-            for camera, figures in zip(cameras, self._measure(state, cameras, score), strict=False):
+            measured = track(self._measure(state, cameras, score), "test views", len(cameras))
+            for figures, camera in zip(measured, cameras, strict=False):
                 if figures is not None:
                     scores.append(ViewScore(camera.name, *figures))
                 if (reason := should_stop()) is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -41,7 +43,22 @@ class TestTrain:
         assert done.code == 0
         assert done.lines == [str(tmp_path / "run" / "ckpts" / "ckpt_000020.pt")]
         assert load_checkpoint(Path(done.lines[0])).step == 20
-        assert "PSNR" in done.err
+        run, size = tmp_path / "run", Path(done.lines[0]).stat().st_size
+        *_, last, view, render, export = done.err.splitlines()
+        found = re.fullmatch(r"done in [\d:]+: test PSNR ([\d.]+) dB, ([\d,]+) Gaussians, ([\d.]+) MB", last)
+        assert found is not None, last
+        assert int(found[2].replace(",", "")) == len(load_checkpoint(Path(done.lines[0])).gaussians)
+        assert float(found[3]) == round(size / 1e6, 1)
+        assert f"step 20: test PSNR {found[1]} dB" in done.err
+        assert view == f"next: splat view {run}"
+        for line, more in ((render, ["-o", tmp_path / "views"]), (export, ["-o", tmp_path / "x.ply"])):
+            _, command, *words = shlex.split(line)
+            assert splat(command, *words, *more).code == 0, line
+
+    def test_a_run_that_is_stopped_names_no_next_command(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+        done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 20, "--stop-at", 3, *QUICK)
+        assert "continue with: splat resume" in done.err
+        assert "next: " not in done.err
 
     def test_quiet_is_silent(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
         done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 5, "-q", *QUICK)
@@ -115,7 +132,7 @@ class TestTrain:
         (tmp_path / "empty").mkdir()
         done = splat("train", tmp_path / "empty", "-o", tmp_path / "run")
         assert done.code == 3
-        assert done.err.startswith("error[E003]")
+        assert f"reading {tmp_path / 'empty'}\nerror[E003]" in done.err
         assert not (tmp_path / "run").exists()
 
     def test_a_file_in_the_way_of_the_run_is_an_error(self, splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:

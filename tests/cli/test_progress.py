@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -173,3 +174,54 @@ def test_a_stop_names_the_command_that_continues() -> None:
 def test_json_output_has_its_own_reporter() -> None:
     assert isinstance(make_reporter(Output(json=True)), JsonReporter)
     assert isinstance(make_reporter(Output()), ProgressReporter)
+
+
+STAGES = """
+import sys, time
+from splatcli.cli import console
+from splatcli.cli.console import open_output, ProgressBar
+from splatcli.progress import track
+with open_output(json="--json" in sys.argv, quiet="-q" in sys.argv) as out:
+    list(track(range(3), "too quick to be shown"))
+    console._SHOWN_AFTER = 0.0
+    for item in track(range(5), "reading image headers"):
+        if item == 2:
+            out.note("a message")
+        time.sleep(0.15)
+    with ProgressBar(out, unit="it") as bar:
+        bar.update("train", 1, 9)
+        for item in track(range(5), "test views"):
+            time.sleep(0.15)
+        bar.update("train", 2, 9)
+        time.sleep(0.15)
+"""
+
+
+def test_what_the_library_reports_is_shown_and_goes_away() -> None:
+    screen = run_on_terminal([sys.executable, "-c", STAGES], 80, 24, piped=True, variables={})
+    assert (screen.code, screen.stdout) == (0, "")
+    assert re.search(r"^reading image headers [1-4]/5", screen.text, re.MULTILINE)
+    assert re.search(r"^test views [1-4]/5", screen.text, re.MULTILINE)
+    assert "too quick" not in screen.text
+    assert "a message" in screen.drawn
+    assert screen.drawn[-1].startswith("train 2/9")
+    assert all(len(line) <= 80 for line in screen.drawn)
+
+
+@pytest.mark.parametrize("flag", ["-q", "--json"])
+def test_nothing_of_it_is_shown_with_q_and_json(flag: str) -> None:
+    screen = run_on_terminal([sys.executable, "-c", STAGES, flag], 80, 24, piped=True, variables={})
+    assert (screen.code, screen.stdout) == (0, "")
+    assert screen.drawn == ([] if flag == "-q" else ["a message"])
+
+
+def test_a_command_says_at_once_that_it_works(tmp_path: Path) -> None:
+    said = {}
+    for flag in ("--json", "-q"):
+        command = [sys.executable, "-m", "splatcli", "info", str(tmp_path / "nosuch"), flag]
+        said[flag] = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert said["--json"].splitlines()[:2] == [
+        "splat info: loading libraries",
+        "error[E002]: this path does not exist",
+    ]
+    assert said["-q"].startswith("error[E002]: ")

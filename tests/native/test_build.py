@@ -21,6 +21,7 @@ import torch
 from splatcli.errors import ResourceError
 from splatcli.native import abi, backend, build
 from splatcli.native.build import cpu_library, find_compiler, source_root
+from splatcli.progress import listening
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.rendering import render
@@ -91,6 +92,18 @@ def test_nothing_changed_is_the_same_library_without_a_build(cache: Path, fake_c
     assert first.is_relative_to(cache)
     assert cpu_library("portable") == first
     assert fake_compiler.read_text() == "linked\n"
+
+
+def test_a_build_is_announced_and_reports_its_steps(
+    cache: Path, fake_compiler: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps: list[tuple[str, int, int]] = []
+    with caplog.at_level("INFO", "splatcli"), listening(lambda *one: steps.append(one)):
+        cpu_library("portable")
+        cpu_library("portable")
+    count = len(sorted((source_root() / "src" / "cpu").glob("*.cpp"))) + 1
+    assert sorted(steps) == [("building libsplat_cpu.so", step, count) for step in range(1, count + 1)]
+    assert [record.getMessage()[:30] for record in caplog.records] == ["building libsplat_cpu.so with "]
 
 
 @pytest.mark.parametrize("name", ["include/splat.h", "math/blend.h", "src/cpu/bin.cpp", "src/cpu/lanes.h"])

@@ -175,7 +175,7 @@ class Stage:
         done = code == 8 and "the run is finished and saved" in err
         allowed = (4,) if fault is not None and fault.kind == MEMORY else REFUSED
         assert done or code in allowed, f"exit {code}: {err[-1500:]}"
-        assert err.startswith(("error[", "warning:")), err[:300]
+        assert err.startswith(("error[", "warning:", "splat ", "reading ")), err[:300]
         message = err[err.index("error[") :]
         named = code == 4 or str(self.place) in message
         assert named, f"names no place: {message}"
