@@ -9,20 +9,30 @@ if TYPE_CHECKING:
     from splatcli.api import Scene as Scene
     from splatcli.api import Trainer as Trainer
     from splatcli.api import train as train
+    from splatcli.formats.gsplat_export import export_splats as export_splats
     from splatcli.rasterizer.gsplat_api import rasterization as rasterization
+    from splatcli.rasterizer.gsplat_ops import fully_fused_projection as fully_fused_projection
+    from splatcli.rasterizer.gsplat_ops import spherical_harmonics as spherical_harmonics
     from splatcli.rasterizer.image_loss import fused_ssim as fused_ssim
     from splatcli.rasterizer.image_loss import l1_ssim_loss as l1_ssim_loss
     from splatcli.scene.camera import Camera as Camera
+    from splatcli.train.densify.gsplat_strategies import DefaultStrategy as DefaultStrategy
+    from splatcli.train.densify.gsplat_strategies import MCMCStrategy as MCMCStrategy
 
 __version__ = "0.1.0"
 
 #: Public names, and the modules that they are imported from when they are first asked for.
 _PUBLIC = {
     "Camera": "splatcli.scene.camera",
+    "DefaultStrategy": "splatcli.train.densify.gsplat_strategies",
+    "MCMCStrategy": "splatcli.train.densify.gsplat_strategies",
     "Model": "splatcli.api",
     "Run": "splatcli.api",
     "Scene": "splatcli.api",
     "Trainer": "splatcli.api",
+    "export_splats": "splatcli.formats.gsplat_export",
+    "fully_fused_projection": "splatcli.rasterizer.gsplat_ops",
+    "spherical_harmonics": "splatcli.rasterizer.gsplat_ops",
     "rasterization": "splatcli.rasterizer.gsplat_api",
     "fused_ssim": "splatcli.rasterizer.image_loss",
     "l1_ssim_loss": "splatcli.rasterizer.image_loss",

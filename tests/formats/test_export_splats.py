@@ -1,0 +1,47 @@
+"""export_splats(): gsplat's call writes what the writers write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import splatcli
+from splatcli import export_splats
+from tests.train.worlds import random_gaussians
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("ply", "ply"), ("splat", "splat"), ("ply_compressed", "compressed.ply"), ("spz", "spz")]
+)
+def test_a_file_is_that_of_an_export(tmp_path: Path, name: str, suffix: str) -> None:
+    gaussians = random_gaussians(20)
+    columns = {
+        "means": gaussians.means.requires_grad_(),
+        "scales": gaussians.log_scales,
+        "quats": gaussians.quats,
+        "opacities": gaussians.logit_opacities,
+        "sh0": gaussians.sh0[:, None],
+        "shN": gaussians.shN,
+    }
+    content = export_splats(**columns, format=name, save_to=tmp_path / "a")
+    assert (tmp_path / "a").read_bytes() == content
+    splatcli.Model(gaussians.map(torch.Tensor.detach)).export(tmp_path / f"b.{suffix}")
+    assert (tmp_path / f"b.{suffix}").read_bytes() == content
+
+
+def test_rows_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
+    gaussians = random_gaussians(6)
+    gaussians.means[2, 1], gaussians.shN[4, 1, 1] = torch.nan, torch.inf
+    g = gaussians
+    export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, g.shN, save_to=tmp_path / "a.ply")
+    kept = splatcli.Model.load(tmp_path / "a.ply").gaussians
+    assert torch.equal(kept.means, gaussians.means[[0, 1, 3, 5]])
+
+
+@pytest.mark.parametrize("name", ["obj", "json", ""])
+def test_an_unknown_format_is_named(name: str) -> None:
+    g = random_gaussians(2)
+    with pytest.raises(NotImplementedError, match=f"format='{name}'"):
+        export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, g.shN, format=name)
