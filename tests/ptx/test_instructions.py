@@ -958,6 +958,11 @@ def test_what_is_not_known_is_a_fault_where_it_is_reached(text: str) -> None:
     assert opcode in machine().unknown()
 
 
+def test_a_fault_says_what_is_not_known() -> None:
+    with pytest.raises(Fault, match=r"\.NaN is not known of min .*PTX line"):
+        each_thread("min.NaN.f32 %f1, %f2, %f3;", np.zeros(32, np.uint32), threads=32)
+
+
 def test_text_that_is_no_ptx_is_refused() -> None:
     with pytest.raises(ValueError, match="line 4"):
         machine().module(f"{HEAD}nonsense")

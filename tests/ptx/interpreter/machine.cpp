@@ -825,7 +825,11 @@ class Runner {
           ++pc;
           break;
         }
-        case Kind::kUnknown: fault(i, here, "an instruction that is not known, or not to be reached");
+        case Kind::kUnknown: {
+          const auto why = p.reasons.find(i.id);
+          fault(i, here, "an instruction that is not known, or not to be reached" +
+                             (why == p.reasons.end() ? std::string() : ": " + why->second));
+        }
       }
       if (pc >= limit) {
         f.pc = pc;
