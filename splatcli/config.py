@@ -34,7 +34,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 from splatcli.errors import UsageError
-from splatcli.sizes import parse_size
+from splatcli.sizes import parse_count, parse_size
 
 #: The run length that the field's schedules are written for.
 REFERENCE_ITERATIONS = 30_000
@@ -367,6 +367,7 @@ class Schedule(Section):
 
 def _cap(value: object) -> int | Literal["auto"] | None:
     """Return a maximum number of Gaussians from any of its forms, with one kind of error for all."""
+    value = parse_count(value)
     if value is None or value == "none":
         return None
     if value == "auto":
@@ -408,7 +409,7 @@ class StrategyConfig(Section):
             "--cap-max",
             "--max-gaussians",
             metavar="N|auto|none",
-            help="Maximum number of Gaussians; auto estimates it from the images.",
+            help="Maximum number of Gaussians, as 500k or 1M; auto estimates it from the images.",
             default="auto",
             type=str,
         ),
@@ -467,10 +468,12 @@ class StrategyConfig(Section):
 class TrainConfig(Section):
     """The training loop."""
 
-    iterations: Annotated[int, Flag("--iterations", "--max-steps", "-n", metavar="N")] = Field(
+    iterations: Annotated[
+        int, BeforeValidator(parse_count), Flag("--iterations", "--max-steps", "-n", metavar="N", type=str)
+    ] = Field(
         REFERENCE_ITERATIONS,
         gt=0,
-        description="Number of steps. The default is divided by `train.batch_size`.",
+        description="Number of steps, as 30000 or 30k. The default is divided by `train.batch_size`.",
     )
     batch_size: Annotated[int, Flag("--batch-size", metavar="N", default="1, or one for each rank", panel="Expert")] = (
         Field(1, ge=1, le=4096, description="Views per step; their gradients are averaged.")

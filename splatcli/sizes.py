@@ -1,4 +1,4 @@
-"""Parse and format numbers of bytes."""
+"""Parse and format numbers of bytes, and large counts."""
 
 from __future__ import annotations
 
@@ -26,6 +26,15 @@ def parse_size(value: object) -> object:
     if size < _LEAST:
         raise ValueError(f"{value} is less than a megabyte; a size needs its unit: 8GiB, 8GB, 800M")
     return size
+
+
+def parse_count(value: object) -> object:
+    """Return the number of ``"30k"`` or ``"1.5M"`` (powers of 1000); other values as they are."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kKmM])\s*", value) if isinstance(value, str) else None
+    if found is None:
+        return value
+    count = float(found[1]) * (10**3 if found[2] in "kK" else 10**6)
+    return int(count) if count.is_integer() else value
 
 
 def gib(count: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from splatcli.sizes import gib, parse_size
+from splatcli.sizes import gib, parse_count, parse_size
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,16 @@ def test_what_is_no_text_is_left_as_it_is() -> None:
 def test_sizes_are_reported_in_two_units() -> None:
     assert gib(3 << 29) == "1.5 GiB"
     assert gib(10 << 20) == "10.0 MiB"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("30k", 30_000), ("30K", 30_000), ("1M", 1_000_000), ("1.5m", 1_500_000), ("30000", "30000"), (7, 7)],
+)
+def test_counts_have_suffixes(text: object, count: object) -> None:
+    assert parse_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["k", "1.0005k", "1kk", "-1k", "1e3k", "auto", "1 G"])
+def test_other_texts_are_no_counts(text: str) -> None:
+    assert parse_count(text) == text

@@ -16,6 +16,7 @@ from splatcli.cli.console import Output, set_plain, take_stdout_error
 from splatcli.cli.error_report import report_error
 from splatcli.cli.help import GUIDE
 from splatcli.cli.options import Group, add_command
+from splatcli.cli.other_programs import TrainCommand
 from splatcli.cli.process import require_address_space
 from splatcli.errors import UsageError
 
@@ -83,7 +84,7 @@ _OF_TRAIN = ("-o", "--overwrite", "--preset", "-n", "--max-time", "-r", "--cap-m
 _OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
 _OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "-q", "--json")
 
-add_command(app, "train", train.train, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
+add_command(app, "train", train.train, TrainCommand, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
 add_command(app, "sfm", sfm.sfm, panel=_MODELS)
 add_command(app, "demo", demo.demo, panel=_MODELS)
 add_command(app, "resume", resume.resume, panel=_MODELS, everyday=_OF_RUNS)

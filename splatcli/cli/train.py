@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.other_programs import scene_to_train
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ def train(args: TrainArguments) -> int:
     from splatcli.cli.view import live_page
 
     processes = args.processes
+    layout = any(args.settings.get(f"data.{key}") for key in ("format", "model", "images"))
+    scene, note = scene_to_train(args.scene, is_layout_given=layout)
+    args = replace(args, scene=scene)
     with open_output(json=args.json, quiet=args.quiet) as out:
         if processes.ranks is not None:
             words = sys.argv[1:]
@@ -127,6 +131,8 @@ def train(args: TrainArguments) -> int:
                 asked=options.name_of_ranks(words),
             )
         with joined_group(processes.distributed, args.device, out) as (group, own_device):
+            if note is not None:
+                out.note(note)
             from splatcli.config import NAMED_STARTS
             from splatcli.train.densify import check_strategy
 

@@ -1,0 +1,101 @@
+"""Command lines and folders as people know them from other programs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from splatcli.cli.other_programs import scene_to_train
+from tests.cli.tiny import QUICK
+from tests.running import Splat
+
+
+@pytest.mark.parametrize(
+    ("words", "where", "command"),
+    [
+        ("-s X -m Y", "-s", "splat train X -o Y"),
+        ("--source_path X --model_path=Y --eval", "--source_path", "splat train X -o Y"),
+        ("--data X --max-num-iterations 30000", "--data", "splat train X -n 30000"),
+        ("X --data_dir=a --max_steps 7 -q", "--data_dir", "splat train a X -n 7 -q"),
+        ("X --white_background --sh_degree 2", "--white_background", "splat train X --white-background --sh-degree 2"),
+        ("-m 'a b' -s X -- --data", "-m", "splat train X -o 'a b' -- --data"),
+        ("-r 2 -s", "-s", "splat train ... -r 2"),
+    ],
+)
+def test_flags_of_other_programs_get_the_command_that_they_mean(
+    words: str, where: str, command: str, splat: Splat
+) -> None:
+    done = splat("train", *shlex.split(words))
+    assert done.code == 2
+    assert done.err.splitlines()[1:] == [f"  where: {where}", f"  help: {command}"]
+
+
+def test_a_run_and_a_checkpoint_are_resumed(splat: Splat, finished_run: Path) -> None:
+    done = splat("train", finished_run, "--json")
+    assert done.code == 2
+    assert done.objects[-1]["help"] == f"splat resume {finished_run} continues it"
+    checkpoint = finished_run / "ckpts" / "ckpt_000040.pt"
+    done = splat("train", checkpoint, "--json")
+    assert done.code == 2
+    assert f"splat resume {checkpoint} continues its run" in done.objects[-1]["help"]
+
+
+@pytest.fixture
+def colmap(tmp_path: Path) -> Path:
+    """A folder with images/ and sparse/0/."""
+    scene = tmp_path / "a scene"
+    (scene / "sparse" / "0").mkdir(parents=True)
+    (scene / "images").mkdir()
+    (scene / "sparse" / "0" / "cameras.bin").touch()
+    return scene
+
+
+def test_parts_of_a_scene_stand_for_it(colmap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for part in ("sparse", "sparse/0", "images"):
+        found, note = scene_to_train(colmap / part, is_layout_given=False)
+        assert found == colmap
+        assert note == f"note: {colmap / part} belongs to the scene {colmap}, which is trained"
+        assert scene_to_train(colmap / part, is_layout_given=True) == (colmap / part, None)
+    monkeypatch.chdir(colmap.parent)
+    assert scene_to_train(Path("a scene/sparse/0/"), is_layout_given=False)[0] == Path("a scene")
+    monkeypatch.chdir(colmap / "images")
+    assert scene_to_train(Path("."), is_layout_given=False)[0] == colmap
+    assert scene_to_train(Path("../sparse"), is_layout_given=False)[0].samefile(colmap)
+
+
+def test_other_folders_are_taken_as_they_are(colmap: Path, tmp_path: Path) -> None:
+    alone = tmp_path / "images"
+    alone.mkdir()
+    for path in (colmap, alone, tmp_path / "nosuch", colmap / "sparse" / "nosuch"):
+        assert scene_to_train(path, is_layout_given=False) == (path, None)
+    shutil.rmtree(colmap / "sparse" / "0")  # an empty sparse/ describes nothing
+    assert scene_to_train(colmap / "images", is_layout_given=False) == (colmap / "images", None)
+
+
+def test_one_of_several_models_is_named_with_its_flag(colmap: Path, splat: Splat) -> None:
+    shutil.copytree(colmap / "sparse" / "0", colmap / "sparse" / "1")
+    done = splat("train", colmap / "sparse" / "1", "--json")
+    assert done.code == 2
+    assert done.objects[-1]["help"] == f"splat train '{colmap}' --model sparse/1"
+
+
+def test_images_beside_their_cameras_train_the_scene(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    done = splat("train", tiny_scene / "images", "-o", tmp_path / "run", "-n", 3, *QUICK)
+    assert done.code == 0, done.err
+    assert f"note: {tiny_scene / 'images'} belongs to the scene {tiny_scene}, which is trained" in done.err
+    assert "estimates" not in done.err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert config["data"]["scene"] == str(tiny_scene)
+
+
+def test_counts_take_k_and_m(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    words = ["-n", "0.003k", "--cap-max", "1.5M", "-o", tmp_path / "run", "-q"]
+    done = splat("train", tiny_scene, *words, *QUICK)
+    assert done.code == 0, done.err
+    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert (config["train"]["iterations"], config["strategy"]["cap_max"]) == (3, 1_500_000)
+    assert splat("resume", tmp_path / "run", "-n", "0.004k", "-q").lines[0].endswith("ckpt_000004.pt")
