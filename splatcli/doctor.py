@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
+import os
 import platform
+import shlex
+import shutil
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +25,7 @@ from splatcli.native.backend import Backend, default_threads
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
+from splatcli.scene.images import machine_memory
 
 #: Tolerated difference of a test image, in 0...1, from the plain torch reference. A Gaussian at the edge of its support
 #: may be in one image and not in the other, which is 1/255 of its colour.
@@ -38,6 +46,12 @@ def examine() -> dict[str, Any]:
         "compiler": _attempt(_compiler),
         "nvcc": _attempt(_nvcc),
         "cache": str(build.cache_root()),
+        "memory_bytes": machine_memory(),
+        "cores": os.cpu_count() or 1,
+        "threads": default_threads(),
+        "isa": backend.chosen_isa(),
+        "best_isa": backend.best_isa(),
+        "extras": {extra.name: _extra(extra) for extra in EXTRAS},
     }
     backends = {"cpu": _attempt(partial(_check, Backend.cpu, _cpu_reason(), "cpu"))}
     for gpu in range(torch.cuda.device_count()):
@@ -47,7 +61,81 @@ def examine() -> dict[str, Any]:
         backends["cuda"] = _no_gpu(bool(facts["driver"] or facts["driver_cuda"]))
     facts["backends"] = backends
     facts["ok"] = bool(backends["cpu"].get("works"))
+    facts["fix"] = fixes(facts)
     return facts
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A package that some commands need. name: of the extra. program: a program that does as well."""
+
+    name: str
+    module: str
+    package: str
+    used_for: str
+    program: str | None = None
+
+
+#: Extras of pyproject.toml that commands use, beside cuda.
+EXTRAS = (
+    Extra("video", "imageio_ffmpeg", "imageio-ffmpeg", "videos, in and out", program="ffmpeg"),
+    Extra("exr", "OpenEXR", "OpenEXR", "splat render --format exr"),
+    Extra("usd", "pxr", "usd-core", "USD files"),
+    Extra("spz", "zstandard", "zstandard", "SPZ files of version 4"),
+    Extra("lpips", "lpips", "lpips", "splat eval --lpips"),
+    Extra("lightning", "lightning", "lightning", "runs as a LightningModule"),
+)
+
+
+def _extra(extra: Extra) -> dict[str, Any]:
+    """Return whether an extra is there, by its name alone: some of these packages take seconds to load."""
+    facts: dict[str, Any] = {"used_for": extra.used_for}
+    program = extra.program and shutil.which(extra.program)
+    if importlib.util.find_spec(extra.module) is not None:
+        try:
+            version = importlib.metadata.version(extra.package)
+        except importlib.metadata.PackageNotFoundError:
+            version = None
+        return {"works": True, **facts, "version": version, "found": extra.package}
+    if program:
+        return {"works": True, **facts, "version": None, "found": program}
+    if extra.name == "spz" and sys.version_info >= (3, 14):
+        return {"works": True, **facts, "version": None, "found": "Python's compression.zstd"}
+    remedy = f"pip install 'splatcli[{extra.name}]'"
+    return {"works": False, **facts, "problem": "not installed", "remedy": remedy}
+
+
+def fixes(facts: dict[str, Any]) -> list[str]:
+    """Return the commands that mend what is missing; lines that begin with # are for people to act on."""
+    wanted = [name for name, one in facts["extras"].items() if not one["works"]]
+    has_gpu = bool(facts["driver"] or facts["driver_cuda"])
+    # Without a compiler that is the first thing to mend: the CPU fails for the lack of it.
+    lines = [] if facts["compiler"]["works"] else [_compiler_command()]
+    if has_gpu and not facts["nvcc"]["works"]:
+        wanted.insert(0, "cuda")
+    if wanted:
+        lines.append(f"{shlex.quote(sys.executable)} -m pip install 'splatcli[{','.join(wanted)}]'")
+    broken = {name: one for name, one in facts["backends"].items() if not one["works"]}
+    for name, one in broken.items():
+        if one.get("remedy") and (name != "cuda" or has_gpu) and (name != "cpu" or facts["compiler"]["works"]):
+            lines.append(f"# {name}: {one['remedy']}")
+    return lines
+
+
+#: A program that installs packages of the system -> its command for a C++ compiler.
+_INSTALLERS = {
+    "apt-get": "sudo apt-get install g++",
+    "dnf": "sudo dnf install gcc-c++",
+    "pacman": "sudo pacman -S gcc",
+    "zypper": "sudo zypper install gcc-c++",
+    "apk": "sudo apk add g++",
+    "brew": "brew install gcc",
+}
+
+
+def _compiler_command() -> str:
+    found = next((command for name, command in _INSTALLERS.items() if shutil.which(name)), None)
+    return found or "# install a C++17 compiler, or set CXX to one"
 
 
 def _attempt(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:

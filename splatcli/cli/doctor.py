@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from splatcli.cli import options
 
@@ -12,19 +14,23 @@ from splatcli.cli import options
 class DoctorArguments:
     """The options of ``splat doctor``."""
 
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print only the commands that would mend what is missing; nothing is run.")
+    ] = False
     json: options.Json = False
     quiet: options.Quiet = False
 
 
 def doctor(args: DoctorArguments) -> int:
-    """Check driver, GPU, torch and compilers, and render a test image on each device.
+    """Check driver, GPU, torch, compilers and extras, and render a test image on each device.
 
-    Builds the native library where it is missing, so that the next command starts at once. Ends with 0 when the CPU
-    works, and with 4 when it does not.
+    Extras are the packages that single commands need. Builds the native library where it is missing, so that the next
+    command starts at once. Ends with 0 when the CPU works, and with 4 when it does not.
 
     \b
     Examples:
       splat doctor
+      splat doctor --fix
       splat doctor --json | python -m json.tool
     """
     from splatcli.cli.console import open_output
@@ -33,7 +39,9 @@ def doctor(args: DoctorArguments) -> int:
         from splatcli.doctor import examine
 
         facts = examine()
-        out.result(facts, _lines(facts))
+        if args.fix and not facts["fix"]:
+            out.note("nothing is missing")
+        out.result(facts, facts["fix"] if args.fix else _lines(facts))
     return 0 if facts["ok"] else 4
 
 
@@ -51,9 +59,21 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     for name, label in (("compiler", "compiler "), ("nvcc", "nvcc     ")):
         lines += _tool_lines(label, facts[name])
     lines.append(f"cache      {facts['cache']}")
+    lines.append(f"memory     {facts['memory_bytes'] / 2**30:.1f} GiB")
+    best = "" if facts["isa"] == facts["best_isa"] else f"; the processor has {facts['best_isa']}"
+    lines.append(f"cores      {facts['cores']}, {facts['threads']} used; instruction set {facts['isa']}{best}")
     for name, backend in facts["backends"].items():
         lines += _backend_lines(name, backend)
+    for name, extra in facts["extras"].items():
+        lines += _extra_lines(name, extra)
     return lines
+
+
+def _extra_lines(name: str, extra: dict[str, Any]) -> list[str]:
+    if extra["works"]:
+        version = f" {extra['version']}" if extra["version"] else ""
+        return [f"{name:<9}  {extra['found']}{version} ({extra['used_for']})"]
+    return [f"{name:<9}  {extra['problem']} ({extra['used_for']})", *_remedy(extra)]
 
 
 def _driver(facts: dict[str, Any]) -> str:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
+import shutil
+import sys
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +19,8 @@ from splatcli.native.backend import Backend
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @NEEDS_COMPILER
@@ -66,6 +74,66 @@ def test_without_a_gpu_the_cause_is_reported(
     done = splat("doctor")
     assert done.code == 0
     assert said in done.out
+
+
+@NEEDS_COMPILER
+def test_machine_and_extras_are_described(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
+    (facts,) = splat("doctor", "--json").objects
+    assert facts["memory_bytes"] > 2**28
+    assert 1 <= facts["threads"] <= facts["cores"]
+    assert facts["isa"] in ("avx512", "avx2", "neon", "portable")
+    assert list(facts["extras"]) == ["video", "exr", "usd", "spz", "lpips", "lightning"]
+    text = splat("doctor").out
+    for name, extra in facts["extras"].items():
+        line = next(line for line in text.splitlines() if line.startswith(f"{name:<9}  "))
+        assert extra["used_for"] in line
+        assert ("not installed" in line) is not extra["works"]
+
+
+@NEEDS_COMPILER
+def test_fix_prints_the_commands_that_mend(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = ["imageio_ffmpeg", "OpenEXR"]
+    modules = {extra.module for extra in doctor.EXTRAS}
+    find_spec, which = importlib.util.find_spec, shutil.which
+
+    def found(name: str, package: str | None = None) -> Any:
+        return None if name in gone else find_spec("json" if name in modules else name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
+    monkeypatch.setattr(shutil, "which", lambda name, **more: None if name == "ffmpeg" else which(name, **more))
+    monkeypatch.setattr(doctor, "_driver", lambda: None)
+    monkeypatch.setattr(doctor.build_cuda, "driver_cuda", lambda: None)
+    done = splat("doctor", "--fix")
+    assert (done.code, done.lines) == (0, [f"{shlex.quote(sys.executable)} -m pip install 'splatcli[video,exr]'"])
+    gone.clear()
+    done = splat("doctor", "--fix")
+    assert (done.code, done.out) == (0, "")
+    assert "nothing is missing" in done.err
+
+
+def test_fix_names_what_people_have_to_do() -> None:
+    broken = {"works": False, "problem": "none", "remedy": "check nvidia-smi"}
+    facts: dict[str, Any] = {
+        "extras": {"video": {"works": True}},
+        "driver": "580.65",
+        "driver_cuda": None,
+        "compiler": broken,
+        "nvcc": broken,
+        "backends": {"cpu": broken, "cuda": broken},
+    }
+    compiler, packages, gpu = doctor.fixes(facts)
+    assert "g++" in compiler or "gcc" in compiler or "CXX" in compiler
+    assert packages == f"{shlex.quote(sys.executable)} -m pip install 'splatcli[cuda]'"
+    assert gpu == "# cuda: check nvidia-smi"
+    facts["driver"] = None
+    assert doctor.fixes(facts) == [compiler]
+
+
+def test_extras_are_those_of_the_package() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {extra.name for extra in doctor.EXTRAS} == set(declared) - {"cuda", "dev"}
+    for extra in doctor.EXTRAS:
+        assert any(line.startswith(extra.package) for line in declared[extra.name]), extra
 
 
 @NEEDS_COMPILER
