@@ -61,7 +61,15 @@ def test_the_sdist_is_the_whole_project(tmp_path: Path) -> None:
     with tarfile.open(build("sdist", tmp_path)) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
     assert {f"cuda/{name}" for name in native_sources()} <= names
-    assert {"pyproject.toml", "LICENSE", "README.md", "Makefile", "tests/conftest.py", "docs/math.md"} <= names
+    assert {
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "Makefile",
+        "tests/conftest.py",
+        "docs/math.md",
+        "examples/train.py",
+    } <= names
 
 
 def test_a_checkout_reads_its_sources_in_place() -> None:

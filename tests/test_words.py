@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("splatcli", "cuda", "scripts", "tests", "docs", "benchmarks")
+FOLDERS = ("splatcli", "cuda", "scripts", "tests", "docs", "examples", "benchmarks")
 KINDS = {".py", ".md", ".h", ".cpp", ".cu", ".cuh"}
 
 #: Parts of identifiers that are retired, and the word instead.
