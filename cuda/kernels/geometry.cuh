@@ -28,22 +28,51 @@ SPLAT_DEVICE void load_shape(const RawArrays& g, int64_t i, RawGeometry<float>& 
   if (g.filter_3d != nullptr) raw.filter_3d = g.filter_3d[i];
 }
 
-// 1/2 + sum of coefficients times basis, for each channel, before the clamp.
-template <int DEGREE>
-SPLAT_DEVICE void sh_sum(const RawArrays& g, int64_t i, const float* basis, float* sum) {
-  for (int c = 0; c < 3; ++c) sum[c] = g.sh0[3 * i + c] * float(kSh0) + 0.5f;
-  const float* shN = g.shN + i * 3 * g.shN_count;
-#pragma unroll
-  for (int k = 0; k < (DEGREE + 1) * (DEGREE + 1) - 1; ++k)
-    for (int c = 0; c < 3; ++c) sum[c] += shN[3 * k + c] * basis[k];
-}
-
 // Room for the basis functions of a degree; never empty, so that it can be an array.
 template <int DEGREE>
 struct ShN {
   static constexpr int kCount = (DEGREE + 1) * (DEGREE + 1) - 1;
   static constexpr int kRoom = kCount > 0 ? kCount : 1;
+  static constexpr int kNumbers = 3 * kRoom;
 };
+
+// shN in use of Gaussian i. A row begins at any multiple of 4 bytes: it is read 16 bytes at a time from the last
+// multiple of 16 before it, and moved to its place by selection. Near the ends of the array it is read number by number,
+// and at degree 4, for which the registers do not suffice.
+template <int DEGREE>
+SPLAT_DEVICE void load_shN(const RawArrays& g, int64_t i, float* out) {
+  constexpr int kUsed = 3 * ShN<DEGREE>::kCount, kQuads = DEGREE <= 3 ? (kUsed + 3 + 3) / 4 : 0;
+  const float* row = g.shN + i * 3 * g.shN_count;
+  const unsigned shift = unsigned(uint64_t(row) >> 2) & 3u;
+  const float4* from = reinterpret_cast<const float4*>(row - shift);
+  const float* end = g.shN + g.n * 3 * g.shN_count;
+  if (kQuads > 0 && reinterpret_cast<const float*>(from) >= g.shN &&
+      reinterpret_cast<const float*>(from + kQuads) <= end) {
+    float read[4 * kQuads + 4];
+#pragma unroll
+    for (int q = 0; q < kQuads; ++q) {
+      const float4 quad = from[q];
+      read[4 * q] = quad.x, read[4 * q + 1] = quad.y, read[4 * q + 2] = quad.z, read[4 * q + 3] = quad.w;
+    }
+#pragma unroll
+    for (int k = 0; k < 4 * kQuads - 3 && k < kUsed; ++k) {
+      const float even = shift & 2u ? read[k + 2] : read[k], odd = shift & 2u ? read[k + 3] : read[k + 1];
+      out[k] = shift & 1u ? odd : even;
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < kUsed; ++k) out[k] = row[k];
+  }
+}
+
+// 1/2 + sum of coefficients times basis, for each channel, before the clamp. shN: those of the Gaussian.
+template <int DEGREE>
+SPLAT_DEVICE void sh_sum(const float* sh0, const float* shN, const float* basis, float* sum) {
+  for (int c = 0; c < 3; ++c) sum[c] = sh0[c] * float(kSh0) + 0.5f;
+#pragma unroll
+  for (int k = 0; k < ShN<DEGREE>::kCount; ++k)
+    for (int c = 0; c < 3; ++c) sum[c] += shN[3 * k + c] * basis[k];
+}
 
 }  // namespace gpu
 }  // namespace splat

@@ -56,10 +56,11 @@ SPLAT_DEVICE int64_t project_one(const ProjectJob& job, int64_t i, RawGeometry<f
 // A Gaussian with a colour that is not finite reaches no pixel: its rectangle becomes empty.
 template <int DEGREE>
 SPLAT_DEVICE void colour_one(const ProjectJob& job, int64_t i, const float* mean, float* proj) {
-  float direction[3], basis[ShN<DEGREE>::kRoom], sum[3];
+  float direction[3], basis[ShN<DEGREE>::kRoom], shN[ShN<DEGREE>::kNumbers], sum[3];
   view_direction(job.view.center, mean, direction);
   sh_basis(DEGREE, direction, basis);
-  sh_sum<DEGREE>(job.gaussians, i, basis, sum);
+  load_shN<DEGREE>(job.gaussians, i, shN);
+  sh_sum<DEGREE>(job.gaussians.sh0 + 3 * i, shN, basis, sum);
   bool finite = true;
   for (int c = 0; c < 3; ++c) {
     proj[kProjRed + c] = sh_colour(sum[c]);
@@ -68,30 +69,33 @@ SPLAT_DEVICE void colour_one(const ProjectJob& job, int64_t i, const float* mean
   if (!finite) proj[kProjHalfX] = __uint_as_float(0x7fc00000u);
 }
 
-// Brings shN of the block's visible Gaussians to the step before this one, a warp a Gaussian. Every thread calls it;
-// `rank` is its place among the visible ones.
+// Brings shN of a warp's visible Gaussians to the step before this one, all lanes on one after another. Every lane
+// calls it.
 template <int DEGREE>
-SPLAT_DEVICE void catch_up_shN(const LazyShN& lazy, int width, int64_t base, bool seen, int rank, int visible) {
+SPLAT_DEVICE void catch_up_shN(const LazyShN& lazy, int width, int64_t i, bool seen) {
   constexpr int kUsed = 3 * ShN<DEGREE>::kCount;
-  SPLAT_SHARED(AdamDecay<float>, decays, SPLAT_CHUNK);
-  SPLAT_SHARED(int, late, SPLAT_CHUNK);  // local index, or -1 for one that missed no step
+  AdamDecay<float> mine = {};
+  bool late = false;
   if (seen) {
-    const int64_t i = base + threadIdx.x;
     const int64_t last_step = lazy.steps[i];
-    late[rank] = last_step < lazy.now ? int(threadIdx.x) : -1;
-    if (last_step < lazy.now) {
-      decays[rank] = make_adam_decay<float>(lazy.decay_table, last_step, lazy.now);
+    late = last_step < lazy.now;
+    if (late) {
+      mine = make_adam_decay<float>(lazy.decay_table, last_step, lazy.now);
       lazy.steps[i] = int32_t(lazy.now);
     }
   }
-  __syncthreads();
-  for (int r = warp_id(); r < visible; r += SPLAT_CHUNK / kWarp) {
-    if (late[r] < 0) continue;
-    const AdamDecay<float> decay = decays[r];
-    const int64_t row = (base + late[r]) * width;
+  unsigned waiting = __ballot_sync(kFullWarp, late);
+  for (; waiting != 0; waiting &= waiting - 1) {
+    const int owner = __ffs(int(waiting)) - 1;
+    AdamDecay<float> decay;
+    decay.rate = __shfl_sync(kFullWarp, mine.rate, owner);
+    decay.eps = __shfl_sync(kFullWarp, mine.eps, owner);
+    decay.decay1 = __shfl_sync(kFullWarp, mine.decay1, owner);
+    decay.decay2 = __shfl_sync(kFullWarp, mine.decay2, owner);
+    const int64_t row = (i - lane_id() + owner) * width;
     for (int e = lane_id(); e < kUsed; e += kWarp) catch_up_at(lazy, decay, row + e);
   }
-  __syncthreads();  // rows are read by the threads of their Gaussians
+  __syncwarp();  // rows are read by the threads of their Gaussians
 }
 
 template <int DEGREE>
@@ -104,8 +108,7 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_chunks(ProjectJob job) {
   int visible = 0;
   const int rank = block_exclusive_scan(tiles > 0 ? 1 : 0, &visible);
   const long long bound = block_sum((long long)(tiles));
-  if (job.lazy.steps != nullptr)
-    catch_up_shN<DEGREE>(job.lazy, 3 * job.gaussians.shN_count, chunk * SPLAT_CHUNK, tiles > 0, rank, visible);
+  if (job.lazy.steps != nullptr) catch_up_shN<DEGREE>(job.lazy, 3 * job.gaussians.shN_count, i, tiles > 0);
   if (tiles > 0) {
     colour_one<DEGREE>(job, i, raw.mean, proj);
     const int64_t slot = chunk * SPLAT_CHUNK + rank;

@@ -10,7 +10,8 @@ namespace gpu {
 
 constexpr int kGroups = 6;
 constexpr int kShapeNumbers = 3 + 4 + 3 + 1 + 3;  // of a Gaussian without shN
-constexpr int kManyIsects = 32;                   // from here on a warp sums a Gaussian's gradients together
+constexpr uint32_t kManyIsects = 32;              // from here on a warp sums a Gaussian's gradients together
+constexpr uint32_t kHugeIsects = 1024;            // and from here on the block
 
 struct ProjectVjpJob {
   View<float> view;
@@ -51,8 +52,8 @@ SPLAT_DEVICE void sum_isect_grads(const float* isect_grads, int64_t first, uint3
   }
 }
 
-// The same for the lanes of a warp whose Gaussians have many: one after another, a lane a field, a half of the warp every
-// second intersection. The order of the additions is the same, and so are the bits.
+// The same for the lanes of a warp whose Gaussians have many: one after another, a lane a field, a half of the warp
+// every second intersection. The order of the additions is the same, and so are the bits.
 SPLAT_DEVICE void sum_many_isect_grads(const float* isect_grads, int64_t first, uint32_t count, bool mine, float* sum) {
   constexpr unsigned kHalf = kIsectGradSize, kAhead = 8;  // loads in flight, of two intersections each
   static_assert(2 * kHalf == kWarp, "half a warp takes the fields of an intersection");
@@ -80,6 +81,52 @@ SPLAT_DEVICE void sum_many_isect_grads(const float* isect_grads, int64_t first, 
       if (lane_id() == owner) sum[f] = value;
     }
   }
+}
+
+// The same for the block: its threads read 128 intersections at a time, and one thread a field adds them. Every thread
+// of the block calls it, with the gradients of its Gaussian. Returns where the sums of that Gaussian are in shared
+// memory, or null where it has fewer than kHugeIsects or is not among the chunk's first eight that have more.
+// room: shared memory for 128 intersections.
+SPLAT_DEVICE const float* sum_huge_isect_grads(const float* isect_grads, int64_t first, uint32_t count, float* room) {
+  constexpr int kRows = SPLAT_CHUNK / kIsectGradSize, kAhead = 8, kTile = kRows * kAhead, kHuge = 8;
+  SPLAT_SHARED(unsigned, votes, SPLAT_CHUNK / kWarp);
+  SPLAT_SHARED(int64_t, starts, kHuge);
+  SPLAT_SHARED(uint32_t, counts, kHuge);
+  SPLAT_SHARED(float, totals, kHuge * kIsectGradSize);
+  const unsigned huge = __ballot_sync(kFullWarp, count >= kHugeIsects);
+  if (lane_id() == 0) votes[warp_id()] = huge;
+  __syncthreads();
+  int number = __popc(huge & ((1u << lane_id()) - 1u)), all = 0;
+  for (int w = 0; w < SPLAT_CHUNK / kWarp; ++w) {
+    if (w < warp_id()) number += __popc(votes[w]);
+    all += __popc(votes[w]);
+  }
+  if (all == 0) return nullptr;
+  const bool mine = count >= kHugeIsects && number < kHuge;
+  if (mine) starts[number] = first, counts[number] = count;
+  __syncthreads();
+  const int row = int(threadIdx.x) / kIsectGradSize, field = int(threadIdx.x) % kIsectGradSize;
+  for (int n = 0; n < all && n < kHuge; ++n) {
+    const int rows = int(counts[n]);
+    const float* at = isect_grads + (starts[n] + row) * kIsectGradSize + field;
+    float total = 0.0f;
+    for (int k = 0; k < rows; k += kTile, at += kTile * kIsectGradSize) {
+      float values[kAhead];
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j)
+        values[j] = field < kIsectGradUsed && k + row + j * kRows < rows ? at[j * SPLAT_CHUNK] : 0.0f;
+      __syncthreads();  // the last ones have been added
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) room[j * SPLAT_CHUNK + threadIdx.x] = values[j];
+      __syncthreads();
+      if (row == 0) {
+        for (int r = 0; r < kTile; ++r) total += room[r * kIsectGradSize + field];
+      }
+    }
+    if (row == 0) totals[n * kIsectGradSize + field] = total;
+  }
+  __syncthreads();
+  return mine ? totals + number * kIsectGradSize : nullptr;
 }
 
 // Mean, shape and opacity of one Gaussian; `sums` is the sum of its intersection gradients.
@@ -122,10 +169,11 @@ SPLAT_DEVICE void colours_vjp(const ProjectVjpJob& job, int64_t i, const float* 
   float direction[3], sum[3];
   const float inv_length = view_direction(job.view.center, mean, direction);
   sh_basis(DEGREE, direction, basis);
-  sh_sum<DEGREE>(job.gaussians, i, basis, sum);
+  float shN[ShN<DEGREE>::kNumbers];
+  load_shN<DEGREE>(job.gaussians, i, shN);
+  sh_sum<DEGREE>(job.gaussians.sh0 + 3 * i, shN, basis, sum);
   for (int c = 0; c < 3; ++c) v_colour[c] = sh_colour_vjp(sum[c], sums[kGradRed + c]);
   if (DEGREE == 0) return;
-  const float* shN = job.gaussians.shN + i * 3 * job.gaussians.shN_count;
   float v_basis[ShN<DEGREE>::kRoom], v_direction[3] = {0, 0, 0};
 #pragma unroll
   for (int k = 0; k < ShN<DEGREE>::kCount; ++k)
@@ -154,8 +202,8 @@ SPLAT_DEVICE void finish_shape(const ProjectVjpJob& job, int64_t base, int count
   adam_several<kWidth>(job.adam[GROUP], step, at, in_use, [=](int k) { return grads[k * SPLAT_CHUNK]; });
 }
 
-// How a warp goes over shN in use: the numbers of several Gaussians at a time, 32 in a round, the same ones of each for a
-// lane in all of them.
+// How a warp goes over shN in use: the numbers of several Gaussians at a time, 32 in a round, the same ones of each for
+// a lane in all of them.
 template <int DEGREE>
 struct ShNRounds {
   static constexpr int kUsed = 3 * ShN<DEGREE>::kCount;
@@ -238,6 +286,15 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   SPLAT_SHARED(float, colours, SPLAT_CHUNK * 3);
   SPLAT_SHARED(uint8_t, listed_locals, SPLAT_CHUNK);
   const bool lazy = job.sh_last_step != nullptr;
+  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, slot = base + threadIdx.x;
+  const bool listed = int64_t(threadIdx.x) < job.chunk_counts[2 * chunk];
+  if (listed) {
+    listed_locals[threadIdx.x] = uint8_t(job.ids[slot] - base);
+    if (lazy) job.sh_last_step[job.ids[slot]] = job.step;
+  }
+  const uint32_t isect_count = listed ? job.tiles_per_gauss[slot] : 0;
+  const int64_t grad_start = isect_count > 0 ? job.isect_grad_starts[slot] : 0;
+  const float* huge = sum_huge_isect_grads(job.isect_grads, grad_start, isect_count, shapes);
   // Gaussians that the view does not reach have no gradient.
   for (int e = threadIdx.x; e < SPLAT_CHUNK * kShapeNumbers; e += SPLAT_CHUNK) shapes[e] = 0.0f;
   if (!lazy) {
@@ -246,30 +303,22 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   }
   __syncthreads();
 
-  const int64_t chunk = blockIdx.x, base = chunk * SPLAT_CHUNK, slot = base + threadIdx.x;
-  const int visible = int(job.chunk_counts[2 * chunk]);
-  const bool listed = int(threadIdx.x) < visible;
-  const int64_t i = listed ? job.ids[slot] : 0;
-  const int local = int(i - base);
-  if (listed) {
-    listed_locals[threadIdx.x] = uint8_t(local);
-    if (lazy) job.sh_last_step[i] = job.step;
-  }
-  const uint32_t isect_count = listed ? job.tiles_per_gauss[slot] : 0;
-  const int64_t grad_start = isect_count > 0 ? job.isect_grad_starts[slot] : 0;
   float sums[kIsectGradUsed];
-  for (int f = 0; f < kIsectGradUsed; ++f) sums[f] = 0.0f;
+  for (int f = 0; f < kIsectGradUsed; ++f) sums[f] = huge != nullptr ? huge[f] : 0.0f;
   if (isect_count < kManyIsects) sum_isect_grads(job.isect_grads, grad_start, isect_count, sums);
-  sum_many_isect_grads(job.isect_grads, grad_start, isect_count, isect_count >= kManyIsects, sums);
+  const bool many = isect_count >= kManyIsects && huge == nullptr;
+  sum_many_isect_grads(job.isect_grads, grad_start, isect_count, many, sums);
 
   ViewGrad<float> pose;
   for (int k = 0; k < 9; ++k) pose.rotation[k] = 0;
   for (int k = 0; k < 3; ++k) pose.translation[k] = pose.center[k] = 0;
+  const int local = listed ? int(listed_locals[threadIdx.x]) : 0;
   if (lazy && listed && isect_count == 0) {  // it is stepped, without a gradient
     for (int k = 0; k < kRoom; ++k) bases[local * kRoom + k] = 0.0f;
     for (int k = 0; k < 3; ++k) colours[3 * local + k] = 0.0f;
   }
   if (isect_count > 0) {
+    const int64_t i = base + local;
     if (job.with_abs) {  // now, so that the magnitudes need no registers later
       const float magnitudes[2] = {sums[kGradAbsX] * float(1.0 / kLog2E), sums[kGradAbsY] * float(1.0 / kLog2E)};
       add_statistics(job, i, magnitudes);
@@ -301,7 +350,7 @@ __global__ void __launch_bounds__(SPLAT_CHUNK) project_vjp_chunks(ProjectVjpJob 
   finish_shape<2>(job, base, count, shapes);
   finish_shape<3>(job, base, count, shapes);
   finish_shape<4>(job, base, count, shapes);
-  const int stepped = lazy ? visible : count;
+  const int stepped = lazy ? int(job.chunk_counts[2 * chunk]) : count;
   const uint8_t* const locals = lazy ? listed_locals : nullptr;
   if (job.gradients[kGroups - 1] != nullptr) store_shN<DEGREE>(job, base, stepped, locals, bases, colours);
   if (DEGREE > 0 && job.with_adam) adam_shN<DEGREE>(job, base, stepped, locals, bases, colours);

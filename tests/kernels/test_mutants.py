@@ -307,16 +307,13 @@ MUTANTS = {
         "  __syncthreads();  // parameters have been read by all before any is changed\n",
         "",
     ),
-    "missed steps that are read before they are known": Mutant(
-        "lazy",
-        "kernels/project.cuh",
-        "  __syncthreads();\n  for (int r = warp_id(); r < visible;",
-        "  for (int r = warp_id(); r < visible;",
-    ),
     "colours made before the missed steps": Mutant(
-        "lazy", "kernels/project.cuh", "  __syncthreads();  // rows are read by the threads of their Gaussians\n", ""
+        "lazy", "kernels/project.cuh", "  __syncwarp();  // rows are read by the threads of their Gaussians\n", ""
     ),
     # Lazy steps.
+    "missed steps of another Gaussian": Mutant(
+        "lazy", "kernels/project.cuh", "__shfl_sync(kFullWarp, mine.decay1, owner)", "mine.decay1"
+    ),
     "steps that are made up for again and again": Mutant(
         "lazy", "kernels/project.cuh", "      lazy.steps[i] = int32_t(lazy.now);\n", ""
     ),

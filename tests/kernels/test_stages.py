@@ -126,6 +126,19 @@ def test_projection_of_every_degree(degree: int, antialiased: bool) -> None:
     assert_same(ours.projected(), twin.projected())
 
 
+@pytest.mark.parametrize("skipped", range(4))
+@pytest.mark.parametrize("degree", [1, 3])
+def test_projection_of_rows_that_begin_anywhere(degree: int, skipped: int) -> None:
+    """Coefficients are read 16 bytes at a time, from arrays that need not begin at a multiple of 16."""
+    gaussians, camera = random_scene(degree, 61, sh_degree=degree)
+    rows = gaussians.map(lambda tensor: tensor[skipped:])
+    assert rows.shN.data_ptr() % 16 == skipped * rows.shN[0].numel() * 4 % 16
+    ours = TrainStepPipeline(simulated(), rows, camera, degree)
+    twin = TrainStepPipeline(Backend.cpu(isa="portable", threads=1), rows, camera, degree)
+    assert_same(ours.projected(), twin.projected())
+    assert int(ours.slots("tiles_per_gauss").min()) > 0
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38, -3e38, 1e-41])
 def test_projection_and_lists_of_sick_parameters(poison: float) -> None:
     gaussians, camera = random_scene(4, 200, sh_degree=1)
@@ -308,6 +321,27 @@ def test_backward_and_adam_of_every_degree(degree: int, stored: int, antialiased
     pose, expected = ours.pop("pose"), twin.pop("pose")
     torch.testing.assert_close(pose, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     assert float(ours["count"].max()) == 3.0
+    assert_same(ours, twin)
+
+
+def test_gradients_of_gaussians_over_the_whole_image() -> None:
+    """A block sums the gradients of a chunk's first eight such Gaussians, warps those of the others."""
+    gaussians, camera = random_scene(12, 290, width=544, height=528, sh_degree=1)
+    everywhere = torch.tensor([*range(40, 140, 9), 280])
+    gaussians.means[everywhere] = (
+        torch.from_numpy(camera.center).float() + 4.0 * torch.from_numpy(camera.viewmat[2, :3]).float()
+    )
+    gaussians.log_scales[everywhere], gaussians.logit_opacities[everywhere] = 2.0, 4.0
+    results = []
+    for backend in (simulated(), Backend.cpu(isa="portable", threads=1)):
+        stages = TrainStepPipeline(backend, gaussians.detach_clone(), camera, 1)
+        stages.bin()
+        counts, ids = stages.slots("tiles_per_gauss").flatten(), stages.slots("ids").flatten()
+        assert ids[counts >= 1024].tolist() == everywhere.tolist()
+        rows = torch.randn(stages.isects(), abi.ISECT_GRAD, generator=torch.Generator().manual_seed(7))
+        with_grads(stages, rows)
+        results.append(backward(stages, stages.gaussians, steps=1))
+    ours, twin = ({name: tensor for name, tensor in result.items() if name != "pose"} for result in results)
     assert_same(ours, twin)
 
 

@@ -19,7 +19,8 @@ from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.rendering import render
-from tests.kernels.simt import Emulator
+from tests.kernels import test_stages
+from tests.kernels.simt import Emulator, simulator
 from tests.kernels.test_mutants import CHECKS, DEVICE, STREAM, backend_of, everything, total_loss
 from tests.native.cases import adam_update
 from tests.ptx.huge import check_huge
@@ -37,6 +38,12 @@ def check_adam(library: Path) -> None:
     cpu = Backend.cpu(isa="portable", threads=1)
     for got, want in zip(adam(on(library)) + noise(on(library)), adam(cpu) + noise(cpu), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("skipped", range(4))
+def test_rows_that_begin_anywhere_are_read_within_their_array(skipped: int) -> None:
+    with simulator("ptx"), machine().bounds():
+        test_stages.test_projection_of_rows_that_begin_anywhere(3, skipped)
 
 
 def check_streams(library: Path) -> None:
