@@ -80,9 +80,20 @@ _MODELS, _RESULTS, _EXAMINE = "Photos to splats", "Results", "Checks and compari
 
 #: The flags of ``--help`` where there are many: how long, how large, where to, what is shown.
 _OF_RUNS = ("-n", "--stop-at", "--data", "--viewer", "--device", "-q", "--json")
-_OF_TRAIN = ("-o", "--overwrite", "--preset", "-n", "--max-time", "-r", "--cap-max", "--viewer", "--device")
+_OF_TRAIN = (
+    "-o",
+    "--overwrite",
+    "--preset",
+    "-n",
+    "--max-time",
+    "-r",
+    "--cap-max",
+    "--viewer",
+    "--dry-run",
+    "--device",
+)
 _OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
-_OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "-q", "--json")
+_OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "--dry-run", "-q", "--json")
 
 add_command(app, "train", train.train, TrainCommand, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
 add_command(app, "sfm", sfm.sfm, panel=_MODELS)

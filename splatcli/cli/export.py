@@ -86,6 +86,9 @@ class ExportArguments:
             show_default=False,
         ),
     ] = Frame.NORMALISED
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be read and written, and write nothing.")
+    ] = False
     allow_older: options.AllowOlder = False
     json: options.Json = False
     quiet: options.Quiet = False
@@ -139,7 +142,16 @@ def export(args: ExportArguments) -> int:
             payload, count = _cameras(loaded, out), len(loaded.gaussians)
         else:
             payload, count = _splats(loaded, chosen, args.sh_degree, args.min_opacity, region, args.frame, out)
-        if to_stdout:
+        if args.dry_run:
+            made = {"dry_run": True, "reads": loaded.path, "makes": output, "replaces": output.exists()}
+            replaced = ", which is there and is replaced" if output.exists() else ""
+            kind = "cameras (JSON)" if chosen is None else chosen.title
+            lines = [
+                f"reads  {loaded.path}: {loaded.origin}, {len(loaded.gaussians):,} Gaussians",
+                f"makes  {output}{replaced}: {kind}, {count:,} Gaussians, {len(payload):,} bytes",
+            ]
+            out.result({**made, "bytes": len(payload), "num_gaussians": count}, lines)
+        elif to_stdout:
             out.data(payload)
         else:
             write_bytes(output, payload)

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time, make_reporter
+from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
 from splatcli.cli.model import OUTPUT, find_model, is_own_checkpoint, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
-from splatcli.cli.sfm import scene_with_cameras
+from splatcli.cli.sfm import lacks_cameras, scene_with_cameras
 from splatcli.cli.time_budget import TimeBudget, process_age
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 
@@ -56,6 +57,7 @@ class NewRun:
     config: its settings. rebuild_config: the settings with others under dotted keys, schedules scaled to them.
     request: what identifies the run, see build_request(). import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
+    dry: only say what would be done.
     """
 
     config: Config
@@ -66,6 +68,7 @@ class NewRun:
     overwrite: bool = False
     stop_at: int | None = None
     limit: float | None = None
+    dry: bool = False
 
 
 def start_training(
@@ -95,6 +98,12 @@ def start_training(
     earlier = Path()
     if not run.overwrite:
         earlier = _on_rank0(group, "inspecting the run folder", lambda: _earlier_run(place, run.request, out) or Path())
+    if run.dry and (earlier != Path() or lacks_cameras(named, config.data)):
+        if earlier != Path():
+            show_earlier(earlier, out)
+        else:
+            show_sfm(named, place, out)
+        return 0
     if earlier != Path():
         out.note(f"continuing the run from {earlier}")
         return resume_training(
@@ -136,6 +145,9 @@ def start_training(
 
             budget = TimeBudget(run.limit, scene, given, device, rebuild, out)
             config = budget.config
+        if run.dry:
+            show_training(config, scene, given, place, device, run.limit, out)
+            return 0
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: RunDir.create(place, overwrite=run.overwrite)) as run_dir:
             run_dir.write_report(REQUEST, run.request)

@@ -187,17 +187,9 @@ def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bo
     run: the folder of the run. Raises OutputError for a folder that will be refused, before the work.
     """
     from splatcli.checkpoint.run_dir import has_content
-    from splatcli.scene.read import has_images_only
-    from splatcli.sfm.images import is_video
     from splatcli.sfm.options import SfmOptions
 
-    if data.format or data.model or data.images:
-        return path  # the layout is given
-    try:
-        lacks_cameras = is_video(path) or (path.is_dir() and has_images_only(path))
-    except OSError:
-        return path  # reading the scene reports it
-    if not lacks_cameras:
+    if not lacks_cameras(path, data):
         return path
     if run.is_dir() and has_content(run) and not overwrite:
         raise OutputError(
@@ -208,6 +200,19 @@ def scene_with_cameras(path: Path, data: DataConfig, *, run: Path, overwrite: bo
     out.note(f"{path.resolve().name} has no cameras: splat sfm estimates them first")
     gpu = "cpu" if device == "cpu" else "auto"
     return find_cameras(path, SfmOptions(), beside=run.parent, device=gpu, masks=data.masks, out=out).folder
+
+
+def lacks_cameras(path: Path, data: DataConfig) -> bool:
+    """Return whether ``path`` is a video or holds images only. False for one that cannot be read, which comes later."""
+    from splatcli.scene.read import has_images_only
+    from splatcli.sfm.images import is_video
+
+    if data.format or data.model or data.images:
+        return False  # the layout is given
+    try:
+        return is_video(path) or (path.is_dir() and has_images_only(path))
+    except OSError:
+        return False
 
 
 def _shown(folder: Path) -> str:

@@ -51,6 +51,10 @@ class TrainArguments:
         ),
     ] = None
     stop_at: options.StopAt = None
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print what would be read and made, memory and time; train nothing."),
+    ] = False
     device: options.Device = "auto"
     json: options.Json = False
     quiet: options.Quiet = False
@@ -76,6 +80,12 @@ class TrainArguments:
                 "--offload is for one process, one view per step, and a number of steps",
                 where="--offload",
                 remedy="leave out --ranks, --distributed, --batch-size and --max-time",
+            )
+        if self.dry_run and (several or settings.get("data.blocks") or settings.get("memory.offload")):
+            raise UsageError(
+                "--dry-run plans for one process, one view per step and one block",
+                where="--dry-run",
+                remedy="leave out --ranks, --distributed, --batch-size, --blocks and --offload",
             )
         if self.max_time is not None and "train.iterations" in settings:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
@@ -104,6 +114,7 @@ def train(args: TrainArguments) -> int:
       splat train scene/ -r 2 --iterations 7000 -o output/small
       splat train scene/ --max-time 60s
       splat train scene/ --blocks 2x3 -o output/city
+      splat train scene/ --dry-run
       splat train scene/ --viewer
       splat train scene/ | splat render --views
       splat train scene/ --ranks 4
@@ -170,6 +181,7 @@ def train(args: TrainArguments) -> int:
                 overwrite=args.overwrite,
                 stop_at=args.stop_at,
                 limit=None if args.max_time is None else _seconds(args.max_time),
+                dry=args.dry_run,
             )
             with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
                 if config.data.blocks is not None:
