@@ -314,9 +314,9 @@ class ProgressBar:
         rate = self._rate(task, now, done)
         left = None if rate is None else (total - done) / rate
         if self._bar is not None:
-            if task not in self._tasks:
-                self._tasks[task] = self._bar.add_task(task, shown=None)
             shown = ProgressLine(task, done, total, rate if unit else None, unit, left, tuple(facts))
+            if task not in self._tasks:
+                self._tasks[task] = self._bar.add_task(task, shown=shown)
             self._bar.update(self._tasks[task], completed=done, total=total, shown=shown)
             if inner and done >= total:
                 self._bar.remove_task(self._tasks.pop(task))
@@ -434,7 +434,7 @@ def _rich_progress(transient: bool) -> Progress:
         max_refresh = None
 
         def render(self, task: Task) -> Any:
-            return Fitted(task.fields["shown"]) if task.fields["shown"] is not None else Text(task.description)
+            return Fitted(task.fields["shown"])
 
     return Progress(Line(), console=Console(stderr=True), expand=True, transient=transient)
 
