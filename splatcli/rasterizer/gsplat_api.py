@@ -317,7 +317,6 @@ class _CameraRender:
         self.raw, self.colors, self.view, self.background, self.sh_degree = raw, colors, view, background, sh_degree
         self.gaussians, self.lift = self._chunk(0)
         self.first = view.prepare(self.gaussians, self._behind(0)) if view.group is None else None
-        self.view_renders = [] if self.first is None else [self.first]
 
     def project(self) -> Projected:
         assert self.first is not None
@@ -325,7 +324,7 @@ class _CameraRender:
 
     def absgrad(self) -> Tensor:
         """Return [N, 2] the sums of the pixels' magnitudes after backward(), of all channels."""
-        return torch.stack([part.project().absgrad for part in self.view_renders]).sum(dim=0)
+        return self.project().absgrad
 
     def draw(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return image [H, W, D], alpha [H, W] and depth [H, W]. means2d, shares: as in ViewRender.blend()."""
@@ -338,10 +337,10 @@ class _CameraRender:
             if begin > 0:
                 gaussians, lift = self._chunk(begin)
                 part = self.view.prepare(gaussians, self._behind(begin)) if self.view.group is None else None
+                if part is not None and self.first is not None and means2d is not None:
+                    part.share_projected(self.first)
                 # Every chunk adds to the gradient of the same projected means.
                 rendered = self._blend(part, gaussians, begin, means2d, shares)
-                if part is not None:
-                    self.view_renders.append(part)
             parts.append((rendered.image - lift * rendered.alpha[..., None])[..., : channels - begin])
         return torch.cat(parts, dim=-1), alpha, depth
 

@@ -177,6 +177,10 @@ class ViewRender:
             self.view.filter_3d = backend.pointer(self._smoothing, len(gaussians))
         self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
 
+    def share_projected(self, other: ViewRender) -> None:
+        """Take the projected Gaussians of ``other``, which has the same geometry; absgrad is added up in them."""
+        self.projected = other.project()
+
     def project(self) -> Projected:
         """Return the projected Gaussians; all zeros in plain torch."""
         if self.projected is None:
