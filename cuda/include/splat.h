@@ -176,7 +176,7 @@ typedef struct SplatLoss {
   const void* image;    /* real [images, height, width, channels] */
   const void* target;   /* uint8 or real, same shape */
   void* v_image;        /* real, same shape: gradient of the loss */
-  void* workspace;      /* splat_loss_bytes() */
+  void* workspace;      /* splat_loss_bytes(); CUDA: 16-byte aligned */
   double l1, ssim;      /* CPU: results, the means */
   double* means;        /* CUDA: [2] l1, ssim */
   const int64_t* counters; /* CUDA: as in SplatFrame, or NULL; nothing is done when the overflow flag is set */

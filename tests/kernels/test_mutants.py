@@ -256,8 +256,14 @@ MUTANTS = {
     "a loss that does not wait for its row": Mutant(
         "loss",
         "kernels/loss.cuh",
-        "      t.store(images + kInput);\n      __syncthreads();",
-        "      t.store(images + kInput);\n",
+        "      fetch.store(reinterpret_cast<float2*>(buffer));\n      __syncthreads();",
+        "      fetch.store(reinterpret_cast<float2*>(buffer));\n",
+    ),
+    "a gradient of the loss that does not wait for its row": Mutant(
+        "loss",
+        "kernels/loss.cuh",
+        "+ kRow) + side_here);\n      __syncthreads();",
+        "+ kRow) + side_here);\n",
     ),
     "a sort that does not wait for the warps' counts": Mutant(
         "picture",
@@ -351,18 +357,24 @@ MUTANTS = {
     "SSIM with a row too few": Mutant(
         "loss",
         "kernels/loss.cuh",
-        "constexpr int kLossTaps = 2 * kSsimRadius + 1;",
-        "constexpr int kLossTaps = 2 * kSsimRadius;",
+        "k <= kSsimRadius; ++k) {\n      const float above",
+        "k < kSsimRadius; ++k) {\n      const float above",
+    ),
+    "a strip that lacks the maps to its right": Mutant(
+        "loss", "kernels/loss.cuh", "brings = thread < 2 * kSide;", "brings = thread < kSide;"
+    ),
+    "maps that go on beyond an odd width": Mutant(
+        "loss", "kernels/loss.cuh", "pixel + 1 >= a.border && pixel + 1 < end", "pixel + 1 >= a.border"
     ),
     # Stacks of images.
     "a window that reaches into the next image": Mutant(
         "stack",
         "kernels/loss.cuh",
-        "return y >= top && y - top < a.height;",
-        "return y >= 0 && y < a.height * a.images;",
+        "end = from + a.height;",
+        "end = from + a.height * a.images - (y0 - above);",
     ),
     "a border that counts": Mutant(
-        "stack", "kernels/loss.cuh", "const bool counts = strip.counts(a, y);", "const bool counts = true;"
+        "stack", "kernels/loss.cuh", "row_counts = counted_rows.have(i);", "row_counts = true;"
     ),
     # Bands.
     "a band that lists the tile row after it": Mutant(
