@@ -72,6 +72,14 @@ def check_bands(library: Path) -> None:
         torch.autograd.backward((out.image * random_image(9, 30, 85)).sum() + out.depth.mean())
         return [out.image.detach(), out.depth.detach(), *(t.grad for _, t in inputs.items() if t.grad is not None)]
 
+    def tile_rows(backend: Backend) -> list[int]:
+        view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
+        frame, found = RasterContext(backend), torch.zeros(-(-camera.height // abi.TILE), dtype=torch.int64)
+        arrays = frame.project(view, gaussians)
+        backend.call("tile_row_isects", view, arrays, frame.native, found.data_ptr())
+        return found.tolist()
+
+    assert tile_rows(backend) == tile_rows(Backend.cpu(isa="portable", threads=1))
     whole = outcome(FixedBudget(1 << 40))
     for seed in SEEDS:
         budget = FixedBudget(67_000)
