@@ -57,6 +57,9 @@ PILE_RATIO, PILE_SIGMAS, PILE_SOURCES = 1.5, 5.0, 5
 MIN_COUNT = 100
 #: A logit lies in (0, 1) with probability 0.155, so eight of them do with 3e-7.
 MIN_OPACITIES = 8
+#: And of a file that says its values are raw, such a share of all Gaussians: initial Gaussians far from all others, as
+#: a young model has them, can begin at a scale of one unit.
+DECLARED_PILE_SHARE = 0.003
 _QUERIES = 20_000
 _TREE_POINTS = 1_000_000
 #: The spacing around a Gaussian is the distance to this neighbour, times its ratio to the nearest 3 on a surface.
@@ -119,7 +122,8 @@ def check_space(means: Array, scales: Array, opacities: Array, *, declared: bool
         file, since a scene in millimetres may have no log-scale below zero; clear evidence still refuses.
     parts: models of which only a part is activated are looked for as well.
     """
-    check, opacity = check_scales(means, scales, parts=parts), check_opacities(opacities, parts=parts)
+    check = check_scales(means, scales, parts=parts, declared=declared)
+    opacity = check_opacities(opacities, parts=parts)
     if declared and parts and check.space is Space.ACTIVATED and not check.part:
         # All are positive, as in millimetres: the file's word counts where sizes as a whole speak for logarithms.
         whole = check_scales(means, scales, parts=False)
@@ -134,10 +138,10 @@ def check_space(means: Array, scales: Array, opacities: Array, *, declared: bool
     return SpaceCheck(check.space, opacity, evidence, problem, partly=bool(check.part) or mixed)
 
 
-def check_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleCheck:
+def check_scales(means: Array, scales: Array, *, parts: bool = True, declared: bool = False) -> ScaleCheck:
     """Return the space of stored scales: RAW = logarithms, ACTIVATED = standard deviations, of all or of some.
 
-    means: [N, 3] scene units. scales: [N, 3] as stored, finite. parts: see check_space(). Deterministic.
+    means: [N, 3] scene units. scales: [N, 3] as stored, finite. parts, declared: see check_space(). Deterministic.
     """
     negative = scales.size == 0 or bool((scales < 0).any())
     median = float(np.median(scales)) if scales.size else 0.0
@@ -146,7 +150,7 @@ def check_scales(means: Array, scales: Array, *, parts: bool = True) -> ScaleChe
     place = _Neighbourhood.of(means) if len(means) >= MIN_COUNT else None
     if place is None:
         return ScaleCheck(Space.RAW if negative else Space.UNSURE, median)
-    if parts and (part := _partly_activated(place, scales)):
+    if parts and (part := _partly_activated(place, scales, DECLARED_PILE_SHARE if declared else 0.0)):
         return ScaleCheck(Space.ACTIVATED, median, place.neighbour, part=part if negative else "")
     if negative:
         return ScaleCheck(Space.RAW, median)
@@ -207,8 +211,11 @@ class _Neighbourhood:
         )
 
 
-def _partly_activated(place: _Neighbourhood, scales: Array) -> str:
-    """Return the evidence that some scales are activated; empty without any."""
+def _partly_activated(place: _Neighbourhood, scales: Array, least_share: float) -> str:
+    """Return the evidence that some scales are activated; empty without any.
+
+    least_share: of all Gaussians that a pile must be, to count.
+    """
     if sized := _sized_by_neighbours(place, scales):
         return f"{sized:,} of {len(place.rows):,} are not logarithms of their neighbours' distance, but that distance"
     exps = np.exp(np.minimum(scales.astype(np.float64), 88.0))
@@ -226,7 +233,8 @@ def _partly_activated(place: _Neighbourhood, scales: Array) -> str:
     strata = [scales, *(scales[place.rows[typical < limit]] for limit in STRATA)]
     for some in strata:
         for name, values in (("scales", some.min(axis=1, initial=np.inf)), *zip(_AXES, some.T, strict=True)):
-            if pile := _pile(values, math.log, every):
+            pile = _pile(values, math.log, every)
+            if pile > least_share * len(scales):
                 return f"{pile:,} {name} pile up just above 0, where exp() puts small ones"
     # What is positive by itself: rows, and axes.
     whole: NDArray[np.bool_] = np.all(scales > 0, axis=1)

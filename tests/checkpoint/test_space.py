@@ -95,6 +95,23 @@ def test_degenerate_positions_do_not_crash(means: Array) -> None:
     assert verdict.space is (Space.UNSURE if len(means) else Space.RAW)
 
 
+def test_a_few_far_gaussians_of_one_unit_are_no_pile_where_the_file_declares_its_space() -> None:
+    """A young model: initial Gaussians far from all others begin at a scale of one unit, and none is a bit smaller."""
+    means, logs = shells(0.05, 0.0, 0.0, count=20_000)
+    rng = np.random.default_rng(3)
+    far = rng.choice(len(means), 50, replace=False)
+    means[far] *= 100.0
+    logs[far] = rng.uniform(0.0, 0.4, size=(len(far), 3)).astype(np.float32)
+    opacities = rng.normal(-2, 1, size=len(means)).astype(np.float32)
+    assert space_problem(means, logs, opacities, declared=True) is None
+    problem = space_problem(means, logs, opacities, declared=False)
+    assert problem is not None
+    assert "pile up just above 0" in problem
+    activated = rng.choice(len(means), len(means) // 20, replace=False)
+    logs[activated] = exp(logs[activated])
+    assert space_problem(means, logs, opacities, declared=True) is not None
+
+
 def test_the_message_holds_the_figures() -> None:
     means, logs = shells(0.01, 0.0, 0.0)
     said = space_problem(means, exp(logs), np.zeros(800, np.float32), declared=True)

@@ -31,6 +31,15 @@ def test_the_demo_trains_and_serves_its_model(tmp_path: Path) -> None:
         finally:
             process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0
+    # A model of few steps can be exported and read again.
+    splat = [sys.executable, "-m", "splatcli"]
+    for words in (
+        ["export", "output/demo", "-o", "young.ply", "-q"],
+        ["render", "young.ply", "--views", "orbit", "-q"],
+    ):
+        frames = ["--frames", "1", "--size", "32x24"] if words[0] == "render" else []
+        done = subprocess.run([*splat, *words, *frames], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
 
 
 def test_the_sample_scene_is_found_in_the_package_and_in_the_checkout(
