@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -87,6 +88,8 @@ def scene_to_train(path: Path, *, is_layout_given: bool) -> tuple[Path, str | No
     checkpoint, and for one of several models.
     """
     name = shlex.quote(str(path))
+    if not os.path.exists(path):  # False also for a name that no file can have
+        return path, None
     if path.is_file() and path.suffix == ".pt" and path.parent.name == "ckpts":
         raise UsageError(
             "this is a checkpoint, and training takes a scene",

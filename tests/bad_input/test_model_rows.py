@@ -433,7 +433,14 @@ CASES = [
         )
         for words in (("eval", "out", "--data", OWN), ("resume", "out", "-n", "2", "--data", OWN))
     ),
-    Case(58, "a checkpoint to train on", trained, 3, ("is a file",), command=("train", OWN, "-o", "output", *QUICK)),
+    Case(
+        58,
+        "a checkpoint to train on",
+        trained,
+        2,
+        ("splat resume", "--init"),
+        command=("train", OWN, "-o", "output", *QUICK),
+    ),
     *(
         Case(58, f"a scene for a model, {words[0]}", nothing, 2, ("holds no run",), command=words)
         for words in (("export", "scene", "-o", "output/x.ply"), ("resume", "scene"))
