@@ -32,13 +32,9 @@ def test_the_demo_trains_and_serves_its_model(tmp_path: Path) -> None:
             process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 0
     # A model of few steps can be exported and read again.
-    splat = [sys.executable, "-m", "splatcli"]
-    for words in (
-        ["export", "output/demo", "-o", "young.ply", "-q"],
-        ["render", "young.ply", "--views", "orbit", "-q"],
-    ):
-        frames = ["--frames", "1", "--size", "32x24"] if words[0] == "render" else []
-        done = subprocess.run([*splat, *words, *frames], capture_output=True, text=True, cwd=tmp_path, check=False)
+    for words in (["output/demo", "-o", "young.ply"], ["young.ply", "-o", "again.spz"]):
+        export = [sys.executable, "-m", "splatcli", "export", *words, "-q"]
+        done = subprocess.run(export, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert done.returncode == 0, done.stderr
 
 

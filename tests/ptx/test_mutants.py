@@ -81,11 +81,9 @@ MUTANTS = {
         "touched[warp_id()] = hits.any;\n    __syncthreads();",
         "touched[warp_id()] = hits.any;",
     ),
-    "a loss with one buffer": Mutant(
-        "loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * 2 * kInput;", "input;", True
-    ),
+    "a loss with one buffer": Mutant("loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * kRow;", "input;", True),
     "a loss's gradient with one buffer": Mutant(
-        "loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * kLossMaps * kInput;", "input;"
+        "loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * kBuffer;", "input;"
     ),
     "a block's sum that its next one overwrites": Mutant(
         "loss",
@@ -112,8 +110,8 @@ MUTANTS = {
         "picture",
         "project_vjp.cu",
         "kernels/project_vjp.cuh",
-        "  __syncthreads();\n\n  const int64_t chunk = blockIdx.x, base",
-        "  const int64_t chunk = blockIdx.x, base",
+        "colours[e] = 0.0f;\n  }\n  __syncthreads();\n",
+        "colours[e] = 0.0f;\n  }\n",
     ),
     # Atomics.
     "a histogram that is counted without atomics": Mutant(
@@ -204,8 +202,8 @@ MUTANTS = {
         "huge",
         "project.cu",
         "kernels/project.cuh",
-        "const int64_t row = (base + late[r]) * width;",
-        "const int row = int(base + late[r]) * width;",
+        "const int64_t row = (i - lane_id() + owner) * width;",
+        "const int row = int(i - lane_id() + owner) * width;",
     ),
     "projected Gaussians in places of 32 bits": Mutant(
         "huge",
