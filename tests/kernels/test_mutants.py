@@ -95,7 +95,8 @@ def check_loss(library: Path) -> None:
     cpu = Backend.cpu(isa="portable", threads=1)
     values, gradient = total_loss(cpu, image, target)
     backend = backend_of(library)
-    for seed in SEEDS:
+    # Many, since one thread's sum alone is used: few orders overwrite what it has yet to read.
+    for seed in range(60):
         with Emulator(backend.library).schedule(seed):
             got, got_gradient = total_loss(backend, image, target)
         assert got == pytest.approx(values, rel=1e-6, nan_ok=False)
