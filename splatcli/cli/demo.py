@@ -55,7 +55,7 @@ def demo(args: DemoArguments) -> int:
     \b
     Examples:
       splat demo --view
-      splat demo -o /tmp/courtyard --max-time 5m
+      splat demo -o output/courtyard --max-time 5m
     """
     from splatcli.cli.train import TrainArguments, train
     from splatcli.cli.view import ViewArguments, view

@@ -180,7 +180,7 @@ def trained(engine: NativeEngine | AsyncEngine, gaussians: Gaussians, cameras: l
 
 
 def tightest(work: Callable[[FixedBudget], list[bytes]]) -> list[bytes]:
-    """Return what comes of work in about the smallest budget in which it can be done; that is in bands."""
+    """Return the result of ``work`` under about the smallest memory budget that it accepts, so in bands."""
     nbytes = 30_000
     while True:
         budget = FixedBudget(nbytes := int(1.1 * nbytes))
