@@ -296,6 +296,7 @@ class FakeLibrary:
 def test_a_library_for_a_better_processor_is_refused(isa: str, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "cpu_library", lambda isa: Path("/some/folder/libsplat_cpu.so"))
     monkeypatch.setattr(ctypes, "CDLL", lambda path: FakeLibrary(runs))
+    monkeypatch.setattr(backend, "best_isa", lambda: next(iter(build.ISA_FLAGS)))
     if abi.ISAS.index(isa) <= runs:
         backend.load_cpu.__wrapped__(isa)
     else:

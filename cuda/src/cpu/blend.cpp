@@ -10,7 +10,8 @@ namespace splat {
 namespace {
 
 constexpr int kPixels = kTile * kTile;
-constexpr int kAhead = 4;  // projected Gaussians are fetched this many intersections before they are needed
+// Projected Gaussians and rows of gradients are fetched this many intersections before they are needed.
+constexpr int kAhead = 4, kAheadStored = 8;
 
 // Lane of a pixel within its tile: blocks row by row, pixels row by row in each.
 inline int lane_of(int x, int y) {
@@ -55,19 +56,14 @@ struct Tile {
   static SPLAT_INLINE void row_from_lanes(const Real* lanes, int y, Real* row) {
     for (int b = 0; b < kTile; b += kBlock) std::copy_n(lanes + lane_of(b, y), kBlock, row + b);
   }
-  static SPLAT_INLINE void row_to_lanes(const Real* row, int y, Real* lanes) {
-    for (int b = 0; b < kTile; b += kBlock) std::copy_n(row + b, kBlock, lanes + lane_of(b, y));
-  }
 };
 
 // alpha of a projected Gaussian over a block, 0 where it is below 1/255; `raw` is before the upper clamp.
-template <class Real>
-SPLAT_INLINE Lanes<Real, kLanes> block_alpha(const Real* proj, Lanes<Real, kLanes> dx, Lanes<Real, kLanes> dy,
-                                             Lanes<Real, kLanes>& raw) {
-  using F = Lanes<Real, kLanes>;
+template <class Real, class F>
+SPLAT_INLINE F block_alpha(const Real* proj, F dx, F dy, F& raw) {
   const F exponent = log2_alpha(proj, dx, dy);
   raw = exp2_bounded(exponent);
-  return select(exponent >= F(kMinLog2Alpha), min_(F(kMaxAlpha), raw), F(0));
+  return select_or_zero(exponent >= F(kMinLog2Alpha), min_(F(kMaxAlpha), raw));
 }
 
 // ---- forward -----------------------------------------------------------------------------------------------------
@@ -116,7 +112,7 @@ struct TileBlender {
         const F weight = alpha * decaying;
         decaying -= weight;
         const auto live = decaying > F(kMinTransmittance);
-        const F w = select(live, weight, F(0));
+        const F w = select_or_zero(live, weight);
         transmittance = select(live, decaying, transmittance);
         red += w * F(proj[kProjRed]);
         green += w * F(proj[kProjGreen]);
@@ -192,10 +188,16 @@ struct TileBlenderVjp {
   const SplatImages& v_out;
   Real* background_partials;  // or null
 
+  // What a visit of a block reads lies together. The padding keeps numbers that are stored from sharing their last
+  // twelve address bits with those that are loaded soon after: processors take them for the same.
   struct Buffers {
-    alignas(64) Real x[kPixels], y[kPixels], transmittance[kPixels], behind[kPixels];
-    alignas(64) Real red[kPixels], green[kPixels], blue[kPixels], depth[kPixels];
+    struct Block {
+      Real x[kLanes], y[kLanes], transmittance[kLanes], behind[kLanes];
+      Real red[kLanes], green[kLanes], blue[kLanes], depth[kLanes], padding[kLanes];
+    };
+    alignas(64) Block blocks[kBlocksPerTile];
   };
+  using Field = Real (Buffers::Block::*)[kLanes];
 
   void operator()(int64_t index) const {
     const Tile<Real> tile(view, frame, index);
@@ -209,6 +211,8 @@ struct TileBlenderVjp {
       Real* grad = isect_grads + int64_t(frame.isect_grad_rows[p]) * kIsectGradSize;
       if (p + kAhead < stop)
         __builtin_prefetch(projected + int64_t(frame.isect_gaussians[p + kAhead]) * kProjectedSize);
+      if (p + kAheadStored < tile.end)
+        __builtin_prefetch(isect_grads + int64_t(frame.isect_grad_rows[p + kAheadStored]) * kIsectGradSize, 1);
       const uint32_t mask = p < stop ? frame.isect_masks[p] & alive : 0u;
       if (mask == 0) {
         std::fill(grad, grad + kIsectGradSize, Real(0));
@@ -225,24 +229,23 @@ struct TileBlenderVjp {
     for (F& sum : sums) sum = F(0);
     for (; mask != 0; mask &= mask - 1) {
       const int block = __builtin_ctz(mask);
-      const int at = block * kLanes;
-      const F dx = F::load(buffers.x + at) - mean_x, dy = F::load(buffers.y + at) - mean_y;
+      auto& at = buffers.blocks[block];
+      const F dx = F::load(at.x) - mean_x, dy = F::load(at.y) - mean_y;
       F raw;
       const F alpha = block_alpha(proj, dx, dy, raw);
-      const F before = F::load(buffers.transmittance + at);
+      const F before = F::load(at.transmittance);
       const F after = before - alpha * before;
       const auto live = after > F(kMinTransmittance);
-      after.store(buffers.transmittance + at);
-      const F live_alpha = select(live, alpha, F(0));
+      after.store(at.transmittance);
+      const F live_alpha = select_or_zero(live, alpha);
       const F w = live_alpha * before;
-      const F g_red = F::load(buffers.red + at), g_green = F::load(buffers.green + at),
-              g_blue = F::load(buffers.blue + at);
+      const F g_red = F::load(at.red), g_green = F::load(at.green), g_blue = F::load(at.blue);
       F cg = red * g_red + green * g_green + blue * g_blue;
-      if constexpr (Depth) cg += depth * F::load(buffers.depth + at);
-      const F behind = F::load(buffers.behind + at) - w * cg;
-      behind.store(buffers.behind + at);
+      if constexpr (Depth) cg += depth * F::load(at.depth);
+      const F behind = F::load(at.behind) - w * cg;
+      behind.store(at.behind);
       // No gradient reaches geometry or opacity where alpha was clamped.
-      const F free_alpha = select(raw <= F(kMaxAlpha), live_alpha, F(0));
+      const F free_alpha = select_or_zero(raw <= F(kMaxAlpha), live_alpha);
       const F v = free_alpha * alpha_vjp(before, cg, behind, F(1) - alpha);
       const F vx = v * dx, vy = v * dy;
       sums[kGradV] += v;
@@ -254,7 +257,7 @@ struct TileBlenderVjp {
       sums[kGradRed] += w * g_red;
       sums[kGradGreen] += w * g_green;
       sums[kGradBlue] += w * g_blue;
-      if constexpr (Depth) sums[kGradDepth] += w * F::load(buffers.depth + at);
+      if constexpr (Depth) sums[kGradDepth] += w * F::load(at.depth);
       if constexpr (Abs) {
         F abs_x, abs_y;
         abs_mean2d_grads(proj, vx, vy, abs_x, abs_y);
@@ -270,13 +273,23 @@ struct TileBlenderVjp {
   void read(const Tile<Real>& tile, Buffers& buffers, int64_t index) const {
     const F lane_x = Tile<Real>::lane_x(), lane_y = Tile<Real>::lane_y();
     for (int b = 0; b < kBlocksPerTile; ++b) {
-      (lane_x + F(Real(tile.x0 + kBlock * (b % kBlock)))).store(buffers.x + b * kLanes);
-      (lane_y + F(Real(tile.y0 + kBlock * (b / kBlock)))).store(buffers.y + b * kLanes);
+      (lane_x + F(Real(tile.x0 + kBlock * (b % kBlock)))).store(buffers.blocks[b].x);
+      (lane_y + F(Real(tile.y0 + kBlock * (b / kBlock)))).store(buffers.blocks[b].y);
     }
-    tile.initial_transmittance(buffers.transmittance);
+    alignas(64) Real transmittance[kPixels];
+    tile.initial_transmittance(transmittance);
+    for (int b = 0; b < kBlocksPerTile; ++b)
+      std::copy_n(transmittance + b * kLanes, kLanes, buffers.blocks[b].transmittance);
     Real v_background[3] = {0, 0, 0};
     for (int y = 0; y < kTile; ++y) read_row(tile, y, buffers, v_background);
     if (background_partials != nullptr) std::copy(v_background, v_background + 3, background_partials + 3 * index);
+  }
+
+  // The sixteen pixels of a row lie in four blocks, four lanes in each.
+  static SPLAT_INLINE void store_row(const Real* row, int y, Field field, Buffers& buffers) {
+    for (int b = 0; b < kTile / kBlock; ++b)
+      std::copy_n(row + b * kBlock, kBlock,
+                  buffers.blocks[(y / kBlock) * (kTile / kBlock) + b].*field + (y % kBlock) * kBlock);
   }
 
   // One row; pixels outside the image have no gradient.
@@ -299,12 +312,12 @@ struct TileBlenderVjp {
       std::copy_n(static_cast<const Real*>(out.depth) + row, width, depth);
       std::copy_n(static_cast<const Real*>(v_out.depth) + row, width, v_depth);
       for (int x = 0; x < kTile; ++x) behind[x] += depth[x] * v_depth[x];
-      tile.row_to_lanes(v_depth, y, buffers.depth);
+      store_row(v_depth, y, &Buffers::Block::depth, buffers);
     }
-    tile.row_to_lanes(red, y, buffers.red);
-    tile.row_to_lanes(green, y, buffers.green);
-    tile.row_to_lanes(blue, y, buffers.blue);
-    tile.row_to_lanes(behind, y, buffers.behind);
+    store_row(red, y, &Buffers::Block::red, buffers);
+    store_row(green, y, &Buffers::Block::green, buffers);
+    store_row(blue, y, &Buffers::Block::blue, buffers);
+    store_row(behind, y, &Buffers::Block::behind, buffers);
     if (background_partials == nullptr) return;
     for (size_t x = 0; x < width; ++x) {
       const Real t = Real(1) - alpha[x];

@@ -180,9 +180,26 @@ SPLAT_INLINE Lanes<T, W> select(LaneMask<T, W> m, Lanes<T, W> yes, Lanes<T, W> n
 #if SPLAT_VECTOR_BYTES == 64
   } else if constexpr (sizeof(T) == 4 && W == 16) {
     return {(typename Lanes<T, W>::Raw)_mm512_mask_blend_ps(m.v, __m512(no.v), __m512(yes.v))};
+#elif SPLAT_VECTOR_BYTES == 32
+  } else if constexpr (sizeof(T) == 4 && W == 8) {
+    return {(typename Lanes<T, W>::Raw)_mm256_blendv_ps(__m256(no.v), __m256(yes.v), (__m256)m.v)};
 #endif
   } else {
     return {m.v ? yes.v : no.v};
+  }
+}
+// The numbers whose mask is set, 0 in the other lanes.
+template <class T, int W>
+SPLAT_INLINE Lanes<T, W> select_or_zero(LaneMask<T, W> m, Lanes<T, W> yes) {
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {select_or_zero(m.lo, yes.lo), select_or_zero(m.hi, yes.hi)};
+#if SPLAT_VECTOR_BYTES == 64
+  } else if constexpr (sizeof(T) == 4 && W == 16) {
+    return {(typename Lanes<T, W>::Raw)_mm512_maskz_mov_ps(m.v, __m512(yes.v))};
+#endif
+  } else {
+    using Raw = typename Lanes<T, W>::Raw;
+    return {(Raw)(m.v & (decltype(m.v))yes.v)};
   }
 }
 template <class T, int W>
@@ -191,7 +208,14 @@ SPLAT_INLINE Lanes<T, W> min_(Lanes<T, W> a, Lanes<T, W> b) {
   if constexpr (sizeof(T) == 4 && W == 16) {
     return {(typename Lanes<T, W>::Raw)_mm512_min_ps(__m512(a.v), __m512(b.v))};
   } else
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4 && W == 8) {
+    return {(typename Lanes<T, W>::Raw)_mm256_min_ps(__m256(a.v), __m256(b.v))};
+  } else
 #endif
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {min_(a.lo, b.lo), min_(a.hi, b.hi)};
+  } else
     return select(a < b, a, b);
 }
 template <class T, int W>
@@ -200,7 +224,14 @@ SPLAT_INLINE Lanes<T, W> max_(Lanes<T, W> a, Lanes<T, W> b) {
   if constexpr (sizeof(T) == 4 && W == 16) {
     return {(typename Lanes<T, W>::Raw)_mm512_max_ps(__m512(a.v), __m512(b.v))};
   } else
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4 && W == 8) {
+    return {(typename Lanes<T, W>::Raw)_mm256_max_ps(__m256(a.v), __m256(b.v))};
+  } else
 #endif
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {max_(a.lo, b.lo), max_(a.hi, b.hi)};
+  } else
     return select(a > b, a, b);
 }
 template <class T, int W>
@@ -273,12 +304,25 @@ SPLAT_ELEMENTARY(exp_, exp_polynomial, exp_)
 SPLAT_ELEMENTARY(log2_, log2_polynomial, log2_)
 #undef SPLAT_ELEMENTARY
 
+#if SPLAT_VECTOR_BYTES == 32
+// All bits of the first `count` of eight lanes.
+SPLAT_INLINE __m256i first_lanes(int count) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(count), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+#endif
+
 // The first `count` of sixteen numbers; the other lanes are 0 when loaded and stay in memory as they are when stored.
 template <class T>
 SPLAT_INLINE Lanes<T, 16> load_first(const T* p, int count) {
 #if SPLAT_VECTOR_BYTES == 64
   if constexpr (sizeof(T) == 4) {
     return {(typename Lanes<T, 16>::Raw)_mm512_maskz_loadu_ps(__mmask16((1u << count) - 1u), p)};
+  }
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4) {
+    using Raw = typename Lanes<T, 8>::Raw;
+    return {Lanes<T, 8>((Raw)_mm256_maskload_ps(p, first_lanes(count))),
+            Lanes<T, 8>((Raw)_mm256_maskload_ps(p + 8, first_lanes(count - 8)))};
   }
 #endif
   T x[16] = {};
@@ -290,6 +334,12 @@ SPLAT_INLINE void store_first(Lanes<T, 16> a, T* p, int count) {
 #if SPLAT_VECTOR_BYTES == 64
   if constexpr (sizeof(T) == 4) {
     _mm512_mask_storeu_ps(p, __mmask16((1u << count) - 1u), __m512(a.v));
+    return;
+  }
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4) {
+    _mm256_maskstore_ps(p, first_lanes(count), __m256(a.lo.v));
+    _mm256_maskstore_ps(p + 8, first_lanes(count - 8), __m256(a.hi.v));
     return;
   }
 #endif
@@ -306,6 +356,14 @@ SPLAT_INLINE Lanes<T, 16> load_bytes(const uint8_t* p) {
     const __m512i wide = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
     return {(typename Lanes<T, 16>::Raw)_mm512_cvtepi32_ps(wide)};
   }
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4) {
+    const auto eight = [](const uint8_t* q) {
+      const __m256i wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)q));
+      return Lanes<T, 8>((typename Lanes<T, 8>::Raw)_mm256_cvtepi32_ps(wide));
+    };
+    return {eight(p), eight(p + 8)};
+  }
 #endif
   T x[16];
   for (int i = 0; i < 16; ++i) x[i] = T(p[i]);
@@ -320,6 +378,16 @@ SPLAT_INLINE Lanes<T, W> gather(const T* p, const int32_t* index) {
     return {(typename Lanes<T, W>::Raw)_mm512_i32gather_ps(_mm512_loadu_si512(index), p, 4)};
   }
 #endif
+  if constexpr (!Lanes<T, W>::kNative) {
+    return {gather<T, W / 2>(p, index), gather<T, W / 2>(p, index + W / 2)};
+  }
+#if SPLAT_VECTOR_BYTES == 32
+  // Eight loads are as fast as the gather instruction where that is fast, and faster elsewhere.
+  if constexpr (sizeof(T) == 4 && W == 8) {
+    return {(typename Lanes<T, W>::Raw)_mm256_setr_ps(p[index[0]], p[index[1]], p[index[2]], p[index[3]], p[index[4]],
+                                                      p[index[5]], p[index[6]], p[index[7]])};
+  }
+#endif
   T x[W];
   for (int i = 0; i < W; ++i) x[i] = p[index[i]];
   return Lanes<T, W>::load(x);
@@ -330,6 +398,28 @@ SPLAT_INLINE void scatter(Lanes<T, W> a, T* p, const int32_t* index, int count) 
   a.store(x);
   for (int i = 0; i < count; ++i) p[index[i]] = x[i];
 }
+
+#if SPLAT_VECTOR_BYTES == 32
+// Swaps rows and columns of eight vectors of eight lanes.
+template <class T>
+SPLAT_INLINE void transpose_8(Lanes<T, 8>* m) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps(__m256(m[i].v), __m256(m[i + 1].v));
+    a[i + 1] = _mm256_unpackhi_ps(__m256(m[i].v), __m256(m[i + 1].v));
+  }
+  for (int i = 0; i < 8; i += 4) {
+    for (int k = 0; k < 2; ++k) {
+      b[i + 2 * k] = _mm256_shuffle_ps(a[i + k], a[i + k + 2], 0x44);
+      b[i + 2 * k + 1] = _mm256_shuffle_ps(a[i + k], a[i + k + 2], 0xee);
+    }
+  }
+  for (int k = 0; k < 4; ++k) {
+    m[k] = {(typename Lanes<T, 8>::Raw)_mm256_permute2f128_ps(b[k], b[4 + k], 0x20)};
+    m[4 + k] = {(typename Lanes<T, 8>::Raw)_mm256_permute2f128_ps(b[k], b[4 + k], 0x31)};
+  }
+}
+#endif
 
 // Swaps rows and columns of sixteen vectors of sixteen lanes.
 template <class T>
@@ -357,6 +447,20 @@ SPLAT_INLINE void transpose_16(Lanes<T, 16>* m) {
       m[8 + k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t0, t2, 0xdd)};
       m[4 + k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t1, t3, 0x88)};
       m[12 + k] = {(typename Lanes<T, 16>::Raw)_mm512_shuffle_f32x4(t1, t3, 0xdd)};
+    }
+    return;
+  }
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4) {
+    Lanes<T, 8> quarter[4][8];
+    for (int i = 0; i < 8; ++i) {
+      quarter[0][i] = m[i].lo, quarter[1][i] = m[i].hi;
+      quarter[2][i] = m[8 + i].lo, quarter[3][i] = m[8 + i].hi;
+    }
+    for (auto& q : quarter) transpose_8(q);
+    for (int i = 0; i < 8; ++i) {
+      m[i] = {quarter[0][i], quarter[2][i]};
+      m[8 + i] = {quarter[1][i], quarter[3][i]};
     }
     return;
   }
@@ -401,9 +505,48 @@ SPLAT_INLINE void sum_each(const Lanes<T, W>* values, T* out) {
     _mm512_storeu_ps(out, _mm512_shuffle_ps(low, high, 0x88) + _mm512_shuffle_ps(low, high, 0xdd));
     return;
   }
+#elif SPLAT_VECTOR_BYTES == 32
+  if constexpr (sizeof(T) == 4 && W == 8) {
+    // The same by eight vectors at once.
+    const auto at = [&](int k) { return k < N ? __m256(values[k].v) : _mm256_setzero_ps(); };
+    for (int first = 0; first < 16; first += 8) {
+      __m256 fours[4];
+      for (int r = 0; r < 4; ++r) {
+        const __m256 a = at(first + r), b = at(first + r + 4);
+        fours[r] = _mm256_permute2f128_ps(a, b, 0x20) + _mm256_permute2f128_ps(a, b, 0x31);
+      }
+      const __m256 low = _mm256_shuffle_ps(fours[0], fours[1], 0x44) + _mm256_shuffle_ps(fours[0], fours[1], 0xee);
+      const __m256 high = _mm256_shuffle_ps(fours[2], fours[3], 0x44) + _mm256_shuffle_ps(fours[2], fours[3], 0xee);
+      _mm256_storeu_ps(out + first, _mm256_shuffle_ps(low, high, 0x88) + _mm256_shuffle_ps(low, high, 0xdd));
+    }
+    return;
+  }
 #endif
-  for (int k = 0; k < W; ++k) out[k] = k < N ? sum(values[k]) : T(0);
+  if constexpr (!Lanes<T, W>::kNative) {
+    Lanes<T, W / 2> halves[N];
+    for (int k = 0; k < N; ++k) halves[k] = values[k].lo + values[k].hi;
+    sum_each<N>(halves, out);
+  } else {
+    for (int k = 0; k < 16; ++k) out[k] = k < N ? sum(values[k]) : T(0);
+  }
 }
+
+#if SPLAT_VECTOR_BYTES == 32
+// The positions of the bits that are set in each byte, in order, a byte each.
+struct BitPositions {
+  int64_t of[256];
+  constexpr BitPositions() : of() {
+    for (int byte = 0; byte < 256; ++byte) {
+      uint64_t positions = 0;
+      int count = 0;
+      for (int bit = 0; bit < 8; ++bit)
+        if (byte >> bit & 1) positions |= uint64_t(bit) << (8 * count++);
+      of[byte] = int64_t(positions);
+    }
+  }
+};
+inline constexpr BitPositions kBitPositions;
+#endif
 
 // Writes base + i for each i < 16 whose masks[i] has a bit of `bits`, in order; returns how many. May write 16 numbers.
 inline int compress_16(const uint16_t* masks, uint32_t bits, int32_t base, int32_t* out) {
@@ -413,6 +556,19 @@ inline int compress_16(const uint16_t* masks, uint32_t bits, int32_t base, int32
   const __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   _mm512_storeu_si512(out, _mm512_maskz_compress_epi32(hit, _mm512_add_epi32(index, _mm512_set1_epi32(base))));
   return __builtin_popcount(hit);
+#elif SPLAT_VECTOR_BYTES == 32
+  const __m256i mine = _mm256_and_si256(_mm256_loadu_si256((const __m256i*)masks), _mm256_set1_epi16(short(bits)));
+  const __m256i none = _mm256_cmpeq_epi16(mine, _mm256_setzero_si256());
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(none), _mm256_extracti128_si256(none, 1));
+  const uint32_t hit = ~uint32_t(_mm_movemask_epi8(bytes)) & 0xffffu;
+  const auto positions = [&](uint32_t byte, int32_t from) {
+    const __m256i wide = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(kBitPositions.of[byte]));
+    return _mm256_add_epi32(wide, _mm256_set1_epi32(from));
+  };
+  const int low = __builtin_popcount(hit & 0xffu);
+  _mm256_storeu_si256((__m256i*)out, positions(hit & 0xffu, base));
+  _mm256_storeu_si256((__m256i*)(out + low), positions(hit >> 8, base + 8));
+  return low + __builtin_popcount(hit >> 8);
 #else
   int count = 0;
   for (int i = 0; i < 16; ++i) {
