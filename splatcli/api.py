@@ -42,7 +42,7 @@ from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
 from splatcli.train.evaluate import evaluation_background
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
-from splatcli.train.start import changed_config
+from splatcli.train.start import changed_config, check_loss
 from splatcli.train.state import flushed
 from splatcli.train.trainer import Trainer as EngineTrainer
 
@@ -324,8 +324,8 @@ class Trainer:
         """Return a trainer that continues a run, bit-identical to one without a stop; as ``splat resume``.
 
         path: the run folder, or one of its checkpoints. scene: where it is now, if it has moved.
-        loss, strategy: those of the run, if it has its own: a checkpoint does not hold them.
-        settings: those to change, as iterations. Raises as ``splat resume``.
+        loss, strategy: those of the run, if it has its own: a checkpoint holds only their names.
+        settings: those to change, as iterations. Raises as ``splat resume``, and UsageError without the run's own loss.
         """
         self = cls.__new__(cls)
         file = find_model(Path(path))
@@ -333,6 +333,7 @@ class Trainer:
         if folder is None or not is_checkpoint(file):
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
         checkpoint = load_checkpoint(file, mapped=True)
+        check_loss(checkpoint, folder, given=loss is not None)
         assignments = [f"{key}={json.dumps(value)}" for key, value in dotted_settings(settings).items()]
         config, notes = changed_config(checkpoint.config, assignments=assignments)
         self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, config)

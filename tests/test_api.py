@@ -291,6 +291,34 @@ def test_another_loss_is_minimised(ball: Path, tmp_path: Path) -> None:
 
 
 @NEEDS_COMPILER
+def test_a_run_with_its_own_loss_continues_only_with_one(
+    ball: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_folder = tmp_path / "run"
+    whole = splatcli.train(ball, output=tmp_path / "whole", iterations=12, loss=plain_loss, **TINY)
+    splatcli.Trainer(ball, output=run_folder, iterations=12, loss=plain_loss, **TINY).run(stop_at=5)
+    before = sorted(path.name for path in (run_folder / "ckpts").iterdir())
+    assert run(["resume", str(run_folder), "--device", "cpu", "-q"]) == UsageError.exit_code
+    message = capsys.readouterr().err
+    assert "'plain_loss'" in message
+    assert f"splatcli.Trainer.resume({str(run_folder)!r}, loss=...)" in message
+    with pytest.raises(UsageError, match="loss function of its own, 'plain_loss'"):
+        splatcli.Trainer.resume(run_folder, device="cpu")
+    assert sorted(path.name for path in (run_folder / "ckpts").iterdir()) == before
+    assert run(["info", str(run_folder)]) == 0
+    assert "plain_loss" in capsys.readouterr().out
+    last = splatcli.Trainer.resume(run_folder, device="cpu", loss=plain_loss).run()
+    assert load_checkpoint(last.checkpoint).loss == "plain_loss"
+    for (name, mine), (_, other) in zip(last.model.gaussians.items(), whole.model.gaussians.items(), strict=True):
+        assert torch.equal(mine, other), name
+    # A new run from its model has the standard loss, and says nothing of another.
+    assert (
+        run(["train", str(ball), *QUICK, "-n", "2", "--init", str(run_folder), "-o", str(tmp_path / "new"), "-q"]) == 0
+    )
+    assert load_checkpoint(tmp_path / "new" / "ckpts" / "ckpt_000002.pt").loss is None
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("result", [1.0, torch.zeros(2, requires_grad=True), torch.zeros(())])
 def test_a_loss_has_to_be_a_scalar_with_a_gradient(ball: Path, tmp_path: Path, result: object) -> None:
     with pytest.raises(UsageError, match="the loss is"):
@@ -322,7 +350,9 @@ class Doubles:
 
 
 @NEEDS_COMPILER
-def test_a_strategy_of_ones_own_needs_no_entry_point(ball: Path, tmp_path: Path) -> None:
+def test_a_strategy_of_ones_own_needs_no_entry_point(
+    ball: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recorder = Recorder()
     options = {**TINY, "strategy": Doubles(), "callbacks": [recorder]}
     trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=6, **options)
@@ -330,6 +360,8 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(ball: Path, tmp_path: Path)
     assert [(event.step, event.cloned, event.num_gaussians) for event in recorder.refined] == [(3, 200, 400)]
     with pytest.raises(UsageError, match="there is no such strategy"):
         splatcli.Trainer.resume(tmp_path / "run", device="cpu")
+    assert run(["resume", str(tmp_path / "run"), "--device", "cpu", "-q"]) == UsageError.exit_code
+    assert "splatcli.Trainer.resume(RUN, strategy=...)" in " ".join(capsys.readouterr().err.split())
     again = splatcli.Trainer.resume(tmp_path / "run", device="cpu", strategy=Doubles())
     assert len(again.run().model) == 400
 

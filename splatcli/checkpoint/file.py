@@ -125,6 +125,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
             active_sh_degree=int(checkpoint.active_sh_degree),
             strategy={k: v for k, v in checkpoint.strategy.items() if not isinstance(v, Tensor)},
             sampler={key: int(value) for key, value in checkpoint.sampler.items()},
+            loss=checkpoint.loss,
         ),
     )
 
@@ -164,6 +165,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         views=_views(manifest, tensors, where),
         filter_3d=_filter_3d(tensors, where),
         dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
+        loss=manifest.train.loss,
         writer=dict(manifest.writer),
     )
 

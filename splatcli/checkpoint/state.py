@@ -47,6 +47,7 @@ class Checkpoint:
     cameras: every camera at the training resolution, as the scene gave it; train and test index into them.
     views: per-view parameters, [T, ...] with a row for each training view (VIEW_TABLES of the schema).
     filter_3d: [N] float32, sizes of the Gaussians' 3D filter in world units; None without one.
+    loss: the name of the caller's loss function (splatcli.Trainer); None: that of the settings.
     writer: version and machine that wrote the file; empty before it is written.
     """
 
@@ -66,6 +67,7 @@ class Checkpoint:
     dataset: DatasetInfo
     views: dict[str, Tensor] = field(default_factory=dict)
     filter_3d: Tensor | None = None
+    loss: str | None = None
     writer: dict[str, str] = field(default_factory=dict)
 
     def refined_cameras(self) -> list[Camera]:

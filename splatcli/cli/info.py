@@ -140,6 +140,8 @@ def _checkpoint_facts(model: Any) -> dict[str, Any]:
         "scene_present": Path(checkpoint.dataset.root).is_dir(),
         "resumable": checkpoint.moments is not None,
     }
+    if checkpoint.loss is not None:
+        facts["loss"] = f"{checkpoint.loss}, a function of its own: splatcli.Trainer.resume(RUN, loss=...) continues it"
     if any(checkpoint.dataset.offset):
         facts["offset"] = list(checkpoint.dataset.offset)
     return facts

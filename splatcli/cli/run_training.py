@@ -182,7 +182,8 @@ def resume_training(
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.scene.read import read_scene
-    from splatcli.train.start import changed_config
+    from splatcli.train.densify import check_strategy
+    from splatcli.train.start import changed_config, check_loss
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -200,6 +201,8 @@ def resume_training(
         with _slow_section(group, "reading the checkpoint"):
             # A state larger than memory is mapped, not read; with sharded Gaussians each process reads its part.
             checkpoint = load_checkpoint(path, mapped=sharded or _wants_offload(path, overrides))
+        check_loss(checkpoint, run_folder(path) or path, given=False)
+        check_strategy(checkpoint.config)
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )

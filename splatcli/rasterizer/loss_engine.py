@@ -33,6 +33,8 @@ class LossEngine(SyncEngine):
     def __init__(self, loss: Loss, device: torch.device | str = "cpu", *, backend: Backend | None = None) -> None:
         """backend: by default the library of the device, in float32."""
         self._loss = loss
+        #: The function's name, or the class of an object that is called.
+        self.loss_name = str(getattr(loss, "__name__", type(loss).__name__))
         self._backend = backend or backend_for(torch.device(device))
         self._pipeline = TrainStepPipeline(self._backend, None)
 

@@ -50,6 +50,17 @@ _FINGERPRINT = {
 CONSENT = {"photos": "the photos' content", "cameras": "lenses and poses in the scene's files"}
 
 
+def check_loss(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
+    """Raise UsageError for a run with the caller's loss where none is ``given``: a checkpoint holds only its name."""
+    if checkpoint.loss is not None and not given:
+        raise UsageError(
+            f"this run was trained with a loss function of its own, {checkpoint.loss!r}; a checkpoint does not hold it",
+            where=run,
+            remedy=f"continue in Python: splatcli.Trainer.resume({str(run)!r}, loss=...).run(); or start a new run "
+            "from its model with the standard loss: splat train SCENE --init CKPT",
+        )
+
+
 def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:
     """Raise SceneError, listing the differences, unless images, split and cameras are those of the run.
 

@@ -39,6 +39,7 @@ class TrainState:
     cameras, train, test: the scene's, as the run started with them; train and test index into cameras.
     per_view_params: trained parameters of the training views, a row for each of ``train``.
     filter_3d: [N] sizes of the 3D filter as of its last update (FILTER_3D_EVERY); None without one.
+    loss: the name of the caller's loss function; None: that of the settings.
     shard: the rows of the run that these are, where each process holds a shard; None: all.
     origin: digest of all rows when the shards were cut; it has to be the same in all processes.
     """
@@ -56,6 +57,7 @@ class TrainState:
     dataset: DatasetInfo
     per_view_params: PerViewParams = field(default_factory=PerViewParams)
     filter_3d: Tensor | None = None
+    loss: str | None = None
     shard: Shard | None = None
     origin: int = 0
 
@@ -105,6 +107,7 @@ class TrainState:
             dataset=self.dataset,
             views=self.per_view_params.stored(),
             filter_3d=None if self.filter_3d is None else self.filter_3d.cpu(),
+            loss=self.loss,
         )
 
     @classmethod
@@ -141,6 +144,7 @@ class TrainState:
             dataset=checkpoint.dataset,
             per_view_params=PerViewParams.from_checkpoint(checkpoint),
             filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.to(device, copy=True),
+            loss=checkpoint.loss,
         )
 
 

@@ -17,6 +17,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
+from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.scene.scene import Scene
@@ -38,7 +39,7 @@ from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.recovery import Recovery
 from splatcli.train.sharding import gather_state
-from splatcli.train.start import apply_config, new_state, resumed_state
+from splatcli.train.start import apply_config, check_loss, new_state, resumed_state
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
 
@@ -75,6 +76,8 @@ class Trainer:
         strategy: Strategy | None = None,
     ) -> None:
         check_same_run(group, state, scene)
+        if isinstance(engine, LossEngine):
+            state.loss = engine.loss_name
         self.state = state
         self.scene = scene
         self.run_dir = run_dir
@@ -162,7 +165,9 @@ class Trainer:
 
         A new length leaves the schedule as it was stored, in absolute steps; added steps have the final learning rate.
         sharded: as for start(), whatever the run was before.
+        Raises UsageError without the ``engine`` of a run that has a loss of its own.
         """
+        check_loss(checkpoint, run_dir.path, given=engine is not None)
         place, folder = place_of(group, sharded), run_dir.path
         state, scene, more = resumed_state(
             checkpoint,

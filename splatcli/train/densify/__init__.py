@@ -60,6 +60,7 @@ def _plugin(name: str) -> plugins.Plugin:
     if name not in found:
         raise UsageError(
             f"strategy.name = {name!r}: there is no such strategy",
-            remedy=f"one of {', '.join([*STRATEGIES, *found])}; a package that brings another has to be installed",
+            remedy=f"one of {', '.join([*STRATEGIES, *found])}; a package that brings another has to be "
+            "installed, and an object of one's own given to splatcli.Trainer.resume(RUN, strategy=...)",
         )
     return found[name]
