@@ -79,6 +79,7 @@ class Extra:
 #: Extras of pyproject.toml that commands use, beside cuda.
 EXTRAS = (
     Extra("video", "imageio_ffmpeg", "imageio-ffmpeg", "videos, in and out", program="ffmpeg"),
+    Extra("heic", "pillow_heif", "pillow-heif", "HEIC images"),
     Extra("exr", "OpenEXR", "OpenEXR", "splat render --format exr"),
     Extra("usd", "pxr", "usd-core", "USD files"),
     Extra("spz", "zstandard", "zstandard", "SPZ files of version 4"),

@@ -121,6 +121,7 @@ def _photo_facts(path: Path) -> dict[str, Any]:
         "num_photos": len(footage.names),
         "sizes": sorted({f"{header.width}x{header.height}" for header in headers.values()}),
         "unreadable": sorted(bad),
+        "not_read": list(footage.unread),
         "cameras": "none: splat sfm finds them, and splat train does so first",
     }
 

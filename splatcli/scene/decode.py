@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageCms, UnidentifiedImageError
 
 from splatcli.errors import ResourceError, SceneError, SplatError, system_error
+from splatcli.scene import heif
 
 # Pillow's own bound on pixels warns or raises by a number that knows nothing of this machine; ours is max_pixels.
 Image.MAX_IMAGE_PIXELS = None
@@ -73,7 +74,7 @@ def read_header(path: Path, max_pixels: int | None = None) -> Header:
                 orientation=_orientation(image),
                 colours=colours_of(image).name,
                 # Phones put depth or a preview behind an image, which is no animation (MPO).
-                several=bool(getattr(image, "is_animated", False)) and image.format != "MPO",
+                several=bool(getattr(image, "is_animated", False)) and image.format not in ("MPO", "HEIF"),
             )
 
 
@@ -149,7 +150,9 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     """The file as Pillow sees it before it decodes pixels."""
     refuse_raw(path)
     try:
-        image = Image.open(path, formats=FORMATS)
+        image = open_image(path)
+    except SceneError:
+        raise
     except UnidentifiedImageError:
         raise unreadable_error(path) from None
     except Exception as error:
@@ -158,6 +161,25 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         if _DNG_VERSION_TAG in getattr(image, "tag_v2", ()):
             raise raw_error(path)
         yield image
+
+
+def open_image(path: Path) -> Image.Image:
+    """The file as Pillow opens it, only the formats that are read. Raises what Pillow raises, and SceneError."""
+    formats: tuple[str, ...] = FORMATS
+    if heif.is_heif(_start(path)):
+        if not heif.can_read():
+            raise SceneError(
+                f"is a HEIF image, which needs {heif.INSTALL}",
+                where=path,
+                remedy=f"{heif.INSTALL}; or {conversion(path, known=False)}",
+            )
+        formats = ("HEIF",)
+    return Image.open(path, formats=formats)
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_START)
 
 
 @contextmanager
@@ -189,7 +211,8 @@ def _damaged(error: Exception, path: Path) -> SplatError:
 
 def _orientation(image: Image.Image) -> int:
     # A PNG without EXIF would be decoded to look for some behind the pixels.
-    if image.format == "PNG" and "exif" not in image.info:
+    # A HEIF image is upright when it is decoded: its container says how, and repeats that in its EXIF or not.
+    if (image.format == "PNG" and "exif" not in image.info) or image.format == "HEIF":
         return 1
     try:
         value = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -207,7 +230,7 @@ def _stored_size(image: Image.Image) -> tuple[int, int]:
 
 #: Pillow's names of the formats that are read. Its others stay closed: some start programs, some know no signature.
 FORMATS = ("PNG", "JPEG", "TIFF", "WEBP", "AVIF", "BMP", "GIF", "JPEG2000", "PPM")
-SUPPORTED = "PNG, JPEG, TIFF, WebP, AVIF, BMP, GIF, JPEG 2000 and PNM"
+SUPPORTED = "PNG, JPEG, TIFF, WebP, HEIC, AVIF, BMP, GIF, JPEG 2000 and PNM"
 
 #: Endings of camera raw files. Many are TIFF inside, with a thumbnail where an image would be.
 RAW_SUFFIXES = (
@@ -234,9 +257,6 @@ _READ = (
     (b"GIF8", "a GIF"),
     (b"BM", "a BMP"),
 )
-#: Brands of the ISO media container (bytes 8 to 11, after "ftyp").
-_HEIF_BRANDS = frozenset((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"))
-
 #: Bytes that identify a file.
 _START = 64
 
@@ -255,8 +275,7 @@ def raw_error(path: Path) -> SceneError:
 def unreadable_error(path: Path) -> SceneError:
     """The error for a file that no decoder knows: what it is, by its first bytes, and the remedy."""
     try:
-        with path.open("rb") as file:
-            start = file.read(_START)
+        start = _start(path)
     except OSError as error:
         return SceneError(f"cannot be read: {error.strerror}", where=path, remedy="check the file and its permissions")
     if not start:
@@ -268,7 +287,7 @@ def unreadable_error(path: Path) -> SceneError:
     kind = _kind(start)
     if kind is not None:
         return SceneError(f"is {kind}, which is not read here", where=path, remedy=conversion(path))
-    for signature, kind in _READ:
+    for signature, kind in ((start, "a HEIF image"),) if heif.is_heif(start) else _READ:
         if start.startswith(signature):
             return SceneError(
                 f"starts as {kind}, but its header is damaged or of a kind that is not read here",
@@ -282,13 +301,18 @@ def unreadable_error(path: Path) -> SceneError:
     )
 
 
-def conversion(path: Path) -> str:
-    """The remedy for an image that another program can read: a command that makes PNG copies, and how to use them."""
+def conversion(path: Path, then: str | None = None, *, known: bool = True) -> str:
+    """The remedy for an image that another program can read: a command that makes PNG copies, and how to use them.
+
+    then: what to do with the copies; None for the images of a scene with cameras.
+    known: begins with the formats that are read.
+    """
     folder = shlex.quote(path.parent.name or ".")
     copies = shlex.quote(f"{path.parent.name}_png")
+    begin = f"{SUPPORTED} are read; convert the others" if known else "convert them"
     return (
-        f"{SUPPORTED} are read; convert the others, beside their folder: mkdir {copies} && magick mogrify "
-        f"-path {copies} -format png {folder}/*{path.suffix}, and add --images {copies}"
+        f"{begin}, beside their folder: mkdir {copies} && magick mogrify "
+        f"-path {copies} -format png {folder}/*{path.suffix}, and {then or f'add --images {copies}'}"
     )
 
 
@@ -307,10 +331,9 @@ def _kind(start: bytes) -> str | None:
         if start.startswith(signature):
             return kind
     if start[4:8] == b"ftyp":
-        brand = start[8:12]
-        if brand == b"crx ":
+        if start[8:12] == b"crx ":
             return "a camera's raw file"
-        return "a HEIF image" if brand in _HEIF_BRANDS else "a video"
+        return None if heif.is_heif(start) or start[8:11] == b"avi" else "a video"
     return None
 
 

@@ -7,16 +7,24 @@ import os
 import stat
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.scene import heif
+from splatcli.scene.decode import RAW_SUFFIXES, conversion
 from splatcli.scene.source import Problems, SceneSource, View
 
 #: File name endings that are taken for images, when an ending has to be guessed.
-SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".avif")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".webp", ".bmp", ".avif", *heif.SUFFIXES)
+#: Endings of images that are not looked for: what needs another program, and kinds that hold more often something else.
+UNREAD_SUFFIXES = (
+    *RAW_SUFFIXES,
+    *(".gif", ".jp2", ".j2k", ".jxl", ".exr", ".hdr", ".psd", ".mpo", ".insp", ".jfif", ".jpe"),
+    *(".ppm", ".pgm", ".pnm", ".tga", ".svg"),
+)
 
 #: These resolutions divide; any other number is a width in pixels.
 DIVISORS = (1, 2, 4, 8)
@@ -86,6 +94,38 @@ def images_below(folder: Path) -> Iterator[str]:
         for file in sorted(files):
             if file.lower().endswith(SUFFIXES):
                 yield Path(base, file).relative_to(folder).as_posix()
+
+
+def unread_below(folder: Path) -> list[str]:
+    """The files below a folder that are images by their endings and are not looked for, as relative paths.
+
+    A camera's raw file beside an image of the same name is that image, and does not count.
+    """
+    found = []
+    for base, folders, files in walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        stems = {Path(file).stem for file in files if file.lower().endswith(SUFFIXES)}
+        found += [
+            Path(base, file).relative_to(folder).as_posix()
+            for file in sorted(files)
+            if file.lower().endswith(UNREAD_SUFFIXES) and not file.startswith(".") and Path(file).stem not in stems
+        ]
+    return found
+
+
+def unread_note(names: Sequence[str]) -> str:
+    """Return the sentence that names images which ``unread_below`` found."""
+    shown = ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")
+    return (
+        f"{len(names)} {'file is an image' if len(names) == 1 else 'files are images'} of a kind that is not read, "
+        f"and left out: {shown}"
+    )
+
+
+def unread_error(folder: Path, names: Sequence[str]) -> SceneError:
+    """Return the error for a folder whose only images are those that ``unread_below`` found."""
+    what = f"there are no images here that can be read; {unread_note(names)}"
+    return SceneError(what, where=folder, remedy=conversion(folder / names[0], "name that folder"))
 
 
 def find_in(folder: Path, files: Mapping[str, str]) -> Found:

@@ -15,7 +15,15 @@ from splatcli.scene import blender, colmap, nerfstudio
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import find_depth_maps
-from splatcli.scene.find_images import SUFFIXES, find_images, images_below, walk
+from splatcli.scene.find_images import (
+    SUFFIXES,
+    find_images,
+    images_below,
+    unread_below,
+    unread_error,
+    unread_note,
+    walk,
+)
 from splatcli.scene.fit_images import check_resolution, fit_images, keep_decodable
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
@@ -189,6 +197,8 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
 
 
 def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneError:
+    if wanted is None and not there and next(images_below(root), None) is None and (unread := unread_below(root)):
+        return unread_error(root, unread)
     looked = "; for ".join(f"{reader.files} ({reader.name})" for reader in dict.fromkeys((*READERS, wanted)) if reader)
     return SceneError(
         f"no {wanted.name if wanted else 'cameras'} here: looked for {looked}",
@@ -217,6 +227,8 @@ def build_scene(
     found, divided = find_images(source, views, data, notes, problems)
     if reader is colmap.READER:
         _check_registered(source, len(views), found.folder, notes, problems)
+    if found.folder.is_dir() and (unread := unread_below(found.folder)):
+        notes.append(unread_note(unread))
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None

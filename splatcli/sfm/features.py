@@ -19,7 +19,7 @@ from PIL import Image
 
 from splatcli.errors import SplatError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.decode import FORMATS, Header, decode_rgb
+from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import CameraPer, SfmOptions
@@ -204,7 +204,7 @@ LensKey = tuple[str, int, int, float]
 def focal_share(path: Path) -> float:
     """Focal length over the longer side of the image, from EXIF; 0 where it is not there."""
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with open_image(path) as image:
             # A PNG without EXIF would be decoded to look for some behind the pixels.
             if image.format == "PNG" and "exif" not in image.info:
                 return 0.0

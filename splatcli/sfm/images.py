@@ -9,7 +9,7 @@ from pathlib import Path
 
 from splatcli.errors import SceneError, SplatError
 from splatcli.scene.decode import Header, read_header
-from splatcli.scene.find_images import images_below
+from splatcli.scene.find_images import images_below, unread_below, unread_error, unread_note
 from splatcli.scene.masks import ALPHA, NONE, masks_in
 from splatcli.scene.source import Problems
 from splatcli.sfm.options import MIN_IMAGES
@@ -28,6 +28,7 @@ class SfmInput:
 
     path: absolute; a video's file, or the folder that names are relative to.
     names: of the images, forward slashes, in the order of their names; empty for a video.
+    unread: images of kinds that are not read, by their endings.
     masks: names -> files below ``mask_folder`` that say what of an image counts; empty where there are none.
     """
 
@@ -35,6 +36,7 @@ class SfmInput:
     names: tuple[str, ...] = ()
     masks: Mapping[str, str] = field(default_factory=dict)
     mask_folder: Path | None = None
+    unread: tuple[str, ...] = ()
 
     @property
     def is_video(self) -> bool:
@@ -101,14 +103,18 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
             names = tuple(name for name in names if not (folder / name).is_relative_to((path / masks).absolute()))
         if names:
             break
+    unread = tuple(filter(_is_image, unread_below(folder)))
+    if not names and unread:
+        raise unread_error(folder, unread)
     if len(names) < MIN_IMAGES:
         have = f"there are only {len(names)} images" if names else "there are no images"
+        others = f"; {unread_note(unread)}" if unread else ""
         raise SceneError(
-            f"{have} here, at least {MIN_IMAGES} are needed",
+            f"{have} here, at least {MIN_IMAGES} are needed{others}",
             where=path,
             remedy="take 20 or more images from all around, each overlapping the next by two thirds or more",
         )
-    return _with_masks(SfmInput(folder, names), path, masks)
+    return _with_masks(SfmInput(folder, names, unread=unread), path, masks)
 
 
 def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
@@ -134,11 +140,11 @@ def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
 
 
 def _images(folder: Path) -> list[str]:
-    return [
-        name
-        for name in images_below(folder)
-        if not any(part in _NOT_IMAGES or part.startswith(".") for part in Path(name).parts)
-    ]
+    return list(filter(_is_image, images_below(folder)))
+
+
+def _is_image(name: str) -> bool:
+    return not any(part in _NOT_IMAGES or part.startswith(".") for part in Path(name).parts)
 
 
 def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:

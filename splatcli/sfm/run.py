@@ -26,6 +26,8 @@ from typing import Any
 
 from splatcli import errors
 from splatcli.errors import OutputError, ResourceError, SplatError
+from splatcli.scene import heif
+from splatcli.scene.find_images import unread_note
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import SfmOptions
 
@@ -63,13 +65,14 @@ def run_sfm(
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
     folder = (place or _free_place(beside, footage, key)).absolute()
     known = _known(folder)
+    overwrite = overwrite or (known is not None and known.get("key") == key and _reads_more_now(known))
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
         return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
     with _ended_by_signals(), _temporary(folder) as made:
         threads = len(os.sched_getaffinity(0))
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
-        facts = {"source": str(footage.path), **facts, "key": key}
+        facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
         shutil.rmtree(made / "work")
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         _put(made, folder)
@@ -122,6 +125,11 @@ def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
     return all(
         sum(1 for path in (folder / name).rglob("*") if path.is_file()) >= count for name, count in wanted.items()
     )
+
+
+def _reads_more_now(facts: dict[str, Any]) -> bool:
+    """Whether images that an extra was missing for were left out, and it is installed now."""
+    return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
 
 
 def _check_place(folder: Path, footage: SfmInput, known: dict[str, Any] | None, *, overwrite: bool) -> None:
@@ -334,6 +342,13 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: try --camera-model OPENCV, "
             "and --camera-per image if lenses were changed or zoomed"
         )
+    if unreadable := facts["unreadable"]:
+        first = min(unreadable)
+        found.append(
+            f"{len(unreadable)} images cannot be read and are left out; the first, {first}, {unreadable[first]}"
+        )
+    if unread := facts.get("not_read"):
+        found.append(unread_note(unread))
     if facts.get("other_models"):
         sizes = ", ".join(map(str, facts["other_models"]))
         found.append(f"the images fall into pieces that nothing connects; left out were such of {sizes} images")
