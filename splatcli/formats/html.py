@@ -37,6 +37,14 @@ _SCRIPT = "import { createViewer } from './index.js';"
 _TITLE = "<title>SuperSplat Viewer</title>"
 _TURN = "entity.setLocalEulerAngles(0, 0, 180);"
 _ANTIALIASED = "aa: url.searchParams.has('aa'),"
+#: The icon of all pages, three splats, as a document of its own inside the page; nothing else is requested for it.
+ICON = (
+    '<link rel="icon" href="data:image/svg+xml,'
+    "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'%3E%3Crect width='32' height='32' rx='7' "
+    "fill='%23161a22'/%3E%3Cellipse cx='12' cy='19' rx='9' ry='5.5' transform='rotate(-35 12 19)' fill='%234aa8ff'/%3E"
+    "%3Cellipse cx='20' cy='13' rx='8' ry='5' transform='rotate(30 20 13)' fill='%23ffb454' fill-opacity='.88'/%3E"
+    "%3Cellipse cx='20' cy='22' rx='5' ry='3.5' fill='%2364d98b' fill-opacity='.9'/%3E%3C/svg%3E\">"
+)
 _DATA = "data:application/octet-stream;base64,"
 _SOURCE_MAP = "//# sourceMappingURL=index.js.map"
 
@@ -73,7 +81,7 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportM
     text = json.dumps(settings, allow_nan=False).replace("<", "\\u003c")
     page = _asset("index.html")
     for place, filling in (
-        (_TITLE, "<title>Gaussian splats</title>"),
+        (_TITLE, f"<title>Gaussian splats</title>\n        {ICON}"),
         (_STYLE, f"<style>\n{_asset('index.css')}</style>"),
         (_SETTINGS, f"{_OPEN}{text}{_CLOSE}"),
         (_ANTIALIASED, f"aa: {json.dumps(metadata.antialiased)},"),

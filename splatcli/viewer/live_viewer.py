@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -21,6 +22,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from splatcli.formats.html import ICON
 from splatcli.render.images import (
     LAYERS,
     NEAR_FAR,
@@ -32,7 +34,7 @@ from splatcli.render.images import (
 )
 from splatcli.scene.camera import Camera, common_up
 from splatcli.train.evaluate import BACKGROUNDS, evaluation_background
-from splatcli.train.events import Event, Started, Stepped
+from splatcli.train.events import Evaluated, Event, Probed, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.viewer.http_server import Request, Response
 
@@ -162,6 +164,8 @@ _PATIENCE, _GONE = 1.0, 15.0
 _QUALITIES = {True: 80, False: 92}
 #: Maximum number of pending requests; a browser has one.
 _MAX_PENDING = 64
+#: Seconds between two measurements of the number of steps, and the number that the rate is measured over.
+_MARK_EVERY, _MARKS = 1.0, 30
 #: The response header with the progress of the run.
 _FACTS = "X-Splat-Facts"
 
@@ -186,6 +190,8 @@ class LiveRun:
 
         self._runs = 0
         self._loss: float | None = None
+        self._scores: dict[str, float] = {}
+        self._marks: deque[tuple[float, int]] = deque(maxlen=_MARKS)  # when each of these steps was done
         self._problem: str | None = None
         self._returned_at = clock()
         self._credit = 0.0
@@ -197,10 +203,14 @@ class LiveRun:
         """Render pending requests after an event. Training waits, so ``state`` does not change meanwhile."""
         if isinstance(event, Started):
             self._runs += 1
-            self._loss = None
+            self._loss, self._scores = None, {}
+            self._marks.clear()
             self._scene_json = json.dumps(scene_summary(state)).encode()
         elif isinstance(event, Stepped):
             self._loss = event.loss if math.isfinite(event.loss) else None
+            self._mark(event.step)
+        elif isinstance(event, Evaluated | Probed):
+            self._scores["test_psnr" if isinstance(event, Evaluated) else "train_psnr"] = event.psnr
         if not self._pending and not self._paused:
             return
         self._facts = {
@@ -208,6 +218,8 @@ class LiveRun:
             "iterations": state.config.train.iterations,  # may change during the run
             "gaussians": len(state.gaussians),
             "loss": self._loss,
+            **self._scores,
+            **self._pace(state),
             "run": self._runs,  # of several, one after the other
         }
         renderer = StateRenderer(state)
@@ -221,7 +233,26 @@ class LiveRun:
             self._render_due(renderer, self._clock() + _LONGEST)
             with self._lock:
                 self._lock.wait(_STILL_EVERY / 5)
+            self._marks.clear()
         self._returned_at = self._clock()
+
+    def _mark(self, step: int) -> None:
+        """Note when a step was done, about once a second."""
+        now = self._clock()
+        if self._marks and step < self._marks[-1][1]:  # a rollback
+            self._marks.clear()
+        if not self._marks or now - self._marks[-1][0] >= _MARK_EVERY:
+            self._marks.append((now, step))
+
+    def _pace(self, state: TrainState) -> dict[str, float]:
+        """Return the steps a second and the seconds left at that rate; nothing before they are known."""
+        if not self._marks:
+            return {}
+        began, first = self._marks[0]
+        seconds, steps = self._clock() - began, state.step - first
+        if seconds < _MARK_EVERY or steps <= 0:
+            return {}
+        return {"rate": steps / seconds, "seconds_left": (state.config.train.iterations - state.step) * seconds / steps}
 
     def _is_paused(self) -> bool:
         """Return whether a present browser has paused training and nothing requires it to continue."""
@@ -324,4 +355,5 @@ def _refusal(status: int, text: str) -> Response:
 
 
 def _page() -> bytes:
-    return (files("splatcli.viewer") / "live.html").read_bytes()
+    page = (files("splatcli.viewer") / "live.html").read_text(encoding="utf-8")
+    return page.replace('<link rel="icon" href="data:,">', ICON).encode()

@@ -12,15 +12,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
+from urllib.parse import unquote
+from xml.etree import ElementTree
 
 import imageio.v3 as imageio
 import numpy as np
 import pytest
 
+from splatcli.config import with_settings
+from splatcli.formats.html import ICON
 from splatcli.rasterizer import render
 from splatcli.rasterizer.step_inputs import StepEngine
 from splatcli.render.images import LAYERS
-from splatcli.train.events import Started, Stepped
+from splatcli.train.events import Evaluated, Probed, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from splatcli.viewer import live_viewer as module
@@ -172,6 +176,62 @@ def test_an_image_comes_with_the_progress_of_its_step(
         "paused": False,
         "seconds": pytest.approx(0.1),
     }
+
+
+def test_the_rate_and_the_time_left_are_those_of_the_last_seconds(
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
+    state.config = with_settings(state.config, {"train.iterations": 1000})
+    for step in range(1, 101):  # ten a second
+        clock.now += 0.1
+        state.step = step
+        run.report(stepped(step), state)
+    answer = browser.ask(image_request())
+    run.report(stepped(101), state)
+    got = facts(answer.result())
+    assert got["rate"] == pytest.approx(10, rel=0.02)
+    assert got["seconds_left"] == pytest.approx(90, rel=0.02)
+    assert {"test_psnr", "train_psnr"}.isdisjoint(got)
+    # Twice as fast: the rate of the beginning is forgotten.
+    for step in range(101, 901):
+        clock.now += 0.05
+        state.step = step
+        run.report(stepped(step), state)
+    answer = browser.ask(image_request())
+    run.report(stepped(901), state)
+    assert facts(answer.result())["seconds_left"] == pytest.approx(5, rel=0.02)
+
+
+def test_an_older_state_and_a_new_run_measure_anew(
+    run: LiveRun, browser: Browser, state: TrainState, painted: list[RenderRequest], clock: Clock
+) -> None:
+    run.report(Evaluated(5, 21.5, 0.7, 20, []), state)
+    for step in (10, 20, 5):
+        clock.now += 2
+        state.step = step
+        run.report(stepped(step), state)
+    answer = browser.ask(image_request())
+    run.report(Probed(5, 23.5, 20), state)
+    got = facts(answer.result())
+    assert (got["test_psnr"], got["train_psnr"]) == (21.5, 23.5)
+    assert "seconds_left" not in got
+    run.report(Started(0, 12, 20, 5, 1, "cpu"), state)
+    clock.now += 2
+    answer = browser.ask(image_request())
+    run.report(stepped(1), state)
+    assert {"test_psnr", "train_psnr", "seconds_left"}.isdisjoint(facts(answer.result()))
+
+
+def test_the_page_has_an_icon_of_its_own_and_names_its_keys(run: LiveRun) -> None:
+    answer = run(Request("GET", "/", {}, own=False))
+    assert answer is not None
+    page = answer.content.decode()
+    assert page.count('rel="icon"') == 1
+    assert ICON in page
+    ElementTree.fromstring(unquote(ICON.partition("data:image/svg+xml,")[2].removesuffix('">')))
+    for key in "WASDQEFCPH?":
+        assert f"<kbd>{key}</kbd>" in page, key
 
 
 def test_who_moves_gets_half_of_the_time_and_no_more(
