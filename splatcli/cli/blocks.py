@@ -12,6 +12,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.console import Output
+from splatcli.cli.dry_run import show_blocks, show_earlier
 from splatcli.cli.model import newest_checkpoint
 from splatcli.cli.run_training import (
     NewRun,
@@ -45,6 +46,15 @@ RECORD = "blocks.json"
 
 #: Number of blocks whose contents are listed.
 _LISTED = 16
+
+
+class _PlanOutput(Output):
+    """The output of a block's --dry-run, which keeps the plan."""
+
+    plans: list[dict[str, Any]]
+
+    def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
+        self.plans = [facts]
 
 
 class _BlockOutput(Output):
@@ -92,6 +102,9 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
         )
     place = run.output or default_folder(scene)
     _survey(config, (strips, columns), out)
+    if run.dry:
+        _show_blocks(place, run, [*range(strips * columns)] if block is None else [block], device, out)
+        return 0
     _claim(place, config.data.blocks, scene)
     for number in range(strips * columns) if block is None else [block]:
         code = _train_block(
@@ -107,6 +120,16 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
     if block is None and run.stop_at is None:
         merge_run(place, None, out)
     return 0
+
+
+def _show_blocks(place: Path, run: NewRun, blocks: list[int], device: str, out: Output) -> None:
+    """Print the plan of each block, and how long all take, one after another."""
+    plans = []
+    for number in blocks:
+        own = _PlanOutput(json=out.json, quiet=out.quiet)
+        _train_block(number, run, folder_of(place, number), device=device, live=None, out=own)
+        plans += [{"block": number, **facts} for facts in own.plans]
+    show_blocks(Path(run.config.data.scene), place, plans, device, out)
 
 
 def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
@@ -222,6 +245,9 @@ def _train_block(number: int, run: NewRun, folder: Path, *, device: str, live: L
     if step_of(found) >= run.config.train.iterations:
         out.note(f"block {number} is finished: {found}")
         out.result({"path": found, "step": step_of(found), "reason": "finished"}, [found])
+        return 0
+    if run.dry:
+        show_earlier(found, out)
         return 0
     return resume_training(found, ResumeOverrides(), stop_at=run.stop_at, device=device, live=live, out=out)
 

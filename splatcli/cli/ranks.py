@@ -25,6 +25,15 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
     device: as on the command line; each rank needs a GPU of its own. mode: of MODES. asked: the option's name.
     """
     from splatcli.distributed.launch import launch
+
+    own = check_ranks(ranks, device=device, mode=mode, asked=asked)
+    kind = ["--device", own]
+    command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", mode or REPLICATED, *kind]
+    return launch(command, ranks, share_cores=own == "cpu")
+
+
+def check_ranks(ranks: int, *, device: str, mode: str | None, asked: str) -> str:
+    """Return the kind of device of ``ranks`` processes, cuda or cpu. Raises UsageError where they cannot be started."""
     from splatcli.native.backend import resolve_device
 
     if mode is not None and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
@@ -47,9 +56,7 @@ def start_ranks(ranks: int, arguments: list[str], *, device: str, mode: str | No
                 if not count
                 else f"{asked} {count}, or --device cpu",
             )
-    kind = ["--device", "cuda" if on_gpus else "cpu"]
-    command = [sys.executable, "-m", "splatcli", *arguments, "--distributed", mode or REPLICATED, *kind]
-    return launch(command, ranks, share_cores=not on_gpus)
+    return "cuda" if on_gpus else "cpu"
 
 
 def check_sharded(config: Config, *, viewer: bool) -> None:

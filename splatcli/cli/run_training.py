@@ -57,7 +57,7 @@ class NewRun:
     config: its settings. rebuild_config: the settings with others under dotted keys, schedules scaled to them.
     request: what identifies the run, see build_request(). import_options: for the model that ``--init`` names.
     output: the run folder; None chooses one. limit: seconds of this process that steps and Gaussians have to fit.
-    dry: only say what would be done.
+    dry: only say what would be done, by as many processes as ``ranks`` says.
     """
 
     config: Config
@@ -69,6 +69,7 @@ class NewRun:
     stop_at: int | None = None
     limit: float | None = None
     dry: bool = False
+    ranks: int | None = None
 
 
 def start_training(
@@ -146,7 +147,7 @@ def start_training(
             budget = TimeBudget(run.limit, scene, given, device, rebuild, out)
             config = budget.config
         if run.dry:
-            show_training(config, scene, given, place, device, run.limit, out)
+            show_training(run, config, scene, given, place, device, out, sharded=sharded)
             return 0
         requests.listen_for_stops()
         with _open_run_dir(group, lambda: RunDir.create(place, overwrite=run.overwrite)) as run_dir:
@@ -213,7 +214,7 @@ def resume_training(
                 where=root,
                 remedy="name its present folder: --data DIR",
             )
-        check_batch(config, group)
+        check_batch(config, None if group is None else group.size)
         if sharded:
             check_sharded(config, viewer=live is not None)
         out.note(f"reading {root}")
@@ -251,20 +252,20 @@ def _wants_offload(path: Path, overrides: ResumeOverrides) -> bool:
     return stored or "memory.offload=true" in overrides.settings
 
 
-def check_batch(config: Config, group: ProcessGroup | None) -> None:
-    """Raises UsageError when ranks would have no view to work on, or each a place to offload to."""
-    if group is not None and config.memory.offload:
+def check_batch(config: Config, ranks: int | None) -> None:
+    """Raise UsageError when ranks would have no view to work on, or each a place to offload to; None: no ranks."""
+    if ranks is not None and config.memory.offload:
         raise UsageError(
             "ranks sum up the gradients of all Gaussians, which takes the memory that --offload saves",
             where="--offload",
             remedy="give --offload or ranks",
         )
     views = config.train.batch_size
-    if group is not None and views < group.size:
+    if ranks is not None and views < ranks:
         raise UsageError(
-            f"{group.size} ranks want as many views a step, and the run has {views}",
+            f"{ranks} ranks want as many views a step, and the run has {views}",
             where="train.batch_size",
-            remedy=f"fewer ranks; or a larger batch, which is another run: --set train.batch_size={group.size}",
+            remedy=f"fewer ranks; or a larger batch, which is another run: --set train.batch_size={ranks}",
         )
 
 

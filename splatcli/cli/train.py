@@ -81,11 +81,11 @@ class TrainArguments:
                 where="--offload",
                 remedy="leave out --ranks, --distributed, --batch-size and --max-time",
             )
-        if self.dry_run and (several or settings.get("data.blocks") or settings.get("memory.offload")):
+        if self.dry_run and processes.distributed and processes.ranks is None:
             raise UsageError(
-                "--dry-run plans for one process, one view per step and one block",
+                "--dry-run starts no processes, and does not join those of a launcher",
                 where="--dry-run",
-                remedy="leave out --ranks, --distributed, --batch-size, --blocks and --offload",
+                remedy="say how many there are: --ranks N",
             )
         if self.max_time is not None and "train.iterations" in settings:
             raise UsageError("--max-time chooses the steps itself", where="--iterations", remedy="give one of the two")
@@ -123,7 +123,7 @@ def train(args: TrainArguments) -> int:
       splat train scene/ --set optim.means_lr=1e-4 --json > log.jsonl
     """
     from splatcli.cli.console import open_output
-    from splatcli.cli.ranks import SHARDED, check_sharded, joined_group, start_ranks
+    from splatcli.cli.ranks import SHARDED, check_ranks, check_sharded, joined_group, start_ranks
     from splatcli.cli.run_training import NewRun, build_request, check_batch, start_training
     from splatcli.cli.view import live_page
 
@@ -132,8 +132,11 @@ def train(args: TrainArguments) -> int:
     scene, note = scene_to_train(args.scene, is_layout_given=layout)
     args = replace(args, scene=scene)
     with open_output(json=args.json, quiet=args.quiet) as out:
-        if processes.ranks is not None:
-            words = sys.argv[1:]
+        words, device, mode = sys.argv[1:], args.device, processes.distributed
+        if args.dry_run and processes.ranks is not None:  # this process plans for all
+            device = check_ranks(processes.ranks, device=device, mode=mode, asked=options.name_of_ranks(words))
+            mode = None
+        elif processes.ranks is not None:
             return start_ranks(
                 processes.ranks,
                 options.without_ranks(words),
@@ -141,7 +144,8 @@ def train(args: TrainArguments) -> int:
                 mode=processes.distributed,
                 asked=options.name_of_ranks(words),
             )
-        with joined_group(processes.distributed, args.device, out) as (group, own_device):
+        with joined_group(mode, device, out) as (group, own_device):
+            ranks = processes.ranks if group is None else group.size
             if note is not None:
                 out.note(note)
             from splatcli.config import NAMED_STARTS
@@ -150,14 +154,14 @@ def train(args: TrainArguments) -> int:
             # The request has no default batch of ranks, so that another number of ranks recognises the run.
             request = build_request(args.build({}), **{"--max-time": args.max_time, **args.foreign.request()})
             share: dict[str, Any] = {}
-            if group is not None and "train.batch_size" not in args.settings:
-                share["train.batch_size"] = group.size
+            if ranks is not None and "train.batch_size" not in args.settings:
+                share["train.batch_size"] = ranks
 
             def rebuild_config(values: dict[str, Any]) -> Config:
                 return args.build({**share, **values})
 
             config = rebuild_config({})
-            check_batch(config, group)
+            check_batch(config, ranks)
             check_strategy(config)
             sharded = processes.distributed == SHARDED
             if sharded:
@@ -166,7 +170,7 @@ def train(args: TrainArguments) -> int:
             block = args.settings.get("data.block")
             if config.data.blocks is not None:
                 _check_blocks(args, block)
-                if group is not None:
+                if ranks is not None:
                     raise UsageError(
                         "a block is trained by one process", where="--blocks", remedy="start one for each --block K"
                     )
@@ -182,6 +186,7 @@ def train(args: TrainArguments) -> int:
                 stop_at=args.stop_at,
                 limit=None if args.max_time is None else _seconds(args.max_time),
                 dry=args.dry_run,
+                ranks=ranks,
             )
             with live_page(args.page.viewer, host=args.page.host, port=args.page.port, out=out) as live:
                 if config.data.blocks is not None:

@@ -18,7 +18,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.native.backend import ISA_VARIABLE, chosen_isa, same_rounding
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.filter_3d import filter_sizes
-from splatcli.rasterizer.offload import TensorStorage, storage_for
+from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import mask_notes
@@ -225,25 +225,12 @@ def new_state(
     place: (rank, size) of this process where each holds a shard; None: it holds all Gaussians.
     Raises SceneError where there is no view or no scale, ResourceError where the memory cannot suffice.
     """
-    if not scene.train:
-        raise SceneError("no view is left to train on", where=scene.root, remedy="hold out fewer: --test-every 8")
-    if not scene.extent > 0:
-        raise SceneError(
-            "all training cameras stand at one point, so that the scene has no scale",
-            where=scene.root,
-            remedy="add photos from other places; one place shows no depth",
-        )
-    if config.depth_lambda > 0.0:
-        check_depths(scene)
+    check_trainable(config, scene)
     seed, store = config.train.seed, storage_for(config.memory.offload, device, folder)
-    gaussians, init_notes = initial or first_gaussians(config, scene, init_model)
-    config, notes = resolve_cap(config, scene, len(gaussians))
-    notes = [*init_notes, *notes]
-    if planned:
-        own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
-        shards = 1 if place is None else place[1]
-        cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, store=store)
-        config, notes = resolve(config, memory_cap=cap), notes + more
+    gaussians, notes = initial or first_gaussians(config, scene, init_model)
+    shards = 1 if place is None else place[1]
+    config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, store=store)
+    notes = notes + more
     shard = None if place is None else Shard(*place, len(gaussians))
     per_view_params, sizes = PerViewParams.new(config.views, len(scene.train)), None
     if config.train.filter_3d:
@@ -275,6 +262,43 @@ def new_state(
         origin=origin,
     )
     return state, [*scene.notes, *mask_notes(scene.images), *notes]
+
+
+def check_trainable(config: Config, scene: Scene) -> None:
+    """Raise SceneError for a scene without views, scale, or the depth maps that the settings ask for."""
+    if not scene.train:
+        raise SceneError("no view is left to train on", where=scene.root, remedy="hold out fewer: --test-every 8")
+    if not scene.extent > 0:
+        raise SceneError(
+            "all training cameras stand at one point, so that the scene has no scale",
+            where=scene.root,
+            remedy="add photos from other places; one place shows no depth",
+        )
+    if config.depth_lambda > 0.0:
+        check_depths(scene)
+
+
+def planned_config(
+    config: Config,
+    scene: Scene,
+    gaussians: Gaussians,
+    device: str,
+    *,
+    planned: bool = True,
+    shards: int = 1,
+    store: TensorStorage = DEVICE_STORAGE,
+) -> tuple[Config, list[str]]:
+    """Return the settings of a new run with the caps of its scene and of the memory, and notes for the user.
+
+    gaussians: the first ones, on the CPU. planned, store: as for new_state(). shards: of the Gaussians, in processes.
+    Raises ResourceError where the memory cannot suffice.
+    """
+    config, notes = resolve_cap(config, scene, len(gaussians))
+    if not planned:
+        return config, notes
+    own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
+    cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, store=store)
+    return resolve(config, memory_cap=cap), [*notes, *more]
 
 
 def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:

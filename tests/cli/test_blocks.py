@@ -79,6 +79,26 @@ def test_blocks_are_trained_and_merged_into_one_run(merged_run: Path, ball: Path
     assert load_checkpoint(merged_run / f"ckpts/ckpt_{STEPS + 5:06d}.pt").step == STEPS + 5
 
 
+def test_each_block_is_planned(ball: Path, splat: Splat, tmp_path: Path) -> None:
+    place = tmp_path / "city"
+    words = ["train", ball, "--blocks", "2x1", "-n", 4, "--device", "cpu", "-o", place, *QUICK, *ANYWAY]
+    done = splat(*words, "--dry-run")
+    assert done.code == 0, done.err
+    assert done.lines[:2] == [f"reads  {ball}", f"makes  {place}: 2 blocks"]
+    for number in (0, 1):
+        assert done.lines[2 + number].startswith(f"block {number}  8 training views and 2 held out; 4 steps from ")
+        assert "; memory: about " in done.lines[2 + number]
+    assert done.lines[4].startswith("takes  about ")
+    assert not place.exists()
+    assert splat(*words, "--block", 1, "--stop-at", 2, "-q").code == 0
+    before = sorted(place.rglob("*"))
+    (facts,) = splat(*words, "--dry-run", "--json", "-q").objects[-1:]
+    assert [plan["block"] for plan in facts["blocks"]] == [0, 1]
+    assert facts["blocks"][1]["continues"].endswith("ckpt_000002.pt")
+    assert facts["seconds"] == pytest.approx(facts["blocks"][0]["seconds"])
+    assert sorted(place.rglob("*")) == before
+
+
 def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, splat: Splat, tmp_path: Path) -> None:
     place = tmp_path / "jobs"
     job = ("train", ball, "--blocks", "2x1", "-n", STEPS, "-o", place, *QUICK, *ANYWAY)

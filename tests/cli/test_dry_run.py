@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.tiny import QUICK, VIEWS
+from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
 
@@ -58,8 +60,55 @@ def test_images_without_cameras_are_said_to_need_them(splat: Splat, tiny_scene: 
     assert everything(tmp_path) == before
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
+def test_ranks_are_planned_without_starting_them(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("splatcli.distributed.launch.launch", lambda *_, **__: pytest.fail("a process was started"))
+    words = ["train", tiny_scene, "--dry-run", "--device", "cpu", "-n", 9, *QUICK, "--distributed", mode]
+    done = splat(*words, "--ranks", 3)
+    assert done.code == 0, done.err
+    _, _, needs, takes, *_ = done.lines
+    part = ", with 1/3 of the Gaussians" if mode == "sharded" else ""
+    assert needs.startswith(f"needs  memory in each of 3 processes{part}: about ")
+    assert needs.endswith(" to all together")
+    assert takes.endswith(" on cpu with one view a step; not measured with 3 by 3 processes")
+    (facts,) = splat(*words, "--ranks", 3, "--batch-size", 6, "--json").objects
+    assert (facts["ranks"], facts["batch_size"], facts["sharded"]) == (3, 6, mode == "sharded")
+    assert facts["seconds"] is None
+    assert facts["seconds_one_view"] > 0
+    too_few = splat(*words, "--ranks", 3, "--batch-size", 2)
+    assert (too_few.code, "3 ranks want as many views" in too_few.err) == (2, True)
+    assert everything(tmp_path) == []
+
+
+@NEEDS_COMPILER
+def test_a_shard_needs_less_than_the_whole(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    words = ["train", tiny_scene, "--dry-run", "--device", "cpu", "-n", "2k", "-o", tmp_path / "x", *QUICK, "--json"]
+    words += ["--cap-max", "5M", "--ranks", 4]
+    needs = {}
+    for mode in ("replicated", "sharded"):
+        (facts,) = splat(*words, "--distributed", mode).objects
+        at_cap = re.search(r", ([0-9.]+) GiB at the cap of 5,000,000 Gaussians", facts["memory"])
+        assert at_cap is not None, facts["memory"]
+        needs[mode] = float(at_cap[1])
+    assert needs["sharded"] < needs["replicated"]
+
+
+@NEEDS_COMPILER
+def test_offloading_is_planned_in_the_folder_above(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    words = ["train", tiny_scene, "--dry-run", "--device", "cpu", "-n", 9, "-o", tmp_path / "a" / "b", *QUICK]
+    done = splat(*words, "--offload")
+    assert done.code == 0, done.err
+    assert any(line.startswith(f"note: offloaded in a file in {tmp_path}: ") for line in done.lines)
+    assert any(line.endswith("without --offload, which makes steps longer") for line in done.lines)
+    assert everything(tmp_path) == []
+
+
 def test_what_cannot_be_planned_is_refused(splat: Splat, tiny_scene: Path) -> None:
-    done = splat("train", tiny_scene, "--dry-run", "--blocks", "2x2", "--json")
+    done = splat("train", tiny_scene, "--dry-run", "--distributed", "sharded", "--json")
     assert (done.code, done.objects[-1]["where"]) == (2, "--dry-run")
 
 
