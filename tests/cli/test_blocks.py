@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
@@ -15,6 +13,7 @@ from splatcli.formats.ply import read_ply
 from splatcli.gaussians import GROUPS
 from splatcli.scene.partition import make_grid
 from splatcli.scene.read import read_scene
+from tests.cli.tiny import add_points
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -32,15 +31,7 @@ def ball(tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny scene with 400 points on its ball."""
     root = tmp_path_factory.mktemp("blocks") / "ball"
     shutil.copytree(tiny_scene, root)
-    points = np.random.default_rng(0).normal(size=(400, 3))
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    lines = [" ".join([*(f"{x:.6f}" for x in point), "128 128 128"]) for point in points]
-    names = ["float x", "float y", "float z", "uchar red", "uchar green", "uchar blue"]
-    header = ["ply", "format ascii 1.0", "element vertex 400", *(f"property {name}" for name in names), "end_header"]
-    (root / "points.ply").write_text("\n".join([*header, *lines, ""]))
-    transforms = json.loads((root / "transforms.json").read_text())
-    (root / "transforms.json").write_text(json.dumps({**transforms, "ply_file_path": "points.ply"}))
-    return root
+    return add_points(root)
 
 
 @pytest.fixture(scope="module")
