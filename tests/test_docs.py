@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import runpy
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from splatcli.config import Config, flat_settings
 from splatcli.errors import SplatError
@@ -51,7 +53,7 @@ def test_every_setting_is_documented_with_its_default() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for page in [*ROOT.glob("*.md"), *DOCS.glob("*.md")]:
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("benchmarks/*.md")]:
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
@@ -61,23 +63,53 @@ def runnable_blocks(page: Path) -> list[str]:
     return re.findall(r"<!-- tested -->\n```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_readme_has_tested_commands() -> None:
-    assert runnable_blocks(ROOT / "README.md")
+def quick(block: str) -> str:
+    """``block`` with the settings that make training quick: real runs take minutes."""
+    block = block.replace("[1,4,7,10]", "[1,4,7]")  # the tiny scene has ten cameras
+    block = re.sub(r" (-n|--iterations|--cap-max|--max-time|-r) \S+", "", block)
+    return re.sub(r"(splat train \w+/)", rf"\1 {' '.join(QUICK)} --iterations 30", block)
+
+
+def needs(block: str, folder: Path) -> None:
+    """Skip the test where a program of ``block`` is not installed; ffmpeg may be the one of imageio-ffmpeg."""
+    with contextlib.suppress(ImportError, RuntimeError):
+        import imageio_ffmpeg
+
+        (folder / ".bin" / "ffmpeg").symlink_to(imageio_ffmpeg.get_ffmpeg_exe())
+    for program in ("jq", "ffmpeg"):
+        if re.search(rf"\b{program} ", block) and not (shutil.which(program) or (folder / ".bin" / program).exists()):
+            pytest.skip(f"{program} is not installed")
+
+
+def test_the_readme_has_tested_commands_and_is_short() -> None:
+    assert len(runnable_blocks(ROOT / "README.md")) > 2
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 150
 
 
 @pytest.mark.parametrize("block", runnable_blocks(ROOT / "README.md"), ids=lambda block: block.split("\n")[0])
 def test_commands_of_the_readme_work(block: str, shell: Callable[..., Any], tmp_path: Path) -> None:
-    write_scene(tmp_path / "scene")
-    # Real runs take minutes; here each training command gets the settings that make it quick.
-    quick = re.sub(r"(splat train scene/)", rf"\1 {' '.join(QUICK)} --iterations 30", block)
-    done = shell(f"set -euo pipefail\n{quick}")
+    needs(block, tmp_path)
+    for scene in set(re.findall(r"splat train (\w+)/", block)):
+        write_scene(tmp_path / scene)
+    done = shell(f"set -euo pipefail\n{quick(block)}")
     assert done.code == 0, done.err
     assert "Traceback" not in done.err
-    shutil.rmtree(tmp_path / "scene")
+    for moving in tmp_path.glob("*.webp"):
+        with Image.open(moving) as picture:
+            assert picture.size == (480, 360)
+            assert picture.n_frames > 100  # equal frames become one
+
+
+def test_moving_pictures_are_small() -> None:
+    (picture,) = (DOCS / "pictures").glob("*.webp")
+    assert picture.stat().st_size < 1_500_000
+    with Image.open(picture) as moving:
+        assert moving.size[0] <= 480
+        assert moving.n_frames > 50
 
 
 def test_source_files_that_the_documents_name_exist() -> None:
-    for page in [ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")]:
+    for page in [ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md")]:
         for name in re.findall(r"`([\w/]+/\w+\.(?:py|h|cuh|cpp|cu))`", page.read_text(encoding="utf-8")):
             places = [ROOT / name, ROOT / "splatcli" / name]
             assert any(place.exists() for place in places), f"{page.name} names {name}"
