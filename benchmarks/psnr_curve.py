@@ -1,6 +1,6 @@
 """PSNR of one held-out view over the wall time of a training run.
 
-    PYTHONPATH=. python -m benchmarks.psnr_over_time SCENE VIEW [--out FILE] [--at 2 4 8 ...]
+    PYTHONPATH=. python -m benchmarks.psnr_curve SCENE VIEW [--out FILE] [--at 2 4 8 ...]
 
 The clock starts before torch is imported. VIEW is a file name among the held-out images of SCENE. It is rendered and
 compared between two steps, and the time for that is subtracted. The curve replaces the one of the same program in FILE;

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import psnr_over_time, psnr_plot
+from benchmarks import psnr_curve, psnr_plot
 from tests.cli.tiny import write_scene
 from tests.native.cases import NEEDS_COMPILER
 
@@ -21,8 +21,8 @@ OTHER = {"program": "other", "points": [{"seconds": 8.0, "psnr": 11.0}, {"second
 @NEEDS_COMPILER
 def test_a_run_is_scored_over_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(*words: object) -> int:
-        monkeypatch.setattr(sys, "argv", ["psnr_over_time", *map(str, words)])
-        return psnr_over_time.main()
+        monkeypatch.setattr(sys, "argv", ["psnr_curve", *map(str, words)])
+        return psnr_curve.main()
 
     scene, out = write_scene(tmp_path / "ball"), tmp_path / "curve.json"
     facts = {"scene": "ball", "size": "40x30", "view": "view_00.png"}
@@ -52,7 +52,7 @@ def test_curves_of_another_scene_are_not_mixed(tmp_path: Path) -> None:
     out = tmp_path / "curve.json"
     out.write_text(json.dumps({"scene": "a", "size": "1x1", "view": "b", "curves": []}))
     with pytest.raises(SystemExit, match="another scene"):
-        psnr_over_time.with_curve(out, {"scene": "c", "size": "1x1", "view": "b"}, OTHER)
+        psnr_curve.with_curve(out, {"scene": "c", "size": "1x1", "view": "b"}, OTHER)
 
 
 def test_the_picture_has_every_point_in_order() -> None:
