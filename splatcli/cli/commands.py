@@ -92,11 +92,13 @@ _OF_TRAIN = (
     "--dry-run",
     "--device",
 )
+_OF_SFM = ("-o", "--frames", "--camera-model", "--matching", "--overwrite", "-q", "--json")
+_OF_INFO = ("--plot", "--model", "--images", "--param-space", "-q", "--json")
 _OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
 _OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "--dry-run", "-q", "--json")
 
 add_command(app, "train", train.train, TrainCommand, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
-add_command(app, "sfm", sfm.sfm, panel=_MODELS)
+add_command(app, "sfm", sfm.sfm, panel=_MODELS, everyday=_OF_SFM)
 add_command(app, "demo", demo.demo, panel=_MODELS)
 add_command(app, "resume", resume.resume, panel=_MODELS, everyday=_OF_RUNS)
 add_command(app, "merge", blocks.merge, panel=_MODELS)
@@ -104,7 +106,7 @@ add_command(app, "render", render.render, render.RenderCommand, panel=_RESULTS, 
 add_command(app, "export", export.export, panel=_RESULTS, everyday=_OF_EXPORT)
 add_command(app, "view", view.view, panel=_RESULTS)
 add_command(app, "eval", eval_command.evaluate, panel=_RESULTS)
-add_command(app, "info", info.info, panel=_EXAMINE)
+add_command(app, "info", info.info, panel=_EXAMINE, everyday=_OF_INFO)
 add_command(app, "check", check.check, panel=_EXAMINE)
 add_command(app, "bench", bench.bench, panel=_EXAMINE)
 add_command(app, "doctor", doctor.doctor, panel=_EXAMINE)

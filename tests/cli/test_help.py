@@ -74,6 +74,15 @@ def test_help_shows_the_everyday_flags_and_where_the_others_are() -> None:
     assert "more flags: splat train --help-all" in text
 
 
+@pytest.mark.parametrize("command", ["train", "resume", "render", "export", "info", "sfm"])
+def test_the_help_of_a_command_with_many_flags_is_short(command: str, splat: Splat) -> None:
+    short, every = splat(command, "--help"), splat(command, "--help-all")
+    names = [set(re.findall(r"(?<![\w`-])--[a-z0-9-]+", text.out)) for text in (short, every)]
+    assert names[0] < names[1]
+    assert f"more flags: splat {command} --help-all" in short.out
+    assert len(short.lines) < 0.85 * len(every.lines)
+
+
 def test_help_is_in_boxes_on_a_terminal() -> None:
     screen = on_terminal("train", "--help", columns=80)
     assert screen.code == 0
