@@ -127,7 +127,9 @@ class DataConfig(Section):
         Annotated[str, Field(pattern=r"^\w[\w.-]*$", max_length=100)] | None,
         Flag("--format", metavar="LAYOUT", default="what the folder holds"),
     ] = Field(
-        None, description="Layout of the scene: colmap, nerfstudio (also instant-ngp), blender or that of a plug-in."
+        None,
+        description="Layout of the scene: colmap, nerfstudio (also instant-ngp), blender, opf, metashape, "
+        "realitycapture, polycam, record3d or that of a plug-in.",
     )
     model: Annotated[str | None, Flag("--model", metavar="DIR", default="the largest")] = Field(
         None, description="Folder of a COLMAP model inside the scene."

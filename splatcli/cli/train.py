@@ -26,8 +26,8 @@ class TrainArguments:
         Path,
         typer.Argument(
             metavar="SCENE",
-            help="Folder of a COLMAP, nerfstudio or Blender scene; or images without cameras, or a video, whose "
-            "cameras splat sfm estimates first.",
+            help="Folder of a COLMAP, nerfstudio or Blender scene or of another program's cameras; or images without "
+            "cameras, or a video, whose cameras splat sfm estimates first.",
         ),
     ]
     output: Annotated[

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from splatcli import plugins
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError, from_os_error
-from splatcli.scene import blender, colmap, nerfstudio
+from splatcli.scene import blender, colmap, metashape, nerfstudio, opf, phone_scans, realitycapture
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import find_depth_maps
@@ -35,7 +35,18 @@ from splatcli.scene.source import Problems, Reader, SceneSource, View
 _log = logging.getLogger(__name__)
 
 #: The layouts that are read, the more telling first; plug-ins come after them.
-READERS = (colmap.READER, blender.READER, nerfstudio.READER)
+READERS = (
+    colmap.READER,
+    blender.READER,
+    nerfstudio.READER,
+    opf.READER,
+    metashape.READER,
+    realitycapture.READER,
+    phone_scans.POLYCAM,
+    phone_scans.RECORD3D,
+)
+#: Those of other programs, whose files have no fixed names.
+_IMPORTS = READERS[3:]
 #: Stems of files that describe cameras or are a part of what does.
 _CAMERA_FILES = frozenset(
     (Path(blender.FILE).stem, Path(nerfstudio.FILE).stem, "cameras", "images", "points3D", "database")
@@ -45,7 +56,7 @@ MAX_NESTED = 2
 
 
 def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 0)) -> Scene:
-    """The scene in a folder: COLMAP, Blender, or nerfstudio / instant-ngp.
+    """The scene in a folder: COLMAP, Blender, nerfstudio / instant-ngp, or the cameras of another program.
 
     path: the scene's folder.
     background: R G B, 0 to 255, under what is transparent; None for one that is new each step, see ImageStore.
@@ -75,7 +86,9 @@ def has_images_only(path: Path) -> bool:
     """Whether a folder holds images, and nothing in it or below looks like a part of a description of cameras."""
     root = Path(path).absolute()
     found = False
-    for _, folders, files in walk(root, private=True):
+    for base, folders, files in walk(root, private=True):
+        if len(Path(base).relative_to(root).parts) <= MAX_NESTED and _imported(Path(base)):
+            return False
         folders[:] = [name for name in folders if not name.startswith(".")]
         if "sparse" in folders or any(Path(name).stem in _CAMERA_FILES for name in files):
             return False
@@ -161,13 +174,13 @@ def _matching_plugins(root: Path) -> list[Reader]:
 
 
 def _nested(root: Path) -> Path | None:
-    """Return the one folder below, at most MAX_NESTED deep, with a transforms file. Raises SceneError for several."""
+    """Return the one folder below, at most MAX_NESTED deep, with cameras. Raises SceneError for several."""
     found = []
     for base, folders, files in walk(root, private=True):
         path = Path(base)
         deep = len(path.relative_to(root).parts) >= MAX_NESTED
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-        if blender.FILE in files or nerfstudio.FILE in files:
+        if blender.FILE in files or nerfstudio.FILE in files or (path != root and _imported(path)):
             found.append(path)
     if len(found) > 1:
         raise SceneError(
@@ -176,6 +189,14 @@ def _nested(root: Path) -> Path | None:
             remedy=f"name one of them, as {found[0]}",
         )
     return found[0] if found else None
+
+
+def _imported(folder: Path) -> bool:
+    """Return whether a folder holds the cameras of another program. False for one that cannot be read."""
+    try:
+        return any(reader.matches(folder) for reader in _IMPORTS)
+    except PermissionError:
+        return False
 
 
 def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -> None:

@@ -91,7 +91,7 @@ def test_own_readers_come_first_and_import_no_other(place: Path, scene: Path) ->
 
 def test_an_unknown_format_lists_what_exists(place: Path, scene: Path) -> None:
     install(place, "splat_csv", READER, POINT)
-    with pytest.raises(UsageError, match=r"no format 'bundler'.*\n.*colmap, blender, nerfstudio, csvposes"):
+    with pytest.raises(UsageError, match=r"no format 'bundler'.*\n.*colmap, blender, nerfstudio, .*, csvposes"):
         read_scene(scene, DataConfig(format="bundler"))
 
 

@@ -1,0 +1,272 @@
+"""Agisoft Metashape's cameras (File, Export, Export Cameras, Agisoft XML)."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.brown import Brown, colmap_camera
+from splatcli.scene.geodesy import enu_axes, from_geocentric
+from splatcli.scene.imported import check_size, head, image_name, only_one, points_beside, viewmat_of, with_suffix
+from splatcli.scene.source import ROTATION_TOLERANCE, FixedLens, Problems, Reader, SceneSource, View
+
+FILES = "cameras of Metashape (XML)"
+_EXPORT = "export the cameras again: File, Export, Export Cameras, Agisoft XML"
+#: Pixels that a skewed pixel grid may shift the image's corners, which is not corrected.
+_MAX_SKEW = 0.5
+#: Distances from the Earth's centre, metres, at which coordinates are geocentric.
+_EARTH = (6.3e6, 6.4e6)
+_NUMBERS = ("f", "cx", "cy", "b1", "b2", "k1", "k2", "k3", "k4", "p1", "p2", "p3", "p4")
+
+
+@dataclass(frozen=True, slots=True)
+class _Placement:
+    """The similarity from a chunk's or a component's own frame to the world."""
+
+    rotation: NDArray[np.float64]
+    translation: NDArray[np.float64]
+    scale: float
+
+
+_IDENTITY = _Placement(np.eye(3), np.zeros(3), 1.0)
+
+
+def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """The aligned cameras of the one chunk that has any, in the coordinates of that chunk's world."""
+    file = only_one(_files(root), "Metashape cameras")
+    check_size(file)
+    chunk = _chunk(_parse(file), file)
+    folders = [root / "images", root]
+    notes: list[str] = []
+    lenses = _lenses(chunk, file, problems, notes)
+    placements, only = _placements(chunk, file, notes)
+    views: list[View] = []
+    skipped: Counter[str] = Counter()
+    for element in chunk.iterfind("cameras//camera"):
+        reason = _why_not(element, only)
+        if reason is not None:
+            skipped[reason] += 1
+            continue
+        label = f"camera {element.get('id', '?')} {element.get('label', '')!r}"
+        with problems.collect():
+            lens = lenses.get(element.get("sensor_id", ""))
+            if lens is None:
+                if element.get("sensor_id", "") not in _sensor_ids(chunk):
+                    raise SceneError(f"{label}: its sensor is not in the file", where=file, remedy=_EXPORT)
+                continue  # its lens is a problem already
+            placement = placements.get(element.get("component_id"), placements[None])
+            views.append(_view(element, label, lens, placement, file, folders))
+    notes += [f"{count} cameras of the Metashape chunk are {reason}" for reason, count in skipped.items()]
+    views, moved = _locally(views, notes)
+    source = SceneSource(root, file, views, folders, notes=notes)
+    if not moved:
+        with problems.collect():
+            source.points = points_beside(file, data.max_points)
+    return source
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in with_suffix(root, ".xml") if b"<chunk" in (start := head(path)) and b"<document" in start]
+
+
+def _parse(file: Path) -> ET.Element:
+    if b"<!DOCTYPE" in head(file) or b"<!ENTITY" in head(file):
+        raise SceneError("has a document type, which Metashape does not write", where=file, remedy=_EXPORT)
+    try:
+        return ET.parse(file).getroot()
+    except ET.ParseError as error:
+        line, column = error.position
+        raise SceneError(f"not valid XML: {error}", where=f"{file}:{line}:{column + 1}", remedy=_EXPORT) from None
+
+
+def _chunk(document: ET.Element, file: Path) -> ET.Element:
+    chunks = [chunk for chunk in document.iter("chunk") if chunk.find("cameras//camera/transform") is not None]
+    if len(chunks) > 1:
+        names = ", ".join(chunk.get("label", "?") for chunk in chunks)
+        raise SceneError(
+            f"has several chunks with aligned cameras: {names}",
+            where=file,
+            remedy="align and merge them in Metashape, or export one of them",
+        )
+    if not chunks:
+        raise SceneError("has no aligned camera", where=file, remedy="align the photos in Metashape and export again")
+    return chunks[0]
+
+
+def _sensor_ids(chunk: ET.Element) -> set[str]:
+    return {sensor.get("id", "") for sensor in chunk.iterfind("sensors/sensor")}
+
+
+def _why_not(camera: ET.Element, only: str | None) -> str | None:
+    """Return why a camera is passed over, for a note; None for one that is a view."""
+    if camera.find("transform") is None:
+        return "not aligned"
+    if camera.get("enabled", "1").lower() in ("0", "false"):
+        return "disabled"
+    return "of another component" if only is not None and camera.get("component_id") != only else None
+
+
+def _lenses(chunk: ET.Element, file: Path, problems: Problems, notes: list[str]) -> dict[str, FixedLens]:
+    used = {camera.get("sensor_id", "") for camera in chunk.iterfind("cameras//camera") if not _why_not(camera, None)}
+    lenses = {}
+    for sensor in chunk.iterfind("sensors/sensor"):
+        number = sensor.get("id", "")
+        if number not in used:
+            continue
+        label = f"sensor {number} {sensor.get('label', '')!r}"
+        with problems.collect():
+            lenses[number] = FixedLens(file, label, _lens(sensor, label, file, notes))
+    return lenses
+
+
+def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycolmap.Camera:
+    found = sorted(sensor.findall("calibration"), key=lambda one: one.get("class") != "adjusted")
+    if not found:
+        raise SceneError(f"{label}: it is not calibrated", where=file, remedy="align the photos, and export again")
+    calibration = found[0]
+    kind = calibration.get("type") or sensor.get("type") or "frame"
+    resolution = calibration.find("resolution")
+    resolution = sensor.find("resolution") if resolution is None else resolution
+    if resolution is None:
+        raise SceneError(f"{label}: no resolution", where=file, remedy=_EXPORT)
+    width, height = (round(_number(resolution.get(key), key, label, file)) for key in ("width", "height"))
+    values = {name: _number(calibration.findtext(name, "0"), name, label, file) for name in _NUMBERS}
+    if calibration.find("f") is None:
+        focal = [_number(calibration.findtext(name), name, label, file) for name in ("fx", "fy")]
+    else:
+        focal = [values["f"] + values["b1"], values["f"]]
+    # The offset is from the middle of the image, whose upper left corner is (0, 0).
+    center = [width / 2 + values["cx"], height / 2 + values["cy"]]
+    _check_skew(values["b2"], focal[1], center[1], height, label, file, notes)
+    if values["p3"] or values["p4"]:
+        raise SceneError(
+            f"{label}: its tangential distortion has the terms p3 and p4, which no model of COLMAP has",
+            where=file,
+            remedy="optimise the cameras without p3 and p4, or export undistorted images",
+        )
+    # Metashape's p1 is the factor of r^2 + 2 x^2, OpenCV's p2.
+    radial, p1, p2 = [values[f"k{i}"] for i in (1, 2, 3, 4)], values["p2"], values["p1"]
+    if kind == "frame":
+        return Brown(focal[0], focal[1], center[0], center[1], radial, (p1, p2)).camera(width, height, file, label)
+    if kind in ("fisheye", "equidistant_fisheye"):
+        head_ = [*focal, *center, radial[0], radial[1]]
+        return colmap_camera("THIN_PRISM_FISHEYE", width, height, [*head_, p1, p2, radial[2], radial[3], 0.0, 0.0])
+    raise SceneError(
+        f"{label}: cameras of the type {kind!r} are not read",
+        where=file,
+        remedy="frame and fisheye cameras are; convert the others to perspective views in Metashape "
+        "(File, Export, Convert Images)",
+    )
+
+
+def _check_skew(b2: float, focal: float, cy: float, height: int, label: str, file: Path, notes: list[str]) -> None:
+    shift = abs(b2) * max(cy, height - cy) / focal if focal > 0 else 0.0
+    if shift > _MAX_SKEW:
+        raise SceneError(
+            f"{label}: its pixels are skewed (b2 = {b2:g}, {shift:.2g} pixels at the edge), which COLMAP's models lack",
+            where=file,
+            remedy="optimise the cameras without b2, or export undistorted images",
+        )
+    if b2:
+        notes.append(f"{label}: its skew b2 is left out, which shifts the edge of the image by {shift:.2g} pixels")
+
+
+def _number(text: str | None, name: str, label: str, file: Path) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise SceneError(f"{label}: {name} is {text!r}, not a number", where=file, remedy=_EXPORT)
+    return value
+
+
+def _numbers(element: ET.Element | None, count: int, name: str, label: str, file: Path) -> NDArray[np.float64]:
+    words = ((element.text or "") if element is not None else "").split()
+    if len(words) != count:
+        raise SceneError(f"{label}: {name} has {len(words)} numbers, expected {count}", where=file, remedy=_EXPORT)
+    return np.array([_number(word, name, label, file) for word in words])
+
+
+def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[str | None, _Placement], str | None]:
+    """The placement of each component, under None that of the chunk; and the only component that has a common frame."""
+    placements: dict[str | None, _Placement] = {None: _placement(chunk.find("transform"), "the chunk", file)}
+    counted = Counter(
+        camera.get("component_id") for camera in chunk.iterfind("cameras//camera") if not _why_not(camera, None)
+    )
+    placed = True
+    for component in chunk.iterfind("components/component"):
+        number = component.get("id")
+        transform = component.find("transform")
+        if transform is not None:
+            placements[number] = _placement(transform, f"component {number}", file)
+        elif number in counted:
+            placed = False
+    if len(counted) < 2 or placed:
+        return placements, None
+    largest = counted.most_common(1)[0][0]
+    notes.append("the chunk has several components without a common frame: the largest is used")
+    return placements, largest
+
+
+def _placement(transform: ET.Element | None, label: str, file: Path) -> _Placement:
+    if transform is None:
+        return _IDENTITY
+    if not len(transform):
+        matrix = _numbers(transform, 16, "its transform", label, file).reshape(4, 4)
+        scale = float(np.cbrt(np.linalg.det(matrix[:3, :3])))
+        rotation, translation = matrix[:3, :3] / (scale or 1.0), matrix[:3, 3]
+    else:
+        rotation, translation, scale = np.eye(3), np.zeros(3), 1.0
+        if transform.find("rotation") is not None:
+            rotation = _numbers(transform.find("rotation"), 9, "its rotation", label, file).reshape(3, 3)
+        if transform.find("translation") is not None:
+            translation = _numbers(transform.find("translation"), 3, "its translation", label, file)
+        if transform.find("scale") is not None:
+            scale = float(_numbers(transform.find("scale"), 1, "its scale", label, file)[0])
+    if not (scale > 0 and np.abs(rotation.T @ rotation - np.eye(3)).max() <= ROTATION_TOLERANCE):
+        raise SceneError(f"{label}: its transform is no rotation with a scale", where=file, remedy=_EXPORT)
+    return _Placement(rotation, translation, scale)
+
+
+def _view(
+    element: ET.Element, label: str, lens: FixedLens, placement: _Placement, file: Path, folders: list[Path]
+) -> View:
+    matrix = _numbers(element.find("transform"), 16, "its transform", label, file).reshape(4, 4)
+    rotation = placement.rotation @ matrix[:3, :3]
+    center = placement.scale * placement.rotation @ matrix[:3, 3] + placement.translation
+    name = image_name(element.get("label", ""), folders)
+    return View(name, lens, viewmat_of(rotation, center, file, label, opengl=False), label)
+
+
+def _locally(views: list[View], notes: list[str]) -> tuple[list[View], bool]:
+    """Views whose coordinates are geocentric in metres east, north and up of their middle; and whether they are."""
+    if not views:
+        return views, False
+    middle = np.mean([view.center for view in views], axis=0)
+    if not _EARTH[0] < np.linalg.norm(middle) < _EARTH[1]:
+        return views, False
+    lat, lon, height = from_geocentric(middle)
+    axes = enu_axes(lat, lon)
+    moved = []
+    for view in views:
+        viewmat = np.eye(4)
+        viewmat[:3, :3] = view.viewmat[:3, :3] @ axes.T
+        viewmat[:3, 3] = -viewmat[:3, :3] @ axes @ (view.center - middle)
+        moved.append(View(view.name, view.lens, viewmat, view.label))
+    notes.append(
+        f"the chunk is geocentric: the scene is in metres east, north and up of {lat:.7f}, {lon:.7f}, {height:.2f} m"
+    )
+    return moved, True
+
+
+READER = Reader("metashape", FILES, lambda root: bool(_files(root)), read_metashape)

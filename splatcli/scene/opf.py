@@ -1,0 +1,221 @@
+"""Open Photogrammetry Format projects (PIX4Dmatic and others): calibrated cameras, and tie points if there are any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.brown import Brown
+from splatcli.scene.imported import image_name, only_one, viewmat_of, with_suffix
+from splatcli.scene.nerfstudio import load_transforms
+from splatcli.scene.points import RawPoints, stride
+from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+
+FILES = "a project in the Open Photogrammetry Format (.opf)"
+_EXPORT = "export the project again"
+#: Formats of the resources of a project that are read.
+_CAMERAS = "application/opf-calibrated-cameras+json"
+_INPUT = "application/opf-input-cameras+json"
+_LIST = "application/opf-camera-list+json"
+_GLTF = "model/gltf+json"
+#: glTF's component types of positions and colours, and elements of its vectors.
+_FLOAT, _UBYTE = 5126, 5121
+_WIDTHS = {"VEC3": 3, "VEC4": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class _Project:
+    """A project's file, and the files of its items by type and format."""
+
+    root: Path
+    file: Path
+    resources: dict[str, list[Path]]
+
+    def load(self, kind: str, what: str) -> list[tuple[Path, dict[str, Any]]]:
+        """The JSON resources of a format. Raises SceneError when there is none."""
+        files = self.resources.get(kind, [])
+        if not files:
+            raise SceneError(f"has no {what}", where=self.file, remedy=f"calibrate the project, and {_EXPORT}")
+        return [(file, load_transforms(file)) for file in files]
+
+
+def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """The calibrated cameras, in the project's processing frame (a right-handed local one, z up)."""
+    project = _project(root)
+    images = _images(project)
+    sizes = _sizes(project)
+    (file, calibrated), *_ = project.load(_CAMERAS, "calibrated cameras")
+    sensors = {_id(sensor, file, "a sensor"): sensor for sensor in _list(calibrated, "sensors", file)}
+    folders = [root, root / "images"]
+    lenses: dict[int, FixedLens] = {}
+    views = []
+    for camera in _list(calibrated, "cameras", file):
+        with problems.collect():
+            number = _id(camera, file, "a camera")
+            label = f"camera {number}"
+            uri, listed = images.get(number, ("", file))
+            if not uri:
+                raise SceneError(f"{label}: it is not in the project's list of cameras", where=file, remedy=_EXPORT)
+            sensor = int(_numbers({"sensor_id": [camera.get("sensor_id")]}, "sensor_id", 1, file, label)[0])
+            if sensor not in lenses:
+                lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file)
+            views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data), file))
+    source = SceneSource(root, file, views, folders)
+    source.notes += _passed_over(images, views)
+    with problems.collect():
+        source.points = _points(project, data.max_points)
+    return source
+
+
+def _project(root: Path) -> _Project:
+    file = only_one(with_suffix(root, ".opf"), "OPF projects")
+    document = load_transforms(file)
+    resources: dict[str, list[Path]] = {}
+    for item in _list(document, "items", file):
+        for resource in _list(item, "resources", file):
+            kind, uri = resource.get("format"), resource.get("uri")
+            if isinstance(kind, str) and isinstance(uri, str) and item.get("type") != "point_cloud":
+                name, _ = path_in_scene(unquote(uri), root, file, "a resource", allow_outside=False)
+                resources.setdefault(kind, []).append(root / name)
+    return _Project(root, file, resources)
+
+
+def _list(document: dict[str, Any], key: str, file: Path) -> list[dict[str, Any]]:
+    found = document.get(key)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise SceneError(f"has no list {key!r}", where=file, remedy=_EXPORT)
+    return found
+
+
+def _id(document: dict[str, Any], file: Path, what: str) -> int:
+    number = document.get("id")
+    if not isinstance(number, int):
+        raise SceneError(f"{what} has no number ('id')", where=file, remedy=_EXPORT)
+    return number
+
+
+def _images(project: _Project) -> dict[int, tuple[str, Path]]:
+    """Return where the image of each camera is, and the file that says so."""
+    found = {}
+    for file, document in project.load(_LIST, "list of cameras"):
+        for camera in _list(document, "cameras", file):
+            found[_id(camera, file, "a camera")] = (str(camera.get("uri", "")), file)
+    return found
+
+
+def _sizes(project: _Project) -> dict[int, tuple[int, int]]:
+    """Return the width and height of the images of each sensor."""
+    sizes = {}
+    for file, document in project.load(_INPUT, "input cameras"):
+        for sensor in _list(document, "sensors", file):
+            width, height = _numbers(sensor, "image_size_px", 2, file, "a sensor")
+            sizes[_id(sensor, file, "a sensor")] = (round(width), round(height))
+    return sizes
+
+
+def _image(uri: str, listed: Path, root: Path, label: str, data: DataConfig) -> tuple[str, str | None]:
+    """Return the name of the image of a URI, relative to the scene where it is below that."""
+    parts = urlsplit(uri)
+    path = unquote(parts.path)
+    if parts.scheme or path.startswith("/"):
+        # The place on the machine that wrote the project; here the image lies in the folder, or in its images/.
+        return image_name(path, [root, root / "images"]), None
+    inside = (listed.parent / path).relative_to(root) if ".." not in Path(path).parts else Path(path)
+    return path_in_scene(inside.as_posix(), root, listed, label, allow_outside=data.allow_outside)
+
+
+def _lens(sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int, int]], file: Path) -> FixedLens:
+    label = f"sensor {number}"
+    internals = (sensor or {}).get("internals")
+    if not isinstance(internals, dict) or number not in sizes:
+        raise SceneError(f"{label}: its calibration or its size is not in the project", where=file, remedy=_EXPORT)
+    kind = internals.get("type")
+    if kind != "perspective":
+        raise SceneError(
+            f"{label}: cameras of the type {kind!r} are not read, only 'perspective'",
+            where=file,
+            remedy="export undistorted images with their cameras, for example as a COLMAP model",
+        )
+    focal = _numbers({"focal_length_px": [internals.get("focal_length_px")]}, "focal_length_px", 1, file, label)[0]
+    center = _numbers(internals, "principal_point_px", 2, file, label)
+    radial = _numbers(internals, "radial_distortion", 3, file, label)
+    tangential = _numbers(internals, "tangential_distortion", 2, file, label)
+    lens = Brown(focal, focal, center[0], center[1], radial, tangential)
+    return FixedLens(file, label, lens.camera(*sizes[number], file, label))
+
+
+def _numbers(document: dict[str, Any], key: str, count: int, file: Path, label: str) -> list[float]:
+    found = document.get(key)
+    if not isinstance(found, list) or len(found) != count or not all(type(one) in (int, float) for one in found):
+        raise SceneError(f"{label}: {key} is not {count} numbers", where=file, remedy=_EXPORT)
+    return [float(one) for one in found]
+
+
+def _view(camera: dict[str, Any], label: str, lens: FixedLens, image: tuple[str, str | None], file: Path) -> View:
+    center = np.array(_numbers(camera, "position", 3, file, label))
+    w, p, k = np.radians(_numbers(camera, "orientation_deg", 3, file, label))
+    about_x = np.array([[1.0, 0.0, 0.0], [0.0, np.cos(w), -np.sin(w)], [0.0, np.sin(w), np.cos(w)]])
+    about_y = np.array([[np.cos(p), 0.0, np.sin(p)], [0.0, 1.0, 0.0], [-np.sin(p), 0.0, np.cos(p)]])
+    about_z = np.array([[np.cos(k), -np.sin(k), 0.0], [np.sin(k), np.cos(k), 0.0], [0.0, 0.0, 1.0]])
+    # From an image frame with x to the right, y up and z back.
+    viewmat = viewmat_of(about_x @ about_y @ about_z, center, file, label, opengl=True)
+    return View(image[0], lens, viewmat, f"{label} {image[0]!r}", image[1])
+
+
+def _passed_over(images: dict[int, tuple[str, Path]], views: list[View]) -> list[str]:
+    count = len(images) - len(views)
+    return [f"{count} images of the project are not calibrated"] if count > 0 else []
+
+
+def _points(project: _Project, limit: int) -> RawPoints | None:
+    """The tie points of the calibration; None where the project has none."""
+    files = project.resources.get(_GLTF, [])
+    if not files:
+        return None
+    file = files[0]
+    document = load_transforms(file)
+    clouds = []
+    try:
+        for node in document["nodes"]:
+            primitive = document["meshes"][node["mesh"]]["primitives"][0]["attributes"]
+            xyz = _accessor(document, primitive["POSITION"], file).astype(np.float64)
+            matrix = np.array(node.get("matrix", np.eye(4).ravel()), dtype=np.float64).reshape(4, 4).T
+            rgb = np.full((len(xyz), 3), 128, np.uint8)
+            if "COLOR_0" in primitive:
+                rgb = _accessor(document, primitive["COLOR_0"], file)[:, :3]
+            clouds.append((xyz @ matrix[:3, :3].T + matrix[:3, 3], rgb))
+        points = np.concatenate([xyz for xyz, _ in clouds])
+        colours = np.concatenate([rgb for _, rgb in clouds])
+        if len(points) != len(colours):
+            raise ValueError("positions and colours differ in number")
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SceneError(f"is no OPF point cloud: {error!r}", where=file, remedy=_EXPORT) from None
+    step = stride(len(points), limit)
+    return RawPoints(points[::step], colours[::step], file, len(points)) if len(points) else None
+
+
+def _accessor(document: dict[str, Any], index: int, file: Path) -> NDArray[Any]:
+    """[N, 3 or 4] of a glTF accessor: floats or bytes."""
+    accessor = document["accessors"][index]
+    view = document["bufferViews"][accessor["bufferView"]]
+    uri = document["buffers"][view["buffer"]]["uri"]
+    name, _ = path_in_scene(unquote(uri), file.parent, file, "a buffer", allow_outside=False)
+    kinds: dict[int, np.dtype[Any]] = {_FLOAT: np.dtype("<f4"), _UBYTE: np.dtype("u1")}
+    kind = kinds[accessor["componentType"]]
+    width, count = _WIDTHS[accessor["type"]], accessor["count"]
+    offset = view.get("byteOffset", 0) + accessor.get("byteOffset", 0)
+    path = file.parent / name
+    if not path.is_file() or offset + count * width * kind.itemsize > path.stat().st_size:
+        raise SceneError("is not there, or shorter than its glTF says", where=path, remedy=_EXPORT)
+    values: NDArray[Any] = np.fromfile(path, dtype=kind, count=count * width, offset=offset)
+    return values.reshape(count, width)
+
+
+READER = Reader("opf", FILES, lambda root: bool(with_suffix(root, ".opf")), read_opf)

@@ -1,0 +1,151 @@
+"""Folders of phone apps that track the camera while they take images: Polycam and Record3D (ARKit's poses)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene.brown import colmap_camera
+from splatcli.scene.find_images import SUFFIXES, is_file
+from splatcli.scene.imported import viewmat_of, with_suffix
+from splatcli.scene.nerfstudio import load_transforms
+from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View
+
+POLYCAM_FILES = "keyframes/ of Polycam"
+RECORD3D_FILES = "metadata.json with poses of Record3D"
+#: Polycam's folders of cameras and images, the better ones first: those that it has optimised.
+_KEYFRAMES = (("corrected_cameras", "corrected_images"), ("cameras", "images"))
+#: Metres that 1 in a depth map of Polycam is.
+_MILLIMETRES = 0.001
+_POLYCAM_EXPORT = "export the raw data again (Polycam: developer mode, then Export, Raw Data)"
+_RECORD3D_EXPORT = "export the recording again, with RGB images (Record3D: Export, EXR + RGB)"
+_LENS = ("fx", "fy", "cx", "cy", "width", "height")
+
+
+def read_polycam(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """The keyframes, optimised where Polycam did so, in ARKit's metres with y up; their depth maps too."""
+    keyframes = root / "keyframes"
+    cameras, images = _keyframes(keyframes)
+    views = []
+    for file in with_suffix(keyframes / cameras, ".json"):
+        with problems.collect():
+            views.append(_keyframe(file, keyframes / images))
+    source = SceneSource(root, keyframes / cameras, views, [keyframes / images], tolerant=True)
+    if any(view.depth for view in views):
+        source.depth_scale = _MILLIMETRES
+    if cameras == "cameras":
+        source.notes.append("Polycam has not optimised these poses: keyframes/corrected_cameras/ is not there")
+    return source
+
+
+def _keyframes(keyframes: Path) -> tuple[str, str]:
+    for cameras, images in _KEYFRAMES:
+        if (
+            (keyframes / cameras).is_dir()
+            and (keyframes / images).is_dir()
+            and with_suffix(keyframes / cameras, ".json")
+        ):
+            return cameras, images
+    raise SceneError("has no cameras with images", where=keyframes, remedy=_POLYCAM_EXPORT)
+
+
+def _keyframe(file: Path, images: Path) -> View:
+    document = load_transforms(file)
+    label = f"keyframe {file.stem}"
+    keys = [f"t_{row}{column}" for row in range(3) for column in range(4)]
+    matrix = np.array(_numbers([document.get(key) for key in keys], 12, "t_00 to t_23", file, _POLYCAM_EXPORT))
+    fx, fy, cx, cy, width, height = _numbers(
+        [document.get(key) for key in _LENS], 6, ", ".join(_LENS), file, _POLYCAM_EXPORT
+    )
+    lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), [fx, fy, cx, cy]))
+    c2w = matrix.reshape(3, 4)
+    name = next((f"{file.stem}{suffix}" for suffix in SUFFIXES if is_file(images / f"{file.stem}{suffix}")), None)
+    depth = images.parent / "depth" / f"{file.stem}.png"
+    return View(
+        name or f"{file.stem}.jpg",
+        lens,
+        viewmat_of(c2w[:, :3], c2w[:, 3], file, label, opengl=True),
+        label,
+        depth=f"keyframes/depth/{file.stem}.png" if is_file(depth) else None,
+    )
+
+
+def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """The frames of a recording in ARKit's metres with y up; the images are numbered as the poses are."""
+    file = root / "metadata.json"
+    document = load_transforms(file)
+    poses = document.get("poses")
+    if not isinstance(poses, list) or not poses:
+        raise SceneError("has no list 'poses'", where=file, remedy=_RECORD3D_EXPORT)
+    folder, names = _numbered(root, file)
+    width, height = _numbers([document.get("w"), document.get("h")], 2, "w and h", file, _RECORD3D_EXPORT)
+    shared, own = _intrinsics(document, file), document.get("perFrameIntrinsicCoeffs")
+    views = []
+    for i, pose in enumerate(poses):
+        with problems.collect():
+            label = f"frame {i}"
+            values = shared
+            if isinstance(own, list) and i < len(own):
+                values = _numbers(own[i], 4, f"perFrameIntrinsicCoeffs[{i}]", file, _RECORD3D_EXPORT)
+            lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), values))
+            numbers = np.array(_numbers(pose, 7, f"poses[{i}]", file, _RECORD3D_EXPORT))
+            viewmat = viewmat_of(_rotation(numbers[:4], label, file), numbers[4:], file, label, opengl=True)
+            views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, label))
+    return SceneSource(root, file, views, [folder], tolerant=True)
+
+
+def _numbered(root: Path, file: Path) -> tuple[Path, dict[int, str]]:
+    """Return the folder of the images, and their names by number."""
+    for name in ("rgb", "rgbd"):
+        folder = root / name
+        if folder.is_dir():
+            found = [path.name for suffix in SUFFIXES for path in with_suffix(folder, suffix) if path.stem.isdecimal()]
+            if found:
+                return folder, {int(Path(image).stem): image for image in found}
+    raise SceneError("has no numbered images in rgb/ or rgbd/ beside it", where=file, remedy=_RECORD3D_EXPORT)
+
+
+def _intrinsics(document: dict[str, Any], file: Path) -> list[float]:
+    """Return fx, fy, cx, cy of K, whose columns follow one another."""
+    k = _numbers(document.get("K"), 9, "K", file, _RECORD3D_EXPORT)
+    return [k[0], k[4], k[6], k[7]]
+
+
+def _rotation(quaternion: NDArray[np.float64], label: str, file: Path) -> NDArray[np.float64]:
+    """[3, 3] of x, y, z, w."""
+    length = float(np.linalg.norm(quaternion))
+    if not abs(length - 1) < 0.01:
+        raise SceneError(
+            f"{label}: the quaternion of its pose is {length:.3g} long, expected 1", where=file, remedy=_RECORD3D_EXPORT
+        )
+    x, y, z, w = quaternion / length
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+            [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+            [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def _numbers(values: object, count: int, what: str, file: Path, remedy: str) -> list[float]:
+    if not isinstance(values, list) or len(values) != count or not all(type(one) in (int, float) for one in values):
+        raise SceneError(f"{what}: not {count} numbers", where=file, remedy=remedy)
+    return [float(value) for value in values]
+
+
+def _is_polycam(root: Path) -> bool:
+    return any((root / "keyframes" / cameras).is_dir() for cameras, _ in _KEYFRAMES)
+
+
+def _is_record3d(root: Path) -> bool:
+    return is_file(root / "metadata.json") and any((root / name).is_dir() for name in ("rgb", "rgbd"))
+
+
+POLYCAM = Reader("polycam", POLYCAM_FILES, _is_polycam, read_polycam)
+RECORD3D = Reader("record3d", RECORD3D_FILES, _is_record3d, read_record3d)

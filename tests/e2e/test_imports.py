@@ -1,0 +1,378 @@
+"""Cameras of other programs: each reader gives back those that its file was written from, and errors name files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.spatial.transform import Rotation
+
+from splatcli.cli.commands import run
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.geodesy import enu_axes, from_geocentric, to_enu, to_geocentric
+from splatcli.scene.read import has_images_only, read_scene
+from tests.native.cases import NEEDS_COMPILER
+from tests.scene import made
+from tests.scene import other_programs as write
+
+SAMPLE = Path(__file__).parents[2] / "data/samples/courtyard"
+#: Views of the sample that are used.
+COUNT = 12
+
+TURN = Rotation.from_euler("XYZ", [20, -35, 110], degrees=True).as_matrix()
+PLACED = (TURN, np.array([3.0, -2.0, 0.5]), 4.5)
+
+Writer = Callable[..., None]
+PROGRAMS: dict[str, Writer] = {
+    "metashape": write.metashape,
+    "metashape in a chunk": lambda *a, **k: write.metashape(*a, **k, placement=PLACED, placed_by="chunk"),
+    "metashape in a component": lambda *a, **k: write.metashape(*a, **k, placement=PLACED),
+    "realitycapture": write.realitycapture,
+    "realityscan": lambda *a, **k: write.realitycapture(*a, **k, newer=True),
+    "opf": write.opf,
+    "opf of another machine": lambda *a, **k: (
+        write.opf(*a, **k, uri=lambda name: f"file:///C:/jobs/my%20photos/{name}"),
+        (a[0] / "photos").rename(a[0] / "images"),
+    ),
+    "polycam": write.polycam,
+    "polycam as tracked": lambda *a, **k: write.polycam(*a, **k, corrected=False),
+    "record3d": write.record3d,
+    "record3d with own lenses": lambda *a, **k: write.record3d(*a, **k, own=True),
+}
+
+
+@pytest.fixture(scope="session")
+def sample() -> list[write.Known]:
+    return write.of_colmap(pycolmap.Reconstruction(SAMPLE / "sparse/0"))[:COUNT]
+
+
+@pytest.fixture(scope="session")
+def reference(tmp_path_factory: pytest.TempPathFactory, sample: list[write.Known]) -> Path:
+    """The sample's first views as a COLMAP scene, a model of it, and its renders; not to be changed."""
+    root = tmp_path_factory.mktemp("reference")
+    shutil.copytree(SAMPLE / "sparse", root / "scene/sparse")
+    write.copy_images(SAMPLE / "images", root / "scene/images", sample, lambda _, name: name)
+    model = pycolmap.Reconstruction(root / "scene/sparse/0")
+    for image in list(model.images.values()):
+        if image.name not in {camera.name for camera in sample}:
+            model.deregister_frame(image.frame_id)
+    model.write(root / "scene/sparse/0")
+    words = ["-n", "1", "--sh-degree", "0", "--device", "cpu", "-r", "2", "-q", "-o", str(root / "run")]
+    assert run(["train", str(root / "scene"), *words]) == 0
+    assert run(["export", str(root / "run"), "-o", str(root / "model.ply"), "-q"]) == 0
+    render(root / "model.ply", root / "scene", root / "renders")
+    return root
+
+
+def render(model: Path, scene: Path, to: Path) -> list[NDArray[np.uint8]]:
+    words = ["--data", str(scene), "--views", "all", "--what", "rgb", "-o", str(to), "-q", "--device", "cpu"]
+    assert run(["render", str(model), *words]) == 0
+    return [np.asarray(Image.open(path)) for path in sorted(to.rglob("*.png"))]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_the_cameras_come_back(program: str, sample: list[write.Known], tmp_path: Path) -> None:
+    PROGRAMS[program](tmp_path, SAMPLE / "images", sample)
+    assert not has_images_only(tmp_path)
+    scene = read_scene(tmp_path, DataConfig())
+    assert len(scene.cameras) == COUNT
+    for camera, known in (
+        zip(scene.cameras, sample, strict=True) if "record" not in program else numbered(scene, sample)
+    ):
+        assert (camera.width, camera.height) == (known.width, known.height)
+        np.testing.assert_allclose(
+            [camera.fx, camera.fy, camera.cx, camera.cy], [known.focal, known.focal, known.cx, known.cy], rtol=1e-9
+        )
+        np.testing.assert_allclose(camera.viewmat[:3, :3].T, known.rotation, atol=1e-9)
+        np.testing.assert_allclose(camera.center, known.center, atol=1e-9)
+
+
+def numbered(scene, sample):
+    return ((camera, sample[int(Path(camera.name).stem)]) for camera in scene.cameras)
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("program", ["metashape in a chunk", "realitycapture", "opf", "polycam", "record3d"])
+def test_a_render_through_the_import_is_that_of_the_sample(
+    program: str, sample: list[write.Known], reference: Path, tmp_path: Path
+) -> None:
+    some = sample[:10]  # record3d's images are numbered, and 10 comes before 2
+    PROGRAMS[program](tmp_path / "scene", SAMPLE / "images", some)
+    wanted = [np.asarray(Image.open(path)) for path in sorted((reference / "renders").rglob("*.png"))]
+    found = render(reference / "model.ply", tmp_path / "scene", tmp_path / "renders")
+    assert len(found) == len(some)
+    for one, other in zip(found, wanted, strict=False):
+        assert np.abs(one.astype(int) - other).max() <= 1
+    assert max(image.std() for image in found) > 10
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("program", ["metashape", "realitycapture", "opf", "polycam", "record3d"])
+def test_a_scene_is_trained_on(program: str, sample: list[write.Known], tmp_path: Path, capfd) -> None:
+    PROGRAMS[program](tmp_path / "scene", SAMPLE / "images", sample)
+    words = ["-n", "1", "--sh-degree", "0", "--device", "cpu", "-r", "4", "--init", "random", "--json"]
+    code = run(["train", str(tmp_path / "scene"), "-o", str(tmp_path / "run"), *words])
+    said = capfd.readouterr()
+    assert code == 0, said.err
+    assert json.loads(said.out.splitlines()[-1])["reason"] == "finished"
+    assert run(["info", str(tmp_path / "scene"), "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert facts["scene_kind"] == program
+
+
+# --- lenses -----------------------------------------------------------------------------------------------------------
+
+K3 = write.Distortion((-0.12, 0.05, -0.01, 0.0), (0.0013, -0.0008))
+K4 = write.Distortion((-0.12, 0.05, -0.02, 0.004), (0.0013, -0.0008))
+
+
+def polynomial(x, y, lens: write.Distortion):
+    """Metashape's manual (appendix D), with its p1 and p2; x and y are normalised, or angles of a fisheye lens."""
+    k1, k2, k3, k4 = lens.radial
+    p2, p1 = lens.tangential
+    r2 = x * x + y * y
+    radial = 1 + k1 * r2 + k2 * r2**2 + k3 * r2**3 + k4 * r2**4
+    return (
+        x * radial + p1 * (r2 + 2 * x * x) + 2 * p2 * x * y,
+        y * radial + p2 * (r2 + 2 * y * y) + 2 * p1 * x * y,
+    )
+
+
+def rays() -> NDArray[np.float64]:
+    x, y = np.meshgrid(np.linspace(-0.5, 0.5, 21), np.linspace(-0.4, 0.4, 17))
+    return np.stack([x.ravel(), y.ravel(), np.ones(x.size)], axis=1)
+
+
+def known_camera(i: int) -> write.Known:
+    pose = np.linalg.inv(made.w2c(i))
+    return write.Known(f"{i:04d}.png", 64, 48, 60.0, 33.5, 22.75, pose[:3, :3], pose[:3, 3])
+
+
+@pytest.mark.parametrize(
+    ("program", "lens"),
+    [("metashape", K3), ("metashape", K4), ("realitycapture", K3), ("realitycapture", K4), ("opf", K3)],
+)
+def test_a_distorted_lens_projects_as_the_program_says(program: str, lens: write.Distortion, tmp_path: Path) -> None:
+    PROGRAMS[program](tmp_path, None, [known_camera(i) for i in range(made.COUNT)], lens)
+    found = lens_of(tmp_path, program)
+    xyz = rays()
+    x, y = polynomial(xyz[:, 0], xyz[:, 1], lens)
+    wanted = np.stack([60.0 * x + 33.5, 60.0 * y + 22.75], axis=1)
+    off = np.abs(found.img_from_cam(xyz) - wanted).max()
+    assert off <= (1e-9 if lens is K3 else 0.05)
+
+
+def lens_of(root: Path, program: str) -> Any:
+    from splatcli.scene.read import READERS
+    from splatcli.scene.source import Problems
+
+    (reader,) = [reader for reader in READERS if reader.name == program.split()[0]]
+    problems = Problems(root)
+    source = reader.read(root, DataConfig(), problems)
+    problems.raise_any()
+    return source.views[0].lens(64, 48)
+
+
+@pytest.mark.parametrize("kind", ["fisheye", "equidistant_fisheye"])
+def test_a_fisheye_lens_of_metashape(kind: str, tmp_path: Path) -> None:
+    write.metashape(tmp_path, None, [known_camera(i) for i in range(made.COUNT)], K4, kind=kind)
+    xyz = rays()
+    radius = np.hypot(xyz[:, 0], xyz[:, 1])
+    factor = np.divide(np.arctan(radius), radius, out=np.ones_like(radius), where=radius > 0)
+    x, y = polynomial(xyz[:, 0] * factor, xyz[:, 1] * factor, K4)
+    wanted = np.stack([60.0 * x + 33.5, 60.0 * y + 22.75], axis=1)
+    np.testing.assert_allclose(lens_of(tmp_path, "metashape").img_from_cam(xyz), wanted, atol=1e-9)
+
+
+def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> None:
+    cameras = [known_camera(i) for i in range(made.COUNT)]
+    made.write_images(tmp_path / "images")
+    write.metashape(tmp_path, None, cameras, extra="<b1>1.5</b1><b2>-0.3</b2>")
+    scene = read_scene(tmp_path, DataConfig())
+    assert (scene.cameras[0].fx, scene.cameras[0].fy) == pytest.approx((61.5, 60.0))
+    assert any("skew b2 is left out, which shifts the edge of the image by 0.13 pixels" in note for note in scene.notes)
+    assert "1 cameras of the Metashape chunk are not aligned" in scene.notes
+
+
+# --- points, and places on the Earth ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", ["metashape", "realitycapture", "opf"])
+def test_points_come_with_the_cameras(program: str, sample: list[write.Known], tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    xyz, rgb = rng.normal(size=(40, 3)), rng.integers(0, 256, (40, 3)).astype(np.uint8)
+    if program == "opf":
+        write.opf(tmp_path, SAMPLE / "images", sample, points=(xyz, rgb))
+    else:
+        PROGRAMS[program](tmp_path, SAMPLE / "images", sample)
+        write.write_points(tmp_path / ("project.ply" if program == "metashape" else "points.ply"), xyz, rgb)
+    points = read_scene(tmp_path, DataConfig()).points
+    assert points is not None
+    order, wanted = np.lexsort(points.xyz.T), np.lexsort(xyz.T)
+    np.testing.assert_allclose(points.xyz[order], xyz[wanted], atol=1e-6)
+    np.testing.assert_array_equal(points.rgb[order], rgb[wanted])
+
+
+def test_a_geocentric_chunk_is_read_in_metres_east_north_and_up(sample: list[write.Known], tmp_path: Path) -> None:
+    place = np.array([47.3, 8.55, 480.0])
+    axes = enu_axes(47.3, 8.55)
+    placement = (axes.T, to_geocentric(place), 1.0)
+    earth = [
+        write.Known(
+            **{
+                **{key: getattr(camera, key) for key in ("name", "width", "height", "focal", "cx", "cy")},
+                "rotation": axes.T @ camera.rotation,
+                "center": placement[1] + axes.T @ camera.center,
+            }
+        )
+        for camera in sample
+    ]
+    write.metashape(tmp_path, SAMPLE / "images", earth, placement=placement)
+    scene = read_scene(tmp_path, DataConfig())
+    middle = np.mean([camera.center for camera in sample], axis=0)
+    for camera, known in zip(scene.cameras, sample, strict=True):
+        np.testing.assert_allclose(camera.center, known.center - middle, atol=1e-5)
+        np.testing.assert_allclose(camera.viewmat[:3, :3].T, known.rotation, atol=1e-5)
+    assert any(note.startswith("the chunk is geocentric") and "47.30" in note for note in scene.notes)
+
+
+def test_places_there_and_back() -> None:
+    """Known points: the equator, a pole, and a quarter of the meridian (10,001,966 m on WGS 84)."""
+    np.testing.assert_allclose(to_geocentric(np.array([0.0, 0.0, 0.0])), [6378137.0, 0, 0], atol=1e-6)
+    np.testing.assert_allclose(to_geocentric(np.array([90.0, 0.0, 10.0])), [0, 0, 6356752.314245 + 10], atol=1e-5)
+    for place in ([47.3, 8.55, 480.0], [-33.9, 151.2, -20.0], [89.99, -179.0, 5000.0], [0.0, 90.0, 0.0]):
+        np.testing.assert_allclose(from_geocentric(to_geocentric(np.array(place))), place, atol=1e-7)
+    origin = np.array([40.0, -80.0, 100.0])
+    # A second of latitude there is 30.843 m, one of longitude 23.722 m.
+    second = to_enu(origin + np.array([[1 / 3600, 0, 0], [0, 1 / 3600, 0], [0, 0, 7]]), origin)
+    np.testing.assert_allclose(second, [[0, 30.843, 0], [23.722, 0, 0], [0, 0, 7]], atol=2e-3)
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+def replaced(path: str, old: str, new: str) -> Callable[[Path], None]:
+    def harm(root: Path) -> None:
+        text = (root / path).read_text()
+        assert old in text
+        (root / path).write_text(text.replace(old, new, 1))
+
+    return harm
+
+
+HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
+    "cut XML": ("metashape", replaced("project.xml", "</chunk>", ""), ("project.xml:", "not valid XML")),
+    "entities": (
+        "metashape",
+        replaced("project.xml", "<document", '<!DOCTYPE a [<!ENTITY b "c">]><document'),
+        ("project.xml", "document type"),
+    ),
+    "no focal number": ("metashape", replaced("project.xml", "<f>272.0<", "<f>wide<"), ("project.xml", "f is 'wide'")),
+    "spherical": (
+        "metashape",
+        lambda root: (root / "project.xml").write_text(
+            (root / "project.xml").read_text().replace("frame", "spherical")
+        ),
+        ("project.xml", "cameras of the type 'spherical' are not read", "perspective views"),
+    ),
+    "p3": ("metashape", replaced("project.xml", "</p2>", "</p2><p3>0.1</p3>"), ("project.xml", "p3 and p4")),
+    "skew": ("metashape", replaced("project.xml", "</p2>", "</p2><b2>5</b2>"), ("project.xml", "b2 = 5")),
+    "two chunks": (
+        "metashape",
+        lambda root: (root / "project.xml").write_text(
+            (text := (root / "project.xml").read_text()).replace("</document>", text[text.index("<chunk") :])
+        ),
+        ("project.xml", "several chunks with aligned cameras: Chunk 1, Chunk 1"),
+    ),
+    "two XML files": (
+        "metashape",
+        lambda root: shutil.copy(root / "project.xml", root / "second.xml"),
+        ("several files of Metashape cameras: project.xml, second.xml",),
+    ),
+    "an angle": (
+        "realitycapture",
+        replaced("registration.csv", "view_000.jpg,", "view_000.jpg,x"),
+        (":2", "not a number"),
+    ),
+    "no rows": (
+        "realitycapture",
+        lambda root: (root / "registration.csv").write_text((root / "registration.csv").read_text().split("\n")[0]),
+        ("registration.csv", "has no camera"),
+    ),
+    "fisheye of OPF": (
+        "opf",
+        replaced("calibration/calibrated-cameras.json", '"perspective"', '"fisheye"'),
+        ("calibrated-cameras.json", "'fisheye' are not read", "undistorted"),
+    ),
+    "no calibration": (
+        "opf",
+        replaced("project.opf", "opf-calibrated-cameras", "opf-other"),
+        ("project.opf", "has no calibrated cameras"),
+    ),
+    "no position": (
+        "opf",
+        replaced("calibration/calibrated-cameras.json", '"position"', '"place"'),
+        ("calibrated-cameras.json", "position is not 3 numbers"),
+    ),
+    "a number of a keyframe": (
+        "polycam",
+        replaced("keyframes/corrected_cameras/5003.json", '"t_12"', '"t"'),
+        ("5003.json", "t_00 to t_23: not 12 numbers"),
+    ),
+    "a long quaternion": (
+        "record3d",
+        replaced("metadata.json", '"poses": [[', '"poses": [[9'),
+        ("metadata.json", "the quaternion of its pose is"),
+    ),
+    "no images": (
+        "record3d",
+        lambda root: shutil.rmtree(root / "rgb") or (root / "rgbd").mkdir(),
+        ("metadata.json", "rgbd/"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HARMS)
+def test_a_broken_file_is_named(name: str, sample: list[write.Known], tmp_path: Path, capfd) -> None:
+    program, harm, says = HARMS[name]
+    PROGRAMS[program](tmp_path, SAMPLE / "images", sample)
+    harm(tmp_path)
+    assert run(["info", str(tmp_path)]) == 3
+    said = capfd.readouterr().err
+    for words in says:
+        assert words in said
+    assert "help:" in said
+    assert "Traceback" not in said
+
+
+def test_a_folder_below_is_found(sample: list[write.Known], tmp_path: Path) -> None:
+    write.polycam(tmp_path / "scan", SAMPLE / "images", sample)
+    scene = read_scene(tmp_path, DataConfig())
+    assert (scene.kind, len(scene.cameras)) == ("polycam", COUNT)
+    assert "the scene in scan/ is used" in scene.notes
+
+
+def test_depth_maps_of_polycam_are_known(sample: list[write.Known], tmp_path: Path) -> None:
+    write.polycam(tmp_path, SAMPLE / "images", sample)
+    (tmp_path / "keyframes/depth").mkdir()
+    for i in range(COUNT):
+        Image.fromarray(np.full((60, 80), 2500, np.uint16)).save(tmp_path / f"keyframes/depth/{5000 + i}.png")
+    scene = read_scene(tmp_path, DataConfig())
+    assert any("12 images have depth maps" in note for note in scene.notes), scene.notes
+
+
+def test_a_lens_of_degree_eight_that_no_model_follows_is_refused() -> None:
+    from splatcli.scene.brown import Brown
+
+    with pytest.raises(SceneError, match="k4") as caught:
+        Brown(600, 600, 320, 240, (0.0, 0.0, 0.0, 9.0)).camera(640, 480, "a.xml", "sensor 0")
+    assert "a.xml" in str(caught.value)

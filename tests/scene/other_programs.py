@@ -1,0 +1,263 @@
+"""Scenes as other programs export them, written from known cameras; each writer follows that program's documentation.
+
+A writer takes cameras, not what the readers make of them: the inverse of a reader is written a second time here.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+FLIP = np.diag([1.0, -1.0, -1.0])
+
+
+@dataclass(frozen=True)
+class Known:
+    """A camera: name of the image, size, f, cx, cy, [3, 3] camera to world with OpenCV axes, position."""
+
+    name: str
+    width: int
+    height: int
+    focal: float
+    cx: float
+    cy: float
+    rotation: NDArray[np.float64]
+    center: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Distortion:
+    """k1 to k4, and Brown's p1 and p2 in OpenCV's order."""
+
+    radial: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
+    tangential: tuple[float, float] = (0.0, 0.0)
+
+
+NONE = Distortion()
+
+
+def of_colmap(model) -> list[Known]:
+    """The cameras of a pycolmap.Reconstruction with a PINHOLE camera."""
+    known = []
+    for image in sorted(model.images.values(), key=lambda image: image.name):
+        camera = model.cameras[image.camera_id]
+        matrix = image.cam_from_world().matrix()
+        fx, _, cx, cy = map(float, camera.params)
+        rotation = matrix[:, :3].T
+        known.append(Known(image.name, camera.width, camera.height, fx, cx, cy, rotation, -rotation @ matrix[:, 3]))
+    return known
+
+
+def copy_images(images: Path | None, folder: Path, cameras: Sequence[Known], name: Callable[[int, str], str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, camera in enumerate(cameras):
+        if images is not None:
+            shutil.copy(images / camera.name, folder / name(i, camera.name))
+
+
+def write_points(path: Path, xyz: NDArray[np.float64], rgb: NDArray[np.uint8]) -> None:
+    rows = "\n".join(f"{x!r} {y!r} {z!r} {r} {g} {b}" for (x, y, z), (r, g, b) in zip(xyz.tolist(), rgb, strict=True))
+    properties = "".join(f"property double {axis}\n" for axis in "xyz")
+    properties += "".join(f"property uchar {colour}\n" for colour in ("red", "green", "blue"))
+    path.write_text(f"ply\nformat ascii 1.0\nelement vertex {len(xyz)}\n{properties}end_header\n{rows}\n")
+
+
+def numbers(values) -> str:
+    return " ".join(repr(float(value)) for value in np.ravel(values))
+
+
+def metashape(
+    root: Path,
+    images: Path | None,
+    cameras: Sequence[Known],
+    lens: Distortion = NONE,
+    *,
+    kind: str = "frame",
+    extra: str = "",
+    placement: tuple[NDArray[np.float64], NDArray[np.float64], float] | None = None,
+    placed_by: str = "component",
+) -> None:
+    """Poses in the chunk's frame, which ``placement`` (rotation, translation, scale) takes to the world."""
+    turn, shift, scale = placement or (np.eye(3), np.zeros(3), 1.0)
+    first = cameras[0]
+    k1, k2, k3, k4 = lens.radial
+    rows = []
+    for i, camera in enumerate(cameras):
+        matrix = np.eye(4)
+        matrix[:3, :3] = turn.T @ camera.rotation
+        matrix[:3, 3] = turn.T @ (camera.center - shift) / scale
+        label = Path(camera.name).stem
+        rows.append(
+            f'<camera id="{i}" sensor_id="0" component_id="0" label="{label}">'
+            f"<transform>{numbers(matrix)}</transform><orientation>1</orientation></camera>"
+        )
+    rows.append(f'<camera id="{len(cameras)}" sensor_id="0" label="lost"><orientation>1</orientation></camera>')
+    transform = (
+        f'<transform><rotation locked="true">{numbers(turn)}</rotation>'
+        f'<translation locked="true">{numbers(shift)}</translation><scale locked="true">{scale!r}</scale></transform>'
+    )
+    size = f'<resolution width="{first.width}" height="{first.height}"/>'
+    component = transform if placed_by == "component" else ""
+    text = f"""<?xml version="1.0" encoding="UTF-8"?>
+<document version="2.0.0"><chunk label="Chunk 1" enabled="true">
+<sensors next_id="1"><sensor id="0" label="camera" type="{kind}">
+{size}<calibration type="{kind}" class="initial">{size}<f>1</f></calibration>
+<calibration type="{kind}" class="adjusted">{size}
+<f>{first.focal!r}</f><cx>{first.cx - first.width / 2!r}</cx><cy>{first.cy - first.height / 2!r}</cy>
+<k1>{k1!r}</k1><k2>{k2!r}</k2><k3>{k3!r}</k3><k4>{k4!r}</k4>
+<p1>{lens.tangential[1]!r}</p1><p2>{lens.tangential[0]!r}</p2>{extra}</calibration></sensor></sensors>
+<components next_id="1" active_id="0"><component id="0" label="Component 1">{component}</component></components>
+<cameras next_id="99" next_group_id="1"><group id="0" label="Group 1" type="folder">{"".join(rows)}</group></cameras>
+{transform if placed_by == "chunk" else ""}
+</chunk></document>
+"""
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "project.xml").write_text(text)
+    copy_images(images, root / "images", cameras, lambda _, name: name)
+
+
+def realitycapture(
+    root: Path, images: Path | None, cameras: Sequence[Known], lens: Distortion = NONE, *, newer: bool = False
+) -> None:
+    """Angles in degrees: heading clockwise from north, pitch up from looking straight down, roll about the view."""
+    head = ["#name", "x", "y", "alt", "heading", "pitch", "roll", "f", "px", "py", "k1", "k2", "k3", "k4", "t1", "t2"]
+    if newer:
+        head[4], head[7:10] = "yaw", ["f_35mm", "px_norm", "py_norm"]
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / "registration.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        if newer:
+            file.write(f"#cameras {len(cameras)}\n")
+        table.writerow(head)
+        for camera in cameras:
+            heading, pitch, roll = Rotation.from_matrix(camera.rotation @ FLIP).as_euler("ZXY", degrees=True)
+            side = max(camera.width, camera.height)
+            offset = [(camera.cx - camera.width / 2) / side, (camera.cy - camera.height / 2) / side]
+            angles = [-heading, pitch, roll]
+            tangential = lens.tangential[::-1]
+            table.writerow(
+                [camera.name, *camera.center, *angles, camera.focal / side * 36, *offset, *lens.radial, *tangential]
+            )
+    copy_images(images, root / "images", cameras, lambda _, name: name)
+
+
+def opf(
+    root: Path,
+    images: Path | None,
+    cameras: Sequence[Known],
+    lens: Distortion = NONE,
+    *,
+    kind: str = "perspective",
+    points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
+    uri: Callable[[str], str] = lambda name: f"photos/{name}",
+) -> None:
+    first = cameras[0]
+    root.mkdir(parents=True, exist_ok=True)
+    resources = {
+        "camera_list": ("application/opf-camera-list+json", "camera-list.json"),
+        "input_cameras": ("application/opf-input-cameras+json", "input-cameras.json"),
+        "calibration": ("application/opf-calibrated-cameras+json", "calibration/calibrated-cameras.json"),
+    }
+    items = [
+        {"id": name, "type": name, "sources": [], "resources": [{"uri": file, "format": form}]}
+        for name, (form, file) in resources.items()
+    ]
+    (root / "calibration").mkdir(exist_ok=True)
+    if points is not None:
+        items[-1]["resources"].append({"uri": "calibration/tracks.gltf", "format": "model/gltf+json"})
+        _write_gltf(root / "calibration", *points)
+
+    def put(name: str, **content) -> None:
+        form, file = resources[name]
+        (root / file).write_text(json.dumps({"format": form, "version": "1.0", **content}))
+
+    numbered = list(enumerate(cameras, 1000))
+    listed = [{"id": i, "uri": uri(camera.name)} for i, camera in numbered]
+    put("camera_list", cameras=[*listed, {"id": 7, "uri": "photos/lost.jpg"}])
+    put("input_cameras", sensors=[{"id": 5, "image_size_px": [first.width, first.height]}], captures=[])
+    internals = {
+        "type": kind,
+        "principal_point_px": [first.cx, first.cy],
+        "focal_length_px": first.focal,
+        "radial_distortion": list(lens.radial[:3]),
+        "tangential_distortion": list(lens.tangential),
+    }
+    calibrated = [
+        {
+            "id": i,
+            "sensor_id": 5,
+            "position": camera.center.tolist(),
+            "orientation_deg": Rotation.from_matrix(camera.rotation @ FLIP).as_euler("XYZ", degrees=True).tolist(),
+        }
+        for i, camera in numbered
+    ]
+    put("calibration", sensors=[{"id": 5, "internals": internals}], cameras=calibrated)
+    project = {"format": "application/opf-project+json", "version": "1.0", "items": items}
+    (root / "project.opf").write_text(json.dumps(project))
+    copy_images(images, root / "photos", cameras, lambda _, name: name)
+
+
+def _write_gltf(folder: Path, xyz: NDArray[np.float64], rgb: NDArray[np.uint8]) -> None:
+    """Two clouds, each about a middle of its own, as the format does to keep single precision."""
+    nodes, meshes, accessors, views, buffers = [], [], [], [], []
+    for part in range(2):
+        some, colours = xyz[part::2], rgb[part::2]
+        middle = some.mean(axis=0)
+        rgba = np.concatenate([colours, np.full((len(some), 1), 255, np.uint8)], axis=1)
+        for name, data, kind, width in (
+            (f"positions{part}.bin", (some - middle).astype("<f4"), 5126, "VEC3"),
+            (f"colors{part}.bin", rgba, 5121, "VEC4"),
+        ):
+            data.tofile(folder / name)
+            accessors.append({"bufferView": len(views), "componentType": kind, "count": len(some), "type": width})
+            views.append({"buffer": len(buffers), "byteLength": data.nbytes})
+            buffers.append({"uri": name, "byteLength": data.nbytes})
+        attributes = {"POSITION": 2 * part, "COLOR_0": 2 * part + 1}
+        meshes.append({"primitives": [{"mode": 0, "attributes": attributes}]})
+        matrix = np.eye(4)
+        matrix[:3, 3] = middle
+        nodes.append({"mesh": part, "matrix": matrix.T.ravel().tolist()})
+    document = {"asset": {"version": "2.0"}, "nodes": nodes, "meshes": meshes, "accessors": accessors}
+    (folder / "tracks.gltf").write_text(json.dumps({**document, "bufferViews": views, "buffers": buffers}))
+
+
+def polycam(root: Path, images: Path | None, cameras: Sequence[Known], *, corrected: bool = True) -> None:
+    prefix = "corrected_" if corrected else ""
+    folder = root / "keyframes" / f"{prefix}cameras"
+    folder.mkdir(parents=True)
+    for i, camera in enumerate(cameras):
+        matrix = np.concatenate([camera.rotation @ FLIP, camera.center[:, None]], axis=1)
+        facts = {f"t_{row}{column}": float(matrix[row, column]) for row in range(3) for column in range(4)}
+        facts |= {"fx": camera.focal, "fy": camera.focal, "cx": camera.cx, "cy": camera.cy}
+        facts |= {"width": camera.width, "height": camera.height, "blur_score": 100.0}
+        (folder / f"{5000 + i}.json").write_text(json.dumps(facts))
+    copy_images(images, root / "keyframes" / f"{prefix}images", cameras, lambda i, _: f"{5000 + i}.jpg")
+
+
+def record3d(root: Path, images: Path | None, cameras: Sequence[Known], *, own: bool = False) -> None:
+    first = cameras[0]
+    poses = []
+    for camera in cameras:
+        quaternion = Rotation.from_matrix(camera.rotation @ FLIP).as_quat()
+        poses.append([*quaternion.tolist(), *camera.center.tolist()])
+    facts = {
+        "w": first.width,
+        "h": first.height,
+        "fps": 60,
+        "K": [first.focal, 0, 0, 0, first.focal, 0, first.cx, first.cy, 1],
+        "poses": poses,
+    }
+    if own:
+        facts["K"] = [1, 0, 0, 0, 1, 0, 1, 1, 1]
+        facts["perFrameIntrinsicCoeffs"] = [[camera.focal, camera.focal, camera.cx, camera.cy] for camera in cameras]
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "metadata.json").write_text(json.dumps(facts))
+    copy_images(images, root / "rgb", cameras, lambda i, _: f"{i}.jpg")
