@@ -195,6 +195,11 @@ def _splats(
     elif any(offset):
         comments = [f"splatcli: {_remark(offset)}"]
         out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
+    place = None if checkpoint is None else _place(Path(checkpoint.dataset.root))
+    if place is not None:
+        comments.append(f"splatcli: {place}")
+        if chosen.name not in _COMMENTED:
+            out.note(f"note: {place}; {chosen.title} has no place for that")
     degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
     if sh_degree is None and gaussians.sh_degree > degree:
         out.note(f"note: SH degree {gaussians.sh_degree} -> {degree}, the most that {chosen.title} holds")
@@ -208,6 +213,21 @@ def _splats(
     for note in [*notes, *encoded.notes]:
         out.note(f"note: {note}")
     return encoded.payload, len(gaussians)
+
+
+#: Formats that have comments.
+_COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
+
+
+def _place(scene: Path) -> str | None:
+    """Return where the scene of a model lies on the Earth; None where nobody knows."""
+    from splatcli.scene.georeference import read_sidecar
+
+    origin = (read_sidecar(scene) or {}).get("origin")
+    if origin is None:
+        return None
+    numbers = " ".join(f"{origin[key]:.9g}" for key in ("latitude", "longitude", "height"))
+    return f"metres, x east, y north, z up (in a PLY's frame) of latitude, longitude, height {numbers} (EPSG:4979)"
 
 
 def _remark(offset: tuple[float, ...]) -> str:

@@ -86,6 +86,23 @@ class SfmArguments:
             "IMAGES or beside it]",
         ),
     ] = None
+    georeference: Annotated[
+        str | None,
+        typer.Option(
+            "--georeference",
+            metavar="HOW",
+            help="Align the model with the GPS positions in the EXIF of the images, in metres east, north and up: auto "
+            "(if these fix scale and tilt), on or off.  [default: auto]",
+        ),
+    ] = None
+    scale_from: Annotated[
+        str | None,
+        typer.Option(
+            "--scale-from",
+            metavar="A,B,LENGTH",
+            help="Give the model metres: the cameras of the images A and B are LENGTH metres apart.",
+        ),
+    ] = None
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of all random numbers.  [default: 42]")
     ] = None
@@ -120,6 +137,8 @@ def sfm(args: SfmArguments) -> int:
         "frames": args.frames,
         "max_image_size": args.max_image_size,
         "max_features": args.max_features,
+        "georeference": args.georeference,
+        "scale_from": args.scale_from,
         "seed": args.seed,
     }
     with open_output(json=args.json, quiet=args.quiet) as out:

@@ -25,6 +25,8 @@ from splatcli.scene.find_images import (
     walk,
 )
 from splatcli.scene.fit_images import check_resolution, fit_images, keep_decodable
+from splatcli.scene.georeference import FILE as GEOREFERENCE
+from splatcli.scene.georeference import read_sidecar
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.partition import parse_blocks, restrict_to_block
@@ -250,6 +252,7 @@ def build_scene(
         _check_registered(source, len(views), found.folder, notes, problems)
     if found.folder.is_dir() and (unread := unread_below(found.folder)):
         notes.append(unread_note(unread))
+    notes += _place_notes(source.root)
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None
@@ -288,6 +291,20 @@ def build_scene(
         _seen(points, views, cameras),
         source.file,
     )
+
+
+def _place_notes(root: Path) -> list[str]:
+    """Return a note on the sidecar of a georeferenced scene."""
+    sidecar = read_sidecar(root)
+    if sidecar is None:
+        return []
+    if sidecar.get("origin") is None:
+        return ["the scene is in metres"]
+    origin = sidecar["origin"]
+    return [
+        f"the scene is in metres east, north and up of {origin['latitude']:.7f}, {origin['longitude']:.7f}, "
+        f"{origin['height']:.2f} m ({GEOREFERENCE})"
+    ]
 
 
 def _seen(points: PointCloud | None, views: list[View], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:

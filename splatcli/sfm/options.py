@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from splatcli.errors import UsageError
 
 CameraPer = Literal["folder", "image", "all"]
+Georeferencing = Literal["auto", "on", "off"]
 Matching = Literal["auto", "exhaustive", "sequential", "retrieval"]
 #: Lens models that are estimated, those of pycolmap that the scene reader can undo. The first is the default.
 MODELS = ("SIMPLE_RADIAL", "OPENCV", "RADIAL", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV_FISHEYE")
@@ -26,6 +28,8 @@ class SfmOptions:
     max_features: the strongest that are kept of an image.
     frames: at most so many, the sharpest of as many equal stretches; None takes all images, VIDEO_FRAMES of a video.
     seed: of every random choice.
+    georeference: align with the GPS positions of the images: always, never, or where these are good enough.
+    scale_from: "A,B,LENGTH": the cameras of the images A and B are LENGTH metres apart; None leaves the scale as it is.
     """
 
     camera_model: str = MODELS[0]
@@ -35,6 +39,8 @@ class SfmOptions:
     max_features: int = 8192
     frames: int | None = None
     seed: int = 42
+    georeference: Georeferencing = "auto"
+    scale_from: str | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that cannot be followed."""
@@ -42,6 +48,7 @@ class SfmOptions:
             ("--camera-model", self.camera_model, MODELS),
             ("--camera-per", self.camera_per, get_args(CameraPer)),
             ("--matching", self.matching, get_args(Matching)),
+            ("--georeference", self.georeference, get_args(Georeferencing)),
         ):
             if value not in known:
                 raise UsageError(f"there is no {value!r}", where=flag, remedy=f"one of {', '.join(known)}")
@@ -53,6 +60,30 @@ class SfmOptions:
         ):
             if not least <= number < 2**31:
                 raise UsageError(f"{number} is not in range", where=flag, remedy=f"at least {least}")
+        if self.scale_from is not None:
+            self.known_distance()
+            if self.georeference == "on":
+                raise UsageError(
+                    "the scale comes either from GPS positions or from a distance",
+                    where="--scale-from",
+                    remedy="leave out --georeference on",
+                )
+
+    def known_distance(self) -> tuple[str, str, float]:
+        """Return the two images of scale_from and the metres between their cameras. Raises UsageError."""
+        parts = (self.scale_from or "").rsplit(",", 1)
+        names = parts[0].split(",")
+        try:
+            length = float(parts[-1])
+        except ValueError:
+            length = math.nan
+        if len(parts) != 2 or len(names) != 2 or names[0] == names[1] or not 0 < length < math.inf:
+            raise UsageError(
+                f"{self.scale_from!r} is not A,B,LENGTH",
+                where="--scale-from",
+                remedy="two names of images, and the metres between their cameras: --scale-from a.jpg,b.jpg,2.5",
+            )
+        return names[0].strip(), names[1].strip(), length
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

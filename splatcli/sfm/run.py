@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
@@ -342,7 +343,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
             f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: try --camera-model OPENCV, "
             "and --camera-per image if lenses were changed or zoomed"
         )
-    if unreadable := facts["unreadable"]:
+    if unreadable := facts.get("unreadable"):
         first = min(unreadable)
         found.append(
             f"{len(unreadable)} images cannot be read and are left out; the first, {first}, {unreadable[first]}"
@@ -363,6 +364,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
         *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
+        *_placed(facts.get("georeference") or {}),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]
@@ -372,6 +374,23 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if names:
             rows.append((title, ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")))
     return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _placed(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """Rows on metres and place; none where no image has a position."""
+    if facts.get("applied") and "origin" in facts:
+        lat, lon, _ = facts["origin"]
+        off = math.sqrt(sum(value**2 for value in facts["residual_m"].values()))
+        some = f", {len(facts['left_out'])} of {facts['positions']} left out" if facts["left_out"] else ""
+        return [("georeference", f"metres east, north, up of {lat:.6f}, {lon:.6f}; GPS is off by {off:.2f} m{some}")]
+    if facts.get("applied"):
+        return [("scale", f"metres, {facts['metres_per_unit']:.4g} to a unit before")]
+    reason = str(facts.get("reason", ""))
+    return [("georeference", f"none: {reason}")] if reason and not reason.startswith(_SILENT) else []
+
+
+#: Reasons against an alignment with GPS that go without saying.
+_SILENT = ("off", "videos", "no image has")
 
 
 def _camera(camera: dict[str, Any]) -> str:

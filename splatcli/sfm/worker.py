@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from splatcli import __version__
 from splatcli.errors import OutputError, SceneError, SplatError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.georeference import PositionsError, Similarity, georeference, write_sidecar
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, die_with_parent, extract
 from splatcli.sfm.images import SfmInput, readable
@@ -94,9 +95,11 @@ class Job:
             {item.number: item.image.name for item in stored},
             {item.number: item.colours for item in stored},
         )
+        placed = self._place(model)
         self._write(model)
         return {
             **model_facts(model, names),
+            "georeference": placed,
             "other_models": [other.num_reg_images() for other in models[1:]],
             "matching": how,
             "pairs": len(pairs),
@@ -183,6 +186,51 @@ class Job:
             remedy=f"{_OVERLAP}; step sideways between images instead of turning on the spot",
         )
 
+    def _place(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
+        """Gives the model metres, and a place where GPS says so; returns what was done, or why it was not."""
+        if self.options.scale_from is not None:
+            return self._scale(model)
+        if self.options.georeference == "off" or self.footage.is_video:
+            return {"applied": False, "reason": "off" if self.options.georeference == "off" else "videos have no GPS"}
+        try:
+            found = georeference(centers_of(model), self.footage.path)
+        except PositionsError as reason:
+            if self.options.georeference == "on":
+                raise SceneError(
+                    f"the model cannot be aligned with GPS: {reason}",
+                    where=self.footage.path,
+                    remedy="leave out --georeference on; --scale-from A,B,LENGTH gives it metres",
+                ) from None
+            return {"applied": False, "reason": str(reason)}
+        if self.options.georeference == "auto" and not found.fit.is_good:
+            reason_ = (
+                f"GPS is too coarse for the size of the scene: it leaves the scale uncertain by "
+                f"{100 * found.fit.scale_error:.0f} % and the tilt by {found.fit.tilt_error:.0f} degrees"
+            )
+            return {"applied": False, "reason": reason_, **found.facts()}
+        model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
+        write_sidecar(self.folder, found.document())
+        return {"applied": True, "origin": list(found.origin), **found.facts()}
+
+    def _scale(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
+        first, second, length = self.options.known_distance()
+        centers = centers_of(model)
+        for name in (first, second):
+            if name not in centers:
+                raise SceneError(
+                    f"{name!r} is not among the {len(centers)} registered images",
+                    where="--scale-from",
+                    remedy=f"name two that are, such as {min(centers)}",
+                )
+        apart = float(np.linalg.norm(centers[first] - centers[second]))
+        if not apart > 0:
+            raise SceneError(f"{first} and {second} are at one place", where="--scale-from", remedy="name two others")
+        similarity = Similarity(length / apart, np.eye(3), np.zeros(3))
+        model.transform(pycolmap.Sim3d(similarity.matrix))
+        facts = {"metres_per_unit": similarity.scale, "scale_from": self.options.scale_from}
+        write_sidecar(self.folder, {"version": 1, "frame": "metres, axes as they came", **facts})
+        return {"applied": True, **facts}
+
     def _write(self, model: pycolmap.Reconstruction) -> None:
         sparse = self.folder / "sparse" / "0"
         sparse.mkdir(parents=True)
@@ -245,6 +293,12 @@ def name_and_colour(
     for number, point in list(model.points3D.items()):
         seen = [colours[element.image_id][element.point2D_idx] for element in point.track.elements]
         model.point3D(number).color = np.mean(seen, axis=0).round().astype(np.uint8)
+
+
+def centers_of(model: pycolmap.Reconstruction) -> dict[str, NDArray[np.float64]]:
+    """Return the positions of the registered cameras by the names of their images."""
+    images = (model.image(number) for number in model.reg_image_ids())
+    return {image.name: np.asarray(image.projection_center()) for image in images}
 
 
 def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, Any]:

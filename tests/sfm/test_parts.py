@@ -162,10 +162,18 @@ REPORT = {
         ({"reprojection_error_px": 1.75}, ["1.75 pixels"]),
         ({"reprojection_error_px": float("nan")}, ["nan pixels"]),
         ({"registered": 5, "other_models": [4, 3]}, ["only 5 of 10", "such of 4, 3 images"]),
+        (
+            {"unreadable": {"y.jpg": "is empty"}},
+            ["1 images cannot be read and are left out; the first, y.jpg, is empty"],
+        ),
+        (
+            {"not_read": ["a.dng", "b.gif"]},
+            ["2 files are images of a kind that is not read, and left out: a.dng, b.gif"],
+        ),
     ],
 )
 def test_the_report_doubts_what_is_doubtful(changes, says: list[str]) -> None:
-    found = doubts({**REPORT, **changes})
+    found = doubts({**REPORT, "unreadable": {}, **changes})
     assert len(found) == len(says)
     assert all(said in text for said, text in zip(says, found, strict=True))
 

@@ -1,0 +1,267 @@
+"""Where a scene lies on the Earth, and how large it is: positions from EXIF, the similarity to them, and the sidecar.
+
+A scene with ``georeference.json`` beside its cameras is in metres, x east, y north, z up of an origin on WGS 84.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError
+from splatcli.scene.decode import open_image
+from splatcli.scene.geodesy import enu_axes, to_enu, to_geocentric
+
+FILE = "georeference.json"
+#: EXIF: the sub-folder of positions, and its tags.
+_GPS_IFD = 0x8825
+_LAT_REF, _LAT, _LON_REF, _LON, _ALT_REF, _ALT = range(1, 7)
+#: Metres from the deepest to the highest place that a camera is at.
+_HEIGHTS = (-12_000.0, 100_000.0)
+
+#: A similarity has 7 unknowns, a position 3 numbers; below five of them the residuals say little.
+MIN_POSITIONS = 5
+#: Triples of cameras from which a first similarity is tried.
+_TRIALS = 500
+#: Positions further off than so many robust standard deviations are outliers.
+_OUTLIER = 3.0
+#: A median of the lengths of normal residuals in three axes is so many standard deviations of one axis.
+_MEDIAN_LENGTH = 1.538
+#: Part of the positions that has to agree.
+_AGREEING = 0.5
+#: Standard errors up to which a result is used unasked: of the scale, relative, and of the tilt, in degrees.
+MAX_SCALE_ERROR, MAX_TILT_ERROR = 0.05, 3.0
+#: Positions whose second extent is less than this part of their first lie on a line.
+_LINE = 0.02
+
+
+def position_of(path: Path) -> tuple[float, float, float] | None:
+    """Latitude and longitude in degrees and height in metres of an image by its EXIF; None where it has none.
+
+    The height is EXIF's, above sea level or the ellipsoid as the camera has it.
+    """
+    try:
+        with open_image(path) as image:
+            if image.format == "PNG" and "exif" not in image.info:
+                return None
+            tags = image.getexif().get_ifd(_GPS_IFD)
+        lat, lon = (_degrees(tags[key]) for key in (_LAT, _LON))
+        lat *= -1 if str(tags.get(_LAT_REF, "N")).upper().startswith("S") else 1
+        lon *= -1 if str(tags.get(_LON_REF, "E")).upper().startswith("W") else 1
+        height = float(tags[_ALT])
+        below = tags.get(_ALT_REF, b"\0")
+        height *= -1 if below in (b"\x01", 1) else 1
+    except Exception:
+        return None  # the picture can be whole although its metadata is not
+    known = all(map(math.isfinite, (lat, lon, height))) and (lat, lon) != (0.0, 0.0)
+    inside = abs(lat) <= 90 and abs(lon) <= 180 and _HEIGHTS[0] <= height <= _HEIGHTS[1]
+    return (lat, lon, height) if known and inside else None
+
+
+def _degrees(parts: Sequence[Any]) -> float:
+    return float(parts[0]) + float(parts[1]) / 60 + float(parts[2]) / 3600
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Similarity:
+    """new = scale rotation old + translation."""
+
+    scale: float
+    rotation: NDArray[np.float64]
+    translation: NDArray[np.float64]
+
+    def __call__(self, points: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.asarray(self.scale * points @ self.rotation.T + self.translation)
+
+    @property
+    def matrix(self) -> NDArray[np.float64]:
+        """[3, 4]."""
+        return np.concatenate([self.scale * self.rotation, self.translation[:, None]], axis=1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fit:
+    """A similarity to known positions.
+
+    used: [N] which of them agree. residuals: [N, 3] known minus found, metres. sigma: standard deviation of one axis.
+    scale_error: relative standard error of the scale; tilt_error: of the worst axis, degrees.
+    """
+
+    similarity: Similarity
+    used: NDArray[np.bool_]
+    residuals: NDArray[np.float64]
+    sigma: float
+    scale_error: float
+    tilt_error: float
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the result is better than none."""
+        return self.scale_error <= MAX_SCALE_ERROR and self.tilt_error <= MAX_TILT_ERROR
+
+
+class PositionsError(ValueError):
+    """Positions that do not suffice for a similarity; the message says why."""
+
+
+def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
+    """The similarity from ``old`` to ``new`` [N, 3] that most of the pairs agree on, by least squares of those.
+
+    Raises PositionsError for too few, for positions on one line or at one place, and where few agree.
+    """
+    count = len(old)
+    if count < MIN_POSITIONS:
+        raise PositionsError(f"{count} images with a position are in the model, at least {MIN_POSITIONS} are needed")
+    _check_spread(new, "GPS positions")
+    _check_spread(old, "cameras")
+    used = _agreeing(old, new)
+    for _ in range(10):
+        similarity = similarity_of(old[used], new[used])
+        lengths = np.linalg.norm(new - similarity(old), axis=1)
+        limit = _OUTLIER * math.sqrt(3) * max(_sigma(lengths[used], 1.0), _robust(lengths), 1e-9)
+        again = lengths <= limit
+        if (again == used).all():
+            break
+        used = again
+        if used.sum() < MIN_POSITIONS:
+            break
+    if used.sum() < max(MIN_POSITIONS, _AGREEING * count):
+        raise PositionsError(f"only {used.sum()} of {count} positions agree with the cameras")
+    _check_spread(new[used], "GPS positions that agree with the cameras")
+    similarity = similarity_of(old[used], new[used])
+    residuals = new - similarity(old)
+    freedom = (3 * int(used.sum()) - 7) / 3
+    sigma = _sigma(np.linalg.norm(residuals[used], axis=1), freedom / used.sum())
+    placed = similarity(old[used])
+    extents = np.linalg.svd(placed - placed.mean(axis=0), compute_uv=False)
+    scale_error = sigma / float(np.linalg.norm(extents))
+    # About the longest axis of the positions only their two other extents hold the model.
+    tilt_error = math.degrees(sigma / float(np.linalg.norm(extents[1:])))
+    return Fit(similarity, used, residuals, sigma, scale_error, tilt_error)
+
+
+def _check_spread(points: NDArray[np.float64], what: str) -> None:
+    extents = np.linalg.svd(points - points.mean(axis=0), compute_uv=False)
+    if extents[0] <= 0 or extents[0] / math.sqrt(len(points)) < 1e-6:
+        raise PositionsError(f"the {what} are all at one place")
+    if extents[1] < _LINE * extents[0]:
+        raise PositionsError(f"the {what} lie on one line, about which the scene could turn")
+
+
+def _sigma(lengths: NDArray[np.float64], freedom: float) -> float:
+    """Standard deviation of one axis from lengths of residuals; freedom: degrees of it for each position and axis."""
+    return math.sqrt(float((lengths**2).mean()) / 3 / max(freedom, 1e-9))
+
+
+def _robust(lengths: NDArray[np.float64]) -> float:
+    return float(np.median(lengths)) / _MEDIAN_LENGTH
+
+
+def _agreeing(old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """[N] the half nearest to the similarity of three pairs whose median residual is least."""
+    generator = np.random.default_rng(len(old))
+    best, half = math.inf, np.ones(len(old), dtype=np.bool_)
+    for _ in range(_TRIALS):
+        three = generator.choice(len(old), 3, replace=False)
+        extents = np.linalg.svd(old[three] - old[three].mean(axis=0), compute_uv=False)
+        if extents[1] <= 0.05 * extents[0]:
+            continue
+        lengths = np.linalg.norm(new - similarity_of(old[three], new[three])(old), axis=1)
+        median = float(np.median(lengths))
+        if median < best:
+            best, half = median, lengths <= median
+    return half
+
+
+def similarity_of(old: NDArray[np.float64], new: NDArray[np.float64]) -> Similarity:
+    """The least squares similarity of pairs [N, 3] (Umeyama)."""
+    a, b = old.mean(axis=0), new.mean(axis=0)
+    u, extents, v = np.linalg.svd((new - b).T @ (old - a))
+    signs = np.array([1.0, 1.0, np.sign(np.linalg.det(u) * np.linalg.det(v))])
+    rotation = (u * signs) @ v
+    spread = float(((old - a) ** 2).sum())
+    scale = float((extents * signs).sum()) / spread if spread > 0 else 1.0
+    return Similarity(scale, rotation, b - scale * rotation @ a)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Georeference:
+    """A fit to positions on the Earth, and their origin: latitude, longitude, height."""
+
+    origin: tuple[float, float, float]
+    fit: Fit
+    names: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        """Figures for a report."""
+        rms = np.sqrt((self.fit.residuals[self.fit.used] ** 2).mean(axis=0))
+        left_out = [name for name, used in zip(self.names, self.fit.used, strict=True) if not used]
+        return {
+            "positions": len(self.names),
+            "left_out": left_out,
+            "residual_m": {axis: float(value) for axis, value in zip(("east", "north", "up"), rms, strict=True)},
+            "metres_per_unit": self.fit.similarity.scale,
+            "scale_error": self.fit.scale_error,
+            "tilt_error_degrees": self.fit.tilt_error,
+        }
+
+    def document(self) -> dict[str, Any]:
+        """The content of the sidecar of a scene that the similarity was applied to."""
+        lat, lon, height = self.origin
+        axes = enu_axes(lat, lon).T
+        geocentric = np.eye(4)
+        geocentric[:3, :3] = axes
+        geocentric[:3, 3] = to_geocentric(np.array(self.origin))
+        return {
+            "version": 1,
+            "frame": "metres, x east, y north, z up of the origin",
+            "origin": {"latitude": lat, "longitude": lon, "height": height, "crs": "EPSG:4979"},
+            "scene_to_geocentric": {"matrix": geocentric.tolist(), "crs": "EPSG:4978"},
+            "model_to_scene": self.fit.similarity.matrix.tolist(),
+            **self.facts(),
+        }
+
+
+def georeference(centers: Mapping[str, NDArray[np.float64]], folder: Path) -> Georeference:
+    """The fit of cameras to the positions in the EXIF of their images. Raises PositionsError.
+
+    centers: name of the image below ``folder`` -> [3] position of its camera in the model.
+    """
+    known = {name: place for name in sorted(centers) if (place := position_of(folder / name)) is not None}
+    if not known:
+        raise PositionsError("no image has a GPS position with a height")
+    places = np.array(list(known.values()))
+    origin = np.median(places, axis=0)
+    fit = fit_similarity(np.stack([centers[name] for name in known]), to_enu(places, origin))
+    lat, lon, height = map(float, origin)
+    return Georeference((lat, lon, height), fit, tuple(known))
+
+
+def write_sidecar(folder: Path, content: Mapping[str, Any]) -> None:
+    (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def read_sidecar(folder: Path) -> dict[str, Any] | None:
+    """The sidecar of a scene; None without one. Raises SceneError for one that is damaged."""
+    file = folder / FILE
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        origin = content.get("origin")
+        if origin is not None and not all(
+            math.isfinite(float(origin[key])) for key in ("latitude", "longitude", "height")
+        ):
+            raise ValueError("its origin is not finite")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SceneError(
+            f"is no georeference of a scene: {error}", where=file, remedy="remove it, or run splat sfm --overwrite"
+        ) from None
+    return dict(content)

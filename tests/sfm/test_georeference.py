@@ -1,0 +1,274 @@
+"""Models in metres and at their place: GPS of images, known distances, and when these do not suffice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.spatial.transform import Rotation
+
+from splatcli.cli.commands import run
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.geodesy import enu_axes, from_geocentric, to_enu, to_geocentric
+from splatcli.scene.georeference import (
+    FILE,
+    PositionsError,
+    fit_similarity,
+    georeference,
+    position_of,
+    read_sidecar,
+    similarity_of,
+)
+from tests.cli.tiny import QUICK, write_scene
+from tests.native.cases import NEEDS_COMPILER
+from tests.sfm import corner
+
+DATA = Path(__file__).parents[3] / "shared/data"
+PLACE = np.array([47.2501, 8.5499, 430.0])
+TURN = Rotation.from_euler("XYZ", [100, -20, 65], degrees=True).as_matrix()
+
+
+def with_gps(place: NDArray[np.float64]) -> Image.Exif:
+    """EXIF with a position to a hundred-thousandth of a second and a millimetre."""
+
+    def parts(value: float) -> tuple[float, float, float]:
+        minutes, degrees = np.modf(abs(value))[0] * 60, int(abs(value))
+        return degrees, int(minutes), round(float(np.modf(minutes)[0]) * 60, 5)
+
+    exif = Image.Exif()
+    lat, lon, height = map(float, place)
+    exif[0x8825] = {
+        **{1: "N" if lat >= 0 else "S", 2: parts(lat), 3: "E" if lon >= 0 else "W", 4: parts(lon)},
+        **{5: b"\x00" if height >= 0 else b"\x01", 6: abs(round(height, 3))},
+    }
+    return exif
+
+
+def places_of(east_north_up: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Latitudes, longitudes and heights [N, 3] of metres about PLACE."""
+    points = to_geocentric(PLACE) + east_north_up @ enu_axes(*PLACE[:2])
+    return np.array([from_geocentric(point) for point in points])
+
+
+def true_centers() -> NDArray[np.float64]:
+    poses = [corner.pose(i) for i in range(7)]
+    return np.array([-pose[:3, :3].T @ pose[:3, 3] for pose in poses])
+
+
+def write_walk(folder: Path, noise: float = 0.0) -> NDArray[np.float64]:
+    """Seven images with GPS, a corner of a room z up; returns where the cameras were in metres about PLACE."""
+    folder.mkdir()
+    there = true_centers()
+    seen = there + np.random.default_rng(4).normal(size=there.shape) * noise
+    for i, place in enumerate(places_of(seen)):
+        Image.fromarray(corner.image(i)).save(folder / f"{i}.jpg", quality=95, exif=with_gps(place))
+    return there
+
+
+@pytest.mark.parametrize("place", [[47.25, 8.55, 430.0], [-33.9, -70.7, -3.5], [0.001, 179.9999, 8000.0]])
+def test_positions_are_read_from_exif(place: list[float], tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", exif=with_gps(np.array(place)))
+    found = position_of(tmp_path / "a.jpg")
+    assert found is not None
+    np.testing.assert_allclose(found, place, atol=2e-8)
+
+
+@pytest.mark.parametrize("tags", [{}, {2: (91.0, 0, 0)}, {2: (0, 0, 0), 4: (0, 0, 0)}, {6: None}])
+def test_what_is_no_position_is_none(tags: dict, tmp_path: Path) -> None:
+    exif = with_gps(PLACE)
+    exif[0x8825] = {**exif[0x8825], **tags} if tags else {}
+    if tags.get(6, 0) is None:
+        exif[0x8825].pop(6)
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", exif=exif)
+    assert position_of(tmp_path / "a.jpg") is None
+    (tmp_path / "b.jpg").write_bytes(b"no image")
+    assert position_of(tmp_path / "b.jpg") is None
+
+
+def test_outliers_are_left_out_and_the_rest_gives_scale_and_turn() -> None:
+    rng = np.random.default_rng(0)
+    old = rng.normal(size=(40, 3))
+    new = 12.5 * old @ TURN.T + [100.0, -50.0, 7.0]
+    new += rng.normal(size=new.shape) * 0.3
+    new[[3, 11, 25, 30]] += [[60, 0, 0], [0, -80, 0], [0, 0, 200], [30, 30, 30]]
+    fit = fit_similarity(old, new)
+    assert np.flatnonzero(~fit.used).tolist() == [3, 11, 25, 30]
+    assert fit.similarity.scale == pytest.approx(12.5, rel=0.01)
+    np.testing.assert_allclose(fit.similarity.rotation, TURN, atol=0.01)
+    assert fit.sigma == pytest.approx(0.3, rel=0.2)
+    assert fit.is_good
+
+
+def test_standard_errors_are_those_of_many_trials() -> None:
+    """Scale and tilt scatter over repeated noise as the fit says they will."""
+    rng = np.random.default_rng(5)
+    old = rng.normal(size=(20, 3)) * [30, 20, 2]
+    scales, tilts, said = [], [], []
+    for _ in range(200):
+        fit = fit_similarity(old, old + rng.normal(size=old.shape) * 1.5)
+        scales.append(fit.similarity.scale - 1)
+        tilts.append(np.abs(Rotation.from_matrix(fit.similarity.rotation).as_rotvec(degrees=True)[0]))
+        said.append((fit.scale_error, fit.tilt_error))
+    scale_error, tilt_error = np.mean(said, axis=0)
+    assert np.std(scales) == pytest.approx(scale_error, rel=0.25)
+    assert np.sqrt(np.mean(np.square(tilts))) == pytest.approx(tilt_error, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        (np.eye(3), "3 images with a position are in the model, at least 5 are needed"),
+        (np.outer(np.arange(9.0), [1, 2, 3]), "on one line"),
+        (np.ones((9, 3)), "all at one place"),
+    ],
+)
+def test_too_few_and_collinear_positions_say_so(points: NDArray[np.float64], says: str) -> None:
+    with pytest.raises(PositionsError, match=says):
+        fit_similarity(points, points + 5)
+
+
+def test_positions_of_which_half_are_anywhere_are_not_used_unasked() -> None:
+    rng = np.random.default_rng(1)
+    old = rng.normal(size=(30, 3))
+    new = old.copy()
+    new[:16] = rng.normal(size=(16, 3)) * 50
+    assert not fit_similarity(old, new).is_good
+
+
+def test_a_mirrored_walk_is_not_mirrored_back() -> None:
+    old = np.random.default_rng(2).normal(size=(12, 3))
+    assert np.linalg.det(similarity_of(old, old * [1, 1, -1]).rotation) == pytest.approx(1)
+
+
+# --- whole commands ---------------------------------------------------------------------------------------------------
+
+
+def result(words: list[str], capfd: pytest.CaptureFixture[str]) -> tuple[dict, str]:
+    code = run([*words, "--json"])
+    said = capfd.readouterr()
+    assert code == 0, said.err
+    return json.loads(said.out.splitlines()[-1]), said.out + said.err
+
+
+def centers_in(scene: Path) -> dict[str, NDArray[np.float64]]:
+    model = pycolmap.Reconstruction(scene / "sparse/0")
+    return {image.name: image.projection_center() for image in model.images.values()}
+
+
+def test_sfm_aligns_with_gps(tmp_path: Path, capfd) -> None:
+    there = write_walk(tmp_path / "walk")
+    facts, _ = result(["sfm", str(tmp_path / "walk"), "-o", str(tmp_path / "scene")], capfd)
+    placed = facts["georeference"]
+    assert placed["applied"]
+    assert placed["left_out"] == []
+    sidecar = json.loads((tmp_path / "scene" / FILE).read_text())
+    origin = [sidecar["origin"][key] for key in ("latitude", "longitude", "height")]
+    np.testing.assert_allclose(origin, placed["origin"])
+    # The scene is metres about its own origin: back to the Earth, and to where the cameras were.
+    matrix = np.array(sidecar["scene_to_geocentric"]["matrix"])
+    centers = centers_in(tmp_path / "scene")
+    for i, wanted in enumerate(there):
+        earth = matrix[:3, :3] @ centers[f"{i}.jpg"] + matrix[:3, 3]
+        found = to_enu(np.array([from_geocentric(earth)]), PLACE)[0]
+        # The model itself is off by some 0.05 % of 3.5 m, the positions by the last digit of their seconds.
+        np.testing.assert_allclose(found, wanted, atol=0.01)
+    # Up is up: the corner's floor is z = 0, which lies 430 m high.
+    points = pycolmap.Reconstruction(tmp_path / "scene/sparse/0").points3D.values()
+    heights = np.array([point.xyz[2] for point in points]) + origin[2] - PLACE[2]
+    assert np.percentile(heights, 1) > -0.05
+    info, said = result(["info", str(tmp_path / "scene")], capfd)
+    assert "metres east, north and up of" in said
+    assert info["scene_kind"] == "colmap"
+
+
+@NEEDS_COMPILER
+def test_exports_carry_the_origin(tmp_path: Path, capfd) -> None:
+    write_scene(tmp_path / "scene")
+    origin = {"latitude": 47.2501234, "longitude": -8.5, "height": 430.25}
+    (tmp_path / "scene" / FILE).write_text(json.dumps({"version": 1, "origin": origin}))
+    words = ["-n", "1", "-q", "--device", "cpu", *QUICK]
+    assert run(["train", str(tmp_path / "scene"), "-o", str(tmp_path / "run"), *words]) == 0
+    capfd.readouterr()
+    wanted = "latitude, longitude, height 47.2501234 -8.5 430.25 (EPSG:4979)"
+    for name in ("a.ply", "a.compressed.ply", "a.glb", "a.spz"):
+        assert run(["export", str(tmp_path / "run"), "-o", str(tmp_path / name)]) == 0
+        said = capfd.readouterr().err
+        content = (tmp_path / name).read_bytes()
+        assert (wanted.encode() in content) is not name.endswith("spz")
+        assert (wanted in said) is name.endswith("spz")
+
+
+def test_gps_too_coarse_for_the_scene_is_left_alone(tmp_path: Path, capfd) -> None:
+    write_walk(tmp_path / "walk", noise=3.0)
+    words = ["sfm", str(tmp_path / "walk"), "-o", str(tmp_path / "scene")]
+    facts, _ = result(words, capfd)
+    assert not facts["georeference"]["applied"]
+    assert not (tmp_path / "scene" / FILE).exists()
+    reason = facts["georeference"]["reason"]
+    assert "too coarse" in reason or "agree with the cameras" in reason
+
+
+def test_without_gps_on_is_an_error_and_a_distance_gives_metres(images: Path, tmp_path: Path, capfd) -> None:
+    scene = tmp_path / "scene"
+    assert run(["sfm", str(images), "-o", str(scene), "--georeference", "on"]) == 3
+    said = capfd.readouterr().err
+    assert "no image has a GPS position" in said
+    assert "--scale-from" in said
+    assert not scene.exists()
+    first, second = "view 000.jpg", "view 005.jpg"
+    facts, _ = result(["sfm", str(images), "-o", str(scene), "--scale-from", f"{first},{second},2.5"], capfd)
+    assert facts["georeference"]["applied"]
+    centers = centers_in(scene)
+    assert np.linalg.norm(centers[first] - centers[second]) == pytest.approx(2.5)
+    assert json.loads((scene / FILE).read_text())["frame"] == "metres, axes as they came"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--scale-from", "a.jpg,b.jpg"], "is not A,B,LENGTH"),
+        (["--scale-from", "a.jpg,b.jpg,-3"], "is not A,B,LENGTH"),
+        (["--scale-from", "a.jpg,a.jpg,3"], "is not A,B,LENGTH"),
+        (["--scale-from", "a.jpg,b.jpg,3", "--georeference", "on"], "either from GPS positions or from a distance"),
+        (["--georeference", "maybe"], "there is no 'maybe'"),
+    ],
+)
+def test_flags_that_cannot_be_followed(words: list[str], says: str, tmp_path: Path, capfd) -> None:
+    assert run(["sfm", str(tmp_path), *words]) == 2
+    assert says in capfd.readouterr().err
+
+
+def test_a_damaged_sidecar_is_named(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"origin": {"latitude": "north"}}')
+    with pytest.raises(SceneError, match=FILE):
+        read_sidecar(tmp_path)
+    assert read_sidecar(tmp_path / "nowhere") is None
+
+
+# --- real captures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "residual", "metres"), [("drone", (0.23, 0.37, 0.44), 8.75), ("drone_nir", (2.7, 3.3, 0.8), 17.9)]
+)
+def test_real_flights(name: str, residual: tuple[float, ...], metres: float) -> None:
+    """The residuals are those of an independent fit of all positions."""
+    folder = DATA / name
+    if not folder.is_dir():
+        pytest.skip(f"../shared/data/{name} is not there")
+    model = pycolmap.Reconstruction(folder / "sparse/0")
+    centers = {image.name: image.projection_center() for image in model.images.values()}
+    found = georeference(centers, folder / "images")
+    facts = found.facts()
+    assert found.fit.is_good
+    assert facts["left_out"] == []
+    np.testing.assert_allclose(list(facts["residual_m"].values()), residual, atol=0.06)
+    assert facts["metres_per_unit"] == pytest.approx(metres, rel=0.01)
+    moved = found.fit.similarity
+    up = np.mean([moved.rotation @ image.viewing_direction() for image in model.images.values()], axis=0)
+    assert up[2] < -0.9, "the flights look down"
