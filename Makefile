@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 
-.PHONY: setup demo test torture test-sanitize test-threads lint docs-reference shape gauge wheel clean
+.PHONY: setup demo test torture test-sanitize test-threads lint docs docs-reference shape gauge wheel clean
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -20,6 +20,7 @@ help:
 	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
 	@echo "make gauge   instructions and traffic of the CUDA kernels, without a GPU: benchmarks/results/gauge.json"
 	@echo "make docs-reference   the commands and settings in docs/cli.md and docs/settings.md, from their declarations"
+	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make wheel   dist/*.whl for x86-64 and aarch64 with native libraries, CUDA from Turing on; FLAGS=--no-cuda without"
 
 setup: $(STAMP)
@@ -73,6 +74,14 @@ gauge: setup
 
 docs-reference: setup
 	PYTHONPATH=. $(BIN)/python scripts/docs_reference.py
+
+# Links and anchors are checked; the tests of the site run where this was done once.
+docs: $(VENV)/.docs-set-up
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+$(VENV)/.docs-set-up: $(STAMP)
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[docs]'
+	touch $@
 
 # Libraries are built from these sources, travel in the wheels, and are not left in the checkout.
 wheel: setup

@@ -37,6 +37,7 @@ def test_the_workflow_runs_what_a_change_has_to_pass() -> None:
     jobs = load(".github/workflows/ci.yml")["jobs"]
     commands = {name: [step["run"] for step in job["steps"] if "run" in step] for name, job in jobs.items()}
     assert "bash .ci/run" in commands["test"]
+    assert commands["docs"] == ["make docs", ".venv/bin/python -m pytest tests/test_docs_site.py"]
     assert "make wheel FLAGS=--no-cuda" in commands["wheels"]
     assert "make test" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
 
