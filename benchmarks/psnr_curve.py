@@ -75,8 +75,9 @@ def scene_view(scene: Any, name: str) -> tuple[Any, Any]:
 def with_curve(file: Path, facts: dict[str, Any], curve: dict[str, Any]) -> dict[str, Any]:
     """The content of ``file`` with ``curve`` in the place of the one of the same name."""
     known = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {**facts, "curves": []}
-    if {key: known.get(key) for key in facts} != facts:
-        raise SystemExit(f"{file} is of another scene, size or view: {known}; name another file with --out")
+    others = {key: known.get(key) for key in facts}
+    if others != facts:
+        raise SystemExit(f"{file} is of {others}, and this is {facts}: name another file with --out")
     names = [other["program"] for other in known["curves"]]
     position = names.index(curve["program"]) if curve["program"] in names else len(names)
     known["curves"][position : position + 1] = [curve]

@@ -51,7 +51,7 @@ def test_a_run_is_scored_over_its_time(tmp_path: Path, monkeypatch: pytest.Monke
 def test_curves_of_another_scene_are_not_mixed(tmp_path: Path) -> None:
     out = tmp_path / "curve.json"
     out.write_text(json.dumps({"scene": "a", "size": "1x1", "view": "b", "curves": []}))
-    with pytest.raises(SystemExit, match="another scene"):
+    with pytest.raises(SystemExit, match=r"is of .*'scene': 'a'.* and this is .*'scene': 'c'"):
         psnr_curve.with_curve(out, {"scene": "c", "size": "1x1", "view": "b"}, OTHER)
 
 
