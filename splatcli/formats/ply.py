@@ -25,6 +25,7 @@ from splatcli.checkpoint.foreign.imported import (
 from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_os_error
 from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.progress import report
 
 # --- the header: its claims are compared with the file's size before any allocation
 #
@@ -297,6 +298,10 @@ def write_ply_file(gaussians: Gaussians, path: Path) -> None:
 # --- reading
 
 
+#: Rows that are converted at once: the pages of the file that hold them are read once for all columns.
+_ROWS = 50_000
+
+
 def read_ply(path: Path, options: ImportOptions | None = None) -> Gaussians:
     """Return the Gaussians of an INRIA PLY as float32 CPU tensors, bit for bit where the file holds float32.
 
@@ -332,7 +337,15 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         "sh0": _SH0,
         "shN": _rest_names(rest),
     }
-    columns = {column: _float32(rows, properties, vertex) for column, properties in names.items()}
+    columns: dict[str, NDArray[np.float32]]
+    columns = {column: np.empty((vertex.count, len(part)), np.float32) for column, part in names.items()}
+    task = f"reading {path.name}"
+    report(task, 0, vertex.count)
+    for start in range(0, vertex.count, _ROWS):
+        piece = slice(start, min(start + _ROWS, vertex.count))
+        for column, part in names.items():
+            columns[column][piece] = _float32(rows[piece], part, vertex)
+        report(task, piece.stop, vertex.count)
     columns["opacities"] = columns["opacities"][:, 0]
     columns["shN"] = columns["shN"].reshape(vertex.count, 3, rest // 3).transpose(0, 2, 1)
 

@@ -13,6 +13,7 @@ images.bin has the pose of each image, that of a rig's camera too, so rigs.bin a
 
 from __future__ import annotations
 
+import io
 import math
 import mmap
 import struct
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
+from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.find_images import walk
@@ -289,6 +291,10 @@ _POINT_HEAD = np.dtype([("id", "<u8"), ("xyz", "<f8", 3), ("rgb", "u1", 3)])
 _TRACK_SIZE, _OBSERVATION_SIZE, _SENSOR_SIZE, _POSE_SIZE, _DATA_SIZE = 8, 24, 8, 56, 16
 
 
+#: Records, and bytes of a text file, between two reports of progress.
+_REPORT_RECORDS, _REPORT_BYTES = 50_000, 4_000_000
+
+
 @dataclass(slots=True)
 class _Records:
     """A position in a binary file that cannot leave it.
@@ -319,7 +325,11 @@ class _Records:
         self.kind = kind
         for index in range(self.total):
             self.index = index
+            if index and index % _REPORT_RECORDS == 0:
+                report(f"reading {self.path.name}", index, self.total)
             yield index
+        if self.total > _REPORT_RECORDS:
+            report(f"reading {self.path.name}", self.total, self.total)
         if self.offset != len(self.data):
             raise self.fault(
                 f"has {len(self.data) - self.offset:,} bytes after its last record, at byte {self.offset:,}"
@@ -436,9 +446,18 @@ def _points_binary(path: Path, limit: int, with_tracks: bool) -> RawPoints | Non
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Number the lines of a file from 1, without the space around them."""
     # Bytes that are no UTF-8 must not end the search for a faulty line; a byte order mark is no part of the text.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+    with (
+        path.open("rb") as raw,
+        io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file,
+    ):
+        size, reported = path.stat().st_size, 0
         for number, line in enumerate(file, 1):
             yield number, line.strip()
+            if raw.tell() - reported > _REPORT_BYTES:
+                reported = raw.tell()
+                report(f"reading {path.name}, MB", reported // 1_000_000, size // 1_000_000)
+        if reported:
+            report(f"reading {path.name}, MB", size // 1_000_000, size // 1_000_000)
 
 
 def _data_lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -29,6 +29,7 @@ from splatcli.checkpoint.activation_check import (
 from splatcli.checkpoint.schema import dtype_name, listed, nonfinite
 from splatcli.errors import DivergedError, ModelFileError, SplatError
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.progress import report
 from splatcli.scene.camera import Camera
 
 #: Quaternions are normalised when their lengths differ from 1 by less.
@@ -210,14 +211,19 @@ def to_gaussians(
     cameras: called only when the file is refused; the message says what one of their views would cost.
     Raises ModelFileError for NaN and infinite values, and in doubt about the space; nothing is converted unasked.
     """
+    task, parts = f"checking {where.name}", 3
+    report(task, 0, parts)
     if bad := model.nonfinite():
         if not options.drop_nonfinite:
             raise ModelFileError(
                 "; ".join(bad), where=where, remedy="--drop-nonfinite leaves the Gaussians out that have them"
             )
         model = model.without_nonfinite()
+    report(task, 1, parts)
     notes = [*model.notes, *model.remarks()]
+    report(task, 2, parts)
     scales, opacities = _raw(model, options, where, cameras, notes)
+    report(task, parts, parts)
     columns = model.columns
     gaussians = Gaussians(
         means=columns.means,
