@@ -23,12 +23,13 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 10
+#define SPLAT_ABI_VERSION 11
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
 #define SPLAT_ISECT_GRAD 16  /* reals of the gradient of a tile intersection */
 #define SPLAT_POSE 16        /* reals of a chunk's partial sum of the pose gradient */
+#define SPLAT_CHANNELS_AT_ONCE 64 /* channels whose gradients splat_blend_vjp sums in a pass over the intersections */
 
 /* SplatFrame.counters */
 enum {
@@ -84,6 +85,17 @@ typedef struct SplatGaussians {
   void* shN;              /* real [n, K, 3] */
 } SplatGaussians;
 
+/* Colours of any number of channels, of any sign. */
+typedef struct SplatChannels {
+  uint32_t struct_size;
+  int32_t count;        /* channels, at least 1 */
+  int64_t n;            /* Gaussians */
+  const void* colors;   /* real [n, count] */
+  void* isect_grads;    /* real [isects, min(count, SPLAT_CHANNELS_AT_ONCE)] workspace of splat_blend_vjp, with v_colors;
+                           CUDA: [max_isects, ...] */
+  void* v_colors;       /* real [n, count], += by splat_blend_vjp; may be NULL */
+} SplatChannels;
+
 /* The arrays between the stages of one view. M = n rounded up to SPLAT_CHUNK; T = tiles of the image. */
 typedef struct SplatFrame {
   uint32_t struct_size;
@@ -108,7 +120,11 @@ typedef struct SplatFrame {
   /* splat_blend */
   int32_t* tile_ends;          /* [T] intersections of the tile up to the last at which a pixel stopped */
   /* splat_blend_vjp */
-  void* isect_grads;           /* real [isects, SPLAT_ISECT_GRAD], CUDA: [max_isects, ...]; 64-byte aligned */
+  void* isect_grads;           /* real [isects, SPLAT_ISECT_GRAD], CUDA: [max_isects, ...]; 64-byte aligned. With
+                                  channels it may be NULL: then only v_colors and v_background are made */
+  /* splat_blend, splat_blend_vjp */
+  const SplatChannels* channels; /* blended instead of the projected Gaussians' colours, which have no gradient then; the
+                                    images, the background and background_partials have as many channels. NULL: three */
 } SplatFrame;
 
 typedef struct SplatImages {

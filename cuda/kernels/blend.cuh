@@ -198,13 +198,13 @@ struct ForwardPixel {
 };
 
 // Writes the largest of the warps' ends as the tile's.
-SPLAT_DEVICE void write_tile_end(const BlendLists& lists, int32_t warp_end, int32_t* shared_ends) {
+SPLAT_DEVICE void write_tile_end(const BlendLists& lists, int32_t tile, int32_t warp_end, int32_t* shared_ends) {
   if (lane_id() == 0) shared_ends[warp_id()] = warp_end;
   __syncthreads();
   if (threadIdx.x != 0) return;
   int32_t end = 0;
   for (int w = 0; w < int(blockDim.x) / kWarp; ++w) end = shared_ends[w] > end ? shared_ends[w] : end;
-  lists.tile_ends[tile_of_block(lists)] = end;
+  lists.tile_ends[tile] = end;
 }
 
 template <bool Depth>
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(kSimpleThreads)
       end = base + group + kWarp;
     }
   }
-  write_tile_end(lists, end < isects ? end : isects, ends);
+  write_tile_end(lists, tile, end < isects ? end : isects, ends);
   pixel.write(lists, background, out, at.x, at.y);
 }
 
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kFastThreads) blend_fast(BlendLists lists, con
     }
   }
   wait_for_copies();
-  write_tile_end(lists, end < isects ? end : isects, ends);
+  write_tile_end(lists, tile, end < isects ? end : isects, ends);
   upper.write(lists, background, out, at.x, at.y);
   lower.write(lists, background, out, at.x, at.y + 1);
 }

@@ -20,6 +20,22 @@ struct PixelShare {
   float v, weight;
 };
 
+// Walks a pixel over an intersection: worth is what a unit of its weight is worth there, behind what all that lies behind
+// it is worth.
+SPLAT_DEVICE PixelShare pixel_share(const float* proj, float dx, float dy, bool reached, float worth,
+                                    float& transmittance, float& behind) {
+  const float exponent = log2_alpha(proj, dx, dy), raw = exp2_bounded(exponent);
+  const float alpha = select(reached && is_seen(exponent), min_(float(kMaxAlpha), raw), 0.0f);
+  const float before = transmittance, share = alpha * before, after = before - share;
+  const bool live = after > float(kMinTransmittance);
+  const float live_alpha = select(live, alpha, 0.0f), weight = select(live, share, 0.0f);
+  transmittance = select(live, after, 0.0f);
+  behind -= weight * worth;
+  // No gradient reaches geometry or opacity where alpha was clamped.
+  const float free_alpha = select(raw <= float(kMaxAlpha), live_alpha, 0.0f);
+  return {free_alpha * alpha_vjp(before, worth, behind, 1.0f - alpha), weight};
+}
+
 // Transmittance 0: the pixel has stopped, or lies outside the image.
 template <bool Depth>
 struct BackwardPixel {
@@ -43,18 +59,9 @@ struct BackwardPixel {
   SPLAT_DEVICE bool alive() const { return transmittance > 0.0f; }
 
   SPLAT_DEVICE PixelShare step(const float* proj, float dx, float dy, bool reached) {
-    const float exponent = log2_alpha(proj, dx, dy), raw = exp2_bounded(exponent);
-    const float alpha = select(reached && is_seen(exponent), min_(float(kMaxAlpha), raw), 0.0f);
-    const float before = transmittance, share = alpha * before, after = before - share;
-    const bool live = after > float(kMinTransmittance);
-    const float live_alpha = select(live, alpha, 0.0f), weight = select(live, share, 0.0f);
-    transmittance = select(live, after, 0.0f);
     float cg = proj[kProjRed] * red + proj[kProjGreen] * green + proj[kProjBlue] * blue;
     if (Depth) cg += proj[kProjDepth] * depth;
-    behind -= weight * cg;
-    // No gradient reaches geometry or opacity where alpha was clamped.
-    const float free_alpha = select(raw <= float(kMaxAlpha), live_alpha, 0.0f);
-    return {free_alpha * alpha_vjp(before, cg, behind, 1.0f - alpha), weight};
+    return pixel_share(proj, dx, dy, reached, cg, transmittance, behind);
   }
   SPLAT_DEVICE void colour_grads(float weight, float* grads) const {
     grads[kGradRed] = weight * red;

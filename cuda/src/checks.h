@@ -55,8 +55,14 @@ const char* fault(const SplatGaussians* g) {
     if (g->shN_count == (degree + 1) * (degree + 1) - 1) return nullptr;
   return "shN_count is not 0, 3, 8, 15 or 24";
 }
+const char* fault(const SplatChannels* channels) {
+  if (!sized(channels)) return "SplatChannels has another size than in this library's splat.h";
+  if (channels->count < 1 || channels->n < 0 || channels->n > INT32_MAX) return "the channels have no shape";
+  return channels->v_colors != nullptr && channels->isect_grads == nullptr ? "v_colors need isect_grads" : nullptr;
+}
 const char* fault(const SplatFrame* frame) {
-  return sized(frame) ? nullptr : "SplatFrame has another size than in this library's splat.h";
+  if (!sized(frame)) return "SplatFrame has another size than in this library's splat.h";
+  return frame->channels == nullptr ? nullptr : fault(frame->channels);
 }
 const char* fault(const SplatImages* images) {
   return sized(images) ? nullptr : "SplatImages has another size than in this library's splat.h";

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 10
+ABI_VERSION = 11
 CHUNK = 256
 TILE = 16
 PROJECTED = 16
 ISECT_GRAD = 16
 POSE = 16
+CHANNELS_AT_ONCE = 64
 #: Places in Frame.counters.
 COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4
@@ -77,6 +78,18 @@ class GaussianArrays(_Sized):
     ]
 
 
+class Channels(_Sized):
+    __slots__ = ()
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("count", c.c_int32),
+        ("n", c.c_int64),
+        ("colors", c.c_void_p),
+        ("isect_grads", c.c_void_p),
+        ("v_colors", c.c_void_p),
+    ]
+
+
 class Frame(_Sized):
     __slots__ = ()
     _fields_ = [
@@ -99,6 +112,7 @@ class Frame(_Sized):
         ("isects", c.c_int64),
         ("tile_ends", c.c_void_p),
         ("isect_grads", c.c_void_p),
+        ("channels", c.POINTER(Channels)),
     ]
 
 
@@ -191,6 +205,7 @@ STRUCTS: dict[str, type[c.Structure]] = {
     "SplatCall": Call,
     "SplatView": View,
     "SplatGaussians": GaussianArrays,
+    "SplatChannels": Channels,
     "SplatFrame": Frame,
     "SplatImages": Images,
     "SplatAdam": Adam,

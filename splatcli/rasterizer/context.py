@@ -104,6 +104,8 @@ class RasterContext:
     counters: Tensor | None = None
     #: More than one where the last view did not fit at once.
     bands: list[Band] = field(default_factory=list)
+    #: Colours that are blended instead of those of the projected Gaussians; see set_channels().
+    channels: abi.Channels | None = None
     _source: Gaussians | None = None
     _arrays: abi.GaussianArrays | None = None
 
@@ -144,6 +146,17 @@ class RasterContext:
         self._arrays = arrays
         self._source = gaussians  # for a message about the largest of them, until bin()
         return arrays
+
+    def set_channels(self, colors: Tensor) -> None:
+        """Have blend() and blend_vjp() take ``colors`` [N, D], any D and sign, as those of the projected Gaussians."""
+        count, width = colors.shape
+        self.channels = abi.Channels(count=width, n=count, colors=self.backend.pointer(colors, count, width))
+        self.native.channels = ctypes.pointer(self.channels)
+
+    @property
+    def width(self) -> int:
+        """Return the channels of the images."""
+        return 3 if self.channels is None else int(self.channels.count)
 
     def bin(
         self, view: abi.View, arrays: abi.GaussianArrays, *, capacity: int | None = None, with_grads: bool = True
@@ -199,10 +212,10 @@ class RasterContext:
         return max(1, int(self.counters[abi.COUNT_MAX_ISECTS]))
 
     def blend(self, view: abi.View, background: Tensor, image: Tensor, alpha: Tensor, depth: Tensor | None) -> None:
-        """Fill image [H, W, 3], alpha [H, W] and, with_depth, depth [H, W]; background [3]."""
+        """Fill image [H, W, D], alpha [H, W] and, with_depth, depth [H, W]; background [D]. D is ``width``."""
         out = self.images(view, image, alpha, depth)
         for part, _ in self._listed(view):
-            self.backend.call("blend", part, self.native, self.backend.pointer(background, 3), out)
+            self.backend.call("blend", part, self.native, self.backend.pointer(background, self.width), out)
 
     def blend_vjp(
         self,
@@ -211,17 +224,29 @@ class RasterContext:
         out: abi.Images,
         v_out: abi.Images,
         v_background: Tensor | None = None,
+        v_colors: Tensor | None = None,
+        with_geometry: bool = True,
     ) -> None:
-        """Make per-intersection gradients, and that of the background [3], from those of the images."""
+        """Make per-intersection gradients, and that of the background [D], from those of the images.
+
+        v_colors: [N, D] zeros, with set_channels(); filled.
+        with_geometry: whether there are per-intersection gradients; may be False with set_channels().
+        """
         partials, v_colour = None, None
         if v_background is not None:
-            partials = self._take("background_partials", 3 * tiles_of(view), self.backend.dtype)
-            v_colour = self.backend.pointer(v_background, 3)
-        colour = self.backend.pointer(background, 3)
-        sums = self._begin_sums() if len(self.bands) > 1 else None
+            partials = self._take("background_partials", self.width * tiles_of(view), self.backend.dtype)
+            v_colour = self.backend.pointer(v_background, self.width)
+        colour = self.backend.pointer(background, self.width)
+        sums = self._begin_sums() if with_geometry and len(self.bands) > 1 else None
         for part, is_last in self._listed(view):
             isects = self.native.isects if self.counters is None else self.native.max_isects
-            self.native.isect_grads = self._take("isect_grads", isects * abi.ISECT_GRAD, self.backend.dtype)
+            self.native.isect_grads = None
+            if with_geometry:
+                self.native.isect_grads = self._take("isect_grads", isects * abi.ISECT_GRAD, self.backend.dtype)
+            if self.channels is not None and v_colors is not None:
+                at_once = min(self.width, abi.CHANNELS_AT_ONCE)
+                self.channels.isect_grads = self._take("channel_grads", isects * at_once, self.backend.dtype)
+                self.channels.v_colors = self.backend.pointer(v_colors, int(self.channels.n), self.width)
             self.backend.call(
                 "blend_vjp", part, self.native, colour, out, v_out, partials, v_colour if is_last else None
             )
@@ -308,7 +333,7 @@ class RasterContext:
         h, w = view.height, view.width
         pointer = self.backend.pointer
         return abi.Images(
-            image=pointer(image, h, w, 3),
+            image=pointer(image, h, w, self.width),
             alpha=None if alpha is None else pointer(alpha, h, w),
             depth=None if depth is None else pointer(depth, h, w),
         )

@@ -58,6 +58,9 @@ _FIXED: dict[str, tuple[Any, str]] = {
 
 RENDER_MODES = ("RGB", "D", "ED", "RGB+D", "RGB+ED")
 
+#: Channels of the training kernels' colours.
+CHANNELS = 3
+
 #: Pixels a side of the tiles that meta lists intersections with, unless the caller names another size.
 TILE_SIZE = 16
 
@@ -134,7 +137,7 @@ def rasterization(
     Returns (images [..., C, H, W, X], alphas [..., C, H, W, 1], meta). X is D, and one more with a depth; "D" is the
     sum of weight times camera z, "ED" that divided by alpha. meta["means2d"] is part of the graph between the means and
     the images; its gradient is in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its
-    ``absgrad`` (of more than three channels those of each three). The tile intersections in meta are listed when they
+    ``absgrad``. The tile intersections in meta are listed when they
     are first read.
     Raises UsageError for an unsupported value, ValueError for shapes that do not fit, DistributedError on all ranks
     when they do not agree.
@@ -235,7 +238,9 @@ def rasterization(
         images = [_stacked(*one, render_mode) for one in rendered]
         shape = (*batch, cameras, height, width)
         if images:
-            image, alpha = torch.stack(images), torch.stack([alpha for _, alpha, _ in rendered])
+            # One image of many channels is large: it is not copied.
+            together = torch.stack if len(images) > 1 else _alone
+            image, alpha = together(images), together([alpha for _, alpha, _ in rendered])
         else:
             # Empty, but part of the graph, so that backward() works.
             nothing = sum(t.flatten()[:0].sum() for t in (*moved, opacities, colors))
@@ -292,7 +297,7 @@ class _View:
         own = (-colors.detach().amin()).clamp(min=0.0) if colors.numel() else colors.new_zeros(())
         return own if self.group is None else own.new_tensor(self.group.all_reduce_max(float(own)))
 
-    def prepare(self, gaussians: Gaussians, background: Tensor | None) -> ViewRender:
+    def prepare(self, gaussians: Gaussians, background: Tensor | None, colors: Tensor | None = None) -> ViewRender:
         return ViewRender(
             gaussians,
             self.camera,
@@ -300,11 +305,16 @@ class _View:
             viewmat=self.viewmat if self.viewmat.requires_grad else None,
             antialiased=self.antialiased,
             z_range=self.z_range,
+            colors=colors,
         )
 
 
 class _CameraRender:
-    """The render of one camera, three channels at a time; the constructor projects for the first three."""
+    """The render of one camera; the constructor projects.
+
+    More than three channels are blended together. Up to three, and SH coefficients, are the colours of the training
+    kernels. With a group each three channels are a render.
+    """
 
     def __init__(
         self,
@@ -315,68 +325,79 @@ class _CameraRender:
         sh_degree: int | None,
     ) -> None:
         self.raw, self.colors, self.view, self.background, self.sh_degree = raw, colors, view, background, sh_degree
-        self.gaussians, self.lift = self._chunk(0)
-        self.first = view.prepare(self.gaussians, self._behind(0)) if view.group is None else None
+        self.lift = colors.new_zeros(())
+        self.prepared: ViewRender | None = None
+        if view.group is not None:
+            return
+        if sh_degree is None and colors.shape[1] > CHANNELS:
+            # Gaussians whose colours are no numbers are culled, as the kernels cull those of three channels.
+            numbers = (0.0 * colors.detach().sum(dim=1, keepdim=True)).expand(-1, CHANNELS)
+            gaussians = Gaussians(*raw, numbers, colors.new_zeros(len(colors), 0, 3))
+            self.prepared = view.prepare(gaussians, background, colors)
+        else:
+            gaussians, self.lift = self._three(0)
+            self.prepared = view.prepare(gaussians, self._behind(0))
 
     def project(self) -> Projected:
-        assert self.first is not None
-        return self.first.project()
+        assert self.prepared is not None
+        return self.prepared.project()
 
     def absgrad(self) -> Tensor:
-        """Return [N, 2] the sums of the pixels' magnitudes after backward(), of all channels."""
+        """Return [N, 2] the sums of the pixels' magnitudes after backward()."""
         return self.project().absgrad
 
     def draw(self, means2d: Tensor | None = None, shares: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return image [H, W, D], alpha [H, W] and depth [H, W]. means2d, shares: as in ViewRender.blend()."""
-        rendered = self._blend(self.first, self.gaussians, 0, means2d, shares)
-        if self.sh_degree is not None:
+        if self.prepared is None:
+            return self._draw_sharded()
+        rendered = self.prepared.blend(means2d, shares)
+        if self.prepared.colors is not None:
             return rendered.image, rendered.alpha, rendered.depth
-        channels = self.colors.shape[1]
-        parts, lift, alpha, depth = [], self.lift, rendered.alpha, rendered.depth
-        for begin in range(0, max(1, channels), 3):
-            if begin > 0:
-                gaussians, lift = self._chunk(begin)
-                part = self.view.prepare(gaussians, self._behind(begin)) if self.view.group is None else None
-                if part is not None and self.first is not None and means2d is not None:
-                    part.share_projected(self.first)
-                # Every chunk adds to the gradient of the same projected means.
-                rendered = self._blend(part, gaussians, begin, means2d, shares)
-            parts.append((rendered.image - lift * rendered.alpha[..., None])[..., : channels - begin])
-        return torch.cat(parts, dim=-1), alpha, depth
+        return self._lowered(rendered, self.lift, 0), rendered.alpha, rendered.depth
 
-    def _blend(
-        self, part: ViewRender | None, gaussians: Gaussians, begin: int, means2d: Tensor | None, shares: Tensor | None
-    ) -> Render:
-        if part is not None:
-            return part.blend(means2d, shares)
-        view = self.view
+    def _draw_sharded(self) -> tuple[Tensor, Tensor, Tensor]:
+        view, parts = self.view, []
         assert view.group is not None
-        return render_sharded(
-            view.group,
-            gaussians,
-            view.camera,
-            background=self._behind(begin),
-            antialiased=view.antialiased,
-            z_range=view.z_range,
-        )
+        for begin in range(0, 1 if self.sh_degree is not None else max(1, self.colors.shape[1]), CHANNELS):
+            gaussians, lift = self._three(begin)
+            rendered = render_sharded(
+                view.group,
+                gaussians,
+                view.camera,
+                background=self._behind(begin),
+                antialiased=view.antialiased,
+                z_range=view.z_range,
+            )
+            parts.append(self._lowered(rendered, lift, begin))
+        return torch.cat(parts, dim=-1), rendered.alpha, rendered.depth
 
-    def _chunk(self, begin: int) -> tuple[Gaussians, Tensor]:
+    def _lowered(self, rendered: Render, lift: Tensor, begin: int) -> Tensor:
+        """Return the image without the lift and without channels that _three() added."""
+        if self.sh_degree is not None:
+            return rendered.image
+        return (rendered.image - lift * rendered.alpha[..., None])[..., : self.colors.shape[1] - begin]
+
+    def _three(self, begin: int) -> tuple[Gaussians, Tensor]:
         """Return the Gaussians with three channels from ``begin`` on, and the lift that keeps these above 0."""
         if self.sh_degree is not None:
             rest = self.colors[:, 1 : 1 + SH_REST[self.sh_degree]]
             return Gaussians(*self.raw, self.colors[:, 0], rest), self.colors.new_zeros(())
-        part = self.colors[:, begin : begin + 3]
-        # The kernels clamp colours at 0. The lift keeps them above, and draw() subtracts it from the image.
+        part = self.colors[:, begin : begin + CHANNELS]
+        # The kernels clamp colours at 0. The lift keeps them above, and _lowered() subtracts it from the image.
         lift = self.view.lift(part)
-        padded = torch.nn.functional.pad(part + lift, (0, 3 - part.shape[1]))
+        padded = torch.nn.functional.pad(part + lift, (0, CHANNELS - part.shape[1]))
         none = self.colors.new_zeros(len(self.colors), 0, 3)
         return Gaussians(*self.raw, (padded - 0.5) / SH_C0, none), lift
 
     def _behind(self, begin: int) -> Tensor | None:
         if self.background is None or self.sh_degree is not None:
             return self.background
-        part = self.background[begin : begin + 3]
-        return torch.nn.functional.pad(part, (0, 3 - part.shape[0]))
+        part = self.background[begin : begin + CHANNELS]
+        return torch.nn.functional.pad(part, (0, CHANNELS - part.shape[0]))
+
+
+def _alone(images: list[Tensor]) -> Tensor:
+    return images[0][None]
 
 
 def _depth_of(mode: RenderMode, colors: Tensor) -> int:

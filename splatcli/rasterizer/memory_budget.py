@@ -304,6 +304,7 @@ ISECT_BUFFERS = (
     "isect_grad_rows",
     "isect_masks",
     "isect_grads",
+    "channel_grads",
     "isect_grad_sums",
     "reached",
 )
@@ -340,7 +341,9 @@ class IntersectionBudget:
         """Return the bytes for ``isects`` tile intersections, and set native.max_isects to them."""
         native.max_isects = isects
         workspace = self._backend.call("bin_bytes", view, native)
-        return workspace + isects * (LIST_BYTES + (self._row if with_grads else 0))
+        channels = min(native.channels.contents.count, abi.CHANNELS_AT_ONCE) if native.channels else 0
+        row = self._row + channels * self._backend.dtype.itemsize
+        return workspace + isects * (LIST_BYTES + (row if with_grads else 0))
 
     def grants(self, gaussians: int, view: abi.View, native: abi.Frame, isects: int, *, with_grads: bool) -> bool:
         """Return whether the whole view may be listed at once; if so, the next buffers have the right slack."""

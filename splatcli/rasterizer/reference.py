@@ -7,7 +7,7 @@ a compiler.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -249,7 +249,7 @@ TRANSMITTANCE_MIN = 1e-4
 BLOCK = 32
 SLAB = 1024
 #: Columns of a splat in the packed table that the blend reads.
-_WIDTHS = {"means2d": 2, "cov2d": 3, "conics": 3, "opacities": 1, "colors": 3, "depths": 1, "magnitudes": 2}
+_WIDTHS = {"means2d": 2, "cov2d": 3, "conics": 3, "opacities": 1, "depths": 1, "magnitudes": 2}
 
 SSIM_TAPS = 11
 SSIM_SIGMA = 1.5
@@ -265,19 +265,21 @@ def render_reference(
     viewmat: Tensor | None = None,
     antialiased: bool = False,
     detach_directions: bool = False,
+    colors: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Render one view; autograd gives the gradients by the Gaussians, the background and the viewmat.
 
     sh_degree: the highest degree that is used; None means all that the Gaussians have.
-    background: [3] RGB behind everything; None means black.
+    background: [3] RGB behind everything, or [D]; None means black.
     viewmat: [4, 4] world to camera instead of the camera's own; the last row is not read.
     antialiased: opacities are scaled by the share of the unblurred ellipse's area.
     detach_directions: the gradient leaves out the path through view-dependent colour; the image is the same.
+    colors: [N, D] colours of any sign in place of those of the SH coefficients.
 
-    Returns (image [H, W, 3], alpha [H, W], depth [H, W] accumulated camera-space z, not divided by alpha)
+    Returns (image [H, W, 3] or [H, W, D], alpha [H, W], depth [H, W] accumulated camera-space z, not divided by alpha)
     in the Gaussians' dtype and on their device. ValueError for a wrong degree or shape.
     """
-    _, splats = project_visible(
+    index, splats = project_visible(
         gaussians,
         camera,
         sh_degree=sh_degree,
@@ -285,6 +287,8 @@ def render_reference(
         antialiased=antialiased,
         detach_directions=detach_directions,
     )
+    if colors is not None:
+        splats = replace(splats, colors=colors.index_select(0, index))
     return blend_reference(splats, camera.width, camera.height, background)
 
 
@@ -297,9 +301,10 @@ def blend_reference(
     magnitudes: [V, 2] zeros. Their "gradient" is the sum over the pixels of |dL/d means2d|, each
         pixel's share by itself (docs/math.md 6.3).
     """
-    background = splats.means2d.new_zeros(3) if background is None else background.to(splats.means2d)
-    if background.shape != (3,):
-        raise ValueError(f"background has shape {tuple(background.shape)}, not (3,)")
+    channels = splats.colors.shape[1]
+    background = splats.means2d.new_zeros(channels) if background is None else background.to(splats.means2d)
+    if background.shape != (channels,):
+        raise ValueError(f"background has shape {tuple(background.shape)}, not ({channels},)")
     # One gather orders everything by depth. Indices ascend before, and the sort is stable: ties go by index.
     magnitudes = torch.zeros_like(splats.means2d) if magnitudes is None else magnitudes
     table = _pack(splats, magnitudes).index_select(0, splats.depths.detach().argsort(stable=True))
@@ -317,16 +322,22 @@ def blend_reference(
                 _blend, table, touching, pixels, background, use_reentrant=False, preserve_rng_state=False
             )
             assert isinstance(packed, Tensor)
-            blocks.append(packed.reshape(bottom - top, right - left, 5))
+            blocks.append(packed.reshape(bottom - top, right - left, channels + 2))
         strips.append(torch.cat(blocks, 1))
-    color, alpha, depth = torch.split(torch.cat(strips, 0), [3, 1, 1], 2)
+    color, alpha, depth = torch.split(torch.cat(strips, 0), [channels, 1, 1], 2)
     return color, alpha.squeeze(2), depth.squeeze(2)
 
 
 def _pack(splats: Splats, magnitudes: Tensor) -> Tensor:
-    """Return [V, 15] columns by _WIDTHS, so that a block gathers its rows, and scatters their gradient, once."""
+    """Return [V, 12 + D] columns by _WIDTHS, then colours: a block gathers rows, and scatters their gradient, once."""
     columns = {**{name: getattr(splats, name) for name in _WIDTHS if name != "magnitudes"}, "magnitudes": magnitudes}
-    return torch.cat([columns[name].reshape(-1, width) for name, width in _WIDTHS.items()], 1)
+    return torch.cat([*(columns[name].reshape(-1, width) for name, width in _WIDTHS.items()), splats.colors], 1)
+
+
+def _unpack(table: Tensor) -> tuple[Tensor, ...]:
+    """Return the columns of _pack(), colours last."""
+    widths = list(_WIDTHS.values())
+    return torch.split(table, [*widths, table.shape[1] - sum(widths)], 1)
 
 
 class _Magnitudes(torch.autograd.Function):
@@ -346,7 +357,7 @@ def _support_boxes(table: Tensor) -> Tensor:
 
     The boxes are a little larger than that: they choose the pixels that test a splat; the test at each pixel decides.
     """
-    means2d, cov2d, _, opacities, _, _, _ = torch.split(table, list(_WIDTHS.values()), 1)
+    means2d, cov2d, _, opacities, *_ = _unpack(table)
     reach = 2.0 * (opacities / ALPHA_MIN).log().clamp(min=0.0)
     half = (reach * cov2d[:, ::2]).sqrt() * 1.001 + 0.01
     return torch.cat([means2d - half, means2d + half], 1)
@@ -365,15 +376,15 @@ def _pixel_centers(left: int, top: int, right: int, bottom: int, like: Tensor) -
 
 
 def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) -> Tensor:
-    """Return [P, 5] colour, alpha, depth of P pixels from the splats ``touching``, nearest first (docs/math.md 6.1)."""
+    """Return [P, D + 2] colour, alpha, depth of P pixels, the splats ``touching`` nearest first (docs/math.md 6.1)."""
     transmittance = torch.ones_like(pixels[0])
     running = torch.ones_like(pixels[0], dtype=torch.bool)
-    sums = table.new_zeros((pixels.shape[1], 4))
+    sums = table.new_zeros((pixels.shape[1], len(background) + 1))
     for start in range(0, max(len(touching), 1), SLAB):
         if not bool(running.any()):
             break
         rows = table.index_select(0, touching[start : start + SLAB])
-        means2d, cov2d, conics, opacities, colors, depths, magnitudes = torch.split(rows, list(_WIDTHS.values()), 1)
+        means2d, cov2d, conics, opacities, depths, magnitudes, colors = _unpack(rows)
         # q by completing the square, a sum of two squares: rounding cannot make it negative.
         dx, dy = (
             _Magnitudes.apply(means2d[:, k, None] - pixels[k], magnitudes[:, k])  # type: ignore[no-untyped-call]
@@ -392,8 +403,8 @@ def _blend(table: Tensor, touching: Tensor, pixels: Tensor, background: Tensor) 
         weights = alphas * steps[:-1]
         sums = sums + weights.T @ torch.cat([colors, depths], 1)
         transmittance = steps[-1]
-    color = sums[:, :3] + transmittance[:, None] * background
-    return torch.cat([color, 1.0 - transmittance[:, None], sums[:, 3:]], 1)
+    color = sums[:, :-1] + transmittance[:, None] * background
+    return torch.cat([color, 1.0 - transmittance[:, None], sums[:, -1:]], 1)
 
 
 def ssim_reference(x: Tensor, y: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 class Render:
     """The images of a camera.
 
-    image [H, W, 3]  colour over the background, as trained (display space), not clamped above
+    image [H, W, 3]  colour over the background, as trained (display space), not clamped above; [H, W, D] of ``colors``
     alpha [H, W]     1 - transmittance
     depth [H, W]     sum of blending weight times camera z, in world units; divide by alpha for the mean depth
     """
@@ -107,6 +107,8 @@ class ViewRender:
     """render() in two parts, for programs that use the projected Gaussians in between.
 
     The arguments are those of render().
+    colors: [N, D], any D and sign, blended in place of the SH coefficients' colours, which then only have to be finite
+        and get no gradient. The background is [D].
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class ViewRender:
         backend: Backend | None = None,
         budget: MemoryBudget | None = None,
         z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+        colors: Tensor | None = None,
     ) -> None:
         """Project."""
         if sh_degree is None:
@@ -133,7 +136,9 @@ class ViewRender:
         def prepare(tensor: Tensor) -> Tensor:
             return tensor.to(dtype).contiguous()
 
-        self.background = prepare(gaussians.means.new_zeros(3) if background is None else background)
+        self.colors = None if colors is None else prepare(colors)
+        channels = 3 if self.colors is None else self.colors.shape[1]
+        self.background = prepare(gaussians.means.new_zeros(channels) if background is None else background)
         self.count = len(gaussians)
         self.projected: Projected | None = None
         self._plain: Render | None = None
@@ -151,6 +156,7 @@ class ViewRender:
                         background=self.background,
                         viewmat=None if viewmat is None else viewmat.to(dtype),
                         antialiased=antialiased,
+                        colors=self.colors,
                     )
                 )
             return
@@ -160,10 +166,12 @@ class ViewRender:
         self.has_pose = viewmat is not None
         self.viewmat = prepare(pose)
         self.parameters = [prepare(tensor) for _, tensor in gaussians.items()]
-        inputs = [*self.parameters, self.background, self.viewmat]
+        inputs = [*self.parameters, self.background, self.viewmat, *([] if self.colors is None else [self.colors])]
         self.with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
         self._smoothing = None if smoothing is None else prepare(smoothing.detach())
         self.frame = RasterContext(backend, budget, slack=0.0)
+        if self.colors is not None:
+            self.frame.set_channels(self.colors.detach())
         self.view = view_of(
             camera,
             sh_degree=sh_degree,
@@ -176,10 +184,6 @@ class ViewRender:
         if self._smoothing is not None:
             self.view.filter_3d = backend.pointer(self._smoothing, len(gaussians))
         self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
-
-    def share_projected(self, other: ViewRender) -> None:
-        """Take the projected Gaussians of ``other``, which has the same geometry; absgrad is added up in them."""
-        self.projected = other.project()
 
     def project(self) -> Projected:
         """Return the projected Gaussians; all zeros in plain torch."""
@@ -199,7 +203,7 @@ class ViewRender:
             self.project()
         # torch leaves Function.apply without types.
         image, alpha, depth = _Rasterize.apply(  # type: ignore[no-untyped-call]
-            self, self.background, self.viewmat, means2d, shares, *self.parameters
+            self, self.background, self.viewmat, means2d, shares, self.colors, *self.parameters
         )
         return Render(image, alpha, depth)
 
@@ -234,23 +238,24 @@ class _Rasterize(torch.autograd.Function):
         viewmat: Tensor,
         means2d: Tensor | None,
         shares: Tensor | None,
+        colors: Tensor | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
         frame, view = view_render.frame, view_render.view
         frame.bin(view, view_render.arrays, with_grads=view_render.with_gradients)
         size = (view.height, view.width)
-        image = background.new_empty(*size, 3)
+        image = background.new_empty(*size, frame.width)
         alpha = background.new_empty(size)
         depth = background.new_empty(size)
         frame.blend(view, background, image, alpha, depth)
         ctx.view_render, ctx.with_means2d = view_render, means2d is not None
-        ctx.save_for_backward(background, viewmat, image, alpha, depth, *parameters)
+        ctx.save_for_backward(background, viewmat, image, alpha, depth, colors, *parameters)
         return image, alpha, depth
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        background, viewmat, image, alpha, depth, *parameters = ctx.saved_tensors
+        background, viewmat, image, alpha, depth, colors, *parameters = ctx.saved_tensors
         frame: RasterContext = ctx.view_render.frame
         view: abi.View = ctx.view_render.view
         v_image, v_alpha, v_depth = (None if g is None else g.contiguous() for g in grads)
@@ -258,9 +263,12 @@ class _Rasterize(torch.autograd.Function):
             v_image = torch.zeros_like(image)
         needs_pose = ctx.view_render.has_pose and ctx.needs_input_grad[2]
         v_background = torch.empty_like(background) if ctx.needs_input_grad[1] else None
+        v_colors = torch.zeros_like(colors) if ctx.needs_input_grad[5] else None
         v_viewmat = viewmat.new_empty(4, 4, device=frame.backend.device) if needs_pose else None
         gaussians = Gaussians(*parameters)
         gradients = gaussians.map(torch.empty_like)
+        # Colours alone, as of features of a model that stays as it is, need no geometry.
+        with_geometry = colors is None or any((*ctx.needs_input_grad[2:5], *ctx.needs_input_grad[6:]))
         frame.native.with_abs = ctx.with_means2d
         frame.blend_vjp(
             view,
@@ -268,7 +276,11 @@ class _Rasterize(torch.autograd.Function):
             frame.images(view, image, alpha, depth),
             frame.images(view, v_image, v_alpha, v_depth),
             v_background,
+            v_colors,
+            with_geometry,
         )
+        if not with_geometry:
+            return None, v_background, None, None, None, v_colors, *(None for _ in GROUPS)
         v_means2d = None
         if ctx.with_means2d:
             v_means2d = _means2d_vjp(frame, ctx.view_render.project())
@@ -283,7 +295,7 @@ class _Rasterize(torch.autograd.Function):
             v_viewmat = v_viewmat.to(viewmat.device)
         by_group = [getattr(gradients, name) for name in GROUPS]
         v_shares = v_means2d if ctx.needs_input_grad[4] else None
-        return None, v_background, v_viewmat, v_means2d, v_shares, *by_group
+        return None, v_background, v_viewmat, v_means2d, v_shares, v_colors, *by_group
 
 
 def _unpacked(frame: RasterContext, out: Projected) -> Projected:

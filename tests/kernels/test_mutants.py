@@ -26,7 +26,13 @@ from splatcli.rasterizer.memory_budget import Arena, FixedBudget
 from splatcli.rasterizer.rendering import render
 from tests.kernels.build_emulator import emulator_library
 from tests.kernels.simt import Emulator, copy_sources
-from tests.native.cases import NEEDS_COMPILER, adam_update, assert_images_and_gradients, images_and_gradients
+from tests.native.cases import (
+    NEEDS_COMPILER,
+    adam_update,
+    assert_images_and_gradients,
+    channels_and_gradients,
+    images_and_gradients,
+)
 from tests.rasterizer.scenes import leaves, random_image, random_scene
 
 pytestmark = NEEDS_COMPILER
@@ -58,6 +64,19 @@ def check_picture(library: Path) -> None:
         for seed in SEEDS:
             with Emulator(backend.library).schedule(seed):
                 ours = everything(backend)
+            assert_images_and_gradients(ours, expected)
+
+
+def check_channels(library: Path) -> None:
+    """Images of many channels and their gradients are the CPU's, in any order of threads, in one pass or two."""
+    scene = random_scene(3, 120, width=37, height=29, sh_degree=0, scale=0.2)
+    scene[0].means[-1] = 0.0  # in view: nothing lies behind its colours
+    for channels in (19, 67):
+        expected = channels_and_gradients(Backend.cpu(isa="portable", threads=1), *scene, channels)
+        backend = backend_of(library)
+        for seed in SEEDS if channels == 19 else SEEDS[1:2]:
+            with Emulator(backend.library).schedule(seed):
+                ours = channels_and_gradients(backend, *scene, channels)
             assert_images_and_gradients(ours, expected)
 
 
@@ -224,6 +243,7 @@ def check_devices(library: Path) -> None:
 
 CHECKS: dict[str, Callable[[Path], None]] = {
     "picture": check_picture,
+    "channels": check_channels,
     "bands": check_bands,
     "lazy": check_lazy,
     "loss": check_loss,
@@ -309,6 +329,24 @@ MUTANTS = {
         "kernels/blend.cuh",
         "return 1u << (2 * warp_id() + slot);",
         "return 1u << (2 * warp_id() + 1 - slot);",
+    ),
+    "channels that are staged before the last have been read": Mutant(
+        "channels",
+        "kernels/blend_channels.cuh",
+        "    __syncthreads();  // the last sixteen channels have been read\n",
+        "",
+    ),
+    "weights that are summed before all warps have theirs": Mutant(
+        "channels",
+        "kernels/blend_channels.cuh",
+        "    if (lane_id() == 0) touched[warp_id()] = hits.any;\n    __syncthreads();\n",
+        "    if (lane_id() == 0) touched[warp_id()] = hits.any;\n",
+    ),
+    "a second pass with the channels of the first": Mutant(
+        "channels",
+        "kernels/blend_channels.cuh",
+        "channels.count + channels.first + channel];",
+        "channels.count + channel];",
     ),
     "gradients that are written before they are summed": Mutant(
         "picture",

@@ -18,8 +18,9 @@ from splatcli.native import abi, build
 from splatcli.native.backend import Backend, best_isa
 from splatcli.native.build import find_compiler
 from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.memory_budget import FixedBudget
 from splatcli.rasterizer.reference import render_reference
-from splatcli.rasterizer.rendering import render
+from splatcli.rasterizer.rendering import ViewRender, render
 from splatcli.scene.camera import Camera
 from tests.rasterizer.scenes import leaves, random_image
 
@@ -178,6 +179,35 @@ def images_and_gradients(backend: Backend, gaussians: Gaussians, camera: Camera)
     torch.autograd.backward((out.image * weight).sum() + (out.alpha * weight[..., 0]).sum() + out.depth.mean())
     gradients = [background.grad, pose.grad, *(tensor.grad for _, tensor in inputs.items())]
     return [out.image.detach(), out.alpha.detach(), out.depth.detach(), *(g for g in gradients if g is not None)]
+
+
+def channels_and_gradients(
+    backend: Backend, gaussians: Gaussians, camera: Camera, channels: int, budget: FixedBudget | None = None
+) -> list[Tensor]:
+    """Image of ``channels``, alpha and depth, then the gradients of a weighted sum of them.
+
+    Those by the colours, the background, the projected means (with their magnitudes), the pose, and each group.
+    """
+    generator = torch.Generator().manual_seed(12)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(backend.dtype)
+
+    inputs, pose = leaves(gaussians.map(lambda t: t.to(backend.dtype))), torch.from_numpy(camera.viewmat).clone()
+    colors, background = normal(len(gaussians), channels).requires_grad_(), normal(channels).requires_grad_()
+    pose = pose.to(backend.dtype).requires_grad_()
+    view = ViewRender(
+        inputs, camera, background=background, viewmat=pose, colors=colors, backend=backend, budget=budget
+    )
+    means2d = view.project().means2d.clone().requires_grad_()
+    out = view.blend(means2d)
+    weights = [normal(camera.height, camera.width, channels), *(normal(camera.height, camera.width) for _ in range(2))]
+    torch.autograd.backward([out.image, out.alpha, out.depth], weights)
+    geometry = [getattr(inputs, name).grad for name in ("means", "quats", "log_scales", "logit_opacities")]
+    assert not inputs.sh0.grad.any(), "their colours are not blended"
+    gradients = [colors.grad, background.grad, means2d.grad, view.project().absgrad, pose.grad, *geometry]
+    assert all(gradient.any() for gradient in gradients)
+    return [out.image.detach(), out.alpha.detach(), out.depth.detach(), *gradients]
 
 
 def assert_images_and_gradients(got: list[Tensor], expected: list[Tensor]) -> None:

@@ -81,6 +81,28 @@ MUTANTS = {
         "touched[warp_id()] = hits.any;\n    __syncthreads();",
         "touched[warp_id()] = hits.any;",
     ),
+    "a batch of channels before it is there": Mutant(
+        "channels",
+        "blend.cu",
+        "kernels/blend_channels.cuh",
+        "    __syncthreads();  // the batch is there; the last one's weights and sums have been read\n",
+        "",
+        True,
+    ),
+    "weights of channels before all warps have theirs": Mutant(
+        "channels",
+        "blend.cu",
+        "kernels/blend_channels.cuh",
+        "touched[warp_id()] = hits.any;\n    __syncthreads();",
+        "touched[warp_id()] = hits.any;",
+    ),
+    "colours behind the last channel": Mutant(
+        "channels",
+        "blend.cu",
+        "kernels/blend_channels.cuh",
+        "isect < count && c < channels.count;",
+        "isect < count;",
+    ),
     "a loss with one buffer": Mutant("loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * kRow;", "input;", True),
     "a loss's gradient with one buffer": Mutant(
         "loss", "loss.cu", "kernels/loss.cuh", "input + (i & 1) * kBuffer;", "input;"

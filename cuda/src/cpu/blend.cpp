@@ -257,6 +257,7 @@ struct TileBlenderVjp {
 template <class Real>
 void Stages<Real>::blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void* background,
                          const SplatImages& out) {
+  if (frame.channels != nullptr) return blend_channels(call, view, frame, background, out);
   const Real* bg = static_cast<const Real*>(background);
   if (view.with_depth) {
     for_tiles(call, view, TileBlender<Real, true>{view, frame, bg, out});
@@ -269,6 +270,8 @@ template <class Real>
 void Stages<Real>::blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame,
                              const void* background, const SplatImages& out, const SplatImages& v_out,
                              void* background_partials, void* v_background) {
+  if (frame.channels != nullptr)
+    return blend_channels_vjp(call, view, frame, out, v_out, background_partials, v_background);
   const Real* bg = static_cast<const Real*>(background);
   Real* partials = static_cast<Real*>(background_partials);
   const auto run = [&](auto depth, auto abs) {

@@ -30,6 +30,11 @@ struct Stages {
   static void blend_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,
                         const SplatImages& out, const SplatImages& v_out, void* background_partials,
                         void* v_background);
+  // The same of any number of channels, which blend() and blend_vjp() go on to.
+  static void blend_channels(const SplatCall&, const SplatView&, const SplatFrame&, const void* background,
+                             const SplatImages& out);
+  static void blend_channels_vjp(const SplatCall&, const SplatView&, const SplatFrame&, const SplatImages& out,
+                                 const SplatImages& v_out, void* background_partials, void* v_background);
   static void sum_isect_grads(const SplatCall&, const SplatGaussians&, const SplatFrame&, void* sums,
                               uint32_t* reached);
   static void project_vjp(const SplatCall&, const SplatView&, const SplatGaussians&, const SplatFrame&,

@@ -1,6 +1,6 @@
 // Host side of blending, forward and backward. On a GPU SplatCall.threads, which counts CPU threads elsewhere, chooses
 // between variants of the same results: 1 asks for the simple kernels, which the tests hold the fast ones against.
-#include "../../kernels/blend_vjp.cuh"
+#include "../../kernels/blend_channels.cuh"
 #include "launch.h"
 #include "stages.h"
 
@@ -57,12 +57,69 @@ void launch_blend_vjp(const SplatCall& call, const SplatView& view, const SplatF
   }
 }
 
+ChannelLists channels_of(const SplatFrame& frame, int32_t first = 0, int32_t width = 0) {
+  const SplatChannels& channels = *frame.channels;
+  return {static_cast<const float*>(channels.colors),
+          frame.ids,
+          static_cast<float*>(channels.isect_grads),
+          static_cast<float*>(channels.v_colors),
+          channels.count,
+          first,
+          width};
+}
+
+template <bool Depth>
+void launch_blend_channels(const SplatCall& call, const SplatView& view, const SplatFrame& frame,
+                           const float* background, const SplatImages& out) {
+  const int64_t runs = (frame.channels->count + kChannelRun - 1) / kChannelRun;
+  SPLAT_LAUNCH((blend_channels<Depth>), band_tiles(view) * runs, kFastThreads, stream_of(call), lists_of(view, frame),
+               channels_of(frame), background, images_of(out));
+}
+
+// Passes over the intersections, each for some channels; the first one has the geometry.
+void blend_channels_vjp_passes(const SplatCall& call, const SplatView& view, const SplatFrame& frame,
+                               const SplatImages& out, const SplatImages& v_out, float* partials,
+                               float* v_background) {
+  const cudaStream_t stream = stream_of(call);
+  const BlendLists lists = lists_of(view, frame);
+  const BlendImages images = images_of(out), gradients = images_of(v_out);
+  const int32_t count = frame.channels->count;
+  float* isect_grads = static_cast<float*>(frame.isect_grads);
+  for (int32_t first = 0; first < count; first += SPLAT_CHANNELS_AT_ONCE) {
+    if (first > 0 && frame.channels->v_colors == nullptr) break;
+    const int32_t width = count - first < SPLAT_CHANNELS_AT_ONCE ? count - first : SPLAT_CHANNELS_AT_ONCE;
+    const ChannelLists channels = channels_of(frame, first, width);
+    const auto launch = [&](auto geometry, auto depth, auto abs) {
+      SPLAT_LAUNCH((blend_channels_vjp<geometry(), depth(), abs()>), band_tiles(view), kSimpleThreads, stream, lists,
+                   channels, images, gradients, isect_grads, first == 0 ? partials : nullptr);
+    };
+    const std::true_type yes;
+    const std::false_type no;
+    if (first > 0 || isect_grads == nullptr) {
+      launch(no, no, no);
+    } else if (frame.with_abs) {
+      v_out.depth != nullptr ? launch(yes, yes, yes) : launch(yes, no, yes);
+    } else {
+      v_out.depth != nullptr ? launch(yes, yes, no) : launch(yes, no, no);
+    }
+    if (frame.channels->v_colors == nullptr) continue;
+    SPLAT_LAUNCH(sum_color_grads, chunks_of(frame.channels->n), kSumThreads, stream, frame.counters, frame.chunk_counts,
+                 frame.tiles_per_gauss, frame.isect_grad_starts, channels);
+  }
+  if (v_background == nullptr) return;
+  SPLAT_LAUNCH(sum_channel_background, count, kBackgroundThreads, stream, frame.counters, partials, tiles_of(view),
+               v_background);
+}
+
 }  // namespace
 
 void blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void* background,
            const SplatImages& out) {
   const float* bg = static_cast<const float*>(background);
-  if (view.with_depth) {
+  if (frame.channels != nullptr) {
+    view.with_depth ? launch_blend_channels<true>(call, view, frame, bg, out)
+                    : launch_blend_channels<false>(call, view, frame, bg, out);
+  } else if (view.with_depth) {
     launch_blend<true>(call, view, frame, bg, out);
   } else {
     launch_blend<false>(call, view, frame, bg, out);
@@ -73,6 +130,10 @@ void blend(const SplatCall& call, const SplatView& view, const SplatFrame& frame
 void blend_vjp(const SplatCall& call, const SplatView& view, const SplatFrame& frame, const void*,
                const SplatImages& out, const SplatImages& v_out, void* background_partials, void* v_background) {
   float* partials = static_cast<float*>(background_partials);
+  if (frame.channels != nullptr) {
+    blend_channels_vjp_passes(call, view, frame, out, v_out, partials, static_cast<float*>(v_background));
+    return;
+  }
   const auto launch = [&](auto depth, auto abs) {
     launch_blend_vjp<depth(), abs()>(call, view, frame, out, v_out, partials);
   };
