@@ -23,6 +23,7 @@ from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.sfm.images import orientation_of
 from splatcli.sfm.options import CameraPer, SfmOptions
+from splatcli.sfm.panorama import FACES, face_camera, face_from_rig
 
 #: prctl(2): the signal that a process gets when the one that made it ends.
 _PR_SET_PDEATHSIG = 1
@@ -38,6 +39,7 @@ class SfmImage:
 
     orientation: EXIF's, to be applied. width, height: in pixels, then.
     mask: what of it counts, or None; mask_orientation: to be applied to that.
+    panorama: the name and the width of the panorama that it is a face of, and which; None for an image of its own.
     """
 
     name: str
@@ -47,6 +49,7 @@ class SfmImage:
     height: int
     mask: Path | None = None
     mask_orientation: int = 1
+    panorama: tuple[str, int, int] | None = None
 
     @classmethod
     def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> SfmImage:
@@ -95,6 +98,7 @@ def extract(
     stored: list[Stored] = []
     bad: dict[str, SplatError] = {}
     cameras: dict[LensKey, int] = {}
+    rigs = _Rigs()
     with (
         _features(images, options, threads, gpu) as found,
         pycolmap.Database.open(database) as store,
@@ -103,6 +107,10 @@ def extract(
         for index, (image, features) in enumerate(zip(images, found, strict=True)):
             if features.problem is not None:
                 bad[image.name] = features.problem
+            elif image.panorama is not None:
+                number = rigs.add(store, str(index), image.panorama, features)
+                stride = max(1, len(features.descriptors) // _SAMPLE)
+                stored.append(Stored(image, number, features.descriptors[::stride].copy(), features.colours))
             else:
                 key = lens_key(image.name, image.width, image.height, features.share, options.camera_per)
                 if key not in cameras:
@@ -111,7 +119,46 @@ def extract(
                 stride = max(1, len(features.descriptors) // _SAMPLE)
                 stored.append(Stored(image, number, features.descriptors[::stride].copy(), features.colours))
             progress(index + 1, len(images))
+        rigs.finish(store)
     return stored, bad
+
+
+class _Rigs:
+    """The rigs of panoramas: one for all of a width, whose sensors are the faces; a frame for each panorama."""
+
+    def __init__(self) -> None:
+        self._cameras: dict[int, list[int]] = {}
+        self._frames: dict[tuple[str, int], list[int]] = {}
+
+    def add(self, store: pycolmap.Database, name: str, panorama: tuple[str, int, int], features: Features) -> int:
+        """Write the image of a face; returns its number."""
+        source, width, face = panorama
+        if width not in self._cameras:
+            self._cameras[width] = self._write_rig(store, width)
+        number = _write_image(store, name, self._cameras[width][face], features)
+        self._frames.setdefault((source, width), []).append(number)
+        return number
+
+    def _write_rig(self, store: pycolmap.Database, width: int) -> list[int]:
+        cameras = []
+        for _ in range(FACES):
+            camera = face_camera(width)
+            camera.camera_id = int(store.write_camera(camera))
+            cameras.append(camera)
+        rig = pycolmap.Rig(rig_id=cameras[0].camera_id)
+        rig.add_ref_sensor(cameras[0].sensor_id)
+        for face, camera in enumerate(cameras[1:], 1):
+            rig.add_sensor(camera.sensor_id, pycolmap.Rigid3d(np.column_stack([face_from_rig(face), np.zeros(3)])))
+        store.write_rig(rig, use_rig_id=True)
+        return [int(camera.camera_id) for camera in cameras]
+
+    def finish(self, store: pycolmap.Database) -> None:
+        """Write the frames, when all faces are there."""
+        for (_, width), numbers in self._frames.items():
+            frame = pycolmap.Frame(rig_id=self._cameras[width][0])
+            for number in numbers:
+                frame.add_data_id(store.read_image(number).data_id)
+            store.write_frame(frame)
 
 
 @contextmanager
@@ -143,10 +190,15 @@ def _add_camera(store: pycolmap.Database, model: str, key: LensKey) -> int:
 
 
 def _add_image(store: pycolmap.Database, name: str, camera: int, features: Features) -> int:
-    number = int(store.write_image(pycolmap.Image(name=name, camera_id=camera)))
+    number = _write_image(store, name, camera, features)
     frame = pycolmap.Frame(rig_id=camera)
     frame.add_data_id(store.read_image(number).data_id)
     store.write_frame(frame)
+    return number
+
+
+def _write_image(store: pycolmap.Database, name: str, camera: int, features: Features) -> int:
+    number = int(store.write_image(pycolmap.Image(name=name, camera_id=camera)))
     store.write_keypoints(number, features.xy)
     kind = pycolmap.FeatureExtractorType.SIFT
     store.write_descriptors(number, pycolmap.FeatureDescriptors(type=kind, data=features.descriptors))

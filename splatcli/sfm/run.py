@@ -363,6 +363,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
+        *([("panoramas", f"{len(facts['panoramas'])}, each cut into faces")] if facts.get("panoramas") else []),
         *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
         *_placed(facts.get("georeference") or {}),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),

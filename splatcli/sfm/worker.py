@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
 import numpy as np
@@ -21,12 +21,14 @@ from numpy.typing import NDArray
 from splatcli import __version__
 from splatcli.errors import OutputError, SceneError, SplatError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.decode import Header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, write_sidecar
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, die_with_parent, extract
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.matching import choose_pairs, how_to_match, match
 from splatcli.sfm.options import MIN_IMAGES, VIDEO_FRAMES, SfmOptions
+from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.video import sharpest, sharpness
 
 Tell = Callable[[str, int, int], None]
@@ -48,6 +50,7 @@ class Job:
         self.gpu = gpu
         self.seconds: dict[str, float] = {}
         self.unreadable: dict[str, str] = {}
+        self.panoramas: list[str] = []
         self._tell = tell
         self._since = time.monotonic()
 
@@ -67,6 +70,9 @@ class Job:
         self._check_count(names)
         how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
         pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
+        # The faces of a panorama are at one place, and known to each other.
+        source = [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
+        pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         keys = [str(images.index(item.image)) for item in stored]
         seed = self.options.seed
         verified = match(
@@ -105,6 +111,7 @@ class Job:
             "pairs": len(pairs),
             "verified_pairs": verified,
             "unreadable": self.unreadable,
+            "panoramas": self.panoramas,
             "masks": sum(image.mask is not None for image in images),
             "seconds": {phase: round(spent, 2) for phase, spent in self.seconds.items()},
             "threads": self.threads,
@@ -133,17 +140,44 @@ class Job:
             footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
+        panoramas = [] if self.footage.is_video else self._panoramas(footage, headers, bad)
         self._leave_out(bad)
         images = [SfmImage.of(name, footage.path, header, footage.mask(name)) for name, header in headers.items()]
         if self.options.frames is not None and self.options.frames < len(images):
             images = self._sharpest(images, self.options.frames)
-        self._check_count([image.name for image in images])
+        self._check_count([image.name for image in [*images, *panoramas]])
         if not self.footage.is_video:
             for image in images:
                 link(image.path, self.folder / "images" / image.name)
                 if image.mask is not None:
                     link(image.mask, self.folder / "masks" / footage.masks[image.name])
-        return images
+        return sorted([*images, *panoramas], key=lambda image: image.name)
+
+    def _panoramas(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
+        """The faces of panoramas, which are written and taken out of ``headers``."""
+        faces: list[SfmImage] = []
+        for name, header in list(headers.items()):
+            path = footage.path / name
+            try:
+                if not is_panorama(path, header):
+                    continue
+                written = write_faces(path, self.folder / "images" / name)
+                mask = footage.mask(name)
+                place = self.folder / "masks" / name
+                masks = [] if mask is None else write_masks(mask, header.width, header.height, place)
+            except SceneError as problem:
+                bad[name] = problem
+                del headers[name]
+                continue
+            del headers[name]
+            self.panoramas.append(name)
+            lens = face_camera(header.width)
+            size = int(lens.width), int(lens.height)
+            for i, file in enumerate(written):
+                of = (name, header.width, i)
+                mask_of = masks[i] if masks else None
+                faces.append(SfmImage(f"{name}/{file.name}", file, 1, *size, mask_of, 1, of))
+        return faces
 
     def _sharpest(self, images: list[SfmImage], count: int) -> list[SfmImage]:
         from splatcli.scene.decode import decode_rgb
@@ -193,7 +227,8 @@ class Job:
         if self.options.georeference == "off" or self.footage.is_video:
             return {"applied": False, "reason": "off" if self.options.georeference == "off" else "videos have no GPS"}
         try:
-            found = georeference(centers_of(model), self.footage.path)
+            centers = {self._source(name): center for name, center in centers_of(model).items()}
+            found = georeference(centers, self.footage.path)
         except PositionsError as reason:
             if self.options.georeference == "on":
                 raise SceneError(
@@ -211,6 +246,11 @@ class Job:
         model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
         write_sidecar(self.folder, found.document())
         return {"applied": True, "origin": list(found.origin), **found.facts()}
+
+    def _source(self, name: str) -> str:
+        """Return the file that an image of the model was taken from."""
+        source = str(PurePosixPath(name).parent)
+        return source if source in self.panoramas else name
 
     def _scale(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
         first, second, length = self.options.known_distance()
@@ -261,6 +301,10 @@ def run_mapper(
     options.random_seed = seed
     options.num_threads = threads
     options.min_model_size = MIN_IMAGES
+    rigged = _rig_cameras(database)
+    if rigged:
+        options.constant_cameras = rigged
+        options.ba_refine_sensor_from_rig = False
     options.extract_colors = False  # pycolmap would decode the images again, and not in every format
     placed = 0
 
@@ -279,6 +323,13 @@ def run_mapper(
         database, folder, folder, options, initial_image_pair_callback=start, next_image_callback=go_on
     )
     return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+
+
+def _rig_cameras(database: Path) -> set[int]:
+    """Return the cameras of rigs of several, the faces of panoramas, whose lens is exact."""
+    with pycolmap.Database.open(database) as store:
+        rigs = [rig for rig in store.read_all_rigs() if rig.num_sensors() > 1]
+        return {int(sensor.id) for rig in rigs for sensor in [rig.ref_sensor_id, *rig.non_ref_sensors]}
 
 
 def name_and_colour(

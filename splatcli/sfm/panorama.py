@@ -1,0 +1,125 @@
+"""Equirectangular panoramas: recognised, and cut into the perspective faces of a rig of cameras."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.decode import Header, decode_nonzero, decode_rgb, open_image
+
+#: Faces of a panorama, side by side all around. The ground below the camera and the sky above are in none of them.
+FACES = 6
+#: Half of a face's field of view, degrees: across (each overlaps its neighbours by 15 degrees) and up or down.
+_ACROSS, _UP = 37.5, 45.0
+#: JPEG quality of the faces that are written.
+_QUALITY = 95
+#: The name of the projection in GPano's XMP.
+_GPANO = re.compile(rb"ProjectionType\W{1,3}\s*equirectangular", re.IGNORECASE)
+#: Without XMP: the seam may differ this much more than neighbouring columns do, and a pole vary so many levels.
+_SEAM, _POLE = 3.0, 12.0
+
+
+def is_panorama(path: Path, header: Header) -> bool:
+    """Whether an image is a whole equirectangular panorama: its XMP says so, or its shape, seam and poles do.
+
+    Raises SceneError for a part of one, and for one that cannot be decoded.
+    """
+    whole = abs(header.width - 2 * header.height) <= 2
+    try:
+        with open_image(path) as image:
+            xmp = image.info.get("xmp", b"")
+    except (OSError, ValueError):
+        xmp = b""
+    if _GPANO.search(xmp if isinstance(xmp, bytes) else str(xmp).encode()):
+        if not whole:
+            raise SceneError(
+                f"is a part of a panorama ({header.width}x{header.height}); only whole ones, of 2:1, are read",
+                where=path,
+                remedy="fill it up to 360 x 180 degrees, or leave it out",
+            )
+        return True
+    return whole and _closes(decode_rgb(path, (0, 0, 0)))
+
+
+def _closes(rgb: NDArray[np.uint8]) -> bool:
+    """Whether the left edge goes on where the right one ends, and each pole is one point."""
+    levels = rgb.astype(np.float64).mean(axis=2)
+    seam = np.abs(levels[:, 0] - levels[:, -1]).mean()
+    beside = np.abs(np.diff(levels[:, :: max(1, levels.shape[1] // 64)][:, :2], axis=1)).mean()
+    beside = min(beside, np.abs(levels[:, 1] - levels[:, 0]).mean())
+    return bool(seam <= _SEAM * beside + 1 and max(levels[0].std(), levels[-1].std()) <= _POLE)
+
+
+def face_camera(width: int) -> pycolmap.Camera:
+    """The lens of the faces of a panorama of ``width`` pixels, as fine as its middle row."""
+    focal = width / (2 * math.pi)
+    size = [max(16, 2 * round(focal * math.tan(math.radians(half)))) for half in (_ACROSS, _UP)]
+    camera = pycolmap.Camera.create_from_model_name(0, "PINHOLE", focal, *size)
+    camera.has_prior_focal_length = True
+    return camera
+
+
+def face_from_rig(face: int) -> NDArray[np.float64]:
+    """[3, 3] from the first face's camera frame, which is the panorama's, to that of ``face``; OpenCV axes."""
+    yaw = 2 * math.pi * face / FACES
+    return np.array([[math.cos(yaw), 0.0, -math.sin(yaw)], [0.0, 1.0, 0.0], [math.sin(yaw), 0.0, math.cos(yaw)]])
+
+
+def _places(width: int, height: int, face: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Columns and rows of a panorama that the pixels of a face show; the middle of the first one is 0."""
+    camera = face_camera(width)
+    focal = camera.focal_length_x
+    x = (np.arange(camera.width) + 0.5 - camera.width / 2) / focal
+    y = (np.arange(camera.height) + 0.5 - camera.height / 2) / focal
+    rays = np.stack([*np.meshgrid(x, y), np.ones((camera.height, camera.width))], axis=-1) @ face_from_rig(face)
+    east = np.arctan2(rays[..., 0], rays[..., 2])
+    down = np.arctan2(rays[..., 1], np.hypot(rays[..., 0], rays[..., 2]))
+    return (east / (2 * math.pi) + 0.5) * width - 0.5, (down / math.pi + 0.5) * height - 0.5
+
+
+def cut(rgb: NDArray[np.uint8], face: int) -> NDArray[np.uint8]:
+    """[h, w, 3] a face of a panorama [H, W, 3], bilinear."""
+    height, width = rgb.shape[:2]
+    column, row = _places(width, height, face)
+    left, top = np.floor(column).astype(np.int64), np.floor(row).astype(np.int64)
+    right_part, low_part = (column - left)[..., None], (row - top)[..., None]
+    rows = [np.clip(top + i, 0, height - 1) for i in (0, 1)]
+    lines = [rgb[r, left % width] * (1 - right_part) + rgb[r, (left + 1) % width] * right_part for r in rows]
+    return np.asarray(np.round(lines[0] * (1 - low_part) + lines[1] * low_part), dtype=np.uint8)
+
+
+def write_faces(path: Path, folder: Path) -> list[Path]:
+    """The faces of a panorama as JPEG files in ``folder``. Raises SceneError for one that cannot be decoded."""
+    rgb = decode_rgb(path, (0, 0, 0))
+    folder.mkdir(parents=True)
+    written = []
+    for face in range(FACES):
+        written.append(folder / f"{face}.jpg")
+        Image.fromarray(cut(rgb, face)).save(written[-1], quality=_QUALITY, subsampling=0)
+    return written
+
+
+def write_masks(mask: Path, width: int, height: int, folder: Path) -> list[Path]:
+    """The mask of a panorama cut as its faces are, as PNG files in ``folder``. Raises SceneError."""
+    counts = decode_nonzero(mask)
+    if counts.shape != (height, width):
+        raise SceneError(
+            f"is {counts.shape[1]}x{counts.shape[0]}, its panorama {width}x{height}",
+            where=mask,
+            remedy="save it at the panorama's size",
+        )
+    folder.mkdir(parents=True)
+    written = []
+    for face in range(FACES):
+        column, row = _places(width, height, face)
+        rows = np.clip(np.round(row).astype(np.int64), 0, height - 1)
+        written.append(folder / f"{face}.png")
+        Image.fromarray(counts[rows, np.round(column).astype(np.int64) % width]).save(written[-1])
+    return written
