@@ -444,6 +444,13 @@ class StrategyConfig(Section):
         description="Larger Gaussians are removed from `schedule.prune_huge_start` on; times the scene extent. INRIA "
         "uses 0.1.",
     )
+    prune_near: float = Field(
+        0.7,
+        ge=0,
+        le=1,
+        description="Gaussians nearer to a training camera than this part of its distance to the nearest sparse point "
+        "are removed at each refinement; 0 removes none.",
+    )
     revised_opacity: bool = Field(
         True,
         description="adc, absgrad: clone and split preserve total opacity; INRIA and gsplat leave each half as opaque "

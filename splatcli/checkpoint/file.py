@@ -118,6 +118,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
             extent=float(dataset.extent),
             fingerprint=dict(dataset.fingerprint),
             offset=[float(value) for value in dataset.offset],
+            clearances=[float(value) for value in dataset.clearances],
         ),
         train=TrainSpec.model_construct(
             step=int(checkpoint.step),
@@ -140,6 +141,12 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
     for name, views in (("train_views", manifest.train_views), ("test_views", manifest.test_views)):
         if any(not 0 <= index < len(cameras) for index in views):
             raise ModelFileError(f"{name}: a view index is outside the {len(cameras)} cameras", where=where)
+    if len(manifest.dataset.clearances) not in (0, len(manifest.train_views)):
+        raise ModelFileError(
+            f"dataset.clearances has {len(manifest.dataset.clearances)} numbers for {len(manifest.train_views)} "
+            "training views",
+            where=where,
+        )
     if manifest.train.active_sh_degree > gaussians.sh_degree:
         raise ModelFileError(
             f"SH degree {manifest.train.active_sh_degree} is in use, but the tensors have room for "
@@ -164,7 +171,13 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         test=list(manifest.test_views),
         views=_views(manifest, tensors, where),
         filter_3d=_filter_3d(tensors, where),
-        dataset=DatasetInfo(**{**manifest.dataset.model_dump(), "offset": tuple(manifest.dataset.offset)}),
+        dataset=DatasetInfo(
+            **{
+                **manifest.dataset.model_dump(),
+                "offset": tuple(manifest.dataset.offset),
+                "clearances": tuple(manifest.dataset.clearances),
+            }
+        ),
         loss=manifest.train.loss,
         writer=dict(manifest.writer),
     )

@@ -153,6 +153,8 @@ class DatasetSpec(_Part):
     fingerprint: dict[str, str | int]
     #: Optional: a reader without it renders the same image; only the coordinates differ from the input's.
     offset: list[float] = Field(default=[0.0, 0.0, 0.0], min_length=3, max_length=3)
+    #: Optional: a run of a version without it goes on as it began.
+    clearances: list[Annotated[float, Field(ge=0.0)]] = []
 
 
 class TrainSpec(_Part):

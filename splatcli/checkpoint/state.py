@@ -23,6 +23,7 @@ class DatasetInfo:
     extent: world units; scales the means' learning rate.
     fingerprint: counts and digests of the images, from ``Scene.fingerprint()``.
     offset: the Gaussians' coordinates plus this are those of the input (``Scene.offset``).
+    clearances: distance of each training view's camera to the nearest sparse point, world units; empty without points.
     """
 
     root: str
@@ -30,6 +31,7 @@ class DatasetInfo:
     extent: float
     fingerprint: dict[str, str | int] = field(default_factory=dict)
     offset: tuple[float, ...] = (0.0, 0.0, 0.0)
+    clearances: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)

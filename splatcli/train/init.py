@@ -54,6 +54,10 @@ MIN_POINTS = 4
 #: A point nearer to a camera's centre, in scene extents, is noise that would fill that camera's view.
 MIN_CAMERA_DISTANCE = 1e-4
 
+#: Points of a scene above this part of the cap are thinned. At the cap, densification could only replace what fades:
+#: where the points are is where the Gaussians stay (docs/quality.md).
+START_SHARE = 0.6
+
 #: Random points of a run whose cap leaves room for them (INRIA), and their minimum.
 RANDOM_POINTS, LEAST_RANDOM_POINTS = 100_000, 1_000
 
@@ -74,7 +78,7 @@ def initial_gaussians(
 ) -> tuple[Gaussians, list[str]]:
     """Return the Gaussians that ``config.model.init`` requests, on the CPU, and notes for the user.
 
-    generator: on the CPU; for random points, and for a sample of points above the cap.
+    generator: on the CPU; for random points.
     init_model: the model that ``config.model.init`` names, read by the caller; only its SH degree is adapted.
     Raises SceneError for points that are not finite, UsageError for a model above the cap.
     """
@@ -90,9 +94,13 @@ def initial_gaussians(
         xyz, rgb = _new_points(config, scene, generator, notes)
     else:
         xyz, rgb = points
-        if cap is not None and len(xyz) > cap:
-            rows = torch.randperm(len(xyz), generator=generator)[:cap].sort().values.numpy()
-            notes.append(f"kept {cap} of {len(xyz)} points, the cap")
+        limit = auto_cap(scene, 0) if config.strategy.cap_max == "auto" else cap
+        if limit is not None and len(xyz) > max(MIN_POINTS, START_SHARE * limit):
+            rows = thinned(xyz, max(MIN_POINTS, int(START_SHARE * limit)))
+            notes.append(
+                f"kept {len(rows):,} of {len(xyz):,} points, spread over the scene: the others leave no room for "
+                f"densification under the cap of {limit:,} Gaussians"
+            )
             xyz, rgb = xyz[rows], rgb[rows]
     # What a view reaches then lies together in memory, and stays so: new rows are put beside their sources.
     order = morton_order(xyz)
@@ -126,6 +134,27 @@ def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
     distances, _ = cKDTree(points).query(points, k=neighbours + 1, workers=-1)
     mean: NDArray[np.float64] = (distances[:, 1:] ** 2).mean(axis=1)
     return np.maximum(mean, MIN_SQUARED_DISTANCE)
+
+
+def thinned(xyz: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Return ``count`` rows of points ``xyz`` [P, 3], P >= count, ascending: dense regions lose more than sparse ones.
+
+    A point is kept with a probability in proportion to the square of the distance to its neighbours, which evens the
+    density on surfaces; where that exceeds 1 it is certain. The sample is systematic along a Z curve: each stretch of
+    the curve keeps as many points as it should, up to one, and nothing is drawn.
+    """
+    order = morton_order(xyz)
+    weights = mean_squared_distance(xyz)[order]
+    # With the k largest weights certain, the others share what is left of the count.
+    descending = np.sort(weights)[::-1]
+    rest = np.cumsum(descending[::-1])[::-1]
+    scales = (count - np.arange(len(weights))) / rest
+    certain = int(np.argmax(scales * descending <= 1.0))
+    through = np.cumsum(np.minimum(1.0, weights * scales[certain]))
+    ticks = np.floor(through * (count / through[-1]) + 0.5)
+    kept = np.diff(ticks, prepend=0.0) > 0.0
+    rows: NDArray[np.int64] = np.sort(order[kept])
+    return rows
 
 
 def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:

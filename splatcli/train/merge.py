@@ -16,6 +16,7 @@ from splatcli.errors import ModelFileError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.partition import Grid
 from splatcli.scene.scene import Scene
+from splatcli.train.densify.free_space import clearances
 from splatcli.train.sampler import ViewSampler
 
 Some = TypeVar("Some")
@@ -67,7 +68,7 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
         config=_whole(first.config, count),
         train=list(scene.train),
         test=list(scene.test),
-        dataset=replace(first.dataset, root=str(scene.root)),
+        dataset=replace(first.dataset, root=str(scene.root), clearances=clearances(scene)),
         views={},
         filter_3d=filter_3d,
     )

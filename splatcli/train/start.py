@@ -24,6 +24,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.inspect import mask_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
+from splatcli.train.densify.free_space import clearances
 from splatcli.train.init import initial_gaussians, resolve_cap
 from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
@@ -254,7 +255,12 @@ def new_state(
         train=list(scene.train),
         test=list(scene.test),
         dataset=DatasetInfo(
-            str(scene.root), scene.kind, scene.extent, scene.fingerprint(), tuple(scene.offset.tolist())
+            str(scene.root),
+            scene.kind,
+            scene.extent,
+            scene.fingerprint(),
+            tuple(scene.offset.tolist()),
+            clearances(scene),
         ),
         per_view_params=per_view_params,
         filter_3d=sizes,

@@ -12,7 +12,7 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
-from splatcli.train.init import auto_cap, initial_gaussians, mean_squared_distance
+from splatcli.train.init import START_SHARE, auto_cap, initial_gaussians, mean_squared_distance, thinned
 from tests.train.worlds import made_scene, random_gaussians
 
 
@@ -163,6 +163,35 @@ def test_random_points_leave_room_under_a_cap_that_is_yet_to_be_chosen() -> None
     assert len(initial_gaussians(settings, scene, generator())[0]) == max(1_000, auto_cap(scene, 0) // 10)
 
 
+def test_points_are_thinned_where_they_are_dense() -> None:
+    random = np.random.default_rng(3)
+    dense, sparse = random.random((20_000, 3)) * [1, 1, 0], 3 + random.random((1_000, 3)) * [30, 30, 0]
+    points = random.permutation(np.concatenate([dense, sparse])).astype(np.float32)
+    for count in (12_000, 6_000, 1_500):
+        rows = thinned(points, count)
+        assert len(np.unique(rows)) == count
+        assert (np.diff(rows) > 0).all()
+        kept = points[rows]
+        far = kept[:, 0] > 2
+        assert far.sum() >= 990, "points far from others stay"
+        quarters = np.histogram2d(kept[~far, 0], kept[~far, 1], bins=2, range=[[0, 1], [0, 1]])[0]
+        assert quarters.min() > 0.8 * quarters.max(), "what is kept of the dense ones is even"
+    for count in (len(points), len(points) - 1, 4):
+        assert len(np.unique(thinned(points, count))) == count
+
+
+def test_points_are_thinned_under_an_automatic_cap() -> None:
+    scene = made_scene(points=40)
+    pixels = scene.cameras[0].width * scene.cameras[0].height
+    settings = config(strategy={"cap_max": "auto"})
+    cap = auto_cap(scene, 0)
+    assert cap <= max(10, pixels)
+    count = int(START_SHARE * cap) + 30
+    gaussians, notes = initial_gaussians(settings, made_scene(points=count), generator())
+    assert len(gaussians) == int(START_SHARE * cap)
+    assert f"under the cap of {cap:,} Gaussians" in notes[0]
+
+
 def test_random_points_come_from_the_generator_alone() -> None:
     settings = config(model={"init": "random", "random_points": 10})
 
@@ -176,9 +205,14 @@ def test_random_points_come_from_the_generator_alone() -> None:
 def test_the_cap_holds_from_the_start() -> None:
     capped = config(strategy={"cap_max": 12})
     gaussians, notes = initial_gaussians(capped, made_scene(points=40), generator())
-    assert len(gaussians) == 12
-    assert notes == ["kept 12 of 40 points, the cap"]
-    assert len(torch.unique(gaussians.means, dim=0)) == 12
+    assert len(gaussians) == 7, "three fifths of the cap: the rest is for densification"
+    assert notes == [
+        "kept 7 of 40 points, spread over the scene: the others leave no room for densification under the cap of "
+        "12 Gaussians"
+    ]
+    assert len(torch.unique(gaussians.means, dim=0)) == 7
+    few, notes = initial_gaussians(config(strategy={"cap_max": 67}), made_scene(points=40), generator())
+    assert (len(few), notes) == (40, []), "two fifths of the cap are free"
     random = config(strategy={"cap_max": 12}, model={"init": "random"})
     assert len(initial_gaussians(random, made_scene(), generator())[0]) == 12
 

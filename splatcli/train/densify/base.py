@@ -59,6 +59,15 @@ class Refinement:
         """Return the rows of ``old`` that the new ones are copied from; its shN is in ``store``."""
         return old.map(lambda column: column[self.source], rest=lambda shN: store.rows(shN, self.source))
 
+    def without(self, rows: Tensor) -> Refinement:
+        """Return the same refinement, where ``rows`` [M] bool are pruned too."""
+        count = int(rows.sum())
+        if count == 0:
+            return self
+        values = {name: column[~rows] for name, column in self.values.items()}
+        kept = replace(self, source=self.source[~rows], reset_moments=self.reset_moments[~rows], values=values)
+        return replace(kept, pruned=self.pruned + count)
+
     def sorted_by_source(self) -> Refinement:
         """Return the same refinement with each new row beside its source.
 

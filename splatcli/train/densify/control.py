@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.filter_3d import filter_sizes, opacity_shares
-from splatcli.train.densify import Strategy, apply_refinement
+from splatcli.train.densify import Refinement, Strategy, apply_refinement
+from splatcli.train.densify.free_space import FreeSpace
 from splatcli.train.events import Capped, Event, OpacityReset, Refined
 from splatcli.train.monitor import check_count, check_refinement
 from splatcli.train.sharding import gather_geometry, redistribute
@@ -26,11 +28,15 @@ class DensityControl:
     """Refines the Gaussians of a state, in one process or in all that hold shards of them.
 
     group: the processes that train the run together, if there are several.
+
+    Whatever the strategy, no new row lies in the space around the training cameras (``strategy.prune_near``).
     """
 
     def __init__(self, group: ProcessGroup | None) -> None:
         self._group = group
         self._capped_reported = False
+        self._free_space: FreeSpace | None = None
+        self._measured = False
 
     def refine(self, state: TrainState, strategy: Strategy, step: int) -> list[Event]:
         """Refine ``state`` after ``step`` and return the events. Raises StepDivergedError when no Gaussian is left."""
@@ -44,6 +50,8 @@ class DensityControl:
         refinement = strategy.refine(step, gaussians, stats, generator)
         if refinement is None:
             return []
+        if refinement.clear_stats:
+            refinement = self._clear_of_cameras(refinement, gaussians, state)
         refinement = refinement.sorted_by_source()
 
         def shares(rows: Gaussians) -> Tensor:
@@ -72,6 +80,20 @@ class DensityControl:
         if refinement.opacity_ceiling is not None:
             events.append(OpacityReset(step))
         return events
+
+    def _clear_of_cameras(self, refinement: Refinement, gaussians: Gaussians, state: TrainState) -> Refinement:
+        """Return ``refinement`` of ``gaussians`` without the rows that lie in the space around the cameras."""
+        if not self._measured:
+            centers = np.stack([state.cameras[view].center for view in state.train])
+            distances, share = state.dataset.clearances, state.config.strategy.prune_near
+            self._free_space = FreeSpace.of(centers, distances, share, gaussians.device)
+            self._measured = True
+        if self._free_space is None:
+            return refinement
+        means = refinement.values.get("means")
+        return refinement.without(
+            self._free_space.contains(gaussians.means[refinement.source] if means is None else means)
+        )
 
     def update_filter_3d(self, state: TrainState) -> None:
         """Compute the sizes of the 3D filter anew; no step may be pending."""
