@@ -73,8 +73,22 @@ def _from_typer(error: typer.TyperException) -> UsageError:
     names = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     if unknown is None or unknown in names:
         return UsageError(error.format_message().rstrip("."), remedy=remedy)
+    keys = _keys_of(unknown) if "--set" in names else []
+    if keys:
+        return UsageError(
+            f"there is no option {unknown}; {keys[0]} is a setting without one",
+            remedy=f"--set {keys[0]}=VALUE; docs/settings.md describes it",
+        )
     near = [name for name in names if name.startswith(unknown)] or difflib.get_close_matches(unknown, names, n=1)
     return UsageError(f"there is no option {unknown}", remedy=f"did you mean {near[0]}?" if near else remedy)
+
+
+def _keys_of(option: str) -> list[str]:
+    """Return the dotted keys of the settings that have the name of ``option``."""
+    from splatcli.config import setting_fields
+
+    name = option.lstrip("-").replace("-", "_")
+    return [key for key in setting_fields() if key.partition(".")[2] == name]
 
 
 def _report_crash(error: Exception, argv: Sequence[str]) -> SplatError:

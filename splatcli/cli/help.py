@@ -23,7 +23,6 @@ A first session:
   splat export -o scene.ply   write a file for other viewers (or .spz, .html)
 
 Where to go next:
-  splat demo --view           train a sample scene for a minute, and show it
   splat --help                all commands
   splat train --help          everyday flags of a command; --help-all: all flags
   splat --install-completion  complete commands and flags with Tab in this shell

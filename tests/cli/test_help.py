@@ -114,6 +114,15 @@ def test_help_is_plain_where_that_is_asked_for(words: list[str], columns: int, v
     assert "╭" not in screen.raw
 
 
+def test_an_unknown_flag_with_the_name_of_a_setting_names_it(splat: Splat) -> None:
+    done = splat("train", "scene", "--eval-every", "50")
+    assert done.code == 2
+    assert "train.eval_every is a setting without one" in done.err
+    assert "--set train.eval_every=VALUE" in done.err
+    assert "did you mean --quiet?" in splat("train", "scene", "--quite").err
+    assert "--set" not in splat("view", "--eval-every", "50").err
+
+
 def test_words_after_two_dashes_are_no_flags(splat: Splat) -> None:
     done = splat("info", "--", "--plain")
     assert done.code == 2
