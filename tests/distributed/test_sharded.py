@@ -207,7 +207,13 @@ def test_gsplats_call_renders_what_all_ranks_hold() -> None:
         each = [arguments_of(case, rank, 2, kind) for rank in range(size)]
         whole = {**each[0], **{name: torch.cat([one[name] for one in each]).requires_grad_() for name in TRAINED}}
         cameras = {name: torch.cat([one[name] for one in each]) for name in ("viewmats", "Ks")}
-        images, alphas, _ = rasterization(**{**whole, **cameras})
+        if kind == "SH":
+            images, alphas, _ = rasterization(**{**whole, **cameras})
+        else:
+            # With a group each three channels are a render.
+            parts = [{"colors": whole["colors"][:, :3], "render_mode": "RGB"}, {"colors": whole["colors"][:, 3:]}]
+            rendered = [rasterization(**{**whole, **cameras, **part}) for part in parts]
+            images, alphas = torch.cat([image for image, _, _ in rendered], dim=-1), rendered[0][1]
         images.square().sum().backward()
         for rank in range(size):
             got_images, got_alphas, gradients = found[rank][kind]
