@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from splatcli.render.scoring import GroundTruth
     from splatcli.render.sheet import Extremes
     from splatcli.scene.scene import Scene
+    from splatcli.train.events import ViewScore
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ def evaluate(args: EvalArguments) -> int:
         extremes = (
             None if args.sheet is None else Extremes(MOST_VIEWS if args.sheet_views is None else args.sheet_views)
         )
-        facts, lines = _measure(loaded, config, scene, ground_truth, args.views, extremes)
+        facts, lines, remarks = _measure(loaded, config, scene, ground_truth, args.views, extremes)
+        for remark in remarks:
+            out.note(remark)
         if args.sheet is not None and extremes is not None:
             _write_sheet(args.sheet, extremes, facts)
             facts["sheet"] = args.sheet
@@ -135,8 +138,8 @@ def evaluate(args: EvalArguments) -> int:
 
 def _measure(
     model: Model, config: Config, scene: Scene, ground_truth: GroundTruth, views: str, extremes: Extremes | None
-) -> tuple[dict[str, Any], list[str]]:
-    """Return the metrics as a JSON object and as lines. Raise SceneError for a missing image.
+) -> tuple[dict[str, Any], list[str], list[str]]:
+    """Return the metrics as a JSON object and as lines, and remarks on them. Raise SceneError for a missing image.
 
     extremes: gets every comparison, and keeps the images of the worst and best.
     """
@@ -148,7 +151,7 @@ def _measure(
     checkpoint = model.checkpoint
     settings = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
     owner = scene if checkpoint is None else checkpoint
-    names, indices, figures = [], [], []
+    scores, fitted, indices, figures = [], [], [], []
     refined = scene.cameras if checkpoint is None else checkpoint.refined_cameras()
     for camera in track(select_views(views, refined, owner.train, owner.test).cameras, "views"):
         if ground_truth.is_fully_masked(camera.name):
@@ -160,7 +163,8 @@ def _measure(
                 where=scene.root,
                 remedy="name the scene that the run was trained on: --data DIR",
             )
-        names.append(one.score.name)
+        scores.append(one.score)
+        fitted.append(one.score.psnr if one.cc_psnr is None else one.cc_psnr)
         indices.append(one.index)
         figures.append(one.figures)
         if extremes is not None:
@@ -177,11 +181,38 @@ def _measure(
         **mean,
         "num_gaussians": len(model.gaussians),
         "step": None if checkpoint is None else checkpoint.step,
-        "views": [{"name": name, **values} for name, values in zip(names, figures, strict=True)],
+        "views": [
+            {"name": name, **values} for name, values in zip((score.name for score in scores), figures, strict=True)
+        ],
         "protocol": {**protocol(config, scene, indices), **ground_truth.protocol(), "views_of": views},
     }
     lines = [f"{name} {value:.{_digits(name)}f}" for name, value in mean.items()]
-    return facts, [*lines, f"num_gaussians {len(model.gaussians)}"]
+    return facts, [*lines, f"num_gaussians {len(model.gaussians)}"], _remarks(scores, fitted, views)
+
+
+#: Colours that are fitted to the images are worth a remark from this many dB of the mean PSNR on.
+FITTED_DB = 1.0
+
+
+def _remarks(scores: list[ViewScore], fitted: list[float], views: str) -> list[str]:
+    """Return what is suspicious in the scores, with remedies. fitted: PSNR with the render's colours fitted."""
+    from splatcli.train.evaluate import outlier_note
+
+    remarks = []
+    note = outlier_note(scores, {score.name: value for score, value in zip(scores, fitted, strict=True)})
+    if note is not None:
+        remarks.append(
+            f"{note}\n  help: --views {views} --sheet sheet.png shows them; a view that no other covers, a wrong pose "
+            "and fog before the camera look different"
+        )
+    mean, corrected = sum(score.psnr for score in scores) / len(scores), sum(fitted) / len(fitted)
+    if corrected - mean > FITTED_DB:
+        remarks.append(
+            f"with the colours of each render fitted, PSNR is {corrected:.2f} dB, {corrected - mean:.1f} dB higher: "
+            "the images differ in exposure or white balance\n  help: splat train --exposure learns that; "
+            "--color-corrected reports it"
+        )
+    return remarks
 
 
 def _digits(figure: str) -> int:

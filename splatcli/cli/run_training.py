@@ -389,7 +389,9 @@ def _initial_model(config: Config, import_options: ImportOptions, out: Output) -
 
 
 def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | None) -> str:
-    """Return the message at the end of a run: time, quality and sizes, and the commands that come next."""
+    """Return the message at the end of a run: time, quality, sizes, views far below the others, what comes next."""
+    from splatcli.train.evaluate import outlier_note
+
     took = f"done in {format_time(process_age())}"
     quality = [] if score is None else [f"test PSNR {score.psnr:.2f} dB"]
     try:
@@ -398,8 +400,10 @@ def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | 
         size = []
     facts = ", ".join([*quality, f"{num_gaussians:,} Gaussians", *size])
     name = shlex.quote(str(run))
+    note = None if score is None else outlier_note(score.views)
+    remark = f"\n{note}\n  help: splat eval {name} --sheet sheet.png" if note else ""
     following = [f"splat view {name}", f"splat render {name} --views", f"splat export {name} -o scene.ply"]
-    return f"{took}: {facts}\nnext: " + "\n      ".join(following)
+    return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
 
 
 def run_trainer(

@@ -175,6 +175,7 @@ class Comparison:
     """A render and the image of its view, [H, W, 3] uint8 each; index: of the view in its scene.
 
     hidden: [H, W] bool, the masked pixels; None without a mask.
+    cc_psnr: PSNR after color_corrected().
     extra: further metrics by name.
     """
 
@@ -183,6 +184,7 @@ class Comparison:
     truth: NDArray[np.uint8]
     pixels: NDArray[np.uint8]
     hidden: NDArray[np.bool_] | None = None
+    cc_psnr: float | None = None
     extra: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -232,18 +234,19 @@ class GroundTruth:
         hidden = None if photo.masked is None else torch.from_numpy(photo.masked)
         shown, seen = (torch.from_numpy(array.astype(np.float32) / 255.0) for array in (pixels, truth))
         score = ViewScore(name, psnr(shown, seen, hidden), ssim(shown, seen, hidden))
-        return Comparison(index, score, truth, pixels, photo.masked, self._extra(shown, seen, hidden))
+        fitted = color_corrected(shown, seen, hidden)
+        cc_psnr = psnr(fitted, seen, hidden)
+        extra = {"cc_psnr": cc_psnr, "cc_ssim": ssim(fitted, seen, hidden)} if self._color_corrected else {}
+        extra |= self._lpips_figures(shown, fitted, seen, hidden)
+        return Comparison(index, score, truth, pixels, photo.masked, cc_psnr, extra)
 
-    def _extra(self, shown: Tensor, seen: Tensor, hidden: Tensor | None) -> dict[str, float]:
-        """Return the further metrics of two images [H, W, 3] in 0...1."""
-        fitted = color_corrected(shown, seen, hidden) if self._color_corrected else None
+    def _lpips_figures(self, shown: Tensor, fitted: Tensor, seen: Tensor, hidden: Tensor | None) -> dict[str, float]:
+        """Return LPIPS of images [H, W, 3] in 0..1 where it is wanted; fitted: shown with fitted colours."""
         extra: dict[str, float] = {}
-        if fitted is not None:
-            extra |= {"cc_psnr": psnr(fitted, seen, hidden), "cc_ssim": ssim(fitted, seen, hidden)}
         if self._lpips is not None:
             black = mask_out(seen, hidden)
             extra["lpips"] = self._lpips(mask_out(shown, hidden), black)
-            if fitted is not None:
+            if self._color_corrected:
                 extra["cc_lpips"] = self._lpips(mask_out(fitted, hidden), black)
         return extra
 

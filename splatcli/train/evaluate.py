@@ -6,7 +6,8 @@ Scoring draws no random number and does not change the state.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol, TypedDict
 
 import torch
@@ -115,6 +116,39 @@ def mean_scores(views: Sequence[ViewScore]) -> tuple[float, float]:
     if not views:
         raise ValueError("no view was scored")
     return sum(v.psnr for v in views) / len(views), sum(v.ssim for v in views) / len(views)
+
+
+#: A view whose PSNR is so many dB below the median of at least MIN_VIEWS is an outlier; a message lists LISTED.
+OUTLIER_DB = 8.0
+MIN_VIEWS = 4
+LISTED = 4
+
+
+def outliers(views: Sequence[ViewScore]) -> list[ViewScore]:
+    """Return the views whose PSNR is far below that of the others, worst first."""
+    if len(views) < MIN_VIEWS:
+        return []
+    limit = statistics.median(view.psnr for view in views) - OUTLIER_DB
+    return sorted((view for view in views if view.psnr < limit), key=lambda view: view.psnr)
+
+
+def outlier_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None = None) -> str | None:
+    """Return a sentence that names the outliers among ``views``, None without one.
+
+    fitted: by name, the PSNR of a view after color_corrected().
+    """
+    found = outliers(views)
+    if not found:
+        return None
+    middle = statistics.median(view.psnr for view in views)
+    named = [
+        f"{view.name} {view.psnr:.1f}" + (f" ({fitted[view.name]:.1f} with its colours fitted)" if fitted else "")
+        for view in found[:LISTED]
+    ]
+    if len(found) > LISTED:
+        named.append(f"and {len(found) - LISTED} more")
+    verb = "is" if len(found) == 1 else "are"
+    return f"{len(found)} of {len(views)} views {verb} far below the median PSNR of {middle:.1f} dB: {', '.join(named)}"
 
 
 def load_image(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:

@@ -1,0 +1,95 @@
+"""Views that are far worse than the others, and images of another exposure, are named with a remedy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+
+from splatcli.train.evaluate import outlier_note
+from splatcli.train.events import ViewScore
+from tests.cli.tiny import QUICK
+from tests.running import Splat
+
+SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
+
+
+def changed(scene: Path, folder: Path, views: list[int], gain: float, shift: float) -> Path:
+    """A copy of the scene where the pixels of some views are ``gain`` times as large, plus ``shift``."""
+    shutil.copytree(scene, folder)
+    for view in views:
+        path = folder / "images" / f"view_{view:02d}.png"
+        pixels = imageio.imread(path).astype(float) * gain + shift
+        imageio.imwrite(path, pixels.clip(0, 255).astype(np.uint8))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def good_run(splat_once: Splat, tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of enough steps for a PSNR that can fall by 8 dB."""
+    folder = tmp_path_factory.mktemp("runs") / "good"
+    assert splat_once("train", tiny_scene, "-o", folder, "-n", "300", "-q", *QUICK).code == 0
+    return folder
+
+
+def test_eval_names_a_view_far_below_the_others(splat: Splat, tiny_scene: Path, good_run: Path, tmp_path: Path) -> None:
+    usual = splat("eval", good_run, "--views", "all")
+    assert "below the median" not in usual.err
+    scene = changed(tiny_scene, tmp_path / "scene", [4], -1.0, 255.0)
+    done = splat("eval", good_run, "--data", scene, "--views", "all")
+    assert done.code == 0
+    assert "1 of 10 views is far below the median PSNR of" in done.err
+    assert "view_04.png" in done.err
+    assert "with its colours fitted" in done.err
+    assert "--sheet" in done.err
+    assert "far below" not in done.out
+    assert "far below" not in splat("eval", good_run, "--data", scene, "--views", "all", "-q").err
+
+
+def test_eval_says_that_images_differ_in_exposure(
+    splat: Splat, tiny_scene: Path, good_run: Path, tmp_path: Path
+) -> None:
+    scene = changed(tiny_scene, tmp_path / "scene", list(range(10)), 0.5, 30.0)
+    done = splat("eval", good_run, "--data", scene, "--views", "all")
+    assert done.code == 0
+    assert "the images differ in exposure or white balance" in done.err
+    assert "--exposure" in done.err
+    assert "cc_psnr" not in done.out, "it is reported where it is asked for"
+    higher = float(done.err.split(" dB higher")[0].split()[-1])
+    asked = splat("eval", good_run, "--data", scene, "--views", "all", "--color-corrected")
+    figures = dict(line.split() for line in asked.out.splitlines())
+    assert higher == pytest.approx(float(figures["cc_psnr"]) - float(figures["psnr"]), abs=0.06)
+
+
+def test_the_end_of_a_run_names_a_view_far_below_the_others(splat: Splat, tmp_path: Path) -> None:
+    scene, run = tmp_path / "scene", tmp_path / "run"
+    shutil.copytree(SAMPLE, scene)
+    held_out = sorted((scene / "images").iterdir())[16]
+    imageio.imwrite(held_out, 255 - imageio.imread(held_out))
+    done = splat("train", scene, "-o", run, "-r", "8", "-n", "100", "--cap-max", "5000")
+    assert done.code == 0
+    assert "1 of 7 views is far below the median PSNR of" in done.err
+    assert held_out.name in done.err
+    assert f"splat eval {run} --sheet sheet.png" in done.err
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ([30.0, 31, 10], None),  # too few to tell
+        ([30.0, 31, 32, 25], None),
+        ([30.0, 31, 32, 21], ["3.png 21.0"]),
+        ([30.0, 31, 12, 32, 10, 33], ["4.png 10.0", "2.png 12.0"]),
+        ([30.0] * 20 + [10.0] * 6, ["and 2 more"]),
+    ],
+)
+def test_outliers_are_judged_by_the_median(values: list[float], named: list[str] | None) -> None:
+    note = outlier_note([ViewScore(f"{i}.png", value, 0.9) for i, value in enumerate(values)])
+    assert (note is None) == (named is None)
+    for text in named or []:
+        assert text in str(note)
+    if named and len(named) == 2:
+        assert str(note).index(named[0]) < str(note).index(named[1]), "worst first"
