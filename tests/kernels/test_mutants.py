@@ -554,5 +554,8 @@ def test_a_mistake_is_caught(sources: Path, name: str) -> None:
         if mutant.crashes:
             assert check_apart(mutant.check, library), "neither a failed check nor a crash"
             return
-        with pytest.raises((AssertionError, ResourceError)):
-            CHECKS[mutant.check](library)
+        try:
+            with pytest.raises((AssertionError, ResourceError)):
+                CHECKS[mutant.check](library)
+        finally:
+            ctypes.CDLL(str(library)).simt_free_stacks()

@@ -139,6 +139,7 @@ struct Emulator {
     throw Fault(std::string(kernel) + ", block " + std::to_string(blockIdx.x) + ": " + what);
   }
   void* take_stack();
+  void free_stacks();
   void wait();
   void release(int* list, int n);
   void run_block(unsigned block);
@@ -167,6 +168,12 @@ void* Emulator::take_stack() {
   void* stack = stacks.back();
   stacks.pop_back();
   return stack;
+}
+
+void Emulator::free_stacks() {
+  const size_t guard = size_t(sysconf(_SC_PAGESIZE));
+  for (void* stack : stacks) (void)munmap(static_cast<char*>(stack) - guard, guard + kStackBytes);
+  stacks.clear();
 }
 
 // The life of a fiber. Exceptions stop here: they cannot cross to another stack.
@@ -500,6 +507,8 @@ cudaError_t cudaMemsetAsync(void* memory, int value, size_t bytes, cudaStream_t 
 #define SIMT_HOOK extern "C" __attribute__((visibility("default")))
 
 SIMT_HOOK void simt_set_schedule(uint64_t seed) { simt::seed = simt::random_state = seed; }
+// A library keeps its stacks, two mappings each, and Linux allows a process 65,530 mappings.
+SIMT_HOOK void simt_free_stacks(void) { simt::em().free_stacks(); }
 SIMT_HOOK int32_t simt_set_device(int32_t device) { return cudaSetDevice(device); }
 SIMT_HOOK int32_t simt_get_device(void) { return simt::current_device(); }
 // Whether the device has a context; of the thread, as when the process began.
