@@ -13,14 +13,12 @@ from torch.testing import assert_close
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
-from splatcli.native.build import ISA_FLAGS
 from splatcli.rasterizer import AdamState, NativeEngine, Regularisation, StepInputs
 from splatcli.rasterizer.reference import normals, philox, push_means_reference, regularise, rotation_matrices
 from splatcli.rasterizer.reference_engine import ReferenceEngine
-from tests.native.cases import NEEDS_COMPILER, float32, float64
+from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_gaussians, random_image, random_scene
 
-ISAS = tuple(ISA_FLAGS)
 F64 = torch.float64
 LRS = {"means": 1e-3, "quats": 2e-3, "log_scales": 5e-3, "logit_opacities": 2e-2, "sh0": 3e-3, "shN": 2e-4}
 

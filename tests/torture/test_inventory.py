@@ -40,6 +40,8 @@ ANEW = {
     "quality_monitor._reset_at": "the same",
     "_engine.calls": "what this test's engine was asked",
     "stepper.engine.calls": "what this test's engine was asked",
+    "density._free_space": "measured anew, of the cameras and clearances that the checkpoint holds, when it is needed",
+    "density._measured": "whether it was",
     "notes": "words for the user",
     "run_dir._lock": "a descriptor of this process",
     "run_dir._undo": "how a new folder is taken back",
