@@ -218,7 +218,7 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
 
 def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dict[str, Any]:
     from splatcli.config import build_config
-    from splatcli.scene.inspect import inspect_scene, mask_notes, masked_share
+    from splatcli.scene.inspect import inspect_scene, mask_notes, masked_share, scene_notes
     from splatcli.scene.read import read_scene
 
     scene = read_scene(path, build_config(settings).data)
@@ -242,7 +242,7 @@ def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dic
         "missing_photos": [c.name for i, c in enumerate(scene.cameras) if not scene.images.has(i)],
         **({"hidden": share} if share is not None else {}),
         **({"plot": plot} if plot is not None else {}),
-        "notes": [*scene.notes, *mask_notes(scene.images)],
+        "notes": [*scene.notes, *mask_notes(scene.images), *scene_notes(scene)],
         "findings": [finding.as_dict() for finding in inspect_scene(scene)],
     }
 

@@ -182,7 +182,7 @@ def find_cameras(
     masks: see find_input().
     """
     from splatcli.sfm.images import find_input
-    from splatcli.sfm.run import doubts, gpu_wanted, lines, run_sfm
+    from splatcli.sfm.run import doubts, gpu_wanted, lines, notes, run_sfm
 
     footage = find_input(images, masks)
     gpu = gpu_wanted(device)
@@ -195,6 +195,8 @@ def find_cameras(
         out.note(f"cameras found before are used: {_shown(folder)}")
     else:
         out.note("\n".join(lines(solved.facts)))
+    for note in notes(solved.facts):
+        out.note(f"note: {note}")
     for doubt in doubts(solved.facts):
         out.warn(doubt)
     return solved

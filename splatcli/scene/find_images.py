@@ -96,6 +96,11 @@ def images_below(folder: Path) -> Iterator[str]:
                 yield Path(base, file).relative_to(folder).as_posix()
 
 
+def listed(names: list[str], count: int) -> str:
+    """Return the first ``count`` names, and how many more there are."""
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
 def unread_below(folder: Path) -> list[str]:
     """The files below a folder that are images by their endings and are not looked for, as relative paths.
 

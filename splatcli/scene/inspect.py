@@ -28,6 +28,10 @@ _FAR = 10.0
 _SAME = 1e-6
 #: Names that a sentence gives.
 _NAMED = 3
+#: Views, and sparse points, below which a scene is likely to come out wrong.
+FEW_VIEWS, FEW_POINTS = 6, 100
+_MORE_VIEWS = "take more images around the subject, each overlapping the next by two thirds"
+_MORE_POINTS = "take sharper images with more texture and overlap, and run structure from motion again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,19 @@ def inspect_scene(scene: Scene) -> list[Finding]:
     """All findings of a scene that could be read: what is there first, then what looks wrong."""
     found = [*_cameras(scene), *_images(scene), *_beside(scene), *_points(scene), *_split(scene)]
     return sorted(found, key=lambda finding: finding.state == "warning")
+
+
+def few_notes(views: int, points: int) -> list[str]:
+    """Return notes on a scene of very few views or sparse points; no points at all are no problem of this kind."""
+    found = [f"only {views} views, from which surfaces are guesses: {_MORE_VIEWS}"] if views < FEW_VIEWS else []
+    if 0 < points < FEW_POINTS:
+        found.append(f"only {points} sparse points, so poses and the start are weak: {_MORE_POINTS}")
+    return found
+
+
+def scene_notes(scene: Scene) -> list[str]:
+    """Return few_notes() of a scene that could be read."""
+    return few_notes(len(scene.cameras), 0 if scene.points is None else len(scene.points))
 
 
 def _cameras(scene: Scene) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from splatcli.scene.find_images import (
     SUFFIXES,
     find_images,
     images_below,
+    listed,
     unread_below,
     unread_error,
     unread_note,
@@ -234,6 +235,8 @@ def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneErr
 
 #: A model that registers fewer views than this, of more images, has failed.
 MIN_VIEWS = 3
+#: Images left out of a model that a note names.
+_NAMED = 8
 
 
 def build_scene(
@@ -339,12 +342,14 @@ def _check_registered(source: SceneSource, registered: int, folder: Path, notes:
     """COLMAP leaves out images that it cannot place; when that is nearly all of them, the model is of no use."""
     if problems.total or folder == source.root or not folder.is_dir():
         return
-    images = sum(1 for _ in images_below(folder))
-    if images <= registered:
+    names = list(images_below(folder))
+    if len(names) <= registered:
         return
-    what = f"the COLMAP model registers {registered} of the {images} images in {folder.name}/"
+    what = f"the COLMAP model registers {registered} of the {len(names)} images in {folder.name}/"
     if registered >= MIN_VIEWS:
-        notes.append(what)
+        views = {view.name for view in source.views}
+        missing = sorted(set(names) - views)
+        notes.append(f"{what}; left out: {listed(missing, _NAMED)}" if len(missing) < len(names) else what)
         return
     remedy = "run COLMAP's mapper again, with more overlap between images or exhaustive matching"
     problems.add(

@@ -2,7 +2,7 @@
 
 DIR/images/    the images, linked, or the frames of a video
 DIR/masks/     their masks, linked, where there are any
-DIR/sparse/0/  COLMAP's binary model
+DIR/sparse/0/  COLMAP's binary model; further ones, which nothing connects with it, are in sparse/1/ and so on
 DIR/sfm.json   what it was made from, and the report
 """
 
@@ -28,7 +28,8 @@ from typing import Any
 from splatcli import errors
 from splatcli.errors import OutputError, ResourceError, SplatError
 from splatcli.scene import heif
-from splatcli.scene.find_images import unread_note
+from splatcli.scene.find_images import listed, unread_note
+from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import SfmInput
 from splatcli.sfm.options import SfmOptions
 
@@ -66,7 +67,7 @@ def run_sfm(
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
     folder = (place or _free_place(beside, footage, key)).absolute()
     known = _known(folder)
-    overwrite = overwrite or (known is not None and known.get("key") == key and _reads_more_now(known))
+    overwrite = overwrite or (known is not None and known.get("key") == key and _is_outdated(known))
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
         return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
@@ -128,8 +129,10 @@ def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
     )
 
 
-def _reads_more_now(facts: dict[str, Any]) -> bool:
-    """Whether images that an extra was missing for were left out, and it is installed now."""
+def _is_outdated(facts: dict[str, Any]) -> bool:
+    """Whether images that an extra was missing for were left out and it is installed now, or models were not kept."""
+    if facts.get("other_models") and "other_images" not in facts:
+        return True
     return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
 
 
@@ -326,22 +329,55 @@ def _rebuilt(facts: dict[str, Any]) -> SplatError:
 
 #: Of the images, the share below which the result is doubtful; and mean reprojection errors above, in pixels.
 _FEW, _LARGE_ERROR = 0.8, 1.5
-#: Names that a line shows.
-_SHOWN = 5
+#: Observations per image, and degrees of parallax, below which the result is doubtful. The mapper registers an image
+#: from 30 observations. It finds no pair to begin with among images of a corner 0.6 degrees apart; the
+#: points of those 1.2 degrees apart have a parallax of 5.2 (tests/sfm/test_captures.py).
+_FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 6.0
+#: Names that a line shows, and cameras.
+_NAMED, _SHOWN = 8, 5
+
+
+def notes(facts: dict[str, Any]) -> list[str]:
+    """Return what became of the images that are not in the model, a sentence each."""
+    found = []
+    if missing := facts["unregistered"]:
+        found.append(
+            f"{facts['registered']} of {facts['total']} images are registered; left out: {listed(missing, _NAMED)}"
+        )
+    for number, names in enumerate(facts.get("other_images", []), start=1):
+        found.append(
+            f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _NAMED)}; "
+            f"sparse/0, the largest, is used"
+        )
+    return found
 
 
 def doubts(facts: dict[str, Any]) -> list[str]:
     """Return doubts about the result, a sentence each with what may help."""
     found = []
     if facts["registered"] < _FEW * facts["total"]:
+        matching = "" if facts["matching"] == "exhaustive" else "--matching exhaustive and "
         found.append(
-            f"only {facts['registered']} of {facts['total']} images could be placed: take more images in between, "
-            "or try --matching exhaustive and a larger --max-image-size"
+            f"only {facts['registered']} of {facts['total']} images could be registered: take more images in between, "
+            f"or try {matching}a larger --max-image-size"
         )
     if not facts["reprojection_error_px"] <= _LARGE_ERROR:
+        lenses = {camera["model"] for camera in facts["cameras"]}
+        model = "another --camera-model than OPENCV" if lenses == {"OPENCV"} else "--camera-model OPENCV"
         found.append(
-            f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: try --camera-model OPENCV, "
+            f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: try {model}, "
             "and --camera-per image if lenses were changed or zoomed"
+        )
+    found += few_notes(facts["registered"], facts["points"])
+    if facts.get("observations_per_image", math.inf) < _FEW_OBSERVATIONS:
+        found.append(
+            f"an image has only {facts['observations_per_image']:.0f} points on average, so poses are uncertain: take "
+            "sharper images with more texture and overlap, or try a larger --max-image-size"
+        )
+    if facts.get("parallax_degrees", math.inf) < _LITTLE_PARALLAX:
+        found.append(
+            f"points are seen under {facts['parallax_degrees']:.1f} degrees of parallax in the median, so depths are "
+            "uncertain: step sideways between images, around the subject, instead of turning or zooming"
         )
     if unreadable := facts.get("unreadable"):
         first = min(unreadable)
@@ -351,8 +387,10 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     if unread := facts.get("not_read"):
         found.append(unread_note(unread))
     if facts.get("other_models"):
-        sizes = ", ".join(map(str, facts["other_models"]))
-        found.append(f"the images fall into pieces that nothing connects; left out were such of {sizes} images")
+        found.append(
+            f"the images fall into {1 + len(facts['other_models'])} models that nothing connects: take images that "
+            "lead from one to another, a step apart"
+        )
     return found
 
 
@@ -373,7 +411,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         rows.insert(3 + _SHOWN, ("", f"and {len(facts['cameras']) - _SHOWN} more cameras"))
     for title, names in (("not placed", facts["unregistered"]), ("not readable", sorted(facts["unreadable"]))):
         if names:
-            rows.append((title, ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")))
+            rows.append((title, listed(names, _NAMED)))
     return [f"{title:<20}{text}" for title, text in rows]
 
 

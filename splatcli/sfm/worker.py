@@ -33,6 +33,8 @@ from splatcli.sfm.video import sharpest, sharpness
 
 Tell = Callable[[str, int, int], None]
 
+#: Points whose parallax is measured; a median needs no more.
+_PARALLAX_POINTS = 2_000
 _OVERLAP = "images have to overlap by two thirds, be sharp, and show things with texture that stand still"
 
 
@@ -96,17 +98,20 @@ class Job:
         )
         self._check_models(models, names)
         model = models[0]
-        name_and_colour(
-            model,
-            {item.number: item.image.name for item in stored},
-            {item.number: item.colours for item in stored},
-        )
+        for each in models:
+            name_and_colour(
+                each,
+                {item.number: item.image.name for item in stored},
+                {item.number: item.colours for item in stored},
+            )
         placed = self._place(model)
-        self._write(model)
+        for number, each in enumerate(models):
+            self._write(each, number)
         return {
             **model_facts(model, names),
             "georeference": placed,
             "other_models": [other.num_reg_images() for other in models[1:]],
+            "other_images": [sorted(centers_of(other)) for other in models[1:]],
             "matching": how,
             "pairs": len(pairs),
             "verified_pairs": verified,
@@ -271,8 +276,8 @@ class Job:
         write_sidecar(self.folder, {"version": 1, "frame": "metres, axes as they came", **facts})
         return {"applied": True, **facts}
 
-    def _write(self, model: pycolmap.Reconstruction) -> None:
-        sparse = self.folder / "sparse" / "0"
+    def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
+        sparse = self.folder / "sparse" / str(number)
         sparse.mkdir(parents=True)
         model.write_binary(sparse)
 
@@ -352,6 +357,18 @@ def centers_of(model: pycolmap.Reconstruction) -> dict[str, NDArray[np.float64]]
     return {image.name: np.asarray(image.projection_center()) for image in images}
 
 
+def parallax(model: pycolmap.Reconstruction) -> float:
+    """Return the median over points of the widest angle in degrees between the rays to the cameras that see one."""
+    centers = {number: model.image(number).projection_center() for number in model.reg_image_ids()}
+    points = list(model.points3D.values())
+    angles = []
+    for point in points[:: max(1, len(points) // _PARALLAX_POINTS)]:
+        rays = np.stack([centers[element.image_id] for element in point.track.elements]) - point.xyz
+        rays /= np.maximum(np.linalg.norm(rays, axis=1, keepdims=True), 1e-300)
+        angles.append(float(np.degrees(np.arccos(np.clip((rays @ rays.T).min(), -1.0, 1.0)))))
+    return float(np.median(angles)) if angles else 0.0
+
+
 def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, Any]:
     """Figures of a model. names: of all images that it was to be made of."""
     placed = {model.image(number).name for number in model.reg_image_ids()}
@@ -364,6 +381,7 @@ def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, A
         "reprojection_error_px": float(model.compute_mean_reprojection_error()),
         "track_length": float(model.compute_mean_track_length()),
         "observations_per_image": float(model.compute_mean_observations_per_reg_image()),
+        "parallax_degrees": parallax(model),
         "cameras": [camera_facts(model.camera(number)) for number in sorted(used)],
     }
 

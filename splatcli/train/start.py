@@ -21,7 +21,7 @@ from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
-from splatcli.scene.inspect import mask_notes
+from splatcli.scene.inspect import mask_notes, scene_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
@@ -267,7 +267,7 @@ def new_state(
         shard=shard,
         origin=origin,
     )
-    return state, [*scene.notes, *mask_notes(scene.images), *notes]
+    return state, [*scene.notes, *mask_notes(scene.images), *scene_notes(scene), *notes]
 
 
 def check_trainable(config: Config, scene: Scene) -> None:

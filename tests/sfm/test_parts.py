@@ -158,10 +158,14 @@ REPORT = {
     ("changes", "says"),
     [
         ({}, []),
-        ({"registered": 7}, ["only 7 of 10 images"]),
+        ({"registered": 7}, ["only 7 of 10 images could be registered: take more images in between, or try a larger"]),
+        ({"registered": 5, "total": 5}, ["only 5 views"]),
+        ({"points": 91}, ["only 91 sparse points"]),
+        ({"observations_per_image": 60.0}, ["only 60 points on average"]),
+        ({"parallax_degrees": 2.0}, ["2.0 degrees of parallax"]),
         ({"reprojection_error_px": 1.75}, ["1.75 pixels"]),
         ({"reprojection_error_px": float("nan")}, ["nan pixels"]),
-        ({"registered": 5, "other_models": [4, 3]}, ["only 5 of 10", "such of 4, 3 images"]),
+        ({"registered": 6, "other_models": [4, 3]}, ["only 6 of 10", "3 models that nothing connects"]),
         (
             {"unreadable": {"y.jpg": "is empty"}},
             ["1 images cannot be read and are left out; the first, y.jpg, is empty"],
