@@ -195,7 +195,7 @@ def _splats(
     elif any(offset):
         comments = [f"splatcli: {_remark(offset)}"]
         out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
-    place = None if checkpoint is None else _place(Path(checkpoint.dataset.root))
+    place = None if checkpoint is None else _place(Path(checkpoint.dataset.root), checkpoint.config.data.model)
     if place is not None:
         comments.append(f"splatcli: {place}")
         if chosen.name not in _COMMENTED:
@@ -219,11 +219,11 @@ def _splats(
 _COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
 
 
-def _place(scene: Path) -> str | None:
-    """Return where the scene of a model lies on the Earth; None where nobody knows."""
+def _place(scene: Path, model: str | None) -> str | None:
+    """Return where the scene lies on the Earth; None where nobody knows. model: as of read_sidecar()."""
     from splatcli.scene.georeference import read_sidecar
 
-    origin = (read_sidecar(scene) or {}).get("origin")
+    origin = (read_sidecar(scene, model) or {}).get("origin")
     if origin is None:
         return None
     numbers = " ".join(f"{origin[key]:.9g}" for key in ("latitude", "longitude", "height"))

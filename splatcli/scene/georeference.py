@@ -248,8 +248,14 @@ def write_sidecar(folder: Path, content: Mapping[str, Any]) -> None:
     (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def read_sidecar(folder: Path) -> dict[str, Any] | None:
-    """The sidecar of a scene; None without one. Raises SceneError for one that is damaged."""
+def read_sidecar(folder: Path, model: str | None = None) -> dict[str, Any] | None:
+    """The sidecar of a scene; None without one. Raises SceneError for one that is damaged.
+
+    model: folder of the COLMAP model in use, where one was named. ``splat sfm`` aligns only the largest, ``sparse/0``:
+    there is no sidecar of ``sparse/1`` and so on.
+    """
+    if model is not None and (number := Path(model).name).isdigit() and int(number) != 0:
+        return None
     file = folder / FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))

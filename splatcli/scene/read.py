@@ -255,7 +255,7 @@ def build_scene(
         _check_registered(source, len(views), found.folder, notes, problems)
     if found.folder.is_dir() and (unread := unread_below(found.folder)):
         notes.append(unread_note(unread))
-    notes += _place_notes(source.root)
+    notes += _place_notes(source.root, data.model)
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None
@@ -296,9 +296,9 @@ def build_scene(
     )
 
 
-def _place_notes(root: Path) -> list[str]:
+def _place_notes(root: Path, model: str | None) -> list[str]:
     """Return a note on the sidecar of a georeferenced scene."""
-    sidecar = read_sidecar(root)
+    sidecar = read_sidecar(root, model)
     if sidecar is None:
         return []
     if sidecar.get("origin") is None:

@@ -23,6 +23,7 @@ from splatcli.scene.georeference import (
     position_of,
     read_sidecar,
     similarity_of,
+    write_sidecar,
 )
 from tests.cli.tiny import QUICK, write_scene
 from tests.native.cases import NEEDS_COMPILER
@@ -248,6 +249,12 @@ def test_a_damaged_sidecar_is_named(tmp_path: Path) -> None:
     with pytest.raises(SceneError, match=FILE):
         read_sidecar(tmp_path)
     assert read_sidecar(tmp_path / "nowhere") is None
+
+
+def test_only_the_largest_model_is_aligned(tmp_path: Path) -> None:
+    write_sidecar(tmp_path, {"origin": {"latitude": 46.0, "longitude": 7.0, "height": 500.0}})
+    assert read_sidecar(tmp_path, "sparse/0") == read_sidecar(tmp_path) is not None
+    assert read_sidecar(tmp_path, "sparse/1") is None
 
 
 # --- real captures ----------------------------------------------------------------------------------------------------
