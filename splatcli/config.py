@@ -526,6 +526,10 @@ class ViewsConfig(Section):
     pose_lr_final: float = Field(
         5e-5, gt=0, description="Learning rate of poses after `schedule.lr_steps` steps, where it stays."
     )
+    # While renders are blurred, so are the gradients of poses: they move good cameras, and held-out ones stay behind.
+    pose_start: float = Field(
+        0.2, ge=0, lt=1, description="Part of `schedule.lr_steps` after which poses begin to change."
+    )
     pose_reg: float = Field(1e-6, ge=0, description="Weight of half the squared pose change in the loss.")
     exposure: Annotated[bool, Flag("--exposure")] = Field(
         False, description="Optimise the exposure and white balance of each training image: an affine colour map."

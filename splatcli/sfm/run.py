@@ -330,8 +330,8 @@ def _rebuilt(facts: dict[str, Any]) -> SplatError:
 #: Of the images, the share below which the result is doubtful; and mean reprojection errors above, in pixels.
 _FEW, _LARGE_ERROR = 0.8, 1.5
 #: Observations per image, and degrees of parallax, below which the result is doubtful. The mapper registers an image
-#: from 30 observations. It finds no pair to begin with below about 4 degrees (tests/sfm/test_captures.py); a walk through
-#: a room that trains well has 6.2, the other real scenes tried 19 to 48.
+#: from 30 observations. It finds no pair to begin with below about 4 degrees (tests/sfm/test_captures.py); a walk
+#: through a room that trains well has 6.2, the other real scenes tried 19 to 48.
 _FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 4.5
 #: Names that a line shows, and cameras.
 _NAMED, _SHOWN = 8, 5

@@ -19,7 +19,7 @@ from splatcli.config import Config, ViewsConfig
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.exposure import recolour
 from splatcli.rasterizer.step_inputs import ViewParams
-from splatcli.reproducible import sqrt
+from splatcli.reproducible import sqrt, tree_sum
 from splatcli.scene.camera import Camera, apply_pose_delta, pose_delta_vjp
 from splatcli.train.schedule import log_linear
 from splatcli.train.training_images import to_device
@@ -45,16 +45,28 @@ class ViewTable:
         steps = torch.zeros(len(values), dtype=torch.int64)
         return cls(values, torch.zeros_like(values), torch.zeros_like(values), steps)
 
-    def apply_grad(self, row: int, grad: Tensor, lr: float | Tensor) -> None:
-        """Do one step of Adam on a row. grad, and lr unless it is one number, have the row's shape."""
+    def apply_grad(self, row: int, grad: Tensor, lr: float | Tensor, *, shared: bool = False) -> None:
+        """Do one step of Adam on a row. grad, and lr unless it is one number, have the row's shape.
+
+        shared: the gradient is divided by the root of the mean second moment of all rows that were updated, [T, P], so
+        that a row moves as far as its gradient is larger than that of the others.
+        """
         self.steps[row] += 1
         step = int(self.steps[row])
         first, second = self.exp_avg[row], self.exp_avg_sq[row]
         # Single operations: fused ones round differently on another instruction set.
         first.mul_(BETA1).add_(grad * (1.0 - BETA1))
         second.mul_(BETA2).add_(grad * grad * (1.0 - BETA2))
-        size = sqrt(second / (1.0 - BETA2**step)) + EPS
+        moment = self._mean_second_moment() if shared else second / (1.0 - BETA2**step)
+        size = sqrt(moment) + EPS
         self.values[row] -= lr * (first / (1.0 - BETA1**step)) / size
+
+    def _mean_second_moment(self) -> Tensor:
+        """Return [P], the mean over the rows that were updated of their second moments, each without its bias."""
+        updated = self.steps > 0
+        corrections = torch.tensor([1.0 - BETA2**count for count in self.steps[updated].tolist()], dtype=torch.float64)
+        moments = self.exp_avg_sq[updated] / corrections[:, None]
+        return tree_sum(moments.T.contiguous()) / len(moments)
 
     def stored(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """Yield its tensors with their names in a checkpoint."""
@@ -141,7 +153,8 @@ class PerViewParams:
         # A grid is copied, since gradients may be applied to it while its step is still pending.
         colours = None if table is None else to_device(table.values[row].to(torch.float32, copy=True), device)
         as_grid = self.bilateral_grid is not None
-        return ViewParams(apply_grad, self.pose is not None, None if as_grid else colours, colours if as_grid else None)
+        moves = self.pose is not None and step > config.views.pose_start * config.schedule.lr_steps
+        return ViewParams(apply_grad, moves, None if as_grid else colours, colours if as_grid else None)
 
     def _colours(self) -> ViewTable | None:
         """Return the table of colours: exposure or bilateral grid, of which there is at most one."""
@@ -156,7 +169,7 @@ class PerViewParams:
         grad = torch.from_numpy(pose_delta_vjp(camera, delta.numpy(), v_viewmat.double().numpy()))
         rate = _rate(views.pose_lr, views.pose_lr_final, config, step)
         lr = torch.tensor([rate] * 3 + [rate * extent] * 3, dtype=torch.float64)
-        self.pose.apply_grad(row, grad + views.pose_reg * delta, lr)
+        self.pose.apply_grad(row, grad + views.pose_reg * delta, lr, shared=True)
 
     def _apply_colour_grad(self, row: int, v_colours: Tensor, config: Config, step: int) -> None:
         views = config.views

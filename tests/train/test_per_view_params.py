@@ -146,7 +146,7 @@ def test_poses_that_are_off_come_back_to_a_model_that_is_right() -> None:
     assert before == pytest.approx([1.0, 0.01 * scene_with_cameras(true, photos).extent], rel=1e-3)
     _, loss, psnr = trained(scene_with_cameras(wrong, photos), 900, truth())
     refined, refined_loss, refined_psnr = trained(
-        scene_with_cameras(wrong, photos), 900, truth(), pose_opt=True, pose_lr=1e-3, pose_lr_final=1e-4
+        scene_with_cameras(wrong, photos), 900, truth(), pose_opt=True, pose_start=0.0, pose_lr=1e-3, pose_lr_final=1e-4
     )
     checkpoint = refined.state.to_checkpoint()
     after = pose_errors(checkpoint.refined_cameras(), true)
@@ -243,7 +243,8 @@ def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tm
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
     (colours,) = expected.keys() & {"exposure", "bilateral_grid"}
-    assert int(expected["pose.steps"].sum()) == int(expected[f"{colours}.steps"].sum()) == 14
+    assert int(expected[f"{colours}.steps"].sum()) == 14
+    assert int(expected["pose.steps"].sum()) == 12  # none in the first fifth
     assert bool((expected[colours] != expected[colours].roll(1, 0)).any())
     assert bool((expected["pose"] != 0).any())
     for name, tensor in whole.state.gaussians.items():

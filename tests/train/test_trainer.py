@@ -19,6 +19,7 @@ from splatcli.config import Config, with_settings
 from splatcli.errors import SceneError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
+from splatcli.scene.inspect import few_notes
 from splatcli.scene.scene import Scene
 from splatcli.train import events
 from splatcli.train.densify import Refinement
@@ -114,7 +115,7 @@ def test_the_whole_story_of_a_run() -> None:
     ]
     assert [step for _, step in kinds(happened, Stepped)] == list(range(1, 21))
     first, last = happened[0], happened[-1]
-    assert first == Started(0, 20, 20, 4, 2, "cpu")
+    assert first == Started(0, 20, 20, 4, 2, "cpu", notes=tuple(few_notes(6, 20)))
     assert isinstance(last, Stopped)
     assert (last.reason, last.path.name) == ("finished", "ckpt_000020.pt")
     assert sorted(run.saved) == [0, 7, 20]
