@@ -18,19 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.container import is_own
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
-from splatcli.checkpoint.foreign.read import newest_foreign
 from splatcli.checkpoint.run_dir import METRICS, RunDir, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields
-from splatcli.errors import OutputError, UnreadableError, UsageError, os_errors
+from splatcli.errors import UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.registry import CHECKPOINT, format_of, format_to_write, import_model
+from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
 from splatcli.formats.selection import Crop, select
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
+from splatcli.output import free_folder
 from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.images import RenderSettings, parse_background, write_bytes
@@ -39,7 +38,7 @@ from splatcli.scene.decode import Rgb
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
 from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
-from splatcli.train.evaluate import evaluation_background
+from splatcli.train.evaluate import evaluation_background, training_image_background
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
 from splatcli.train.start import changed_config, check_loss
@@ -47,9 +46,6 @@ from splatcli.train.state import flushed
 from splatcli.train.trainer import Trainer as EngineTrainer
 
 _log = logging.getLogger(__name__)
-
-#: The folder of runs without an output.
-OUTPUT = Path("output")
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +125,7 @@ class Model:
         device = resolve_device(device) if isinstance(device, str) else device
         with os_errors(UnreadableError, path):
             file = find_model(Path(path))
-            if is_checkpoint(file):
+            if is_own_checkpoint(file):
                 return cls.of_checkpoint(load_checkpoint(file), file, device)
             imported = import_model(file)
             gaussians, notes = to_gaussians(imported, import_options or ImportOptions(), file, None)
@@ -287,14 +283,8 @@ class Trainer:
         elif init is not None:
             values["model.init"] = str(init)
             given = None if str(init) in NAMED_STARTS else Model.load(init).gaussians
-        unchecked: object = strategy
-        if not isinstance(unchecked, str | Strategy | None):
-            what = f"{type(strategy).__name__} lacks a method of a strategy"
-            raise UsageError(
-                what, where="strategy", remedy="splatcli/train/densify/base.py, class Strategy, lists them"
-            )
         if strategy is not None:
-            values["strategy.name"] = strategy if isinstance(strategy, str) else type(strategy).__name__
+            values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
         values |= self._data_settings(scene, values)
         config = build_config(values, preset=preset)
         if config.data.blocks is not None:
@@ -304,7 +294,7 @@ class Trainer:
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
             config = build_config({**values, "model.init": start}, preset=preset)
         self._prepare(config, device, callbacks, loss, strategy)
-        self.output = Path(output) if output is not None else _free_folder(self.scene.root)
+        self.output = Path(output) if output is not None else free_folder(self.scene.root.name)
         self._overwrite = overwrite
         self._given: Gaussians | None = given
         self._from: Path | None = None
@@ -330,7 +320,7 @@ class Trainer:
         self = cls.__new__(cls)
         file = find_model(Path(path))
         folder = run_of(file)
-        if folder is None or not is_checkpoint(file):
+        if folder is None or not is_own_checkpoint(file):
             raise UsageError("this is no run", where=path, remedy="name a run folder, or a checkpoint in one")
         checkpoint = load_checkpoint(file, mapped=True)
         check_loss(checkpoint, folder, given=loss is not None)
@@ -385,8 +375,7 @@ class Trainer:
     @staticmethod
     def _read(scene: EngineScene | str | Path, config: Config) -> EngineScene:
         """Return the scene with the background that training needs."""
-        background = (255, 255, 255) if evaluation_background(config) == "white" else (0, 0, 0)
-        wanted = None if config.train.background == "random" else background
+        wanted = training_image_background(config)
         if not isinstance(scene, EngineScene):
             return Scene.read(config.data.model_copy(update={"scene": str(scene)}), wanted)
         if scene.images.background == wanted or not isinstance(scene, Scene):
@@ -517,16 +506,6 @@ def train(scene: EngineScene | str | Path, **options: Any) -> Run:
     return Trainer(scene, **options).run()
 
 
-def _free_folder(scene: Path) -> Path:
-    """Return output/<scene>, with the first free number appended if that folder exists."""
-    path = OUTPUT / (scene.name or "scene")
-    candidate, number = path, 2
-    with os_errors(OutputError, OUTPUT):
-        while candidate.exists():
-            candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate
-
-
 def find_model(path: Path) -> Path:
     """Return the file of a model: ``path``, or what is newest in a run folder, of splat or of another program."""
     if not path.exists():
@@ -536,16 +515,10 @@ def find_model(path: Path) -> Path:
     latest = find_latest_sound(path)
     if latest.damaged:
         raise latest.damaged[0]
-    unbundled = path / "meta.json"  # of a SOG
-    found = latest.path or newest_foreign(path) or (unbundled if unbundled.is_file() else None)
+    found = latest.path or newest_import(path)
     if found is None:
         raise UsageError("this folder holds no run", where=path, remedy="name a run folder, a checkpoint or a PLY")
     return found
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Return whether a file is a checkpoint of splat, sound or not."""
-    return format_of(path) is CHECKPOINT and is_own(path)
 
 
 def dotted_settings(settings: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ LAYERS = (
     ("viewer", "render", "train", "sfm", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "checkpoint"),
     ("native", "scene", "distributed"),
-    ("gaussians", "reproducible", "config", "plugins", "errors", "sizes", "progress"),
+    ("gaussians", "reproducible", "config", "plugins", "errors", "sizes", "progress", "output"),
 )
 RANK = {part: layer for layer, parts in enumerate(LAYERS) for part in parts}
 HEAVY = {"torch", "numpy", "pydantic", "scipy", "pycolmap", "PIL", "imageio", "plyfile"}

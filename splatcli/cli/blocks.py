@@ -20,7 +20,6 @@ from splatcli.cli.run_training import (
     default_folder,
     resume_training,
     start_training,
-    training_background,
 )
 from splatcli.errors import (
     ModelFileError,
@@ -136,10 +135,11 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     """Report the contents of each block. Raise UsageError if blocks hold almost all, SceneError if almost nothing."""
     from splatcli.scene.partition import block_contents, check_blocks
     from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import training_image_background
 
     unread = {"strict": False, "skip_bad_images": False}  # images are checked when a block is trained
     whole = config.data.model_copy(update={"blocks": None, "block": None, **unread})
-    scene = read_scene(Path(config.data.scene), whole, background=training_background(config))
+    scene = read_scene(Path(config.data.scene), whole, background=training_image_background(config))
     held = block_contents(scene, shape)
     for block, one in enumerate(held):
         views = {"train_views": one.views, "of": len(scene.train)}
@@ -161,12 +161,13 @@ def merge_run(place: Path, target: Path | None, out: Output) -> None:
     """
     from splatcli.scene.partition import make_grid, parse_blocks
     from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import training_image_background
 
     last = [_last(place, block) for block in range(_count(place))]
     first = _loaded(last[0])
     config = first.config
     whole = config.data.model_copy(update={"blocks": None, "block": None})
-    scene = read_scene(Path(first.dataset.root), whole, background=training_background(config))
+    scene = read_scene(Path(first.dataset.root), whole, background=training_image_background(config))
     assert config.data.blocks is not None
     grid = make_grid(scene, parse_blocks(config.data.blocks))
     del first

@@ -89,7 +89,8 @@ def _check(given: Path | None, lenient: bool) -> tuple[Path, list[Finding]]:
     from splatcli.checkpoint.check import check_checkpoint, check_run
     from splatcli.checkpoint.foreign.read import newest_foreign
     from splatcli.cli.blocks import RECORD, folder_of
-    from splatcli.cli.model import is_own_checkpoint, named_path
+    from splatcli.cli.model import named_path
+    from splatcli.formats.registry import is_own_checkpoint
 
     path = named_path(given)
     with os_errors(UnreadableError, path):

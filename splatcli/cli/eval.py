@@ -90,12 +90,12 @@ def evaluate(args: EvalArguments) -> int:
     """
     from splatcli.cli.console import open_output
     from splatcli.cli.model import find_model, load_model
-    from splatcli.cli.run_training import image_background
     from splatcli.config import Config
     from splatcli.native.backend import resolve_device
     from splatcli.render.scoring import GroundTruth, Lpips
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import image_background
 
     data = args.data
     with open_output(json=args.json, quiet=args.quiet) as out:

@@ -62,7 +62,8 @@ def info(args: InfoArguments) -> int:
       splat info scene.ply --json
     """
     from splatcli.cli.console import open_output
-    from splatcli.cli.model import find_model, is_own_checkpoint, load_model
+    from splatcli.cli.model import find_model, load_model
+    from splatcli.formats.registry import is_own_checkpoint
 
     with open_output(json=args.json, quiet=args.quiet) as out:
         if args.path is not None and not args.path.exists():

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from splatcli.errors import ModelFileError, OlderModelError, UnreadableError, UsageError, os_errors
+from splatcli.output import OUTPUT
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import CameraSource, ImportOptions
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.gaussians import Gaussians
-
-#: The folder of runs without -o.
-OUTPUT = Path("output")
 
 _HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
 
@@ -132,7 +130,7 @@ def _load_model(
 ) -> Model:
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
-    from splatcli.formats.registry import import_model
+    from splatcli.formats.registry import import_model, is_own_checkpoint
     from splatcli.train.state import flushed
 
     import_options = import_options or ImportOptions()
@@ -153,14 +151,6 @@ def _load_model(
         for note in notes:
             echo(f"note: {note}")
     return Model(path, model.origin, gaussians.to(device), None)
-
-
-def is_own_checkpoint(path: Path) -> bool:
-    """Return whether a file is a checkpoint of splat, sound or not. Raises ModelFileError when it cannot be read."""
-    from splatcli.checkpoint.container import is_own
-    from splatcli.formats.registry import CHECKPOINT, format_of
-
-    return format_of(path) is CHECKPOINT and is_own(path)
 
 
 def _piped_path() -> Path | None:
@@ -198,11 +188,9 @@ def _newest_run() -> Path:
 
 def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Path:
     """Return the newest checkpoint of our run, or the newest model of a run of another program."""
-    from splatcli.checkpoint.foreign.read import newest_foreign
+    from splatcli.formats.registry import newest_import
 
-    unbundled = folder / "meta.json"  # of a SOG; nothing that holds a run has one
-    found = newest_checkpoint(folder, out=out, allow_older=allow_older) or newest_foreign(folder)
-    found = found or (unbundled if unbundled.is_file() else None)
+    found = newest_checkpoint(folder, out=out, allow_older=allow_older) or newest_import(folder)
     if found is None:
         raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
     return found

@@ -552,9 +552,9 @@ def _ground_truth(
 
     needed: raise UsageError or SceneError instead.
     """
-    from splatcli.cli.run_training import image_background
     from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import image_background
 
     checkpoint = model.checkpoint
     if not chosen.from_run or (scene is None and checkpoint is None):

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from splatcli.cli.console import Output, format_time, make_reporter
 from splatcli.cli.dry_run import show_earlier, show_sfm, show_training
-from splatcli.cli.model import OUTPUT, find_model, is_own_checkpoint, load_model, newest_checkpoint, run_folder
+from splatcli.cli.model import find_model, load_model, newest_checkpoint, run_folder
 from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras
 from splatcli.cli.time_budget import TimeBudget, process_age
 from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
+from splatcli.output import free_folder
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
@@ -90,6 +91,7 @@ def start_training(
     from splatcli.checkpoint.run_dir import REQUEST, RunDir
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import training_image_background
     from splatcli.train.init import resolve_init
     from splatcli.train.trainer import Trainer
 
@@ -131,7 +133,7 @@ def start_training(
         out.note(f"reading {config.data.scene}")
         with _slow_section(group, "reading the scene"):
             given = _initial_model(config, run.import_options, out)
-            scene = read_scene(Path(config.data.scene), config.data, background=training_background(config))
+            scene = read_scene(Path(config.data.scene), config.data, background=training_image_background(config))
         if run.overwrite and run.output is not None:
             _check_movable(run.output, scene.root)
         start = resolve_init(config, scene)
@@ -182,14 +184,14 @@ def resume_training(
     """Continue the run of a checkpoint; return the exit code. group, sharded: as for start_training()."""
     from splatcli.checkpoint.file import load_checkpoint
     from splatcli.checkpoint.run_dir import RunDir
+    from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
     from splatcli.scene.read import read_scene
     from splatcli.train.densify import check_strategy
+    from splatcli.train.evaluate import training_image_background
     from splatcli.train.start import changed_config, check_loss
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
-        from splatcli.formats.registry import CHECKPOINT, format_of
-
         known = format_of(path)
         what = "not a checkpoint of splat" if known is CHECKPOINT else f"{known.title} (no optimizer state)"
         raise ModelFileError(
@@ -219,7 +221,7 @@ def resume_training(
             check_sharded(config, viewer=live is not None)
         out.note(f"reading {root}")
         with _slow_section(group, "reading the scene"):
-            scene = read_scene(root, config.data, background=training_background(config))
+            scene = read_scene(root, config.data, background=training_image_background(config))
         run = run_folder(path)
         requests.listen_for_stops()
         make = partial(RunDir.open, run) if run else partial(RunDir.create, default_folder(scene.root))
@@ -332,25 +334,11 @@ def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextMana
     return nullcontext() if group is None else group.slow_section(doing)
 
 
-def image_background(config: Config) -> tuple[int, int, int]:
-    """Return the background (R, G, B) of transparent images in evaluation: white for a white run, else black."""
-    return (255, 255, 255) if config.train.background == "white" else (0, 0, 0)
-
-
-def training_background(config: Config) -> tuple[int, int, int] | None:
-    """Return the background (R, G, B) of transparent images in training; None for random backgrounds."""
-    return None if config.train.background == "random" else image_background(config)
-
-
 def default_folder(scene: Path) -> Path:
     """Return output/<scene>, with the first free number appended if that folder exists."""
     with os_errors(SceneError, scene):
-        path = OUTPUT / ((scene.stem if scene.is_file() else scene.resolve().name) or "scene")
-    candidate, number = path, 2
-    with os_errors(OutputError, OUTPUT):
-        while candidate.exists():
-            candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return candidate
+        name = scene.stem if scene.is_file() else scene.resolve().name
+    return free_folder(name)
 
 
 def _check_movable(folder: Path, scene: Path) -> None:

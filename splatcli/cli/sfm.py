@@ -12,8 +12,8 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.console import Output, ProgressBar
-from splatcli.cli.model import OUTPUT
 from splatcli.errors import OutputError
+from splatcli.output import OUTPUT
 
 if TYPE_CHECKING:
     from splatcli.config import DataConfig

@@ -6,8 +6,9 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from splatcli.checkpoint.container import is_own
 from splatcli.checkpoint.foreign.imported import ImportedModel
-from splatcli.checkpoint.foreign.read import read_foreign
+from splatcli.checkpoint.foreign.read import newest_foreign, read_foreign
 from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error, os_errors
 from splatcli.formats import compressed_ply, gltf, html, ksplat, ply, sog, splat, spz, usd
 from splatcli.formats.format import Encoded, ExportMetadata, Format
@@ -96,6 +97,17 @@ def format_of(path: Path) -> Format:
         where=path,
         remedy=f"name a checkpoint, a run folder, or a file of splats ({suffixes})",
     )
+
+
+def is_own_checkpoint(path: Path) -> bool:
+    """Return whether a file is a checkpoint of splat, sound or not. Raises ModelFileError when it cannot be read."""
+    return format_of(path) is CHECKPOINT and is_own(path)
+
+
+def newest_import(folder: Path) -> Path | None:
+    """Return the newest model of another program's run folder, or the file of an unbundled SOG; None for neither."""
+    unbundled = folder / "meta.json"
+    return newest_foreign(folder) or (unbundled if unbundled.is_file() else None)
 
 
 def import_model(path: Path, *, lenient: bool = False) -> ImportedModel:
