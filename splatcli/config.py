@@ -177,6 +177,18 @@ class DataConfig(Section):
             default="depth_unit_scale_factor of transforms.json, else 0.001 for maps of integers and 1 for others",
         ),
     ] = Field(None, gt=0, description="Scene units of the value 1 in a depth map.")
+    depth_type: Annotated[
+        Literal["metric", "relative"] | None,
+        Flag(
+            "--depth-type",
+            metavar="TYPE",
+            default="relative where depth_params.json lies beside the COLMAP model, else metric",
+        ),
+    ] = Field(
+        None,
+        description="metric: depth maps are z in scene units. relative: they are the output of a network for single "
+        "images, depth or inverse depth; scale and shift are fitted to the SfM points of each image.",
+    )
     blocks: Annotated[str | None, BeforeValidator(_block_grid), Flag("--blocks", metavar="AxB", type=str)] = Field(
         None, description="Cut the scene into A strips of B blocks, train one after the other, and merge them."
     )

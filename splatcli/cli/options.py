@@ -436,8 +436,9 @@ class ForeignModelOptions:
 SCENE_SETTINGS = tuple(
     f"data.{name}"
     for name in (
-        *("format", "model", "images", "masks", "mask_mode", "depths", "depth_scale", "max_pixels", "skip_missing"),
-        *("allow_outside", "drop_bad_points", "scene_extent", "skip_bad_images", "strict"),
+        *("format", "model", "images", "masks", "mask_mode", "depths", "depth_scale", "depth_type"),
+        *("max_pixels", "skip_missing", "allow_outside", "drop_bad_points", "scene_extent"),
+        *("skip_bad_images", "strict"),
     )
 )
 

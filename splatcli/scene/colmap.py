@@ -31,7 +31,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.progress import report
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.depth_maps import AUTO
+from splatcli.scene.depth_maps import AUTO, wants_relative
 from splatcli.scene.find_images import walk
 from splatcli.scene.points import RawPoints, Tracks, stride
 from splatcli.scene.source import (
@@ -252,7 +252,7 @@ def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | Non
     path = model.file("points3D")
     if path.is_file():
         read = _points_binary if model.suffix == ".bin" else _points_text
-        return read(path, data.max_points, data.depths == AUTO)
+        return read(path, data.max_points, data.depths == AUTO or wants_relative(model.folder, data))
     notes.append(f"{path.name} is missing")
     return None
 

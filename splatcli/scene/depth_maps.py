@@ -1,7 +1,8 @@
 """Depth maps: files that say how deep the pixels of an image lie. Found, checked by their headers, and read.
 
 A map holds camera-space z (not the length of the ray) of its image's pixels as they are stored, at any resolution of
-the same shape; what is 0, negative, NaN or infinite is not known.
+the same shape; what is 0, negative, NaN or infinite is not known. A relative map holds depth or inverse depth up to a
+scale and a shift, which relative_depths.py fits; there only NaN and infinity are not known.
 """
 
 from __future__ import annotations
@@ -32,12 +33,41 @@ AUTO = "auto"
 SUFFIXES = (".npy", ".npz", ".png", ".tif", ".tiff")
 #: Scene units that 1 of a whole number is: millimetres where the scene is in metres, as in nerfstudio.
 INTEGER_UNIT = 1e-3
-#: Pillow's modes of one channel with 16 bits or more.
+#: INRIA's file of scales and shifts, in the folder of a COLMAP model: the maps of a scene that has it are relative.
+PARAMS_FILE = "depth_params.json"
+#: Pillow's modes of one channel with 16 bits or more, and those of relative maps: networks write gray as RGB, too.
 _MODES = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")
+_RELATIVE_MODES = (*_MODES, "L", "RGB")
 _NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
-_FORMATS = "save it as a PNG or TIFF of 16 bits, or as .npy or .npz with 16 bits or more, one number a pixel"
+_FORMATS = (
+    "save it as a PNG or TIFF of 16 bits, or as .npy or .npz with 16 bits or more, one number a pixel; gray pictures "
+    "of 8 bits are read as relative depths: --depth-type relative"
+)
+_GRAY = "save the map itself, in gray, as PNG, TIFF, .npy or .npz"
 _DAMAGED = "write the map again, or train without it"
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeFit:
+    """How the numbers of a relative map become depths.
+
+    inverse: scale * number + shift is inverse depth, otherwise depth.
+    limit: inverse depths below it, or depths above it, are beyond what the fit has seen, and not known.
+    """
+
+    inverse: bool
+    scale: float
+    shift: float
+    limit: float
+
+    def __call__(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return depths of any shape in scene units, 0 where nothing is known."""
+        fitted = values * np.float32(self.scale) + np.float32(self.shift)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.inverse:
+                return np.where(fitted >= self.limit, 1 / fitted, np.float32(0.0))
+            return np.where((fitted > 0.0) & (fitted <= self.limit), fitted, np.float32(0.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +76,37 @@ class DepthFile:
 
     scale: scene units that 1 in the file is; None takes INTEGER_UNIT for whole numbers and 1 for others.
     orientation: EXIF's, to be applied.
+    relative: depth or inverse depth up to a scale and a shift, which are ``fit`` once they are known.
     """
 
     path: Path
     scale: float | None = None
     orientation: int = 1
+    relative: bool = False
+    fit: RelativeFit | None = None
+
+
+def wants_relative(model: Path, data: DataConfig) -> bool:
+    """Return whether depth maps are relative: as asked, else where depth_params.json is in the folder ``model``."""
+    if data.depths is None or data.depth_type is not None:
+        return data.depths is not None and data.depth_type == "relative"
+    return data.depths != AUTO and (model / PARAMS_FILE).is_file()
 
 
 def find_depth_maps(
-    source: SceneSource, views: list[View], found: Found, data: DataConfig, notes: list[str], problems: Problems
+    source: SceneSource,
+    views: list[View],
+    found: Found,
+    data: DataConfig,
+    notes: list[str],
+    problems: Problems,
+    *,
+    relative: bool = False,
 ) -> dict[str, DepthFile]:
     """Name of a view in ``found`` -> its depth map; empty where none is asked for, or the scene names none.
 
-    Maps that are missing are added to ``problems``, or with ``data.skip_missing`` reported.
+    relative: the maps know depth up to a scale and a shift. Maps that are missing are added to ``problems``, or with
+    ``data.skip_missing`` reported.
     """
     views = [view for view in views if view.name in found.paths]
     named = [view for view in views if view.depth is not None]
@@ -84,7 +132,7 @@ def find_depth_maps(
     if maps:
         notes.append(f"{len(maps)} of {len(views)} images have depth maps")
     scale = data.depth_scale or source.depth_scale
-    return {name: DepthFile(path, scale) for name, path in maps.items()}
+    return {name: DepthFile(path, scale, relative=relative) for name, path in maps.items()}
 
 
 def check_depth_map(
@@ -94,7 +142,7 @@ def check_depth_map(
 
     stored: the image's size in its file. Raises SceneError when the map cannot be read or has another shape.
     """
-    size = _size(file.path, max_pixels)
+    size = _size(file, max_pixels)
     for wanted, turn in ((stored, orientation), (stored[::-1] if orientation >= 5 else stored, 1)):
         if same_shape(size, wanted):
             return replace(file, orientation=turn)
@@ -107,18 +155,15 @@ def check_depth_map(
 
 
 def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
-    """[H, W] z in scene units, 0 where nothing is known. Raises SceneError when it is damaged, or holds no depth."""
+    """[H, W] z in scene units, 0 where nothing is known; of a relative map without a fit the numbers as they are.
+
+    Raises SceneError when it is damaged, or holds no depth.
+    """
     path = file.path
-    if path.suffix.lower() in (".npy", ".npz"):
-        with _array(path) as (stream, shape, dtype, fortran):
-            data = stream.read(prod(shape) * dtype.itemsize)
-        if len(data) < prod(shape) * dtype.itemsize:
-            raise SceneError("ends in the middle of its numbers", where=path, remedy=_DAMAGED)
-        values = apply_orientation(
-            np.frombuffer(data, dtype).reshape(shape[:2], order="F" if fortran else "C"), file.orientation
-        )
-    else:
-        values = decode_numbers(path, file.orientation)
+    values = _numbers(file)
+    if file.relative:
+        relative: NDArray[np.float32] = values.astype(np.float32)
+        return relative if file.fit is None else file.fit(relative)
     scale = file.scale or (INTEGER_UNIT if values.dtype.kind in "iu" else 1.0)
     with np.errstate(over="ignore", invalid="ignore"):
         depths: NDArray[np.float32] = np.multiply(values, np.float32(scale), dtype=np.float32, casting="unsafe")
@@ -131,6 +176,25 @@ def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
         )
     depths[~known] = 0.0
     return depths
+
+
+def _numbers(file: DepthFile) -> NDArray[Any]:
+    """[H, W] the numbers in the file, upright. Raises SceneError when it is damaged, or coloured."""
+    path = file.path
+    if path.suffix.lower() in (".npy", ".npz"):
+        with _array(path) as (stream, shape, dtype, fortran):
+            data = stream.read(prod(shape) * dtype.itemsize)
+        if len(data) < prod(shape) * dtype.itemsize:
+            raise SceneError("ends in the middle of its numbers", where=path, remedy=_DAMAGED)
+        return apply_orientation(
+            np.frombuffer(data, dtype).reshape(shape[:2], order="F" if fortran else "C"), file.orientation
+        )
+    values = decode_numbers(path, file.orientation)
+    if values.ndim == 3:
+        if (values != values[..., :1]).any():
+            raise SceneError("is a coloured picture, whose colours are no depths", where=path, remedy=_GRAY)
+        values = values[..., 0]
+    return values
 
 
 def reduce_depths(depths: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
@@ -181,8 +245,9 @@ def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dic
     return maps, missing
 
 
-def _size(path: Path, max_pixels: int) -> tuple[int, int]:
+def _size(file: DepthFile, max_pixels: int) -> tuple[int, int]:
     """Width and height, from the header. Raises SceneError for what cannot be a map."""
+    path = file.path
     if path.suffix.lower() in (".npy", ".npz"):
         with _array(path) as (_, shape, _, _):
             if shape[0] * shape[1] > max_pixels:
@@ -190,7 +255,7 @@ def _size(path: Path, max_pixels: int) -> tuple[int, int]:
                 raise SceneError(f"{what} (--max-pixels)", where=path, remedy="write a smaller map")
             return shape[1], shape[0]
     header = read_header(path, max_pixels)
-    if header.mode not in _MODES:
+    if header.mode not in (_RELATIVE_MODES if file.relative else _MODES):
         raise SceneError(f"holds a picture ({header.mode}), no depths", where=path, remedy=_FORMATS)
     return header.width, header.height
 

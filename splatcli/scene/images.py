@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -241,6 +241,14 @@ class ImageStore:
             workers, self._workers = self._workers, None
         if workers is not None:
             workers.shutdown(wait=True)
+
+    def relative_depth(self, i: int) -> NDArray[np.float32]:
+        """The numbers of the relative map of image ``i``, [H, W] at its camera's size. Raises SceneError."""
+        source = self.sources[i]
+        assert source.depth is not None
+        depths = self._depth(replace(source, depth=replace(source.depth, fit=None)))
+        assert depths is not None
+        return depths
 
     def damaged(self) -> dict[int, SceneError]:
         """Decodes every image and mask in full, keeping none: the index of each that cannot be, and why."""

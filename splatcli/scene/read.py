@@ -14,7 +14,7 @@ from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import blender, colmap, metashape, nerfstudio, opf, phone_scans, realitycapture
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
-from splatcli.scene.depth_maps import find_depth_maps
+from splatcli.scene.depth_maps import depths_of_points, find_depth_maps, wants_relative
 from splatcli.scene.find_images import (
     SUFFIXES,
     find_images,
@@ -32,6 +32,7 @@ from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.partition import parse_blocks, restrict_to_block
 from splatcli.scene.points import PointCloud, clean_points
+from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views
 from splatcli.scene.source import Problems, Reader, SceneSource, View
 
@@ -263,7 +264,8 @@ def build_scene(
         with problems.collect():
             points = clean_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
     masks = find_masks(source, views, found, data, int(data.resolution or 1) if divided else None, notes, problems)
-    depths = find_depth_maps(source, views, found, data, notes, problems)
+    relative = wants_relative(source.file.parent, data)
+    depths = find_depth_maps(source, views, found, data, notes, problems, relative=relative)
     shifted = [move_origin(view, offset) for view in views]
     sources = fit_images(shifted, found.paths, masks, depths, data, divided, notes, problems)
     store = ImageStore(
@@ -276,6 +278,12 @@ def build_scene(
     if data.strict or data.skip_bad_images:
         store = keep_decodable(store, data, notes, problems)
     cameras = [item.camera for item in store.sources]
+    seen = _seen(points, views, cameras)
+    if relative and store.has_depths:
+        known = None
+        if points is not None and seen is not None:
+            known = [depths_of_points(camera, points.xyz[rows]) for camera, rows in zip(cameras, seen, strict=True)]
+        store = fit_relative_depths(store, known, source.file, notes)
     train, test = split_views(source, [camera.name for camera in cameras], data.test_every, notes)
     _check_places([cameras[i] for i in train], data.scene_extent, source.file, notes)
     if points is None:
@@ -291,7 +299,7 @@ def build_scene(
         notes,
         offset,
         data.scene_extent,
-        _seen(points, views, cameras),
+        seen,
         source.file,
     )
 

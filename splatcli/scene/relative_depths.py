@@ -1,0 +1,122 @@
+"""Relative depth maps: the output of a network for single images, brought to scene units by the SfM points.
+
+Such a network (MiDaS, Depth Anything, Marigold) knows depth, or inverse depth, up to a scale and a shift of each image.
+Both are fitted here, to the depths of the points whose tracks name the image. No file has to say which of the two a map
+holds: the kind that fits more images is taken for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from splatcli.errors import SceneError
+from splatcli.progress import track
+from splatcli.reproducible import tree_sum
+from splatcli.scene.depth_maps import KnownDepths, RelativeFit
+from splatcli.scene.images import ImageStore
+
+#: Points that an image needs for a fit of two numbers that a few wrong points do not decide.
+MIN_POINTS = 16
+#: A map whose median relative error at the points is larger says nothing about its image.
+MAX_ERROR = 0.3
+#: Rounds of the reweighted fit; the largest change after them is far below the noise of any map.
+_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """One image's fit, and the median over its points of |fitted depth / depth - 1|."""
+
+    fit: RelativeFit
+    error: float
+
+
+def fit_relative_depths(
+    store: ImageStore, known: Sequence[KnownDepths] | None, file: Path, notes: list[str]
+) -> ImageStore:
+    """The store with its relative maps in scene units; maps that do not fit their image's points are left out.
+
+    known: the depths of points that each image of the store sees, if they have tracks.
+    file: the file that describes the views.
+
+    Raises SceneError for a map that cannot be read, and where none fits.
+    """
+    if known is None:
+        raise SceneError(
+            "has no points with tracks, to which relative depth maps could be fitted",
+            where=file,
+            remedy="use a COLMAP model as its mapper writes it, or depth maps in scene units",
+        )
+    with_map = [i for i, source in enumerate(store.sources) if source.depth is not None]
+    fits: list[list[_Fit | None]] = [[], []]
+    for i in track(with_map, "fitting depth maps", len(with_map)):
+        values = store.relative_depth(i).reshape(-1)[known[i].pixels].astype(np.float64)
+        there = np.isfinite(values)
+        for inverse in (True, False):
+            fits[inverse].append(_fit(values[there], known[i].depths[there], inverse=inverse))
+    counts = [sum(fit is not None for fit in kind) for kind in fits]
+    if not any(counts):
+        fewest = min((len(known[i].pixels) for i in with_map), default=0)
+        raise SceneError(
+            f"none of {len(with_map)} relative depth maps fits the SfM points of its image",
+            where=file,
+            remedy=f"an image needs {MIN_POINTS} points with tracks (the fewest here: {fewest}), and a map that grows "
+            "with depth or with inverse depth; colour pictures of depth do not",
+        )
+    errors = [_median([fit.error for fit in kind if fit is not None]) for kind in fits]
+    inverse = counts[1] > counts[0] or (counts[1] == counts[0] and errors[1] <= errors[0])
+    sources = list(store.sources)
+    without = []
+    for i, fit in zip(with_map, fits[inverse], strict=True):
+        depth = sources[i].depth
+        assert depth is not None
+        if fit is None:
+            without.append(sources[i].camera.name)
+        sources[i] = replace(sources[i], depth=None if fit is None else replace(depth, fit=fit.fit))
+    notes.append(
+        f"{counts[inverse]} of {len(with_map)} relative depth maps hold {'inverse depth' if inverse else 'depth'}, and "
+        f"are fitted to the SfM points: median error {errors[inverse]:.1%}"
+    )
+    if without:
+        shown = ", ".join(without[:3]) + (", ..." if len(without) > 3 else "")
+        notes.append(f"{len(without)} depth maps do not fit the points of their images and are not used: {shown}")
+    return store.of(sources)
+
+
+def _fit(values: NDArray[np.float64], depths: NDArray[np.float64], *, inverse: bool) -> _Fit | None:
+    """Fit scale and shift of one image by least absolute deviations of inverse depth; None where they do not fit.
+
+    values, depths: [S] the map, and camera-space z, at S pixels.
+    """
+    if len(values) < MIN_POINTS:
+        return None
+    x, z = torch.from_numpy(values), torch.from_numpy(depths)
+    y = 1.0 / z if inverse else z
+    # Both kinds are measured as inverse depth: an error of depth counts 1/z^2.
+    unit = torch.ones_like(y) if inverse else 1.0 / (z * z)
+    floor = 1e-6 * float(tree_sum((unit * y).abs())) / len(y)
+    weight = unit
+    scale = shift = 0.0
+    for _ in range(_ROUNDS):
+        total, sx, sy = (float(tree_sum(weight * part)) for part in (torch.ones_like(x), x, y))
+        dx = x - sx / total
+        square = float(tree_sum(weight * dx * dx))
+        if not square > 0.0:
+            return None  # a map of one value
+        scale = float(tree_sum(weight * dx * y)) / square
+        shift = (sy - scale * sx) / total
+        weight = unit / (unit * (scale * x + shift - y)).abs().clamp_min(floor)
+    fitted = scale * x + shift
+    fit = RelativeFit(inverse, scale, shift, 0.5 / float(z.max()) if inverse else 2.0 * float(z.max()))
+    error = float(((y / fitted if inverse else fitted / y) - 1.0).abs().median())
+    return _Fit(fit, error) if scale > 0.0 and error <= MAX_ERROR else None
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else float("inf")
