@@ -25,6 +25,8 @@ from splatcli.scene.images import ImageStore
 MIN_POINTS = 16
 #: A map whose median relative error at the points is larger says nothing about its image.
 MAX_ERROR = 0.3
+#: ... and so does one whose error is a larger part of that of one depth for the whole image.
+MAX_SHARE = 0.7
 #: Rounds of the reweighted fit; the largest change after them is far below the noise of any map.
 _ROUNDS = 30
 
@@ -115,7 +117,8 @@ def _fit(values: NDArray[np.float64], depths: NDArray[np.float64], *, inverse: b
     fitted = scale * x + shift
     fit = RelativeFit(inverse, scale, shift, 0.5 / float(z.max()) if inverse else 2.0 * float(z.max()))
     error = float(((y / fitted if inverse else fitted / y) - 1.0).abs().median())
-    return _Fit(fit, error) if scale > 0.0 and error <= MAX_ERROR else None
+    alone = float((z / z.median() - 1.0).abs().median())
+    return _Fit(fit, error) if scale > 0.0 and error <= min(MAX_ERROR, MAX_SHARE * alone) else None
 
 
 def _median(values: list[float]) -> float:
