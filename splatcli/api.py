@@ -33,8 +33,9 @@ from splatcli.output import free_folder
 from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.images import RenderSettings, parse_background, write_bytes
-from splatcli.scene.camera import Camera, common_up
+from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
+from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
 from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
@@ -101,6 +102,7 @@ class Model:
     cameras: all views of the run, with trained poses; none where the file has no cameras.
     settings: SH degree, background and opacity compensation of render().
     offset: the coordinates plus this are those of the input; see Scene.
+    place: latitude, longitude and height of the input's origin, in metres with z up then; None where nobody knows.
     notes: what is worth knowing of the file, sentences.
     """
 
@@ -111,6 +113,7 @@ class Model:
     cameras: tuple[Camera, ...] = ()
     settings: RenderSettings = field(default_factory=RenderSettings)
     offset: tuple[float, ...] = (0.0, 0.0, 0.0)
+    place: tuple[float, ...] | None = None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -142,6 +145,7 @@ class Model:
             tuple(checkpoint.refined_cameras()),
             RenderSettings.trained(checkpoint),
             tuple(checkpoint.dataset.offset),
+            checkpoint.dataset.place,
         )
 
     def __len__(self) -> int:
@@ -209,8 +213,10 @@ class Model:
         if any(self.offset):
             place = " ".join(f"{value:.15g}" for value in self.offset)
             comments = [f"splatcli: add {place} to positions for the input's coordinates"]
-        first, up = (self.cameras[0], common_up(self.cameras)) if self.cameras else (None, None)
-        encoded = chosen.write(kept, ExportMetadata(comments, self.settings.antialiased, first, up))
+        if self.place is not None:
+            comments.append(f"splatcli: {place_text(self.place)}")
+        metadata = ExportMetadata.of_cameras(self.cameras, comments, self.settings.antialiased, self.place)
+        encoded = chosen.write(kept, metadata)
         write_bytes(path, encoded.payload)
         return [*notes, *encoded.notes]
 
@@ -405,6 +411,7 @@ class Trainer:
             cameras=tuple(cameras),
             settings=settings,
             offset=tuple(state.dataset.offset),
+            place=state.dataset.place,
         )
 
     def stop(self) -> None:

@@ -119,6 +119,7 @@ def build_manifest(checkpoint: Checkpoint, tensors: dict[str, Tensor]) -> Manife
             fingerprint=dict(dataset.fingerprint),
             offset=[float(value) for value in dataset.offset],
             clearances=[float(value) for value in dataset.clearances],
+            place=None if dataset.place is None else [float(value) for value in dataset.place],
         ),
         train=TrainSpec.model_construct(
             step=int(checkpoint.step),
@@ -176,6 +177,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
                 **manifest.dataset.model_dump(),
                 "offset": tuple(manifest.dataset.offset),
                 "clearances": tuple(manifest.dataset.clearances),
+                "place": None if manifest.dataset.place is None else tuple(manifest.dataset.place),
             }
         ),
         loss=manifest.train.loss,

@@ -155,6 +155,8 @@ class DatasetSpec(_Part):
     offset: list[float] = Field(default=[0.0, 0.0, 0.0], min_length=3, max_length=3)
     #: Optional: a run of a version without it goes on as it began.
     clearances: list[Annotated[float, Field(ge=0.0)]] = []
+    #: Optional: a reader without it renders the same image; it does not know where on the Earth that is.
+    place: list[float] | None = Field(default=None, min_length=3, max_length=3)
 
 
 class TrainSpec(_Part):

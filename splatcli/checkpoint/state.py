@@ -23,6 +23,8 @@ class DatasetInfo:
     extent: world units; scales the means' learning rate.
     fingerprint: counts and digests of the images, from ``Scene.fingerprint()``.
     offset: the Gaussians' coordinates plus this are those of the input (``Scene.offset``).
+    place: latitude and longitude in degrees, height in metres (EPSG:4979) of the point that the input's origin is; the
+        input is in metres then, x east, y north, z up. None where nobody knows.
     clearances: distance of each training view's camera to the nearest sparse point, world units; empty without points.
     """
 
@@ -32,6 +34,7 @@ class DatasetInfo:
     fingerprint: dict[str, str | int] = field(default_factory=dict)
     offset: tuple[float, ...] = (0.0, 0.0, 0.0)
     clearances: tuple[float, ...] = ()
+    place: tuple[float, ...] | None = None
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from splatcli.cli import options
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
+    from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
     from splatcli.formats.format import Format
@@ -195,7 +196,7 @@ def _splats(
     elif any(offset):
         comments = [f"splatcli: {_remark(offset)}"]
         out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
-    place = None if checkpoint is None else _place(Path(checkpoint.dataset.root), checkpoint.config.data.model)
+    place = None if checkpoint is None else _place(checkpoint)
     if place is not None:
         comments.append(f"splatcli: {place}")
         if chosen.name not in _COMMENTED:
@@ -219,15 +220,14 @@ def _splats(
 _COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
 
 
-def _place(scene: Path, model: str | None) -> str | None:
-    """Return where the scene lies on the Earth; None where nobody knows. model: as of read_sidecar()."""
-    from splatcli.scene.georeference import read_sidecar
+def _place(checkpoint: Checkpoint) -> str | None:
+    """Return where the scene lies on the Earth; None where nobody knows."""
+    from splatcli.scene.georeference import place_of, place_text, read_sidecar
 
-    origin = (read_sidecar(scene, model) or {}).get("origin")
-    if origin is None:
-        return None
-    numbers = " ".join(f"{origin[key]:.9g}" for key in ("latitude", "longitude", "height"))
-    return f"metres, x east, y north, z up (in a PLY's frame) of latitude, longitude, height {numbers} (EPSG:4979)"
+    dataset = checkpoint.dataset
+    # Checkpoints of earlier versions lack the place, which is still beside their scene.
+    place = dataset.place or place_of(read_sidecar(Path(dataset.root), checkpoint.config.data.model))
+    return None if place is None else place_text(place)
 
 
 def _remark(offset: tuple[float, ...]) -> str:

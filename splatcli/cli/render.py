@@ -332,6 +332,8 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
 
     if opts.size is not None:
         chosen = chosen.sized(*opts.size)
+    if chosen.note is not None:
+        out.note(f"note: {chosen.note}")
     target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
     kinds = _kinds(opts, target, chosen)
     ground_truth = _ground_truth(model, chosen, scene, opts, needed=bool({"photo", "error"} & set(kinds)), out=out)

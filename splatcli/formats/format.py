@@ -30,21 +30,35 @@ class ExportMetadata:
 
     comments: lines for a header. antialiased: trained with opacity compensation. camera: where a viewer starts.
     up: [3] unit, up in the scene; None where it is unknown.
+    z_up: the scene is georeferenced, so that its z is up.
     """
 
     comments: Sequence[str] = ()
     antialiased: bool = False
     camera: Camera | None = None
     up: NDArray[np.float64] | None = None
+    z_up: bool = False
 
     @classmethod
     def of(cls, checkpoint: Checkpoint | None, comments: Sequence[str] = ()) -> ExportMetadata:
         """Return the metadata of a checkpoint; only the comments where the model came from another file."""
         if checkpoint is None:
             return cls(comments)
-        cameras = checkpoint.refined_cameras()
-        first = cameras[0] if cameras else None
-        return cls(comments, checkpoint.config.train.antialiased, first, common_up(cameras))
+        antialiased, place = checkpoint.config.train.antialiased, checkpoint.dataset.place
+        return cls.of_cameras(checkpoint.refined_cameras(), comments, antialiased, place)
+
+    @classmethod
+    def of_cameras(
+        cls,
+        cameras: Sequence[Camera],
+        comments: Sequence[str],
+        antialiased: bool,
+        place: tuple[float, ...] | None,
+    ) -> ExportMetadata:
+        """Return the metadata of a model with cameras. place: as of DatasetInfo."""
+        z_up = place is not None
+        up = np.array([0.0, 0.0, 1.0]) if z_up else common_up(cameras)
+        return cls(comments, antialiased, cameras[0] if cameras else None, up, z_up)
 
 
 @dataclass(slots=True)

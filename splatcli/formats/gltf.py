@@ -1,7 +1,8 @@
 """Binary glTF with KHR_gaussian_splatting, the Khronos extension: uncompressed, in a scene graph others can add to.
 
 Gaussians are points with attributes for rotation (x y z w, of length 1), standard deviations, opacity and harmonics.
-glTF has y up, so they are turned by half a turn about z.
+glTF has y up, so they are turned by half a turn about z; those of a georeferenced scene, with z up, by a quarter turn
+about x.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from splatcli.formats.quantisation import (
     scales_of,
     unit_quats,
 )
-from splatcli.formats.transform import half_turn, placed
+from splatcli.formats.transform import half_turn, placed, with_y_up
 from splatcli.gaussians import SH_REST, Gaussians
 
 # --- nodes: the transform of a mesh is that of its node and of all its parents
@@ -113,7 +114,7 @@ _MAX_BYTES = (1 << 32) - 1
 
 def encode_gltf(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """Return the Gaussians as a GLB. Raises DivergedError for values that are not finite, UsageError beyond 4 GiB."""
-    columns = half_turn(Columns.of(gaussians))
+    columns = with_y_up(Columns.of(gaussians), z_up=metadata.z_up)
     opacities = opacities_of(columns.opacities)
     attributes: dict[str, NDArray[Any]] = {
         "POSITION": columns.means,

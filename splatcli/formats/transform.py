@@ -40,6 +40,15 @@ def half_turn(columns: Columns[Floats]) -> Columns[Floats]:
     )
 
 
+#: From a frame with z up to one with y up.
+Z_TO_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
+
+
+def with_y_up(columns: Columns[Floats], *, z_up: bool) -> Columns[Floats]:
+    """Return the Gaussians of a model in the frame of glTF and USD: z_up says so of the model, else y is down."""
+    return transformed(columns, Z_TO_Y_UP) if z_up else half_turn(columns)
+
+
 def sh_signs(coefficients: int) -> Floats:
     """Return [K] of the coefficients beside the constant one: those of odd order m change their sign."""
     degree = SH_REST.index(coefficients)

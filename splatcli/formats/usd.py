@@ -1,6 +1,7 @@
 """OpenUSD's ParticleField3DGaussianSplat in a ``.usdz``, for Omniverse, Houdini and the like; written by usd-core.
 
-USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF, and turned back when they are read.
+USD has y up here, so the Gaussians are turned by half a turn about z, as in glTF, and turned back when they are read;
+those of a georeferenced scene, with z up, by a quarter turn about x.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from splatcli.checkpoint.foreign.imported import (
 from splatcli.errors import ModelFileError, OutputError, ResourceError
 from splatcli.formats.format import Encoded, ExportMetadata, Format, file_size, first_member
 from splatcli.formats.quantisation import Doubles, log_scales_of, logits_of, opacities_of, scales_of, unit_quats
-from splatcli.formats.transform import half_turn, placed
+from splatcli.formats.transform import Z_TO_Y_UP, half_turn, placed, with_y_up
 from splatcli.formats.usd_stage import library
 from splatcli.gaussians import SH_REST, Gaussians
 
@@ -39,7 +40,7 @@ def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     Raises DivergedError for values that are not finite, ResourceError without usd-core, OutputError when it fails.
     """
     usd = _library()
-    columns = half_turn(Columns.of(gaussians))
+    columns = with_y_up(Columns.of(gaussians), z_up=metadata.z_up)
     with tempfile.TemporaryDirectory(prefix="splat-usd-") as name:
         folder = Path(name)
         stage = usd.Usd.Stage.CreateNew(str(folder / "scene.usdc"))
@@ -98,8 +99,6 @@ def _library() -> Any:
 _SUFFIXES = (".usdz", ".usd", ".usda", ".usdc")
 #: Floats are as fine as this near 1, halves as that.
 _FLOAT_STEP, _HALF_STEP = 4 * 2.0**-23, 2.0**-10
-#: From a stage with z up to one with y up.
-_TO_Y_UP = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
 #: Threads reserve address space, which is limited there; a machine with many cores would use it up.
 _ONE_THREAD = dict.fromkeys(("PXR_WORK_THREAD_LIMIT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -161,7 +160,7 @@ def _placed(columns: Columns[Floats], facts: dict[str, Any], path: Path) -> Colu
     if facts["up"] not in ("Y", "Z"):
         raise ModelFileError(f"the stage's up axis is {facts['up'][:20]!r}; Y and Z are known", where=path)
     if facts["up"] == "Z":
-        matrix = _TO_Y_UP @ matrix
+        matrix = Z_TO_Y_UP @ matrix
     return placed(columns, matrix, path)
 
 

@@ -1,7 +1,8 @@
 """Camera paths for videos: orbit, spiral, ellipse, and through given poses or keyframes.
 
 Poses are [F, 4, 4] float64 camera to world in the scene's frame, with OpenCV axes: x right, y down, z forward. All
-paths have constant speed. Closed ones end one step before their beginning, so that a video of them loops.
+paths have constant speed, but for an orbit that swings. Closed ones end one step before their beginning, so that a
+video of them loops.
 
 A keyframe of a nerfstudio camera path is a camera-to-world matrix with OpenGL axes and a vertical field of view in
 degrees. Older files have the matrix as JSON in a string, and column by column, as three.js does; newer ones row by row.
@@ -35,6 +36,15 @@ _LEAST_AXIS = 0.1
 #: Percentile of the cameras' distances that an ellipse or spiral spans.
 _INSIDE = 90.0
 
+#: Cameras that leave out so much of a circle, radians, cover an arc, which an orbit does not leave.
+_LEAST_GAP = np.radians(100.0)
+#: Least width of an arc, radians: an orbit moves, even if the cameras stand in one direction.
+_LEAST_ARC = np.radians(10.0)
+
+#: For up as the normal of the cameras' horizontal axes: the least mean of sin^2 of their angles in the plane that they
+#: fit best (28 degrees from end to end); the largest part of that across the plane; the least cosine to the mean up.
+_LEAST_TURN, _MOST_ROLL, _ALIKE = 0.02, 0.1, 0.5
+
 _FOCUS_REMEDY = "give a point with --focus X,Y,Z, or use --views interpolate"
 
 
@@ -52,7 +62,9 @@ class Rig:
     @classmethod
     def of(cls, poses: Doubles, focus: Doubles | None = None) -> Rig:
         """Return the rig of these poses, at least one. Raise UsageError if they have no common up direction."""
-        return cls(poses, mean_up(poses), focus_point(poses) if focus is None else np.asarray(focus, np.float64))
+        return cls(
+            poses, common_vertical(poses), focus_point(poses) if focus is None else np.asarray(focus, np.float64)
+        )
 
     @property
     def centers(self) -> Doubles:
@@ -93,6 +105,19 @@ def mean_up(poses: Doubles) -> Doubles:
     return up
 
 
+def common_vertical(poses: Doubles) -> Doubles:
+    """Return [3] unit: up, to which the cameras' horizontal axes are perpendicular. Raise UsageError as mean_up().
+
+    The mean of the up directions is the fallback where the horizontal axes hardly turn, and where the two differ much,
+    as for cameras that roll. Of cameras that look down in an arc it leans to the middle of the arc.
+    """
+    mean = mean_up(poses)
+    values, vectors = np.linalg.eigh(np.einsum("ni,nj->ij", poses[:, :3, 0], poses[:, :3, 0]) / len(poses))
+    vertical = vectors[:, 0] * np.sign(vectors[:, 0] @ mean)
+    good = values[1] > _LEAST_TURN and values[0] < _MOST_ROLL * values[1] and vertical @ mean > _ALIKE
+    return np.asarray(vertical if good else mean)
+
+
 def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:
     """Return [F, 4, 4]: poses at ``centers`` [F, 3] that look at ``target`` [3]. Raise UsageError.
 
@@ -110,11 +135,24 @@ def look_at(centers: Doubles, target: Doubles, up: Doubles) -> Doubles:
     return poses
 
 
-def orbit(rig: Rig, frames: int) -> Doubles:
-    """Return a circle around the axis ``up`` through the focus, at the cameras' mean height and mean distance from it.
+@dataclass(frozen=True, slots=True, eq=False)
+class Circle:
+    """The circle of an orbit around ``center`` [3], in the plane of ``x`` and ``y`` [3], unit.
 
-    It begins at the first camera and turns counter-clockwise seen from above (right-handed about ``up``).
+    The first camera stands in the direction x.
+    arc: radians between which cameras stand, where they leave out more than a quarter of the circle; 0 is the first
+    camera. None where they stand all around.
     """
+
+    center: Doubles
+    x: Doubles
+    y: Doubles
+    radius: float
+    arc: tuple[float, float] | None
+
+
+def circle(rig: Rig) -> Circle:
+    """Return the circle around the axis ``up`` through the focus, at the cameras' mean height and distance from it."""
     focus = rig.require_focus()
     offsets = rig.centers - focus
     heights = offsets @ rig.up
@@ -123,12 +161,39 @@ def orbit(rig: Rig, frames: int) -> Doubles:
     radius = float(distances.mean())
     if not radius > 1e-6 * float(np.linalg.norm(offsets, axis=1).mean()):
         raise UsageError("the cameras are straight above what they look at", where="--views", remedy=_FOCUS_REMEDY)
-    first = level[int(np.argmax(distances > 1e-3 * radius))]
-    x = first / np.linalg.norm(first)
+    beside = level[distances > 1e-3 * radius]
+    x = beside[0] / np.linalg.norm(beside[0])
     y = np.cross(rig.up, x)
-    angle = 2 * np.pi * np.arange(frames)[:, None] / frames
-    centers = focus + heights.mean() * rig.up + radius * (np.cos(angle) * x + np.sin(angle) * y)
-    return look_at(centers, focus, rig.up)
+    return Circle(focus + heights.mean() * rig.up, x, y, radius, _arc(np.arctan2(beside @ y, beside @ x)))
+
+
+def _arc(angles: Doubles) -> tuple[float, float] | None:
+    """Return the arc without the largest gap between angles [N], the first of which is 0; None for a small gap."""
+    around = np.sort(angles % (2 * np.pi))
+    gaps = np.diff(around, append=around[0] + 2 * np.pi)
+    widest = int(np.argmax(gaps))
+    if gaps[widest] < _LEAST_GAP:
+        return None
+    end = float(around[widest])
+    width = 2 * np.pi - float(gaps[widest])
+    more = max(0.0, 0.5 * (_LEAST_ARC - width))
+    return end - width - more, end + more
+
+
+def orbit(rig: Rig, frames: int) -> Doubles:
+    """Return poses on the circle of the cameras that look at the focus.
+
+    The path begins at the first camera and turns counter-clockwise seen from above (right-handed about ``up``). Where
+    the cameras cover only an arc it swings to its end, back to its beginning, and on to the first camera.
+    """
+    around = circle(rig)
+    turn = 2 * np.pi * np.arange(frames)[:, None] / frames
+    angle = turn
+    if around.arc is not None:
+        middle, half = 0.5 * sum(around.arc), 0.5 * (around.arc[1] - around.arc[0])
+        angle = middle + half * np.sin(turn - np.arcsin(np.clip(middle / half, -1.0, 1.0)))
+    centers = around.center + around.radius * (np.cos(angle) * around.x + np.sin(angle) * around.y)
+    return look_at(centers, rig.require_focus(), rig.up)
 
 
 def ellipse(rig: Rig, frames: int) -> Doubles:

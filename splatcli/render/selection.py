@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import UsageError
 from splatcli.render.camera_files import read_camera_file
-from splatcli.render.camera_paths import Rig, ellipse, nearest_order, orbit, spiral, through
+from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
 from splatcli.scene.camera import Camera
 
 _NAMES = ("test", "train", "all")
@@ -33,12 +33,14 @@ class Views:
     label: the name for folders and messages.
     from_run: the cameras are the run's own, so renders can be compared with the images of the scene.
     fps: the frame rate of a camera file.
+    note: what is worth knowing of a path.
     """
 
     label: str
     cameras: list[Camera]
     from_run: bool
     fps: float | None = None
+    note: str | None = None
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -118,6 +120,7 @@ def _path(name: str, cameras: list[Camera], options: PathOptions) -> Views:
     frames = options.frames or (
         FRAMES if name != "interpolate" else max(FRAMES, _FRAMES_A_CAMERA * (len(cameras) - 1 + options.loop))
     )
+    note = None
     if name == "interpolate":
         order = sorted(range(len(cameras)), key=lambda i: cameras[i].name)
         poses = poses[order]
@@ -125,9 +128,13 @@ def _path(name: str, cameras: list[Camera], options: PathOptions) -> Views:
         path, _ = through(key_poses, frames, loop=options.loop)
     else:
         focus = None if options.focus is None else np.array(options.focus)
-        path = _around(name, Rig.of(poses, focus), frames, options)
+        rig = Rig.of(poses, focus)
+        path = _around(name, rig, frames, options)
+        if name == "orbit" and (arc := circle(rig).arc) is not None:
+            degrees = np.degrees(arc[1] - arc[0])
+            note = f"the cameras cover {degrees:.0f} degrees of the circle, and the orbit swings there"
     named = [replace(lens, name=f"{i:05d}", viewmat=np.linalg.inv(pose)) for i, pose in enumerate(path)]
-    return Views(name, named, from_run=False)
+    return Views(name, named, from_run=False, note=note)
 
 
 def _around(name: str, rig: Rig, frames: int, options: PathOptions) -> NDArray[np.float64]:

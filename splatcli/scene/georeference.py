@@ -248,6 +248,18 @@ def write_sidecar(folder: Path, content: Mapping[str, Any]) -> None:
     (folder / FILE).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
+def place_of(sidecar: Mapping[str, Any] | None) -> tuple[float, float, float] | None:
+    """Latitude, longitude and height of the origin of a scene with this sidecar; None where it has none."""
+    origin = None if sidecar is None else sidecar.get("origin")
+    return None if origin is None else (float(origin["latitude"]), float(origin["longitude"]), float(origin["height"]))
+
+
+def place_text(place: Sequence[float]) -> str:
+    """Where a scene lies, for comments in files and notes."""
+    numbers = " ".join(f"{value:.9g}" for value in place)
+    return f"metres, x east, y north, z up (in a PLY's frame) of latitude, longitude, height {numbers} (EPSG:4979)"
+
+
 def read_sidecar(folder: Path, model: str | None = None) -> dict[str, Any] | None:
     """The sidecar of a scene; None without one. Raises SceneError for one that is damaged.
 

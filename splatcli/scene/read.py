@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ from splatcli.scene.find_images import (
 )
 from splatcli.scene.fit_images import check_resolution, fit_images, keep_decodable
 from splatcli.scene.georeference import FILE as GEOREFERENCE
-from splatcli.scene.georeference import read_sidecar
+from splatcli.scene.georeference import place_of, read_sidecar
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.partition import parse_blocks, restrict_to_block
@@ -256,7 +257,8 @@ def build_scene(
         _check_registered(source, len(views), found.folder, notes, problems)
     if found.folder.is_dir() and (unread := unread_below(found.folder)):
         notes.append(unread_note(unread))
-    notes += _place_notes(source.root, data.model)
+    sidecar = read_sidecar(source.root, data.model)
+    notes += _place_notes(sidecar)
     views = [view for view in views if view.name in found.paths]
     offset = _offset(views, data, notes)
     points: PointCloud | None = None
@@ -301,12 +303,12 @@ def build_scene(
         data.scene_extent,
         seen,
         source.file,
+        place_of(sidecar),
     )
 
 
-def _place_notes(root: Path, model: str | None) -> list[str]:
+def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:
     """Return a note on the sidecar of a georeferenced scene."""
-    sidecar = read_sidecar(root, model)
     if sidecar is None:
         return []
     if sidecar.get("origin") is None:

@@ -38,6 +38,7 @@ class Scene:
         far from its origin (UTM, ECEF) that float32 could not tell its points apart.
     given_extent: the size that the user gave, in world units; None takes that of the cameras.
     file: the file that describes the views, for messages.
+    place: latitude, longitude, height (EPSG:4979) of the input's origin, where a sidecar tells it (georeference.py).
     seen: for each camera the rows of ``points`` that its image is known to see; None where that was not asked for.
     """
 
@@ -53,6 +54,7 @@ class Scene:
     given_extent: float | None = None
     seen: list[NDArray[np.int64]] | None = None
     file: Path = field(default_factory=Path)
+    place: tuple[float, float, float] | None = None
 
     @property
     def extent(self) -> float:

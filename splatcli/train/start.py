@@ -261,6 +261,7 @@ def new_state(
             scene.fingerprint(),
             tuple(scene.offset.tolist()),
             clearances(scene),
+            scene.place,
         ),
         per_view_params=per_view_params,
         filter_3d=sizes,

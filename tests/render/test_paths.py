@@ -107,6 +107,40 @@ def test_an_orbit_keeps_height_distance_and_sense() -> None:
     assert (np.cross(offsets[0], offsets[1]) @ UP) > 0
 
 
+@pytest.mark.parametrize("first", [0, 3, 6])
+def test_an_orbit_swings_in_the_arc_that_the_cameras_cover(first: int) -> None:
+    """Seven cameras of a ring of twelve: 180 degrees. The path begins at the first, wherever it stands in the arc."""
+    cameras = np.roll(ring()[:7], -first, axis=0)
+    poses = orbit(Rig.of(cameras), 360)
+    assert_allclose(poses[0, :3, 3], cameras[0, :3, 3], atol=1e-9)
+    offsets = poses[:, :3, 3] - FOCUS - 1.5 * UP
+    assert_allclose(np.linalg.norm(offsets, axis=1), 4.0, atol=1e-9)
+    inside = offsets @ (ring()[3, :3, 3] - FOCUS - 1.5 * UP) / 16.0
+    assert inside.min() > -1e-9
+    for end in (ring()[0], ring()[6]):
+        assert np.linalg.norm(poses[:, :3, 3] - end[:3, 3], axis=1).min() < 0.01
+    steps = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0, append=poses[:1, :3, 3]), axis=1)
+    assert steps.max() < 4.0 * np.pi / 2 * 2 * np.pi / 360 * 1.01
+
+
+def test_up_does_not_lean_with_the_pitch_of_cameras_in_an_arc() -> None:
+    assert_allclose(Rig.of(ring(height=4.0)[:4]).up, UP, atol=1e-12)
+    assert np.degrees(np.arccos(mean_up(ring(height=4.0)[:4]) @ UP)) > 20.0
+
+
+def test_rolled_cameras_have_the_mean_up() -> None:
+    cameras = ring()[:7]
+    cameras[::2, :3, :3] = cameras[::2, :3, :3] @ Rotation.from_euler("z", 50, degrees=True).as_matrix()
+    cameras[1::2, :3, :3] = cameras[1::2, :3, :3] @ Rotation.from_euler("z", -50, degrees=True).as_matrix()
+    assert_allclose(Rig.of(cameras).up, mean_up(cameras))
+
+
+def test_cameras_in_one_direction_have_a_narrow_orbit() -> None:
+    offsets = orbit(Rig.of(ring()[:1], FOCUS), 90)[:, :3, 3] - FOCUS - 1.5 * UP
+    cosines = offsets @ offsets[0] / 16.0
+    assert_allclose(np.degrees(np.arccos(cosines.min())), 5.0, atol=0.01)
+
+
 def test_an_ellipse_has_the_shape_of_the_cameras() -> None:
     offsets = ellipse(Rig.of(ring(200, radius=(6.0, 3.0))), 200)[:, :3, 3] - FOCUS
     level = np.linalg.norm(offsets - 1.5 * UP, axis=1)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.spatial.transform import Rotation
 
+from splatcli.api import Model
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
@@ -195,6 +197,7 @@ def test_exports_carry_the_origin(tmp_path: Path, capfd) -> None:
     words = ["-n", "1", "-q", "--device", "cpu", *QUICK]
     assert run(["train", str(tmp_path / "scene"), "-o", str(tmp_path / "run"), *words]) == 0
     capfd.readouterr()
+    (tmp_path / "scene" / FILE).unlink()  # the checkpoint has it
     wanted = "latitude, longitude, height 47.2501234 -8.5 430.25 (EPSG:4979)"
     for name in ("a.ply", "a.compressed.ply", "a.glb", "a.spz"):
         assert run(["export", str(tmp_path / "run"), "-o", str(tmp_path / name)]) == 0
@@ -202,6 +205,13 @@ def test_exports_carry_the_origin(tmp_path: Path, capfd) -> None:
         content = (tmp_path / name).read_bytes()
         assert (wanted.encode() in content) is not name.endswith("spz")
         assert (wanted in said) is name.endswith("spz")
+    # glTF has y up: the model's z is up there, and is down in the frame of a PLY when it is read again.
+    model, upright = Model.load(tmp_path / "run"), Model.load(tmp_path / "a.glb")
+    assert model.place == (47.2501234, -8.5, 430.25)
+    x, y, z = model.gaussians.means.T
+    torch.testing.assert_close(upright.gaussians.means, torch.stack((-x, -z, -y), dim=1), rtol=1e-5, atol=1e-5)
+    model.export(tmp_path / "b.glb")
+    assert (tmp_path / "b.glb").read_bytes() == (tmp_path / "a.glb").read_bytes()
 
 
 def test_gps_too_coarse_for_the_scene_is_left_alone(tmp_path: Path, capfd) -> None:
