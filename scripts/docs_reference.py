@@ -41,7 +41,11 @@ def command_reference() -> str:
 
 def command_section(name: str, command: Command) -> Iterator[str]:
     text, _, examples = inspect.cleandoc(command.help or "").partition("\b\nExamples:\n")
-    parameters = [one for one in command.get_params(typer.Context(command)) if one.name not in ("help", "help_all")]
+    parameters = [
+        one
+        for one in command.get_params(typer.Context(command))
+        if one.name not in ("help", "help_all") and not getattr(one, "hidden", False)
+    ]
     arguments = [one.metavar for one in parameters if one.param_type_name == "argument"]
     yield f"\n## splat {name}\n"
     yield f"`splat {name} {' '.join(['[OPTIONS]', *arguments])}`\n"

@@ -170,7 +170,7 @@ def _cameras(loaded: Model, out: Output) -> bytes:
         )
     offset = loaded.checkpoint.dataset.offset
     if any(offset):
-        out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
+        out.note(f"note: the scene lies far from its origin and was moved: {offset_note(offset)}")
     return cameras_json(loaded.checkpoint.refined_cameras(), offset).encode()
 
 
@@ -194,12 +194,12 @@ def _splats(
         gaussians, error = moved(gaussians, offset)
         out.note(f"note: in the input's own frame float32 tells positions to {error:.2g} units only")
     elif any(offset):
-        comments = [f"splatcli: {_remark(offset)}"]
-        out.note(f"note: the scene lies far from its origin and was moved: {_remark(offset)}")
-    place = None if checkpoint is None else _place(checkpoint)
+        comments = [f"splatcli: {offset_note(offset)}"]
+        out.note(f"note: the scene lies far from its origin and was moved: {offset_note(offset)}")
+    place = None if checkpoint is None else place_note(checkpoint)
     if place is not None:
         comments.append(f"splatcli: {place}")
-        if chosen.name not in _COMMENTED:
+        if chosen.name not in COMMENTED:
             out.note(f"note: {place}; {chosen.title} has no place for that")
     degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
     if sh_degree is None and gaussians.sh_degree > degree:
@@ -217,10 +217,10 @@ def _splats(
 
 
 #: Formats that have comments.
-_COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
+COMMENTED = ("ply", "compressed.ply", "glb", "usdz")
 
 
-def _place(checkpoint: Checkpoint) -> str | None:
+def place_note(checkpoint: Checkpoint) -> str | None:
     """Return where the scene lies on the Earth; None where nobody knows."""
     from splatcli.scene.georeference import place_of, place_text, read_sidecar
 
@@ -230,5 +230,6 @@ def _place(checkpoint: Checkpoint) -> str | None:
     return None if place is None else place_text(place)
 
 
-def _remark(offset: tuple[float, ...]) -> str:
+def offset_note(offset: tuple[float, ...]) -> str:
+    """Return how positions of a scene that was moved become those of its input."""
     return f"add {' '.join(f'{value:.15g}' for value in offset)} to positions for the input's coordinates"

@@ -30,12 +30,14 @@ class Model:
     origin: what the file is.
     gaussians: on the device that was asked for, as of the checkpoint's step; those of ``checkpoint`` are on the CPU and
         as stored.
+    dropped: Gaussians with NaN or infinite values that the import options left out.
     """
 
     path: Path
     origin: str
     gaussians: Gaussians
     checkpoint: Checkpoint | None
+    dropped: int = 0
 
 
 def find_model(given: Path | None, *, out: Output | None = None, allow_older: bool | None = None) -> Path:
@@ -150,7 +152,7 @@ def _load_model(
     if echo is not None:
         for note in notes:
             echo(f"note: {note}")
-    return Model(path, model.origin, gaussians.to(device), None)
+    return Model(path, model.origin, gaussians.to(device), None, len(model) - len(gaussians))
 
 
 def _piped_path() -> Path | None:

@@ -26,24 +26,25 @@ class Crop:
     radius: float | None = None
 
     @classmethod
-    def parse(cls, text: str) -> Crop:
-        """Return the region of ``box:x0,y0,z0,x1,y1,z1`` or ``sphere:x,y,z,r``. Raises UsageError."""
+    def parse(cls, text: str, flag: str = "--crop") -> Crop:
+        """Return the region of ``box:x0,y0,z0,x1,y1,z1`` or ``sphere:x,y,z,r``. Raises UsageError for ``flag``."""
+        remedy = _CROP_HELP.replace("--crop", flag)
         kind, _, rest = text.partition(":")
         wanted = {"box": 6, "sphere": 4}.get(kind)
         if wanted is None:
-            raise UsageError(f"{text!r} is neither a box nor a sphere", where="--crop", remedy=_CROP_HELP)
+            raise UsageError(f"{text!r} is neither a box nor a sphere", where=flag, remedy=remedy)
         try:
             values = [float(part) for part in rest.split(",")]
         except ValueError:
-            raise UsageError(f"{rest!r} is no list of numbers", where="--crop", remedy=_CROP_HELP) from None
+            raise UsageError(f"{rest!r} is no list of numbers", where=flag, remedy=remedy) from None
         if len(values) != wanted or not all(map(math.isfinite, values)):
             raise UsageError(
-                f"a {kind} takes {wanted} finite numbers, {len(values)} are given", where="--crop", remedy=_CROP_HELP
+                f"a {kind} takes {wanted} finite numbers, {len(values)} are given", where=flag, remedy=remedy
             )
         first = (values[0], values[1], values[2])
         if kind == "sphere":
             if not values[3] > 0:
-                raise UsageError(f"a radius of {values[3]:g} holds nothing", where="--crop", remedy=_CROP_HELP)
+                raise UsageError(f"a radius of {values[3]:g} holds nothing", where=flag, remedy=remedy)
             return cls(first, first, values[3])
         second = (values[3], values[4], values[5])
         # Any two opposite corners name the same box.

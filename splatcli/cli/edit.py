@@ -1,0 +1,394 @@
+"""``splat edit``: models in, operations in the order of the command line, one file out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from splatcli.cli import options
+from splatcli.cli.export import COMMENTED, offset_note, place_note
+from splatcli.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from splatcli.cli.console import Output
+    from splatcli.cli.model import Model
+    from splatcli.edit.operations import Effect, Operation
+    from splatcli.edit.transform import Similarity
+    from splatcli.formats.format import Encoded, ExportMetadata, Format
+    from splatcli.gaussians import Gaussians
+
+#: Every name of an operation's flag, and the long one.
+_OPERATIONS = {
+    "-t": "--translate",
+    "-r": "--rotate",
+    "-s": "--scale",
+    **{
+        name: name
+        for name in (
+            *("--translate", "--rotate", "--scale", "--scale-from", "--crop", "--crop-out", "--filter"),
+            *("--sh-degree", "--reorder"),
+        )
+    },
+}
+_OUTPUT = ("-o", "--output")
+#: The hidden option that carries operations in their order: "TARGET FLAG VALUE".
+_ORDERED = "--ordered-operation"
+#: Targets of operations beside the number of a model: all models together, and a model that is not named yet.
+_ALL, _NONE = "all", "none"
+
+
+class EditCommand(options.Command):
+    """Keeps the order of operations among each other, the models and ``-o``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        takes_value = {
+            name
+            for one in self.get_params(ctx)
+            if one.param_type_name == "option" and not one.is_flag
+            for name in one.opts
+        }
+        return super().parse_args(ctx, in_order(args, takes_value))
+
+
+def in_order(words: Sequence[str], takes_value: set[str]) -> list[str]:
+    """Return a command line in which each operation says what it applies to.
+
+    That is the model named last before it; after ``-o`` all models together. takes_value: names of options with one.
+    """
+    done: list[str] = []
+    target, models = _NONE, 0
+    pending = iter(words)
+    for word in pending:
+        if word == "--":
+            return [*done, word, *pending]
+        if word == "-" or not word.startswith("-"):
+            target, models = str(models), models + 1
+            done.append(word)
+            continue
+        name, value = _split(word, takes_value)
+        if name == _ORDERED:
+            raise UsageError("there is no such option", where=name, remedy="splat edit --help-all")
+        if name not in takes_value:
+            done.append(word)
+            continue
+        if value is None:
+            value = next(pending, None)
+        if value is None:
+            done.append(word)  # and the parser says that a value is missing
+        elif name in _OPERATIONS:
+            done += [_ORDERED, f"{target} {_OPERATIONS[name]} {value}"]
+        else:
+            done += [word] if word != name else [word, value]
+        if name in _OUTPUT:
+            target = _ALL
+    return done
+
+
+def _split(word: str, takes_value: set[str]) -> tuple[str, str | None]:
+    """Return the option in a word, and the value that is written in the same word."""
+    if word.startswith("--"):
+        name, equals, value = word.partition("=")
+        return name, value if equals else None
+    if word[:2] in takes_value:
+        return word[:2], word[2:] or None
+    return word, None
+
+
+def _option(*names: str, metavar: str, text: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=text, show_default=False, rich_help_panel="Operations")
+
+
+@dataclass(frozen=True)
+class EditArguments:
+    """The arguments and options of ``splat edit``.
+
+    The operations' own fields are there for the help: EditCommand moves what they are given to ``ordered``.
+    """
+
+    models: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Checkpoints, files of splats (.ply, .spz, .sog, ...) or run folders, also of other programs; several "
+            "are put together in their own coordinates. Without one: the path from a pipe, else the newest run under "
+            "output/.",
+            show_default=False,
+        ),
+    ] = None
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            *_OUTPUT,
+            metavar="FILE",
+            help="File to write; the end of its name selects the format, as for splat export. - writes a PLY to "
+            "stdout.  [required]",
+            show_default=False,
+        ),
+    ] = None
+    translate: Annotated[
+        list[str] | None, _option("-t", "--translate", metavar="X,Y,Z", text="Add to the positions.")
+    ] = None
+    rotate: Annotated[
+        list[str] | None,
+        _option(
+            *("-r", "--rotate"),
+            metavar="X,Y,Z",
+            text="Rotate about the origin by degrees about the x axis, then about the y axis, then about the z axis, "
+            "each of them fixed.",
+        ),
+    ] = None
+    scale: Annotated[
+        list[str] | None, _option("-s", "--scale", metavar="S", text="Scale from the origin by a factor.")
+    ] = None
+    scale_from: Annotated[
+        list[str] | None,
+        _option(
+            "--scale-from",
+            metavar="X0,Y0,Z0,X1,Y1,Z1,LENGTH",
+            text="Scale from the origin so that these two points are LENGTH apart.",
+        ),
+    ] = None
+    crop: Annotated[
+        list[str] | None,
+        _option(
+            "--crop",
+            metavar="REGION",
+            text="Keep Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1 or sphere:X,Y,Z,RADIUS.",
+        ),
+    ] = None
+    crop_out: Annotated[
+        list[str] | None,
+        _option("--crop-out", metavar="REGION", text="Drop Gaussians whose mean is inside such a region."),
+    ] = None
+    filter: Annotated[
+        list[str] | None,
+        _option(
+            "--filter",
+            metavar="CONDITION",
+            text="Keep Gaussians that match, for example 'opacity>0.1' or 'scale<=2': x, y, z, opacity, scale (longest "
+            "standard deviation), min_scale, anisotropy (longest by shortest), volume (of the ellipsoid at one "
+            "standard deviation), with < <= > >= == or !=. nan: drop those with NaN or infinite values.",
+        ),
+    ] = None
+    sh_degree: Annotated[
+        list[str] | None, _option("--sh-degree", metavar="D", text="Leave out SH coefficients above degree D.")
+    ] = None
+    reorder: Annotated[
+        list[str] | None,
+        _option(
+            "--reorder", metavar="morton", text="Sort Gaussians along a Z curve: neighbours in space, in the file."
+        ),
+    ] = None
+    ordered: Annotated[list[str] | None, typer.Option(_ORDERED, hidden=True)] = None
+    overwrite: Annotated[bool, typer.Option("-w", "--overwrite", help="Replace a file that is already there.")] = False
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print how many Gaussians each operation changes or drops, and write nothing."),
+    ] = False
+    allow_older: options.AllowOlder = False
+    json: options.Json = False
+    quiet: options.Quiet = False
+    foreign: options.ForeignModelOptions = field(default_factory=options.ForeignModelOptions)
+
+    def __post_init__(self) -> None:
+        if self.output is None and not self.dry_run:
+            raise UsageError("no file to write is named", where="-o", remedy="splat edit MODEL -o edited.ply --scale 2")
+        if any((self.translate, self.rotate, self.scale)):
+            raise UsageError("an operation is in one word with another flag", where="-t, -r, -s", remedy="-w -t 0,0,1")
+        if self.output is not None and self.output.suffix.lower() in (".pt", ".pth", ".ckpt"):
+            raise UsageError(
+                "an edited model is no state of a run: Adam's moments and the images belong to the model before",
+                where="-o",
+                remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
+            )
+        if self.output is not None and self.output.suffix.lower() == ".json":
+            raise UsageError(
+                "cameras alone are not edited",
+                where="-o",
+                remedy="splat export MODEL -o cameras.json, or -o edited.ply",
+            )
+
+
+def edit(args: EditArguments) -> int:
+    """Move, cut and clean models after training, and put several together.
+
+    Prints the path of the file. Operations apply in the order given: those after a MODEL to that model, those after -o
+    to all together. Rotations turn SH coefficients along, so that the scene looks the same from a camera that moves
+    with it; the first view of a page moves, too. Coordinates are those of a PLY. A file that is there stays without -w
+    (docs/edit.md).
+
+    \b
+    Examples:
+      splat edit output/scene -o small.spz --crop sphere:0,0,0,5 --filter 'opacity>0.05'
+      splat edit scene.ply -o upright.ply --rotate 90,0,0 --scale 0.5
+      splat edit room.ply chair.ply --scale 0.1 --translate 1,0,2 -o both.ply
+      splat edit download.ply -o clean.ply --filter nan --filter 'scale<3' --reorder morton
+      splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run
+    """
+    from splatcli.cli.console import open_output, stdout_or
+    from splatcli.edit.operations import apply_operations, merged
+    from splatcli.formats.registry import format_to_write
+    from splatcli.render.images import write_bytes
+
+    output = None if args.output is None else stdout_or(args.output)
+    to_stdout = str(output) == "-"
+    chosen = None if output is None else format_to_write(output, "ply" if to_stdout else None)
+    given: list[Path | None] = [*args.models] if args.models else [None]
+    own, together = _operations(args.ordered or [], len(given))
+    replaces = output is not None and output.is_file()
+    if replaces and not args.overwrite:
+        raise OutputError("the file is already there", where=output, remedy="-w replaces it")
+    with open_output(json=args.json, quiet=args.quiet) as out:
+        parts: list[Gaussians] = []
+        effects: list[dict[str, Any]] = []
+        loaded: list[Path] = []
+        metadata: ExportMetadata | None = None
+        for path, operations in zip(given, own, strict=True):
+            model = _load(path, operations, args, out)
+            part, similarity, some = apply_operations(model.gaussians, operations, nonfinite=model.dropped)
+            if metadata is None:
+                metadata = _metadata(model, operations, together, similarity, chosen, out)
+            elif model.checkpoint is not None and metadata.antialiased != model.checkpoint.config.train.antialiased:
+                out.warn(f"{model.path}: it and {loaded[0]} were not both trained with --antialiased")
+            loaded.append(model.path)
+            parts.append(part)
+            effects += _report(some, model.path, out, dry_run=args.dry_run)
+            del model
+        gaussians, similarity, some = apply_operations(merged(parts), together)
+        effects += _report(some, None, out, dry_run=args.dry_run)
+        assert metadata is not None, "there is a model"
+        facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
+        if args.dry_run:
+            lines = [f"reads  {path}" for path in loaded]
+            lines += [one["line"] for one in effects]
+            lines += [f"makes  {output or 'a file'}: {len(gaussians):,} Gaussians"]
+            out.result({"dry_run": True, "makes": output, "replaces": replaces, **facts}, lines)
+            return 0
+        assert chosen is not None, "there is an output"
+        assert output is not None, "checked with the arguments"
+        encoded = _encoded(gaussians, chosen, _moved_metadata(metadata, similarity), out)
+        if to_stdout:
+            out.data(encoded.payload)
+        else:
+            write_bytes(output, encoded.payload)
+            out.result({"path": output, "bytes": len(encoded.payload), **facts}, [output])
+    return 0
+
+
+def _operations(ordered: list[str], models: int) -> tuple[list[list[Operation]], list[Operation]]:
+    """Return the operations of each model, and those of all together. Raises UsageError."""
+    from splatcli.edit.operations import parse_operation
+
+    own: list[list[Operation]] = [[] for _ in range(models)]
+    together: list[Operation] = []
+    for text in ordered:
+        target, flag, value = (*text.split(" ", 2), "", "")[:3]
+        operation = parse_operation(flag, value)
+        if target == _ALL:
+            together.append(operation)
+        elif target != _NONE:
+            own[int(target)].append(operation)
+        elif models == 1:
+            own[0].append(operation)
+        else:
+            raise UsageError(
+                "it stands before all of several models",
+                where=f"{flag} {value}",
+                remedy="name it after a model for that one, after -o FILE for all together",
+            )
+    return own, together
+
+
+def _load(path: Path | None, operations: list[Operation], args: EditArguments, out: Output) -> Model:
+    from splatcli.cli.model import find_model, load_model
+    from splatcli.edit.operations import KeepFinite
+
+    found = find_model(path, out=out, allow_older=args.allow_older)
+    import_options = args.foreign.import_options()
+    if any(isinstance(one, KeepFinite) for one in operations):
+        import_options = replace(import_options, drop_nonfinite=True)
+    model = load_model(found, import_options=import_options, echo=out.note)
+    if not len(model.gaussians):
+        raise UsageError("the model has no Gaussians to edit", where=found, remedy="name another model")
+    return model
+
+
+def _report(effects: list[Effect], path: Path | None, out: Output, *, dry_run: bool) -> list[dict[str, Any]]:
+    """Print the effect of each operation, and return the facts."""
+    facts = []
+    for one in effects:
+        line = f"{path if path is not None else 'all'}: {one.line()}"
+        if not dry_run:
+            out.note(line)
+        facts.append(
+            {
+                "model": path,
+                "operation": one.label,
+                "dropped" if one.drops else "changed": one.touched,
+                "left": one.left,
+                "line": line,
+            }
+        )
+    return facts
+
+
+def _metadata(
+    model: Model,
+    operations: list[Operation],
+    together: list[Operation],
+    similarity: Similarity,
+    chosen: Format | None,
+    out: Output,
+) -> ExportMetadata:
+    """Return the facts of a model beside its Gaussians after its own operations.
+
+    What maps coordinates to those of the input or to the Earth holds only where no operation moves the model.
+    """
+    from splatcli.edit.operations import Move
+    from splatcli.formats.format import ExportMetadata
+
+    comments: list[str] = []
+    if model.checkpoint is not None:
+        offset, place = model.checkpoint.dataset.offset, place_note(model.checkpoint)
+        found = [*([offset_note(offset)] if any(offset) else []), *([place] if place else [])]
+        if any(isinstance(one, Move) for one in [*operations, *together]):
+            if found:
+                out.note("note: the model is moved, so that its place and its offset from the input are left out")
+        else:
+            comments = [f"splatcli: {text}" for text in found]
+            for text in found:
+                if chosen is not None and chosen.name not in COMMENTED:
+                    out.note(f"note: {text}; {chosen.title} has no place for that")
+    return _moved_metadata(ExportMetadata.of(model.checkpoint, comments), similarity)
+
+
+def _moved_metadata(metadata: ExportMetadata, similarity: Similarity) -> ExportMetadata:
+    from splatcli.edit.transform import move_camera
+
+    if similarity.is_identity:
+        return metadata
+    camera = None if metadata.camera is None else move_camera(metadata.camera, similarity)
+    up = None if metadata.up is None else similarity.rotation @ metadata.up
+    z_up = metadata.z_up and up is not None and bool(abs(up - [0.0, 0.0, 1.0]).max() < _SAME)
+    return replace(metadata, camera=camera, up=up, z_up=z_up)
+
+
+#: Directions that differ by less are the same.
+_SAME = 1e-9
+
+
+def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out: Output) -> Encoded:
+    from splatcli.formats.selection import select
+
+    if gaussians.sh_degree > chosen.sh_degree:
+        out.note(f"note: SH degree {gaussians.sh_degree} -> {chosen.sh_degree}, the most that {chosen.title} holds")
+        gaussians, _ = select(gaussians, sh_degree=chosen.sh_degree)
+    assert chosen.write is not None, "format_to_write() gives formats that are written"
+    encoded = chosen.write(gaussians, metadata)
+    for note in encoded.notes:
+        out.note(f"note: {note}")
+    return encoded

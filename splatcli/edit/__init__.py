@@ -1,0 +1,1 @@
+"""Edits of a model after training: moving, cutting and cleaning Gaussians."""

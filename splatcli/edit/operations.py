@@ -1,0 +1,291 @@
+"""The operations of ``splat edit``: each is parsed from a flag and its value, and applied in the order given."""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from splatcli.edit.transform import Similarity, move_gaussians
+from splatcli.errors import UsageError
+from splatcli.formats.selection import Crop
+from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.scene.points import morton_order
+
+_COMPARISONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_EXPRESSION = re.compile(r"\s*(\w+)\s*(<=|>=|==|!=|<|>)\s*(\S+)\s*")
+
+
+def _log(value: float) -> float:
+    """Return the logarithm; that of 0 and of negative numbers is below every value."""
+    return math.log(value) if value > 0 else -math.inf
+
+
+def _logit(value: float) -> float:
+    """Return the logit; that of 1 and more is above every value, that of 0 and less below."""
+    if value >= 1:
+        return math.inf
+    return math.log(value) - math.log1p(-value) if value > 0 else -math.inf
+
+
+def _log_radius_product(volume: float) -> float:
+    return _log(volume) - math.log(4 / 3 * math.pi)
+
+
+#: name -> the raw values of Gaussians, [N] float64, and the number of an expression in the same space: what is
+#: monotonic is compared without being activated.
+_QUANTITIES: dict[str, tuple[Callable[[Gaussians], Tensor], Callable[[float], float]]] = {
+    "x": (lambda g: g.means[:, 0].double(), float),
+    "y": (lambda g: g.means[:, 1].double(), float),
+    "z": (lambda g: g.means[:, 2].double(), float),
+    "opacity": (lambda g: g.logit_opacities.double(), _logit),
+    "scale": (lambda g: g.log_scales.double().amax(dim=1), _log),
+    "min_scale": (lambda g: g.log_scales.double().amin(dim=1), _log),
+    "anisotropy": (lambda g: g.log_scales.double().amax(dim=1) - g.log_scales.double().amin(dim=1), _log),
+    "volume": (lambda g: g.log_scales.double().sum(dim=1), _log_radius_product),
+}
+FILTER_HELP = f"--filter nan, or --filter 'opacity>0.1' with one of {', '.join(_QUANTITIES)} and < <= > >= == !="
+
+
+@dataclass(frozen=True)
+class Move:
+    """A similarity transform of everything."""
+
+    label: str
+    similarity: Similarity
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A choice of Gaussians. keeps: [N] bool, the ones that stay."""
+
+    label: str
+    keeps: Callable[[Gaussians], Tensor]
+
+
+@dataclass(frozen=True)
+class KeepFinite(Keep):
+    """The choice of Gaussians without NaN and infinite values; the reader of the file makes it, too."""
+
+
+@dataclass(frozen=True)
+class LimitDegree:
+    """SH coefficients above a degree are left out."""
+
+    label: str
+    degree: int
+
+
+@dataclass(frozen=True)
+class Reorder:
+    """Rows along a Z curve."""
+
+    label: str
+
+
+Operation = Move | Keep | LimitDegree | Reorder
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The result of an operation: the number of Gaussians that it changed or dropped, and the number after it."""
+
+    label: str
+    touched: int
+    left: int
+    drops: bool
+
+    def line(self) -> str:
+        verb = "dropped" if self.drops else "changed"
+        return f"{self.label}: {self.touched:,} {verb}, {self.left:,} left"
+
+
+def _numbers(text: str, count: int, flag: str, remedy: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{text!r} is no list of numbers", where=flag, remedy=remedy) from None
+    if len(values) != count or not all(map(math.isfinite, values)):
+        noun = "number" if count == 1 else "numbers"
+        raise UsageError(f"it takes {count} finite {noun}, not {text!r}", where=flag, remedy=remedy)
+    return values
+
+
+def _translate(flag: str, text: str) -> Operation:
+    shift = _numbers(text, 3, flag, f"{flag} 0,0,1.5")
+    return Move(f"{flag} {text}", Similarity(shift=np.array(shift)))
+
+
+def _rotate(flag: str, text: str) -> Operation:
+    degrees = _numbers(text, 3, flag, f"{flag} 0,90,0, in degrees about x, then y, then z")
+    return Move(f"{flag} {text}", Similarity.euler(degrees))
+
+
+def _scale(flag: str, text: str) -> Operation:
+    (factor,) = _numbers(text, 1, flag, f"{flag} 0.5")
+    if factor <= 0:
+        raise UsageError(f"a factor of {factor:g} leaves no scene", where=flag, remedy=f"{flag} 0.5")
+    return Move(f"{flag} {text}", Similarity(scale=factor))
+
+
+def _scale_from(flag: str, text: str) -> Operation:
+    remedy = f"{flag} X0,Y0,Z0,X1,Y1,Z1,LENGTH: two points of the model and their true distance"
+    values = _numbers(text, 7, flag, remedy)
+    measured, length = math.dist(values[:3], values[3:6]), values[6]
+    if measured == 0:
+        raise UsageError("both ends are the same point", where=flag, remedy=remedy)
+    if not (length > 0 and 0 < length / measured < math.inf):
+        raise UsageError(f"a length of {length:g} leaves no scene", where=flag, remedy=remedy)
+    return Move(f"{flag} {text}", Similarity(scale=length / measured))
+
+
+def _crop(flag: str, text: str) -> Operation:
+    region = Crop.parse(text, flag)
+    return Keep(f"{flag} {text}", lambda gaussians: region.holds(gaussians.means))
+
+
+def _crop_out(flag: str, text: str) -> Operation:
+    region = Crop.parse(text, flag)
+    return Keep(f"{flag} {text}", lambda gaussians: ~region.holds(gaussians.means))
+
+
+def _filter(flag: str, text: str) -> Operation:
+    if text.strip().lower() == "nan":
+        return KeepFinite(f"{flag} {text}", _finite)
+    match = _EXPRESSION.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is no condition", where=flag, remedy=FILTER_HELP)
+    name, comparison, number = match.groups()
+    if name not in _QUANTITIES:
+        raise UsageError(f"a Gaussian has no {name!r}", where=flag, remedy=FILTER_HELP)
+    (value,) = _numbers(number, 1, flag, FILTER_HELP)
+    quantity, raw = _QUANTITIES[name]
+    bound, compare = raw(value), _COMPARISONS[comparison]
+    return Keep(f"{flag} {text}", lambda gaussians: compare(quantity(gaussians), bound))
+
+
+def _finite(gaussians: Gaussians) -> Tensor:
+    rows = torch.ones(len(gaussians), dtype=torch.bool)
+    for _, tensor in gaussians.items():
+        rows &= torch.isfinite(tensor).reshape(len(gaussians), -1).all(dim=1)
+    return rows
+
+
+def _sh_degree(flag: str, text: str) -> Operation:
+    if text not in [str(degree) for degree in range(len(SH_REST))]:
+        raise UsageError(f"{text!r} is no SH degree", where=flag, remedy=f"{flag} 0 to {len(SH_REST) - 1}")
+    return LimitDegree(f"{flag} {text}", int(text))
+
+
+def _reorder(flag: str, text: str) -> Operation:
+    if text != "morton":
+        raise UsageError(f"there is no order {text!r}", where=flag, remedy=f"{flag} morton")
+    return Reorder(f"{flag} {text}")
+
+
+_PARSERS: dict[str, Callable[[str, str], Operation]] = {
+    "--translate": _translate,
+    "--rotate": _rotate,
+    "--scale": _scale,
+    "--scale-from": _scale_from,
+    "--crop": _crop,
+    "--crop-out": _crop_out,
+    "--filter": _filter,
+    "--sh-degree": _sh_degree,
+    "--reorder": _reorder,
+}
+
+
+def parse_operation(flag: str, text: str) -> Operation:
+    """Return the operation of a flag in its long form and its value. Raises UsageError."""
+    return _PARSERS[flag](flag, text)
+
+
+def apply_operations(
+    gaussians: Gaussians, operations: Sequence[Operation], *, nonfinite: int = 0
+) -> tuple[Gaussians, Similarity, list[Effect]]:
+    """Return the edited Gaussians, the product of the transforms, and the effect of each operation.
+
+    Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
+    values that the reader has dropped already, for the first KeepFinite.
+    Raises UsageError when no Gaussian is left or a value leaves the range of float32.
+    """
+    effects = []
+    total = pending = Similarity()
+    for one in operations:
+        if isinstance(one, Move):
+            pending = one.similarity.after(pending)
+            effects.append(Effect(one.label, len(gaussians), len(gaussians), drops=False))
+            continue
+        gaussians, total, pending = _moved(gaussians, pending), pending.after(total), Similarity()
+        if isinstance(one, Keep):
+            gaussians, dropped = _kept(gaussians, one)
+            if isinstance(one, KeepFinite):
+                dropped, nonfinite = dropped + nonfinite, 0
+            effects.append(Effect(one.label, dropped, len(gaussians), drops=True))
+        elif isinstance(one, LimitDegree):
+            touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
+            if touched:
+                rest = gaussians.shN[:, : SH_REST[one.degree]].clone()
+                gaussians = Gaussians(**{**dict(gaussians.items()), "shN": rest})
+            effects.append(Effect(one.label, touched, len(gaussians), drops=False))
+        else:
+            order = torch.from_numpy(morton_order(gaussians.means.numpy()))
+            touched = int((order != torch.arange(len(order))).sum())
+            if touched:
+                gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
+            effects.append(Effect(one.label, touched, len(gaussians), drops=False))
+    return _moved(gaussians, pending), pending.after(total), effects
+
+
+def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
+    done = move_gaussians(gaussians, similarity)
+    if not (torch.isfinite(done.means).all() and torch.isfinite(done.log_scales).all()):
+        raise UsageError(
+            "positions leave the range of float32",
+            where="--translate, --scale",
+            remedy="choose a smaller shift or factor",
+        )
+    return done
+
+
+def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, int]:
+    rows = one.keeps(gaussians)
+    count = int(rows.sum())
+    if not count:
+        raise UsageError(
+            f"none of the {len(gaussians):,} Gaussians is left",
+            where=one.label,
+            remedy="`splat info MODEL` gives the bounds of the positions; operations before this one count, too",
+        )
+    dropped = len(gaussians) - count
+    return (gaussians.map(lambda tensor: tensor[rows]) if dropped else gaussians), dropped
+
+
+def merged(parts: Sequence[Gaussians]) -> Gaussians:
+    """Return all Gaussians in one model of the highest SH degree among them; coefficients that a part lacks are 0."""
+    if len(parts) == 1:
+        return parts[0]
+    rest = max(part.shN.shape[1] for part in parts)
+    columns = {
+        name: torch.cat([getattr(part, name) for part in parts]) for name, _ in parts[0].items() if name != "shN"
+    }
+    shN = torch.zeros(sum(map(len, parts)), rest, 3)
+    start = 0
+    for part in parts:
+        shN[start : start + len(part), : part.shN.shape[1]] = part.shN
+        start += len(part)
+    return Gaussians(**columns, shN=shN)

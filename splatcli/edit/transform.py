@@ -1,0 +1,120 @@
+"""Similarity transforms of whole models: Gaussians and cameras move together, so that each view stays the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from splatcli.checkpoint.foreign.imported import Columns
+from splatcli.formats.transform import transformed
+from splatcli.gaussians import Gaussians
+from splatcli.progress import track
+from splatcli.scene.camera import Camera
+
+#: Gaussians that are transformed at once; bounds the memory for float64.
+_ROWS = 1 << 16
+
+
+def _no_turn() -> NDArray[np.float64]:
+    return np.eye(3)
+
+
+def _no_shift() -> NDArray[np.float64]:
+    return np.zeros(3)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Similarity:
+    """The map x -> scale * rotation @ x + shift, in float64. The default maps everything to itself."""
+
+    scale: float = 1.0
+    rotation: NDArray[np.float64] = field(default_factory=_no_turn)
+    shift: NDArray[np.float64] = field(default_factory=_no_shift)
+
+    @classmethod
+    def euler(cls, degrees: Sequence[float]) -> Similarity:
+        """Return the rotation about the fixed x axis, then about the fixed y axis, then about the fixed z axis."""
+        total = np.eye(3)
+        for axis, angle in enumerate(degrees):
+            c, s = _cos_sin(angle)
+            turn = np.eye(3)
+            i, j = (axis + 1) % 3, (axis + 2) % 3
+            turn[i, i], turn[i, j], turn[j, i], turn[j, j] = c, -s, s, c
+            total = turn @ total
+        return cls(rotation=total)
+
+    @property
+    def is_identity(self) -> bool:
+        return self.scale == 1.0 and not self.turns and not self.shift.any()
+
+    @property
+    def turns(self) -> bool:
+        """Whether the rotation is more than none."""
+        return not np.array_equal(self.rotation, np.eye(3))
+
+    def after(self, first: Similarity) -> Similarity:
+        """Return the map that applies ``first`` and then this one."""
+        return Similarity(
+            self.scale * first.scale,
+            self.rotation @ first.rotation,
+            self.scale * (self.rotation @ first.shift) + self.shift,
+        )
+
+    def matrix(self) -> NDArray[np.float64]:
+        """Return [4, 4], for column vectors."""
+        full = np.eye(4)
+        full[:3, :3] = self.scale * self.rotation
+        full[:3, 3] = self.shift
+        return full
+
+
+def _cos_sin(degrees: float) -> tuple[float, float]:
+    """Return cosine and sine, exact for multiples of a quarter turn."""
+    quarters = degrees / 90.0
+    if quarters == round(quarters):
+        return ((1.0, 0.0), (0.0, 1.0), (-1.0, 0.0), (0.0, -1.0))[round(quarters) % 4]
+    return math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+
+
+def move_gaussians(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
+    """Return the Gaussians under a similarity: positions, rotations, scales and SH coefficients of every degree.
+
+    Values are computed in float64 and rounded once. Columns that the map leaves alone are the same tensors; a value
+    that leaves the range of float32 becomes infinite.
+    """
+    if similarity.is_identity:
+        return gaussians
+    if not similarity.turns:
+        shift = torch.from_numpy(similarity.shift)
+        means = (gaussians.means.double() * similarity.scale + shift).float()
+        scales = gaussians.log_scales
+        if similarity.scale != 1.0:
+            scales = (scales.double() + math.log(similarity.scale)).float()
+        return Gaussians(**{**dict(gaussians.items()), "means": means, "log_scales": scales})
+    matrix = similarity.matrix()
+    made = gaussians.map(torch.empty_like)
+    # Opacities and constant colours do not depend on the frame.
+    made.logit_opacities, made.sh0 = gaussians.logit_opacities, gaussians.sh0
+    for start in track(range(0, len(gaussians), _ROWS), "rotating"):
+        rows = slice(start, start + _ROWS)
+        part = Columns(*(tensor[rows].numpy() for _, tensor in gaussians.items()))
+        with np.errstate(over="ignore"):
+            done = transformed(part, matrix)
+        made.means[rows] = torch.from_numpy(done.means)
+        made.quats[rows] = torch.from_numpy(done.quats)
+        made.log_scales[rows] = torch.from_numpy(done.scales)
+        made.shN[rows] = torch.from_numpy(done.shN)
+    return made
+
+
+def move_camera(camera: Camera, similarity: Similarity) -> Camera:
+    """Return the camera that sees the moved Gaussians as ``camera`` sees the original ones."""
+    viewmat = camera.viewmat.copy()
+    viewmat[:3, :3] = camera.viewmat[:3, :3] @ similarity.rotation.T
+    viewmat[:3, 3] = similarity.scale * camera.viewmat[:3, 3] - viewmat[:3, :3] @ similarity.shift
+    return replace(camera, viewmat=viewmat)

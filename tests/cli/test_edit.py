@@ -1,0 +1,248 @@
+"""``splat edit`` from outside: order, regions, conditions, several models, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.registry import import_model
+from splatcli.gaussians import Gaussians
+from splatcli.scene.points import morton_order
+from tests.formats.made import errors, scene
+from tests.running import Splat
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "model.ply"
+    write_ply_file(scene(400, 2), path)
+    return path
+
+
+def edited(splat: Splat, *words: object) -> Gaussians:
+    """The PLY that a command line with -o makes."""
+    done = splat("edit", *words)
+    assert done.code == 0, done.err
+    return read_ply(Path(done.lines[-1]))
+
+
+def test_operations_apply_in_the_order_given(splat: Splat, model: Path, tmp_path: Path) -> None:
+    means = read_ply(model).means
+    shift = torch.tensor([1.0, 0.0, -2.0])
+    first = edited(splat, model, "-o", tmp_path / "a.ply", "--translate", "1,0,-2", "--scale", "2")
+    assert torch.allclose(first.means, 2 * (means + shift), atol=1e-6)
+    second = edited(splat, model, "-s2", "--translate=1,0,-2", "-o", tmp_path / "b.ply")
+    assert torch.allclose(second.means, 2 * means + shift, atol=1e-6)
+    third = edited(splat, "-o", tmp_path / "c.ply", model, "-r", "0,0,90", "-t", "-1,0,0")
+    assert torch.allclose(third.means, torch.stack([-means[:, 1] - 1, means[:, 0], means[:, 2]], dim=1), atol=1e-6)
+    # A region is in the coordinates that the operations before it lead to.
+    moved = edited(splat, model, "-t", "9,0,0", "--crop", "sphere:9,0,0,0.5", "-t", "-9,0,0", "-o", tmp_path / "d.ply")
+    assert 10 < len(moved) == int((means.double().norm(dim=1) <= 0.5).sum())
+
+
+def test_a_rotation_and_back_is_the_model(splat: Splat, model: Path, tmp_path: Path) -> None:
+    there = edited(splat, model, "-o", tmp_path / "there.ply", "-r", "30,0,0", "-s", "3", "-t", "1,2,3")
+    assert (there.means - read_ply(model).means).abs().max() > 1
+    words = ("-t", "-1,-2,-3", "-s", 1 / 3, "-r", "-30,0,0")
+    back = edited(splat, tmp_path / "there.ply", "-o", tmp_path / "back.ply", *words)
+    found = errors(read_ply(model), back)
+    assert found.pop("quats") < 0.1  # degrees; float32 tells no less
+    assert max(found.values()) < 3e-6, found
+
+
+def test_a_known_distance_gives_the_scale(splat: Splat, model: Path, tmp_path: Path) -> None:
+    before = read_ply(model)
+    ends = [f"{value:.9g}" for value in [*before.means[3].tolist(), *before.means[8].tolist()]]
+    after = edited(splat, model, "--scale-from", ",".join([*ends, "12.5"]), "-o", tmp_path / "x.ply")
+    assert float((after.means[3] - after.means[8]).norm()) == pytest.approx(12.5, rel=1e-6)
+    factor = 12.5 / float((before.means[3] - before.means[8]).norm())
+    assert torch.allclose(after.log_scales, before.log_scales + np.log(factor), atol=1e-5)
+
+
+@pytest.mark.parametrize("region", ["box:-0.4,-0.4,-0.4,0.4,1,0.4", "sphere:0.1,0,0,0.6"])
+def test_crop_and_crop_out_divide_the_model(region: str, splat: Splat, model: Path, tmp_path: Path) -> None:
+    inside = edited(splat, model, "--crop", region, "-o", tmp_path / "in.ply")
+    outside = edited(splat, model, "--crop-out", region, "-o", tmp_path / "out.ply")
+    assert min(len(inside), len(outside)) > 10
+    both = edited(splat, tmp_path / "in.ply", tmp_path / "out.ply", "-o", tmp_path / "both.ply")
+    before = read_ply(model)
+    assert torch.equal(both.means[both.means[:, 0].argsort()], before.means[before.means[:, 0].argsort()])
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        *("x>0.1", "y<=-0.2", "z >= 0", "opacity>0.3", "opacity<0.05", "opacity<1", "scale<0.02", "min_scale>=0.01"),
+        *("anisotropy<3", "volume>1e-6", "scale!=0", "opacity>-1"),
+    ],
+)
+def test_a_condition_keeps_what_matches_in_activated_values(
+    condition: str, splat: Splat, model: Path, tmp_path: Path
+) -> None:
+    before = read_ply(model)
+    x, y, z = before.means.double().numpy().T
+    sizes = np.exp(before.log_scales.double().numpy())
+    names = {
+        **{"x": x, "y": y, "z": z, "opacity": 1 / (1 + np.exp(-before.logit_opacities.double().numpy()))},
+        **{"scale": sizes.max(axis=1), "min_scale": sizes.min(axis=1)},
+        **{"anisotropy": sizes.max(axis=1) / sizes.min(axis=1), "volume": 4 / 3 * np.pi * sizes.prod(axis=1)},
+    }
+    rows = torch.from_numpy(eval(condition, {}, names))
+    assert rows.any()
+    kept = edited(splat, model, "--filter", condition, "-o", tmp_path / "kept.ply")
+    assert torch.equal(kept.means, before.means[rows])
+    assert torch.equal(kept.shN, before.shN[rows])
+
+
+def test_filter_nan_drops_broken_rows_and_counts_them(splat: Splat, tmp_path: Path) -> None:
+    path = tmp_path / "broken.ply"
+    write_ply_file(scene(50), path)
+    payload = bytearray(path.read_bytes())
+    start = payload.index(b"end_header\n") + len(b"end_header\n")
+    payload[start : start + 4] = np.array(np.nan, "<f4").tobytes()
+    path.write_bytes(payload)
+    assert splat("edit", path, "-o", tmp_path / "x.ply").code == 5
+    assert not (tmp_path / "x.ply").exists()
+    done = splat("edit", path, "--filter", "nan", "-o", tmp_path / "x.ply", "--json")
+    assert done.code == 0, done.err
+    (effect,) = done.objects[-1]["operations"]
+    assert (effect["dropped"], effect["left"]) == (1, 49)
+    assert torch.equal(read_ply(tmp_path / "x.ply").means, scene(50).means[1:])
+
+
+def test_degree_and_order(splat: Splat, model: Path, tmp_path: Path) -> None:
+    before = read_ply(model)
+    after = edited(splat, model, "--sh-degree", "1", "--reorder", "morton", "-o", tmp_path / "x.ply")
+    order = torch.from_numpy(morton_order(before.means.numpy()))
+    assert not torch.equal(order, torch.arange(len(order)))
+    assert torch.equal(after.means, before.means[order])
+    assert torch.equal(after.shN, before.shN[order][:, :3])
+
+
+def test_models_have_operations_of_their_own_and_together(splat: Splat, model: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.ply"
+    write_ply_file(scene(30, 0, seed=1), other)
+    a, b = read_ply(model), read_ply(other)
+    words = (model, "--scale", "2", other, "-t", "0,0,5", "-o", tmp_path / "x.ply", "-t", "1,0,0")
+    both = edited(splat, *words)
+    step = torch.tensor([1.0, 0.0, 0.0])
+    assert torch.allclose(both.means[:400], 2 * a.means + step, atol=1e-6)
+    assert torch.allclose(both.means[400:], b.means + step + torch.tensor([0, 0, 5.0]), atol=1e-6)
+    # The lower degree has no harmonics, and gets zeros.
+    assert torch.equal(both.shN[:400], a.shN)
+    assert both.sh_degree == 2
+    assert not both.shN[400:].any()
+    refused = splat("edit", "--scale", "2", model, other, "-o", tmp_path / "y.ply")
+    assert refused.code == 2
+    assert "before all of several models" in refused.err
+
+
+def test_a_dry_run_counts_and_writes_nothing(splat: Splat, model: Path, tmp_path: Path) -> None:
+    words = (model, "-t", "0,0,1", "--crop", "sphere:0,0,1,0.5", "--filter", "opacity>0.5")
+    before = sorted(tmp_path.rglob("*"))
+    planned = splat("edit", *words, "-o", tmp_path / "no" / "x.ply", "--dry-run", "--json").objects[-1]
+    assert splat("edit", *words, "--dry-run").code == 0
+    assert sorted(tmp_path.rglob("*")) == before
+    done = splat("edit", *words, "-o", tmp_path / "no" / "x.ply", "--json").objects[-1]
+    assert planned["operations"] == done["operations"]
+    moved, cropped, faint = done["operations"]
+    assert (moved["changed"], moved["left"]) == (400, 400)
+    assert cropped["left"] == 400 - cropped["dropped"]
+    assert faint["left"] == done["num_gaussians"] == len(read_ply(tmp_path / "no" / "x.ply")) > 0
+
+
+def test_a_file_that_is_there_stays_without_overwrite(splat: Splat, model: Path, tmp_path: Path) -> None:
+    payload = model.read_bytes()
+    refused = splat("edit", model, "-o", model, "--scale", "2")
+    assert refused.code == 8
+    assert "-w" in refused.err
+    assert model.read_bytes() == payload
+    assert edited(splat, model, "-o", model, "--scale", "2", "-w").means.abs().max() > 0
+    assert model.read_bytes() != payload
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--crop", "sphere:90,0,0,1"), "none of the 400"),
+        (("--crop-out", "sphere:0,0,0,99"), "none of the 400"),
+        (("--crop-out", "cube:1"), "--crop-out box:"),
+        (("--filter", "opacity>=1"), "none of the 400"),
+        (("--filter", "size>1"), "no 'size'"),
+        (("--filter", "opacity"), "no condition"),
+        (("--filter", "x>nan"), "1 finite number"),
+        (("--scale", "0"), "leaves no scene"),
+        (("--scale", "-2"), "leaves no scene"),
+        (("--scale", "inf"), "1 finite number"),
+        (("--translate", "1,2"), "3 finite numbers"),
+        (("--rotate", "a,b,c"), "no list of numbers"),
+        (("--translate", "1e39,0,0"), "range of float32"),
+        (("--sh-degree", "5"), "no SH degree"),
+        (("--reorder", "hilbert"), "no order"),
+        (("--scale-from", "1,2,3,1,2,3,1"), "the same point"),
+        (("--scale-from", "0,0,0,1,0,0,0"), "leaves no scene"),
+        (("--scale-from", "0,0,0,1,0,0"), "7 finite numbers"),
+        (("--scale",), "requires an argument"),
+        (("-wt", "1,0,0"), "in one word"),
+        (("--ordered-operation", "x"), "no such option"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    words: tuple[str, ...], said: str, splat: Splat, model: Path, tmp_path: Path
+) -> None:
+    done = splat("edit", model, "-o", tmp_path / "x.ply", "-q", *words)
+    assert done.code == 2, done.err
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "x.ply").exists()
+
+
+def test_a_checkpoint_comes_in_and_none_goes_out(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    plain, turned = tmp_path / "plain.ply", tmp_path / "turned.glb"
+    assert splat("export", finished_run, "-o", plain).code == 0
+    assert splat("edit", finished_run, "-r", "0,0,180", "-o", turned).code == 0
+    before, after = read_ply(plain), import_model(turned).columns
+    assert torch.allclose(after.means[:, :2], -before.means[:, :2], atol=1e-5)
+    assert torch.allclose(after.means[:, 2], before.means[:, 2], atol=1e-5)
+    refused = splat("edit", finished_run, "-s", "2", "-o", tmp_path / "x.pt")
+    assert refused.code == 2
+    assert "--init" in refused.err
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_the_first_view_of_a_page_moves_along(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    views = []
+    for name, words in (("a", ()), ("b", ("--scale", "2")), ("c", ("--scale", "2", "-t", "0,3,4"))):
+        page = tmp_path / f"{name}.html"
+        assert splat("edit", finished_run, "-o", page, *words).code == 0
+        found = re.search(r'"initial": ({.*?})', page.read_text())
+        assert found is not None
+        views.append({key: np.array(value) for key, value in json.loads(found.group(1)).items()})
+    plain, scaled, shifted = views
+    assert np.linalg.norm(plain["position"]) > 1
+    # The middle of the scene is found in Gaussians that a page stores roughly.
+    for key, tolerance in (("position", 1e-9), ("target", 1e-4)):
+        assert np.abs(scaled[key] - 2 * plain[key]).max() < tolerance
+        assert np.linalg.norm(shifted[key] - scaled[key]) == pytest.approx(5, abs=tolerance)
+
+
+def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    place = (47.25, -8.5, 430.25)
+    checkpoint.dataset = replace(checkpoint.dataset, offset=(1000.0, 2000.0, 0.0), place=place)
+    save_checkpoint(tmp_path / "far.pt", checkpoint)
+    for words, kept in ((("--filter", "opacity>0"), True), (("-t", "0,0,1"), False)):
+        done = splat("edit", tmp_path / "far.pt", "-o", tmp_path / "x.ply", "-w", *words)
+        assert done.code == 0, done.err
+        header = (tmp_path / "x.ply").read_bytes().partition(b"end_header")[0].decode()
+        assert ("add 1000 2000 0 to positions" in header) is kept
+        assert ("47.25 -8.5 430.25" in header) is kept
+        assert ("are left out" in done.err) is not kept
