@@ -37,8 +37,8 @@ class SfmArguments:
         typer.Option(
             "--camera-model",
             metavar="MODEL",
-            help="Lens: SIMPLE_RADIAL, OPENCV, RADIAL, PINHOLE, SIMPLE_PINHOLE or OPENCV_FISHEYE.  "
-            "[default: SIMPLE_RADIAL]",
+            help="Lens: SIMPLE_RADIAL, OPENCV, RADIAL, PINHOLE, SIMPLE_PINHOLE, OPENCV_FISHEYE, FULL_OPENCV or "
+            "THIN_PRISM_FISHEYE.  [default: auto, SIMPLE_RADIAL or the one that predicts held-out observations better]",
         ),
     ] = None
     camera_per: Annotated[
@@ -163,7 +163,13 @@ def sfm(args: SfmArguments) -> int:
 _PLAIN_EVERY, _JSON_EVERY = 10.0, 1.0
 
 #: Phase -> what is counted.
-_COUNTED = {"frames": "frames read", "features": "images", "matching": "pairs", "mapping": "images registered"}
+_COUNTED = {
+    "frames": "frames read",
+    "features": "images",
+    "matching": "pairs",
+    "mapping": "images registered",
+    "lens": "adjustments",
+}
 
 
 def find_cameras(

@@ -7,11 +7,12 @@ import math
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +115,7 @@ def extract(
             else:
                 key = lens_key(image.name, image.width, image.height, features.share, options.camera_per)
                 if key not in cameras:
-                    cameras[key] = _add_camera(store, options.camera_model, key)
+                    cameras[key] = _add_camera(store, options.mapped_model, key)
                 number = _add_image(store, str(index), cameras[key], features)
                 stride = max(1, len(features.descriptors) // _SAMPLE)
                 stored.append(Stored(image, number, features.descriptors[::stride].copy(), features.colours))
@@ -245,10 +246,20 @@ def _extractor(max_features: int, gpu: bool) -> pycolmap.FeatureExtractor:
 
 #: Focal length over the longer side where nothing is known: 45 degrees, between a phone and a standard lens.
 GUESSED_FOCAL = 1.2
-#: EXIF: the sub-folder of the camera's tags, and the focal length on 35 mm film in it.
-_EXIF_IFD, _FOCAL_35MM = 0x8769, 0xA405
-#: The longer side of 35 mm film, mm.
-_FILM = 36.0
+#: EXIF: the sub-folder of the camera's tags; in it the focal length on 35 mm film, the true one in mm, and the pixels
+#: per unit of the sensor along x and y.
+_EXIF_IFD, _FOCAL_35MM, _FOCAL, _PER_UNIT, _UNIT = 0x8769, 0xA405, 0x920A, (0xA20E, 0xA20F), 0xA210
+#: EXIF: width and height that the camera wrote.
+_WRITTEN_SIZE = (0xA002, 0xA003)
+#: The diagonal of 35 mm film, mm: by definition (CIPA DCG-001) the angle of view across the diagonal is the same.
+_FILM = math.hypot(36.0, 24.0)
+#: EXIF's units of the sensor, mm.
+_UNITS = {2: 25.4, 3: 10.0, 4: 1.0, 5: 0.001}
+#: Pixels of the longer side from which an image is taken to be as large as the sensor made it. Programs that reduce
+#: images often correct the size in EXIF, and not the pixels per unit of the sensor.
+_FULL_SIZE = 2000
+#: The longer side of a sensor, mm: from small phones to medium format.
+_SENSORS = (4.0, 60.0)
 
 LensKey = tuple[str, int, int, float]
 
@@ -260,10 +271,27 @@ def focal_share(path: Path) -> float:
             # A PNG without EXIF would be decoded to look for some behind the pixels.
             if image.format == "PNG" and "exif" not in image.info:
                 return 0.0
-            share = float(image.getexif().get_ifd(_EXIF_IFD).get(_FOCAL_35MM, 0)) / _FILM
+            exif = image.getexif().get_ifd(_EXIF_IFD)
+            width, height = image.size
+            share = float(exif.get(_FOCAL_35MM, 0)) / _FILM * math.hypot(width, height) / max(width, height)
+            share = share or _share_of_sensor(exif, width, height)
     except Exception:
         return 0.0  # the picture can be whole although its metadata is not
     return share if math.isfinite(share) and 0.1 <= share <= 50 else 0.0
+
+
+def _share_of_sensor(exif: Mapping[int, Any], width: int, height: int) -> float:
+    """Focal length over the longer side of the sensor, both in mm; 0 where EXIF does not give them."""
+    if not all(tag in exif for tag in (_FOCAL, _UNIT, *_PER_UNIT)):
+        return 0.0
+    written = [int(exif.get(tag, 0)) for tag in _WRITTEN_SIZE]
+    along, across = (float(exif[tag]) for tag in _PER_UNIT)
+    if max(width, height) < _FULL_SIZE or (all(written) and sorted(written) != sorted((width, height))):
+        return 0.0
+    sensor = max(width, height) * _UNITS[int(exif[_UNIT])] / along
+    if not (_SENSORS[0] <= sensor <= _SENSORS[1] and 0.9 <= along / across <= 1.1):
+        return 0.0
+    return float(exif[_FOCAL]) / sensor
 
 
 def lens_key(name: str, width: int, height: int, share: float, per: CameraPer) -> LensKey:

@@ -11,8 +11,19 @@ from splatcli.errors import UsageError
 CameraPer = Literal["folder", "image", "all"]
 Georeferencing = Literal["auto", "on", "off"]
 Matching = Literal["auto", "exhaustive", "sequential", "retrieval"]
-#: Lens models that are estimated, those of pycolmap that the scene reader can undo. The first is the default.
-MODELS = ("SIMPLE_RADIAL", "OPENCV", "RADIAL", "PINHOLE", "SIMPLE_PINHOLE", "OPENCV_FISHEYE")
+#: Lens models that are estimated, those of pycolmap that the scene reader can undo.
+MODELS = (
+    "SIMPLE_RADIAL",
+    "OPENCV",
+    "RADIAL",
+    "PINHOLE",
+    "SIMPLE_PINHOLE",
+    "OPENCV_FISHEYE",
+    "FULL_OPENCV",
+    "THIN_PRISM_FISHEYE",
+)
+#: The default: the first of MODELS for mapping, then the one that held-out observations ask for (see lens.py).
+AUTO = "auto"
 #: Frames taken from a video, by default: exhaustive matching of so many takes minutes on a small machine.
 VIDEO_FRAMES = 120
 #: A model of fewer images is no scene.
@@ -23,7 +34,7 @@ MIN_IMAGES = 3
 class SfmOptions:
     """All that decides the result, beside the images themselves.
 
-    camera_model: one of MODELS. camera_per: which images share a lens; those of different sizes never do.
+    camera_model: one of MODELS, or AUTO. camera_per: which images share a lens; those of different sizes never do.
     max_image_size: pixels of the longer side at which features are looked for; larger images are reduced for that.
     max_features: the strongest that are kept of an image.
     frames: at most so many, the sharpest of as many equal stretches; None takes all images, VIDEO_FRAMES of a video.
@@ -32,7 +43,7 @@ class SfmOptions:
     scale_from: "A,B,LENGTH": the cameras of the images A and B are LENGTH metres apart; None leaves the scale as it is.
     """
 
-    camera_model: str = MODELS[0]
+    camera_model: str = AUTO
     camera_per: CameraPer = "folder"
     matching: Matching = "auto"
     max_image_size: int = 1600
@@ -45,7 +56,7 @@ class SfmOptions:
     def __post_init__(self) -> None:
         """Raises UsageError for a value that cannot be followed."""
         for flag, value, known in (
-            ("--camera-model", self.camera_model, MODELS),
+            ("--camera-model", self.camera_model, (AUTO, *MODELS)),
             ("--camera-per", self.camera_per, get_args(CameraPer)),
             ("--matching", self.matching, get_args(Matching)),
             ("--georeference", self.georeference, get_args(Georeferencing)),
@@ -68,6 +79,11 @@ class SfmOptions:
                     where="--scale-from",
                     remedy="leave out --georeference on",
                 )
+
+    @property
+    def mapped_model(self) -> str:
+        """The lens model that the mapper estimates."""
+        return MODELS[0] if self.camera_model == AUTO else self.camera_model
 
     def known_distance(self) -> tuple[str, str, float]:
         """Return the two images of scale_from and the metres between their cameras. Raises UsageError."""

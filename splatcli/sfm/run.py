@@ -35,7 +35,7 @@ from splatcli.sfm.options import SfmOptions
 
 REPORT = "sfm.json"
 #: Changes when the same images and options would give another result.
-_VERSION = 1
+_VERSION = 2
 _OVERWRITE = "--overwrite replaces it; or choose another place with -o"
 
 
@@ -364,9 +364,10 @@ def doubts(facts: dict[str, Any]) -> list[str]:
     if not facts["reprojection_error_px"] <= _LARGE_ERROR:
         lenses = {camera["model"] for camera in facts["cameras"]}
         model = "another --camera-model than OPENCV" if lenses == {"OPENCV"} else "--camera-model OPENCV"
+        lens = "other lens models do not help; try " if facts.get("lenses") else f"try {model}, and "
         found.append(
-            f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: try {model}, "
-            "and --camera-per image if lenses were changed or zoomed"
+            f"points are off by {facts['reprojection_error_px']:.2f} pixels on average: {lens}"
+            "--camera-per image if lenses were changed or zoomed"
         )
     found += few_notes(facts["registered"], facts["points"])
     if facts.get("observations_per_image", math.inf) < _FEW_OBSERVATIONS:
@@ -401,6 +402,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
+        *(("lens", _lens(lens)) for lens in facts.get("lenses", [])[:_SHOWN]),
         *([("panoramas", f"{len(facts['panoramas'])}, each cut into faces")] if facts.get("panoramas") else []),
         *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
         *_placed(facts.get("georeference") or {}),
@@ -413,6 +415,20 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if names:
             rows.append((title, listed(names, _NAMED)))
     return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _lens(facts: dict[str, Any]) -> str:
+    """How the lens model of a camera was chosen: the errors of held-out observations before, after, and of others."""
+    others = ", ".join(
+        f"{trial['model']} {'refused' if 'refused' in trial else format(trial['error_px'], '.3f')}"
+        for trial in facts["tried"]
+        if trial["model"] != facts["model"]
+    )
+    kept = f" ({facts['kept']})" if "kept" in facts else ""
+    before = f"{facts['start']} {facts['error_px_start']:.3f}"
+    if facts["model"] == facts["start"]:
+        return f"{before} pixels on held-out points is kept{kept}; tried {others}"
+    return f"{facts['model']} {facts['error_px']:.3f} pixels on held-out points, {before}; tried {others}"
 
 
 def _placed(facts: dict[str, Any]) -> list[tuple[str, str]]:

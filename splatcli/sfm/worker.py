@@ -26,8 +26,9 @@ from splatcli.scene.georeference import PositionsError, Similarity, georeference
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, die_with_parent, extract
 from splatcli.sfm.images import SfmInput, readable
+from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import choose_pairs, how_to_match, match
-from splatcli.sfm.options import MIN_IMAGES, VIDEO_FRAMES, SfmOptions
+from splatcli.sfm.options import AUTO, MIN_IMAGES, VIDEO_FRAMES, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.video import sharpest, sharpness
 
@@ -97,6 +98,15 @@ class Job:
             database, work / "models", seed=seed, threads=self.threads, total=len(names), progress=progress
         )
         self._check_models(models, names)
+        lenses: list[dict[str, Any]] = []
+        if self.options.camera_model == AUTO:
+            models[0], lenses = choose_lenses(
+                models[0],
+                constant=_rig_cameras(database),
+                seed=seed,
+                threads=self.threads,
+                progress=self._phase("lens"),
+            )
         model = models[0]
         for each in models:
             name_and_colour(
@@ -109,6 +119,7 @@ class Job:
             self._write(each, number)
         return {
             **model_facts(model, names),
+            "lenses": lenses,
             "georeference": placed,
             "other_models": [other.num_reg_images() for other in models[1:]],
             "other_images": [sorted(centers_of(other)) for other in models[1:]],

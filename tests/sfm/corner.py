@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from splatcli.scene._pycolmap import pycolmap
+
 WIDTH, HEIGHT, FOCAL = 240, 180, 220.0
 #: Texels of a wall's side, and metres of it.
 _TEXELS, _SIDE = 512, 4.0
@@ -28,10 +30,12 @@ def pose(index: int) -> NDArray[np.float64]:
     return made
 
 
-def image(index: int) -> NDArray[np.uint8]:
-    """[HEIGHT, WIDTH, 3]: the mean of 2 x 2 rays a pixel."""
-    x, y = (np.arange(2 * side) / 2 + 0.25 - side / 2 for side in (WIDTH, HEIGHT))
-    rays = np.stack([*np.meshgrid(x / FOCAL, y / FOCAL), np.ones((2 * HEIGHT, 2 * WIDTH))], axis=-1)
+def image(index: int, lens: pycolmap.Camera | None = None) -> NDArray[np.uint8]:
+    """[HEIGHT, WIDTH, 3]: the mean of 2 x 2 rays a pixel. lens: of this size; a pinhole without one."""
+    x, y = np.meshgrid(*(np.arange(2 * side) / 2 + 0.25 for side in (WIDTH, HEIGHT)))
+    rays = np.stack([(x - WIDTH / 2) / FOCAL, (y - HEIGHT / 2) / FOCAL, np.ones(x.shape)], axis=-1)
+    if lens is not None:
+        rays[..., :2] = lens.cam_from_img(np.stack([x.ravel(), y.ravel()], axis=1)).reshape(*x.shape, 2)
     matrix = pose(index)
     center = -matrix[:3, :3].T @ matrix[:3, 3]
     rays = rays @ matrix[:3, :3]

@@ -100,13 +100,38 @@ def test_the_focal_length_of_exif_is_where_the_solver_starts(tmp_path: Path) -> 
     exif.get_ifd(0x8769)[0xA405] = 26  # mm on 36 x 24 mm film
     Image.new("RGB", (40, 30)).save(tmp_path / "a.jpg", exif=exif)
     Image.new("RGB", (40, 30)).save(tmp_path / "b.png")
-    assert focal_share(tmp_path / "a.jpg") == pytest.approx(26 / 36)
+    # The same diagonal angle of view: 50 pixels here, 43.27 mm there.
+    assert focal_share(tmp_path / "a.jpg") == pytest.approx(26 / 43.267 * 50 / 40, rel=1e-4)
     assert focal_share(tmp_path / "b.png") == 0.0
     for model in MODELS:
         known = first_guess(model, ("", 3600, 2400, 26 / 36))
         assert known.mean_focal_length() == pytest.approx(2600)
         assert known.has_prior_focal_length
     assert not first_guess("OPENCV", ("", 3600, 2400, 0.0)).has_prior_focal_length
+
+
+@pytest.mark.parametrize(
+    ("size", "changed", "share"),
+    [
+        ((4368, 2912), {}, 50 / (4368 * 25.4 / 3086.926)),
+        ((2912, 4368), {}, 50 / (4368 * 25.4 / 3086.926)),
+        ((4368, 2912), {0xA210: 3, 0xA20E: 3086.926 / 2.54, 0xA20F: 3091.295 / 2.54}, 50 / (4368 * 25.4 / 3086.926)),
+        # Reduced: with EXIF's size as it was, or corrected; 7.9 mm would be a compact camera's sensor.
+        ((2184, 1456), {}, 0.0),
+        ((960, 640), {0xA002: 960, 0xA003: 640}, 0.0),
+        # No such sensors and units.
+        ((4368, 2912), {0xA20E: 16393.4, 0xA20F: 50000.0}, 0.0),
+        ((4368, 2912), {0xA20E: 308692.6, 0xA20F: 308692.6}, 0.0),
+        ((4368, 2912), {0xA210: 9}, 0.0),
+        ((4368, 2912), {0xA20E: 0.0}, 0.0),
+    ],
+)
+def test_focal_length_and_sensor_stand_in_for_that_on_film(size, changed, share: float, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    canon = {0x920A: 50.0, 0xA20E: 3086.926, 0xA20F: 3091.295, 0xA210: 2, 0xA002: 4368, 0xA003: 2912}
+    exif.get_ifd(0x8769).update(canon | changed)
+    Image.new("L", size).save(tmp_path / "a.jpg", exif=exif)
+    assert focal_share(tmp_path / "a.jpg") == pytest.approx(share, rel=1e-4)
 
 
 @pytest.mark.parametrize(

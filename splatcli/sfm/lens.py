@@ -1,0 +1,380 @@
+"""The lens model of each camera, chosen by held-out observations after mapping.
+
+The mapper solves with SIMPLE_RADIAL, which few images determine. Here richer models are tried on the finished model:
+one observation of a share of the tracks is withheld, everything is adjusted without them, and the model must predict
+where they are. More parameters always fit the observations that they are fitted to; these they fit only if the lens
+is so. The simplest model that predicts significantly better is kept.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.undistort import check_lens, pinhole_of
+
+#: The models that are tried, from the fewest parameters to the most.
+CANDIDATES = ("RADIAL", "OPENCV", "OPENCV_FISHEYE", "FULL_OPENCV", "THIN_PRISM_FISHEYE")
+#: Tracks that one observation can be withheld of: three others still fix the point well.
+_TRACK = 4
+#: Share of these tracks of which one observation is withheld, and how many there are at most.
+_SHARE, _MOST = 0.25, 50_000
+#: Images and withheld observations of a camera below which its lens stays as it is.
+_MIN_IMAGES, _MIN_WITHHELD = 5, 100
+#: Gain in the mean error of withheld observations below which a model with more parameters is not worth them.
+_LEAST_GAIN = 0.05
+#: Resamplings of the images, and the share of them that may show no gain.
+_RESAMPLED, _DOUBT = 1000, 0.01
+#: Pixels at which an error is cut: a point behind a camera has no place in its image.
+_WORST = 20.0
+#: Focal lengths relative to those before, and the ratio of the two, beyond which a lens is refused.
+_FOCAL, _ASPECT = 2.0, 1.1
+#: Lines from the principal point to the edge along which a lens is checked, and points on each.
+_LINES, _POINTS = 64, 48
+#: Degrees per pixel anywhere on a line, relative to the mean along it. A pinhole of 120 degrees has 0.4 to 1.7.
+_SLOWEST, _FASTEST = 0.2, 5.0
+#: Pixels by which the way from a pixel to its ray and back may miss.
+_MISS = 0.5
+
+Lenses = dict[int, str]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Withheld:
+    """Observations that an adjustment does not see: [N] image ids, indices of 2D points there, ids of 3D points."""
+
+    images: NDArray[np.int64]
+    points2d: NDArray[np.int64]
+    points3d: NDArray[np.int64]
+
+    def of(self, images: set[int]) -> NDArray[np.bool_]:
+        return np.isin(self.images, sorted(images))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trial:
+    """An adjustment without the withheld observations.
+
+    errors: [N] pixels by which it misses them. cameras: id -> the lens. refused: camera id -> why it cannot be right.
+    """
+
+    errors: NDArray[np.float64]
+    cameras: dict[int, pycolmap.Camera]
+    refused: dict[int, str]
+
+
+def choose_lenses(
+    model: pycolmap.Reconstruction, *, constant: set[int], seed: int, threads: int, progress: Progress
+) -> tuple[pycolmap.Reconstruction, list[dict[str, Any]]]:
+    """Return the model with the lens models that held-out observations ask for, and a report of each camera.
+
+    constant: cameras whose lens is exact and stays. The model itself is returned, untouched, where nothing is better.
+    """
+    images = _images_of(model, constant)
+    withheld = _withhold(model, {image for used in images.values() for image in used}, seed)
+    tested = {
+        camera: used
+        for camera, used in images.items()
+        if len(used) >= _MIN_IMAGES and np.count_nonzero(withheld.of(used)) >= _MIN_WITHHELD
+    }
+    if not tested:
+        return model, []
+    total = len(CANDIDATES) + 2
+    progress(0, total)
+
+    def attempt(lenses: Lenses) -> Trial:
+        return _attempt(model, lenses, withheld, constant, threads)
+
+    before = attempt({})
+    progress(1, total)
+    trials: dict[str, Trial] = {}
+    for done, name in enumerate(CANDIDATES, 2):
+        trials[name] = attempt(dict.fromkeys(tested, name))
+        progress(done, total)
+    report = [
+        _decide(model.camera(camera), len(used), before, trials, withheld, used, seed)
+        for camera, used in sorted(tested.items())
+    ]
+    chosen = {fact["camera"]: fact["model"] for fact in report if fact["model"] != fact["start"]}
+    found, last = model, before
+    if chosen:
+        one = set(chosen.values()) if chosen.keys() == tested.keys() else set()
+        last = trials[one.pop()] if len(one) == 1 else attempt(chosen)
+        if len(tested) > 1:
+            chosen, last = _without_the_idle(chosen, last, attempt, tested, withheld, seed)
+        found, reason = _adopt(model, chosen, before, last, withheld, constant, seed, threads)
+        if found is model:
+            chosen, last = {}, before
+        for fact in report:
+            if fact["camera"] not in chosen and fact["model"] != fact["start"]:
+                fact.update(model=fact["start"], kept=reason or "it gains nothing beside the other cameras' lenses")
+    for fact in report:
+        fact["error_px"] = float(last.errors[withheld.of(tested[fact["camera"]])].mean())
+    progress(total, total)
+    return found, report
+
+
+def _without_the_idle(
+    chosen: Lenses,
+    last: Trial,
+    attempt: Callable[[Lenses], Trial],
+    tested: Mapping[int, set[int]],
+    withheld: Withheld,
+    seed: int,
+) -> tuple[Lenses, Trial]:
+    """Take back the lens of each camera whose own observations are predicted as well without it.
+
+    Cameras share points: one whose lens was right all along seems to gain when the others' become right.
+    """
+    for camera in sorted(chosen):
+        fewer = {other: name for other, name in chosen.items() if other != camera}
+        without = attempt(fewer)
+        own = withheld.of(tested[camera])
+        share, low = gain(without.errors[own], last.errors[own], withheld.images[own], seed)
+        if camera in last.refused or not (share > _LEAST_GAIN and low > 0):
+            chosen, last = fewer, without
+    return chosen, last
+
+
+def _adopt(
+    model: pycolmap.Reconstruction,
+    chosen: Lenses,
+    before: Trial,
+    last: Trial,
+    withheld: Withheld,
+    constant: set[int],
+    seed: int,
+    threads: int,
+) -> tuple[pycolmap.Reconstruction, str]:
+    """Return the model adjusted with the chosen lenses and all observations; itself, and why, where that is worse."""
+    _, low = gain(before.errors, last.errors, withheld.images, seed)
+    if not low > 0 or last.refused:
+        return model, "the lenses chosen for each camera are not better together"
+    found = copy.deepcopy(model)
+    for camera in chosen:
+        _set_lens(found.camera(camera), last.cameras[camera])
+    _adjust(found, constant, threads, min_track_length=0)
+    found.update_point_3d_errors()
+    as_it_was = copy.deepcopy(model)
+    as_it_was.update_point_3d_errors()
+    for camera in chosen:
+        if reason := doubt(found.camera(camera), model.camera(camera)):
+            return model, f"adjusted with all observations, {reason}"
+    if not found.compute_mean_reprojection_error() < as_it_was.compute_mean_reprojection_error():
+        return model, "adjusted with all observations, the error is larger"
+    return found, ""
+
+
+def _decide(
+    camera: pycolmap.Camera,
+    num_images: int,
+    before: Trial,
+    trials: Mapping[str, Trial],
+    withheld: Withheld,
+    used: set[int],
+    seed: int,
+) -> dict[str, Any]:
+    """The simplest lens of a camera that every simpler one predicts worse than; with what was tried."""
+    own = withheld.of(used)
+    groups = withheld.images[own]
+    best, errors = camera.model_name, before.errors[own]
+    tried = []
+    for name, trial in trials.items():
+        share, low = gain(before.errors[own], trial.errors[own], groups, seed)
+        fact: dict[str, Any] = {
+            "model": name,
+            "error_px": float(trial.errors[own].mean()),
+            "gain": share,
+            "gain_low": low,
+        }
+        if reason := trial.refused.get(int(camera.camera_id)):
+            fact["refused"] = reason
+        else:
+            more, least = gain(errors, trial.errors[own], groups, seed)
+            if more > _LEAST_GAIN and least > 0:
+                best, errors = name, trial.errors[own]
+        tried.append(fact)
+    return {
+        "camera": int(camera.camera_id),
+        "images": num_images,
+        "withheld": int(np.count_nonzero(own)),
+        "start": camera.model_name,
+        "model": best,
+        "error_px_start": float(before.errors[own].mean()),
+        "tried": tried,
+    }
+
+
+def gain(
+    before: NDArray[np.float64], after: NDArray[np.float64], groups: NDArray[np.int64], seed: int
+) -> tuple[float, float]:
+    """Return by which share the mean of paired errors falls, and its lower bound: images are resampled, not errors.
+
+    Errors in one image have causes in common, its pose before all, so they are no independent witnesses.
+    """
+    _, inverse = np.unique(groups, return_inverse=True)
+    sums = np.stack([np.bincount(inverse, errors) for errors in (before, after)])
+    generator = np.random.default_rng(seed)
+    drawn = generator.integers(0, sums.shape[1], (_RESAMPLED, sums.shape[1]))
+    old, new = sums[:, drawn].sum(axis=2)
+    shares = 1.0 - new / np.maximum(old, 1e-300)
+    total = 1.0 - sums[1].sum() / max(float(sums[0].sum()), 1e-300)
+    return float(total), float(np.quantile(shares, _DOUBT))
+
+
+def _images_of(model: pycolmap.Reconstruction, constant: set[int]) -> dict[int, set[int]]:
+    """Return the registered images of each camera that may change."""
+    images: dict[int, set[int]] = {}
+    for number in model.reg_image_ids():
+        camera = int(model.image(number).camera_id)
+        if camera not in constant:
+            images.setdefault(camera, set()).add(int(number))
+    return images
+
+
+def _withhold(model: pycolmap.Reconstruction, images: set[int], seed: int) -> Withheld:
+    generator = np.random.default_rng(seed)
+    rows = []
+    for number in sorted(model.point3D_ids()):
+        elements = model.point3D(number).track.elements
+        if len(elements) >= _TRACK and generator.random() < _SHARE:
+            element = elements[int(generator.integers(len(elements)))]
+            if int(element.image_id) in images:
+                rows.append((int(element.image_id), int(element.point2D_idx), int(number)))
+    if len(rows) > _MOST:
+        rows = [rows[i] for i in sorted(generator.choice(len(rows), _MOST, replace=False))]
+    table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return Withheld(table[:, 0], table[:, 1], table[:, 2])
+
+
+def _attempt(
+    model: pycolmap.Reconstruction, lenses: Lenses, withheld: Withheld, constant: set[int], threads: int
+) -> Trial:
+    """Adjust a copy of the model with other lenses, without the withheld observations, and see where these fall."""
+    trial = copy.deepcopy(model)
+    for image, point in zip(withheld.images.tolist(), withheld.points2d.tolist(), strict=True):
+        trial.delete_observation(image, point)
+    for camera, name in lenses.items():
+        _set_lens(trial.camera(camera), converted(model.camera(camera), name))
+    _adjust(trial, constant, threads, min_track_length=3)
+    errors = np.full(len(withheld.images), _WORST)
+    for number in np.unique(withheld.images).tolist():
+        own = withheld.images == number
+        image, seen = trial.image(number), model.image(number)
+        points = np.stack([trial.point3D(point).xyz for point in withheld.points3d[own].tolist()])
+        there = np.stack([seen.point2D(point).xy for point in withheld.points2d[own].tolist()])
+        rays = np.asarray(image.cam_from_world() * points, dtype=np.float64)
+        found = np.asarray(trial.camera(image.camera_id).img_from_cam(rays), dtype=np.float64)
+        off = np.linalg.norm(found - there, axis=1)
+        errors[own] = np.where((rays[:, 2] > 0) & (off < _WORST), off, _WORST)
+    cameras = {camera: copy.deepcopy(trial.camera(camera)) for camera in lenses}
+    refused = {camera: reason for camera, lens in cameras.items() if (reason := doubt(lens, model.camera(camera)))}
+    return Trial(errors, cameras, refused)
+
+
+def _adjust(model: pycolmap.Reconstruction, constant: set[int], threads: int, *, min_track_length: int) -> None:
+    """Bundle adjustment of poses, points and lenses; principal points stay in the middle, as in the mapper."""
+    options = pycolmap.BundleAdjustmentOptions()
+    options.print_summary = False
+    options.refine_sensor_from_rig = False
+    options.min_track_length = min_track_length
+    options.ceres.solver_options.num_threads = threads
+    options.ceres.solver_options.max_num_iterations = 50
+    options.ceres.solver_options.function_tolerance = 1e-6
+    config = pycolmap.BundleAdjustmentConfig()
+    for number in model.reg_image_ids():
+        config.add_image(number)
+    for camera in constant & set(model.cameras):
+        config.set_constant_cam_intrinsics(camera)
+    config.fix_gauge(pycolmap.BundleAdjustmentGauge.TWO_CAMS_FROM_WORLD)
+    pycolmap.create_default_bundle_adjuster(options, config, model).solve()
+
+
+def _set_lens(camera: pycolmap.Camera, lens: pycolmap.Camera) -> None:
+    camera.model = lens.model
+    camera.params = list(lens.params)
+
+
+def converted(camera: pycolmap.Camera, name: str) -> pycolmap.Camera:
+    """Return the lens of another model that sees most alike, to begin an adjustment with."""
+    focal = (camera.focal_length_x + camera.focal_length_y) / 2
+    lens = pycolmap.Camera.create_from_model_name(camera.camera_id, name, focal, camera.width, camera.height)
+    params = np.array(lens.params, dtype=np.float64)
+    params[lens.principal_point_idxs()] = camera.principal_point_x, camera.principal_point_y
+    names = [part.strip() for part in lens.params_info.split(",")]
+    if "FISHEYE" not in name:
+        old = [part.strip() for part in camera.params_info.split(",")]
+        for part, value in zip(old, camera.params, strict=True):
+            coefficient = "k1" if part == "k" else part
+            if coefficient in names:
+                params[names.index(coefficient)] = value
+        lens.params = params.tolist()
+        return lens
+    lens.params = params.tolist()
+    x, y = np.meshgrid(np.linspace(0, camera.width, 17), np.linspace(0, camera.height, 17))
+    pixels = np.stack([x.ravel(), y.ravel()], axis=1)
+    rays = np.column_stack([np.asarray(camera.cam_from_img(pixels), dtype=np.float64), np.ones(len(pixels))])
+    whole = np.isfinite(rays).all(axis=1)
+    fitted = [names.index(part) for part in ("fx", "fy", "k1", "k2")]
+
+    def misses(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        params[fitted] = values
+        lens.params = params.tolist()
+        return np.nan_to_num((np.asarray(lens.img_from_cam(rays[whole])) - pixels[whole]).ravel(), nan=1e6)
+
+    misses(least_squares(misses, params[fitted], x_scale=[focal, focal, 1, 1], max_nfev=50).x)
+    return lens
+
+
+def doubt(lens: pycolmap.Camera, before: pycolmap.Camera) -> str:
+    """Return why a lens cannot be right, relative to the one before; nothing if it can."""
+    try:
+        check_lens(lens, None, "lens")
+    except SceneError as problem:
+        return problem.what
+    old = (before.focal_length_x + before.focal_length_y) / 2
+    focal = lens.focal_length_x, lens.focal_length_y
+    if not old / _FOCAL <= min(focal) <= max(focal) <= old * _FOCAL:
+        return f"its focal length goes from {old:.0f} to {focal[0]:.0f} pixels"
+    if max(focal) > _ASPECT * min(focal):
+        return f"its focal lengths, {focal[0]:.0f} and {focal[1]:.0f} pixels, differ"
+    if not _is_monotone(lens):
+        return "its distortion folds within the image"
+    try:
+        pinhole_of(lens, None, "lens")
+    except SceneError:
+        return "its distortion cannot be undone"
+    return ""
+
+
+def _is_monotone(lens: pycolmap.Camera) -> bool:
+    """Whether rays go out steadily from the principal point to the edge of the image, each seen at one place."""
+    middle = np.array([lens.principal_point_x, lens.principal_point_y])
+    angles = np.linspace(0, 2 * np.pi, _LINES, endpoint=False)
+    # Corners matter most, and evenly spaced directions miss them.
+    corners = np.array([(x, y) for x in (0, lens.width) for y in (0, lens.height)]) - middle
+    angles = np.concatenate([angles, np.arctan2(corners[:, 1], corners[:, 0])])
+    ways = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    room = np.where(ways > 0, np.array([lens.width, lens.height]) - middle, middle)
+    reach = (room / np.maximum(np.abs(ways), 1e-12)).min(axis=1)
+    steps = np.linspace(0, 1, _POINTS + 1)[1:]
+    pixels = middle + (reach[:, None] * steps)[..., None] * ways[:, None]
+    rays = np.asarray(lens.cam_from_img(pixels.reshape(-1, 2)), dtype=np.float64)
+    if not np.isfinite(rays).all():
+        return False
+    back = np.asarray(lens.img_from_cam(np.column_stack([rays, np.ones(len(rays))])), dtype=np.float64)
+    if not (np.abs(back - pixels.reshape(-1, 2)) <= _MISS).all():
+        return False
+    outwards = np.arctan(np.linalg.norm(rays, axis=1)).reshape(len(ways), _POINTS)
+    risen = np.diff(outwards, axis=1, prepend=0.0)
+    mean = outwards[:, -1:] / _POINTS
+    return bool(((risen >= _SLOWEST * mean) & (risen <= _FASTEST * mean)).all())
