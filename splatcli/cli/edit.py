@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from splatcli.cli.model import Model
     from splatcli.edit.operations import Effect, Operation
     from splatcli.edit.transform import Similarity
-    from splatcli.formats.format import Encoded, ExportMetadata, Format
+    from splatcli.formats.format import ExportMetadata, Format
     from splatcli.gaussians import Gaussians
 
 #: Every name of an operation's flag, and the long one.
@@ -270,12 +270,16 @@ def edit(args: EditArguments) -> int:
             return 0
         assert chosen is not None, "there is an output"
         assert output is not None, "checked with the arguments"
-        encoded = _encoded(gaussians, chosen, _moved_metadata(metadata, similarity), out)
-        if to_stdout:
-            out.data(encoded.payload)
+        metadata = _moved_metadata(metadata, similarity)
+        if chosen.name == "ply" and not to_stdout:
+            _write_ply(gaussians, metadata, output, out)
         else:
-            write_bytes(output, encoded.payload)
-            out.result({"path": output, "bytes": len(encoded.payload), **facts}, [output])
+            payload = _encoded(gaussians, chosen, metadata, out)
+            if to_stdout:
+                out.data(payload)
+                return 0
+            write_bytes(output, payload)
+        out.result({"path": output, **facts}, [output])
     return 0
 
 
@@ -381,7 +385,20 @@ def _moved_metadata(metadata: ExportMetadata, similarity: Similarity) -> ExportM
 _SAME = 1e-9
 
 
-def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out: Output) -> Encoded:
+def _write_ply(gaussians: Gaussians, metadata: ExportMetadata, output: Path, out: Output) -> None:
+    """Write a PLY in parts: large models are edited into this format, and its content is as large as the model."""
+    from splatcli.formats.ply import ply_comments, write_ply_file
+    from splatcli.render.images import make_parent_folder
+
+    comments, notes = ply_comments(metadata)
+    make_parent_folder(output)
+    write_ply_file(gaussians, output, comments)
+    for note in notes:
+        out.note(f"note: {note}")
+
+
+def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out: Output) -> bytes:
+    """Return the content of a file, and print what its format could not hold."""
     from splatcli.formats.selection import select
 
     if gaussians.sh_degree > chosen.sh_degree:
@@ -391,4 +408,4 @@ def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out
     encoded = chosen.write(gaussians, metadata)
     for note in encoded.notes:
         out.note(f"note: {note}")
-    return encoded
+    return encoded.payload

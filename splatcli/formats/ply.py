@@ -215,14 +215,25 @@ _QUATS = ["rot_0", "rot_1", "rot_2", "rot_3"]
 _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 
 
+#: Gaussians that are brought into the order of the file at once.
+_ROWS = 1 << 18
+
+
 def encode_ply(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     """Return the Gaussians as a binary PLY in INRIA's layout; see write_ply()."""
     buffer = io.BytesIO()
-    # Brush's spelling, which viewers read.
-    mode = ["SplatRenderMode: mip"] if metadata.antialiased else []
-    write_ply(gaussians, buffer, [*metadata.comments, *mode])
+    comments, notes = ply_comments(metadata)
+    write_ply(gaussians, buffer, comments)
+    return Encoded(buffer.getvalue(), notes)
+
+
+def ply_comments(metadata: ExportMetadata) -> tuple[list[str], list[str]]:
+    """Return the lines of a header, and notes for the user."""
+    if not metadata.antialiased:
+        return list(metadata.comments), []
     note = "trained antialiased; viewers that cannot compensate opacity show it too thick"
-    return Encoded(buffer.getvalue(), [note] if metadata.antialiased else [])
+    # Brush's spelling, which viewers read.
+    return [*metadata.comments, "SplatRenderMode: mip"], [note]
 
 
 def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()) -> None:
@@ -234,7 +245,12 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
     """
     if gaussians.means.dtype != torch.float32:
         raise ValueError(f"the parameters are {gaussians.means.dtype}, not float32")
-    write_ply_parts([gaussians], len(gaussians), gaussians.shN.shape[1], file, comments)
+    check_finite(gaussians)
+    parts = (
+        gaussians.map(lambda tensor, start=start: tensor[start : start + _ROWS])  # type: ignore[misc]
+        for start in range(0, len(gaussians), _ROWS)
+    )
+    write_ply_parts(parts, len(gaussians), gaussians.shN.shape[1], file, comments)
 
 
 def write_ply_parts(
@@ -283,16 +299,19 @@ def _table(gaussians: Gaussians, names: list[str]) -> Floats:
     return table
 
 
-def write_ply_file(gaussians: Gaussians, path: Path) -> None:
+def write_ply_file(gaussians: Gaussians, path: Path, comments: Sequence[str] = ()) -> None:
     """Write a PLY file in one step: at any time, ``path`` holds the old file or the whole new one.
 
+    It is never in memory as a whole. comments: lines for the header.
     Devices and pipes are written to directly. Raises OutputError.
     """
     path = Path(path)
     if path.is_dir():
         raise OutputError("this is a folder, not a file", where=path, remedy=f"name a file, e.g. {path / 'model.ply'}")
     size = 4 * len(property_names(gaussians.shN.shape[1])) * len(gaussians)
-    write_atomically(path, lambda file: write_ply(gaussians, file), what="PLY", reserve=size + (1 << 16), stream=True)
+    write_atomically(
+        path, lambda file: write_ply(gaussians, file, comments), what="PLY", reserve=size + (1 << 16), stream=True
+    )
 
 
 # --- reading

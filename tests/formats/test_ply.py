@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from splatcli.errors import DivergedError, ModelFileError, OutputError
 from splatcli.formats.ply import RAW_COMMENT, read_ply, write_ply, write_ply_file
 from splatcli.gaussians import Gaussians
+from tests.formats.made import scene
 from tests.rasterizer.scenes import normal_gaussians
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -300,3 +301,14 @@ def test_only_finite_float32_parameters_are_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ValueError, match="float32"):
         write_ply(random_gaussians(5).map(lambda t: t.double()), io.BytesIO())
+
+
+def test_a_file_written_in_parts_has_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from splatcli.formats import ply
+
+    whole, parts = io.BytesIO(), io.BytesIO()
+    ply.write_ply(scene(100, 2), whole, ["a comment"])
+    monkeypatch.setattr(ply, "_ROWS", 33)
+    ply.write_ply(scene(100, 2), parts, ["a comment"])
+    assert parts.getvalue() == whole.getvalue()
+    assert len(whole.getvalue()) > 100 * 4 * len(ply.property_names(8))
