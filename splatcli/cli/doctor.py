@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -41,8 +44,20 @@ def doctor(args: DoctorArguments) -> int:
         facts = examine()
         if args.fix and not facts["fix"]:
             out.note("nothing is missing")
-        out.result(facts, facts["fix"] if args.fix else _lines(facts))
+        out.result(facts, facts["fix"] if args.fix else _wrapped(_lines(facts)))
     return 0 if facts["ok"] else 4
+
+
+def _wrapped(lines: list[str]) -> list[str]:
+    """Return lines that fit a terminal, broken between words and indented as their values; elsewhere as they are."""
+    if not sys.stdout.isatty():
+        return lines
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(
+        columns, subsequent_indent=" " * 11, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
+    wrapper.replace_whitespace = wrapper.expand_tabs = False
+    return [part for line in lines for part in wrapper.wrap(line)]
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

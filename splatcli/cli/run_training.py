@@ -188,7 +188,7 @@ def resume_training(
     from splatcli.scene.read import read_scene
     from splatcli.train.densify import check_strategy
     from splatcli.train.evaluate import training_image_background
-    from splatcli.train.start import changed_config, check_loss
+    from splatcli.train.start import changed_config, check_iterations, check_loss
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -209,6 +209,7 @@ def resume_training(
         config, notes = changed_config(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
+        check_iterations(config, checkpoint.step)
         root = overrides.data or Path(checkpoint.dataset.root)
         if overrides.data is None and not root.exists():
             raise SceneError(

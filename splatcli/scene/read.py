@@ -225,6 +225,10 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
 def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneError:
     if wanted is None and not there and next(images_below(root), None) is None and (unread := unread_below(root)):
         return unread_error(root, unread)
+    if next(root.iterdir(), None) is None:
+        return SceneError(
+            "the folder is empty", where=root, remedy="name the folder that holds the images or the scene"
+        )
     looked = "; for ".join(f"{reader.files} ({reader.name})" for reader in dict.fromkeys((*READERS, wanted)) if reader)
     return SceneError(
         f"no {wanted.name if wanted else 'cameras'} here: looked for {looked}",

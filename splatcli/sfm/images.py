@@ -107,7 +107,9 @@ def find_input(path: Path, masks: str | None = None) -> SfmInput:
     if not names and unread:
         raise unread_error(folder, unread)
     if len(names) < MIN_IMAGES:
-        have = f"there are only {len(names)} images" if names else "there are no images"
+        have = {0: "there are no images", 1: "there is only one image"}.get(
+            len(names), f"there are only {len(names)} images"
+        )
         others = f"; {unread_note(unread)}" if unread else ""
         raise SceneError(
             f"{have} here, at least {MIN_IMAGES} are needed{others}",

@@ -218,8 +218,10 @@ class Job:
         kind = "frames" if self.footage.is_video else "images"
         first = next(iter(self.unreadable.items()), None)
         others = "" if first is None else f"; {len(self.unreadable)} cannot be read, {first[0]}: {first[1]}"
+        total = len(names) + len(self.unreadable)
+        have = f"only {len(names)} of {total}" if names else f"none of the {total}"
         raise SceneError(
-            f"{len(names)} {kind} can be used, at least {MIN_IMAGES} are needed{others}",
+            f"{have} {kind} can be used, at least {MIN_IMAGES} are needed{others}",
             where=self.footage.path,
             remedy="add images that can be read" if kind == "images" else "use a longer video",
         )

@@ -178,6 +178,15 @@ def changed_config(
     return config, [f"changed: {text}" for text in changes.values()]
 
 
+def check_iterations(config: Config, step: int) -> None:
+    """Raise UsageError where a run has more steps than ``config`` asks for."""
+    if config.train.iterations < step:
+        raise UsageError(
+            f"{config.train.iterations} iterations are asked for and {step} are done already",
+            remedy=f"ask for more than {step}, or resume from an earlier checkpoint",
+        )
+
+
 def apply_config(state: TrainState, config: Config) -> None:
     """Continue ``state`` with ``config``; shN catches up under the old settings first."""
     before, after = flat_settings(state.config), flat_settings(config)
@@ -345,11 +354,8 @@ def resumed_state(
         config, more = _plan_resumed(checkpoint, scene, torch.device(device), config, shards, store)
         notes += more
     state = shard_of(checkpoint, place, device, store=store)
-    if lengthened and config.train.iterations < state.step:
-        raise UsageError(
-            f"{config.train.iterations} iterations are asked for and {state.step} are done already",
-            remedy=f"ask for more than {state.step}, or resume from an earlier checkpoint",
-        )
+    if lengthened:
+        check_iterations(config, state.step)
     apply_config(state, config)
     if "photos" in allowed:
         state.dataset = dataclasses.replace(state.dataset, fingerprint=scene.fingerprint())

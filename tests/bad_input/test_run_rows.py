@@ -280,6 +280,14 @@ CASES = [
         command=(*RESUME, "-n", "1"),
     ),
     Case(
+        62,
+        "fewer steps than are done, the scene elsewhere",
+        both(both(trained, went_on), move("scene", "elsewhere")),
+        2,
+        ("1 iterations are asked for and 2 are done already",),
+        command=(*RESUME, "-n", "1"),
+    ),
+    Case(
         63,
         "resume",
         both(trained, taken),

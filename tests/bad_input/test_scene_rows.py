@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -165,6 +166,12 @@ CASES = [
     Case(
         1,
         "an empty folder",
+        lambda folder: (shutil.rmtree(folder / "scene"), (folder / "scene").mkdir()),
+        says=("the folder is empty", "help: name the folder that holds the images or the scene"),
+    ),
+    Case(
+        1,
+        "a folder of something else",
         both(remove("scene"), write("scene/x", "")),
         says=("no cameras here", "sparse, colmap/sparse", "for transforms_train.json", "for transforms.json"),
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shlex
 import shutil
 import sys
@@ -16,6 +17,7 @@ import torch
 from splatcli import doctor
 from splatcli.native import backend
 from splatcli.native.backend import Backend
+from tests.cli.terminal import on_terminal
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
@@ -43,6 +45,17 @@ def test_the_lines_have_the_same_facts(splat: Splat) -> None:
     assert done.code == 0
     assert "cpu        works: " in done.out
     assert "largest difference from the reference" in done.out
+
+
+@NEEDS_COMPILER
+def test_lines_are_wrapped_between_words_on_a_terminal() -> None:
+    screen = on_terminal("doctor", columns=60)
+    lines = screen.text.rstrip().split("\n")
+    assert screen.code == 0
+    assert max(len(line) for line in lines if " " in line.strip()) <= 60
+    whole = on_terminal("doctor", columns=60, piped=True).stdout
+    assert any(len(line) > 60 for line in whole.splitlines())
+    assert set(re.sub(r"\d", "", whole).split()) <= set(re.sub(r"\d", "", screen.text).split())
 
 
 def test_without_a_compiler_the_remedy_names_what_to_install(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,9 +42,12 @@ def one_good(folder: Path) -> None:
     ("harm", "says"),
     [
         pytest.param(lambda folder: None, "there are no images", id="empty"),
+        pytest.param(lambda folder: write_noise(folder, 1), "there is only one image here, at least 3", id="one image"),
         pytest.param(lambda folder: write_noise(folder, 2), "only 2 images here, at least 3", id="two images"),
         pytest.param(lambda folder: write_noise(folder / "masks", 5), "there are no images", id="masks only"),
-        pytest.param(one_good, "1 images can be used, at least 3 are needed; 2 cannot be read, 0.png", id="damaged"),
+        pytest.param(
+            one_good, "only 1 of 3 images can be used, at least 3 are needed; 2 cannot be read, 0.png", id="damaged"
+        ),
         pytest.param(flat, "no two of the 3 images show the same thing", id="no texture"),
         pytest.param(lambda folder: write_noise(folder, 3), "no two of the 3 images", id="nothing in common"),
         pytest.param(same_place, "none of the 3 images could be placed", id="no depth"),
