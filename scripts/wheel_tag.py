@@ -1,4 +1,7 @@
-"""Build hook of wheels: one that carries native libraries is for their machine alone, any other for all."""
+"""Build hook of wheels: one that carries native libraries is for their machine alone, any other for all.
+
+The manual's pages travel along, without pictures, for ``splat docs``.
+"""
 
 from __future__ import annotations
 
@@ -17,3 +20,6 @@ class WheelTag(BuildHookInterface):  # type: ignore[type-arg]
         if tag.is_file():
             build_data["pure_python"] = False
             build_data["tag"] = tag.read_text(encoding="utf-8").strip()
+        docs = Path(self.root) / "docs"
+        for page in docs.rglob("*.md"):
+            build_data["force_include"][str(page)] = f"splatcli/_docs/{page.relative_to(docs)}"

@@ -540,7 +540,7 @@ def dotted_settings(settings: dict[str, Any]) -> dict[str, Any]:
         key = name if name in keys else short.get(name)
         if key is None:
             near = difflib.get_close_matches(name, [*short, *keys], n=1)
-            remedy = f"did you mean {near[0]}?" if near else "docs/settings.md lists the names"
+            remedy = f"did you mean {near[0]}?" if near else "splat docs settings lists the names"
             raise UsageError(f"there is no setting {name!r}", remedy=remedy)
         found[key] = value
     return found

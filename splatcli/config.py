@@ -792,7 +792,7 @@ def read_settings(
     for key in values:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else "see docs/settings.md for the keys"
+            hint = f"did you mean {near[0]}?" if near else "splat docs settings lists the keys"
             raise UsageError(f"unknown setting {key!r}", where=file, remedy=hint)
     return values
 
@@ -885,7 +885,7 @@ def _out_of_range(error: ValidationError, file: Path | None, flagged: Iterable[s
     return UsageError(
         f"settings out of range: {listed}",
         where=", ".join(names) or file,
-        remedy="docs/settings.md lists what each setting accepts",
+        remedy="splat docs settings lists what each setting accepts",
     )
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, blocks, check, demo, doctor, edit, export, info, render, resume, sfm, train, view
+from splatcli.cli import bench, blocks, check, demo, docs, doctor, edit, export, info, render, resume, sfm, train, view
 from splatcli.cli import eval as eval_command
 from splatcli.cli.console import Output, set_plain, take_stdout_error
 from splatcli.cli.error_report import report_error
@@ -76,7 +76,7 @@ def splat(
         typer.echo(GUIDE, nl=False)
 
 
-_MODELS, _RESULTS, _EXAMINE = "Photos to splats", "Results", "Checks and comparisons"
+_MODELS, _RESULTS, _EXAMINE = "Photos to splats", "Results", "Checks, comparisons, manual"
 
 #: The flags of ``--help`` where there are many: how long, how large, where to, what is shown.
 _OF_RUNS = ("-n", "--stop-at", "--data", "--viewer", "--device", "-q", "--json")
@@ -112,6 +112,7 @@ add_command(app, "info", info.info, panel=_EXAMINE, everyday=_OF_INFO)
 add_command(app, "check", check.check, panel=_EXAMINE)
 add_command(app, "bench", bench.bench, panel=_EXAMINE)
 add_command(app, "doctor", doctor.doctor, panel=_EXAMINE)
+add_command(app, "docs", docs.docs, panel=_EXAMINE)
 
 
 def run(argv: Sequence[str]) -> int:

@@ -219,7 +219,7 @@ def edit(args: EditArguments) -> int:
     Prints the path of the file. Operations apply in the order given: those after a MODEL to that model, those after -o
     to all together. Rotations turn SH coefficients along, so that the scene looks the same from a camera that moves
     with it; the first view of a page moves, too. Coordinates are those of a PLY. A file that is there stays without -w
-    (docs/edit.md).
+    (`splat docs edit`).
 
     \b
     Examples:

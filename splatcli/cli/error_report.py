@@ -77,7 +77,7 @@ def _from_typer(error: typer.TyperException) -> UsageError:
     if keys:
         return UsageError(
             f"there is no option {unknown}; {keys[0]} is a setting without one",
-            remedy=f"--set {keys[0]}=VALUE; docs/settings.md describes it",
+            remedy=f"--set {keys[0]}=VALUE; splat docs settings describes it",
         )
     near = [name for name in names if name.startswith(unknown)] or difflib.get_close_matches(unknown, names, n=1)
     return UsageError(f"there is no option {unknown}", remedy=f"did you mean {near[0]}?" if near else remedy)

@@ -77,8 +77,8 @@ def evaluate(args: EvalArguments) -> int:
     """Evaluate a model on held-out images.
 
     Prints the means of PSNR, SSIM and the other metrics over the views, the number of Gaussians and the path of the
-    sheet. With --json: one object with every view and the protocol that makes figures comparable (docs/metrics.md). A
-    model of another program is evaluated with the cameras of the scene that --data names.
+    sheet. With --json: one object with every view and the protocol that makes figures comparable
+    (`splat docs metrics`). A model of another program is evaluated with the cameras of the scene that --data names.
 
     \b
     Examples:

@@ -105,9 +105,9 @@ def export(args: ExportArguments) -> int:
 
     Prints the path of the file. The end of its name selects the format: a PLY is exact and read everywhere, a .sog or
     .spz is a fraction of its size for the web, an .html opens in any browser, a .glb or .usdz opens in 3D tools
-    (docs/formats.md compares them). Coordinates are those of the input, except for a scene far from its origin (UTM),
-    where a note gives the offset to add, and for formats whose standard has y up. A note reports what a format cannot
-    hold.
+    (`splat docs formats` compares them). Coordinates are those of the input, except for a scene far from its origin
+    (UTM), where a note gives the offset to add, and for formats whose standard has y up. A note reports what a format
+    cannot hold.
 
     \b
     Examples:

@@ -26,7 +26,7 @@ Where to go next:
   splat --help                all commands
   splat train --help          everyday flags of a command; --help-all: all flags
   splat --install-completion  complete commands and flags with Tab in this shell
-  docs/cli.md                 the manual of the command line
+  splat docs                  the manual; splat docs cli: the command line
 """
 
 #: Headings in the order of the help. Other headings stand before the last one.

@@ -139,7 +139,7 @@ def _parse_with(function: Callable[[Any], int]) -> tuple[list[Any], Callable[...
 
     def call(**given: Any) -> int:
         arguments = _build(options_class, given)
-        if not arguments.quiet:
+        if not arguments.quiet and function.__name__ != "docs":  # which loads none
             name = function.__name__ if function.__name__ != "evaluate" else "eval"
             announce(f"splat {name}: loading libraries")
         return function(arguments)
@@ -291,7 +291,7 @@ ConfigFile = Annotated[
 
 Assignments = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting of docs/settings.md; may be repeated."),
+    typer.Option("--set", metavar="KEY=VALUE", help="Set any setting of `splat docs settings`; may be repeated."),
 ]
 
 Data = Annotated[

@@ -191,7 +191,7 @@ def render(args: RenderArguments) -> int:
 
     Prints the paths of its output, one per line. A checkpoint has its cameras; a PLY or a model of another program
     needs a camera file, or the scene with --data. Where the images of the views exist, PSNR and SSIM are reported on
-    stderr. docs/cameras.md describes camera paths, camera files and the kinds of images.
+    stderr. `splat docs cameras` describes camera paths, camera files and the kinds of images.
 
     \b
     Examples:

@@ -35,7 +35,7 @@ FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 _MAX_SIDE = 65_536
 
 #: The remedy for a file without cameras, or with broken ones.
-_REMEDY = "splat export RUN -o cameras.json writes such a file; docs/cli.md has the layouts that are read"
+_REMEDY = "splat export RUN -o cameras.json writes such a file; splat docs cli has the layouts that are read"
 
 
 _KEYFRAMES_REMEDY = "save the path again in nerfstudio's viewer, with its camera_path"

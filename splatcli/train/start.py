@@ -205,7 +205,7 @@ def _known_keys(allowed: Iterable[str], settings: dict[str, Any]) -> set[str]:
         raise UsageError(
             f"there is no setting {key!r}",
             where="--allow-config-change",
-            remedy=f"did you mean {near[0]}?" if near else f"a key of docs/settings.md, or {' or '.join(CONSENT)}",
+            remedy=f"did you mean {near[0]}?" if near else f"a key of splat docs settings, or {' or '.join(CONSENT)}",
         )
     return keys
 
