@@ -6,6 +6,7 @@ import ctypes
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,13 +24,15 @@ from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.decode import Header, decode_rgb, open_image
 from splatcli.scene.masks import check_mask, read_mask
 from splatcli.sfm.images import orientation_of
-from splatcli.sfm.options import CameraPer, SfmOptions
+from splatcli.sfm.options import COLOURS, CameraPer, SfmOptions
 from splatcli.sfm.panorama import FACES, face_camera, face_from_rig
 
 #: prctl(2): the signal that a process gets when the one that made it ends.
 _PR_SET_PDEATHSIG = 1
 #: Descriptors of an image that are enough to tell which others look like it.
 _SAMPLE = 1000
+#: Images whose features are committed together: what a process that is killed may lose.
+_COMMITTED = 16
 
 Progress = Callable[[int, int], None]
 
@@ -93,35 +96,81 @@ def extract(
 ) -> tuple[list[Stored], dict[str, SplatError]]:
     """Finds features and writes them, with images and cameras, into the database, one image after another.
 
-    Images are named by their place among ``images``: pycolmap's lists know no names with spaces.
+    Images are named by their place among ``images``: pycolmap's lists know no names with spaces. Those that an earlier
+    call for the same images and options wrote are taken from the database.
     Returns what was stored, and the reasons of images that could not be decoded.
     """
+    known = _known(database, len(images))
     stored: list[Stored] = []
     bad: dict[str, SplatError] = {}
     cameras: dict[LensKey, int] = {}
     rigs = _Rigs()
-    with (
-        _features(images, options, threads, gpu) as found,
-        pycolmap.Database.open(database) as store,
-        pycolmap.DatabaseTransaction(store),
-    ):
-        for index, (image, features) in enumerate(zip(images, found, strict=True)):
-            if features.problem is not None:
-                bad[image.name] = features.problem
-            elif image.panorama is not None:
-                number = rigs.add(store, str(index), image.panorama, features)
-                stride = max(1, len(features.descriptors) // _SAMPLE)
-                stored.append(Stored(image, number, features.descriptors[::stride].copy(), features.colours))
-            else:
-                key = lens_key(image.name, image.width, image.height, features.share, options.camera_per)
-                if key not in cameras:
-                    cameras[key] = _add_camera(store, options.mapped_model, key)
-                number = _add_image(store, str(index), cameras[key], features)
-                stride = max(1, len(features.descriptors) // _SAMPLE)
-                stored.append(Stored(image, number, features.descriptors[::stride].copy(), features.colours))
-            progress(index + 1, len(images))
-        rigs.finish(store)
+    # A rig is written when all its faces are there.
+    together = len(images) if any(image.panorama for image in images) else _COMMITTED
+    missing = [image for index, image in enumerate(images) if index not in known]
+    with _features(missing, options, threads, gpu) as found, pycolmap.Database.open(database) as store:
+        for start in range(0, len(images), together):
+            with pycolmap.DatabaseTransaction(store):
+                for index, image in enumerate(images[start : start + together], start):
+                    if index in known:
+                        number, colours, sample = known[index]
+                        stored.append(Stored(image, number, sample, colours))
+                        if image.panorama is None:
+                            share = focal_share(image.path)
+                            key = lens_key(image.name, image.width, image.height, share, options.camera_per)
+                            cameras.setdefault(key, int(store.read_image(number).camera_id))
+                        progress(index + 1, len(images))
+                        continue
+                    features = next(found)
+                    if features.problem is not None:
+                        bad[image.name] = features.problem
+                        progress(index + 1, len(images))
+                        continue
+                    _save_colours(database, index, features.colours)
+                    if image.panorama is not None:
+                        number = rigs.add(store, str(index), image.panorama, features)
+                    else:
+                        key = lens_key(image.name, image.width, image.height, features.share, options.camera_per)
+                        if key not in cameras:
+                            cameras[key] = _add_camera(store, options.mapped_model, key)
+                        number = _add_image(store, str(index), cameras[key], features)
+                    stored.append(Stored(image, number, _sample(features.descriptors), features.colours))
+                    progress(index + 1, len(images))
+                rigs.finish(store)
     return stored, bad
+
+
+def _sample(descriptors: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return descriptors[:: max(1, len(descriptors) // _SAMPLE)].copy()
+
+
+def _known(database: Path, count: int) -> dict[int, tuple[int, NDArray[np.uint8], NDArray[np.uint8]]]:
+    """Return number, colours and sampled descriptors of images that are in the database, by their place.
+
+    A database that is not whole is removed.
+    """
+    found = {}
+    folder = database.with_name(COLOURS)
+    try:
+        with pycolmap.Database.open(database) as store:
+            for image in store.read_all_images():
+                number, index = int(image.image_id), int(image.name)
+                colours = np.load(folder / f"{index}.npy")
+                data = store.read_descriptors(number).data
+                if index >= count or len(colours) != len(data) or len(data) != store.num_keypoints_for_image(number):
+                    raise ValueError(f"the features of image {index} are not whole")
+                found[index] = number, colours, _sample(np.asarray(data, dtype=np.uint8).reshape(-1, 128))
+    except (OSError, ValueError, RuntimeError, EOFError):
+        for path in database.parent.glob(f"{database.name}*"):
+            path.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
+        found = {}
+    folder.mkdir(exist_ok=True)
+    return found
+
+
+def _save_colours(database: Path, index: int, colours: NDArray[np.uint8]) -> None:
+    np.save(database.with_name(COLOURS) / f"{index}.npy", colours)
 
 
 class _Rigs:
@@ -167,7 +216,7 @@ def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bo
     """The features of each image, in order, as they are found."""
     work = partial(_features_of, options=options, gpu=gpu)
     processes = min(1 if gpu else threads, len(images))
-    if processes == 1:
+    if processes <= 1:
         yield map(work, images)
         return
     # pycolmap holds Python's lock while it looks for features, so that threads would take turns.

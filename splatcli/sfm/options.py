@@ -26,6 +26,8 @@ MODELS = (
 AUTO = "auto"
 #: Frames taken from a video, by default: exhaustive matching of so many takes minutes on a small machine.
 VIDEO_FRAMES = 120
+#: The folder beside the database with the colours of the features, a file for each image in it.
+COLOURS = "colours"
 #: A model of fewer images is no scene.
 MIN_IMAGES = 3
 

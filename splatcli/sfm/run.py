@@ -4,12 +4,16 @@ DIR/images/    the images, linked, or the frames of a video
 DIR/masks/     their masks, linked, where there are any
 DIR/sparse/0/  COLMAP's binary model; further ones, which nothing connects with it, are in sparse/1/ and so on
 DIR/sfm.json   what it was made from, and the report
+
+Work happens in DIR.tmp.PID.RANDOM. A call that fails or is stopped leaves that folder if it holds features, and the
+next call for the same images goes on with them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import re
@@ -31,7 +35,9 @@ from splatcli.scene import heif
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import SfmInput
-from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.options import COLOURS, SfmOptions
+
+_log = logging.getLogger(__name__)
 
 REPORT = "sfm.json"
 #: Changes when the same images and options would give another result.
@@ -61,8 +67,8 @@ def run_sfm(
     """The scene of the images in ``place``; without one in ``<beside>/<name>-sfm``, numbered where others have it.
 
     What is there already for the same images and options is used again, unless ``overwrite`` says to replace it.
-    Raises SceneError for images that do not suffice, OutputError for the place, ResourceError when pycolmap crashed;
-    nothing is left behind then.
+    Raises SceneError for images that do not suffice, OutputError for the place, ResourceError when pycolmap crashed.
+    Whatever ends this call, features and matches that were found are kept for the next one.
     """
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
     folder = (place or _free_place(beside, footage, key)).absolute()
@@ -71,14 +77,24 @@ def run_sfm(
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
         return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
-    with _ended_by_signals(), _temporary(folder) as made:
+    with _ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
         threads = len(os.sched_getaffinity(0))
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
         shutil.rmtree(made / "work")
+        (made / _KEY).unlink()
         (made / REPORT).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
         _put(made, folder)
     return SfmResult(folder, facts, False)
+
+
+def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[str, Any]:
+    """Return what features and matches depend on."""
+    from splatcli.scene._pycolmap import pycolmap
+
+    names = ("camera_per", "mapped_model", "max_image_size", "max_features", "frames", "seed")
+    chosen = {name: getattr(options, name) for name in names}
+    return {**key, "options": chosen, "gpu": gpu, "pycolmap": pycolmap.__version__}
 
 
 def gpu_wanted(device: str) -> bool:
@@ -156,33 +172,64 @@ def _check_place(folder: Path, footage: SfmInput, known: dict[str, Any] | None, 
         )
 
 
+#: In a folder that is being worked in: what its features were made from.
+_KEY = "key.json"
+
+
 @contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A folder beside ``folder`` that is gone at the end, as are those of processes that were killed."""
+def _temporary(folder: Path, key: dict[str, Any]) -> Iterator[Path]:
+    """A folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
+
+    It is gone at the end, unless that is an exception and features were found.
+    """
     made = folder.with_name(f"{folder.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
-        made.mkdir()
+        left = _left_over(folder, key)
+        if left is None:
+            made.mkdir()
+        else:
+            left.rename(made)
+            _log.info("features and matches of the last try are used again")
+        (made / _KEY).write_text(json.dumps(key), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", where=error.filename) from None
     try:
         yield made
+    except BaseException:
+        if _has_features(made):
+            _log.info(f"features and matches are kept in {made}; the same command goes on with them")
+        raise
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        if not _has_features(made):
+            shutil.rmtree(made, ignore_errors=True)
         for parent in parents:
             with contextlib.suppress(OSError):
                 parent.rmdir()  # only if empty
 
 
-def _remove_stale(folder: Path) -> None:
-    """Removes what was left for this place by a process that is not there any more."""
+def _has_features(made: Path) -> bool:
+    return (made / "work" / COLOURS).is_dir() and any((made / "work" / COLOURS).iterdir())
+
+
+def _left_over(folder: Path, key: dict[str, Any]) -> Path | None:
+    """Return what a process that is not there any more left for this place and key; remove what others left."""
     ours = re.compile(re.escape(folder.name) + r"\.tmp\.(\d+)\.[0-9a-f]{8}")
-    for path in folder.parent.iterdir():
-        found = ours.fullmatch(path.name)
-        if found and not Path("/proc", found[1]).exists():
+    found: Path | None = None
+    for path in sorted(folder.parent.iterdir()):
+        match = ours.fullmatch(path.name)
+        if match is None or (int(match[1]) != os.getpid() and Path("/proc", match[1]).exists()):
+            continue
+        try:
+            same = json.loads((path / _KEY).read_text(encoding="utf-8")) == key
+        except (OSError, ValueError):
+            same = False
+        if same and found is None and _has_features(path):
+            found = path
+        else:
             shutil.rmtree(path, ignore_errors=True)
+    return found
 
 
 def _put(made: Path, folder: Path) -> None:

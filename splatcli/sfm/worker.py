@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from splatcli.sfm.features import SfmImage, die_with_parent, extract
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import choose_pairs, how_to_match, match
-from splatcli.sfm.options import AUTO, MIN_IMAGES, VIDEO_FRAMES, SfmOptions
+from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.video import sharpest, sharpness
 
@@ -45,7 +46,10 @@ class Job:
     def __init__(
         self, footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
     ) -> None:
-        """folder: exists and is empty; receives images/, sparse/0/ and, in work/, what is thrown away."""
+        """folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away.
+
+        What a Job of the same images and options left in work/ is used, everything else there is removed.
+        """
         self.footage = footage
         self.options = options
         self.folder = folder
@@ -61,9 +65,11 @@ class Job:
         """All steps; returns the facts of the report. Raises SplatError."""
         pycolmap.set_random_seed(self.options.seed)
         work = self.folder / "work"
-        work.mkdir()
-        (self.folder / "images").mkdir()
-        images = self._images()
+        work.mkdir(exist_ok=True)
+        frames = self._known_frames()
+        remove_unfinished(self.folder, keep_images=frames is not None)
+        (self.folder / "images").mkdir(exist_ok=True)
+        images = self._images(frames)
         database = work / "database.db"
         stored, bad = extract(
             database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
@@ -145,14 +151,30 @@ class Job:
 
         return progress
 
-    def _images(self) -> list[SfmImage]:
-        """The images to work on, in name order; they lie in, or are linked from, images/ then."""
+    @property
+    def _frame_list(self) -> Path:
+        return self.folder / "work" / "frames.json"
+
+    def _known_frames(self) -> list[str] | None:
+        """Return the frames of the video that an earlier Job wrote, if it wrote all."""
+        try:
+            names: list[str] = json.loads(self._frame_list.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+        return names if all((self.folder / "images" / name).is_file() for name in names) else None
+
+    def _images(self, frames: list[str] | None) -> list[SfmImage]:
+        """The images to work on, in name order; they lie in, or are linked from, images/ then.
+
+        frames: those of a video that are there already.
+        """
         footage = self.footage
         if footage.is_video:
             from splatcli.sfm.video import write_frames
 
             count = self.options.frames or VIDEO_FRAMES
-            names = write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
+            names = frames or write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
+            self._frame_list.write_text(json.dumps(names), encoding="utf-8")
             footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
@@ -293,6 +315,19 @@ class Job:
         sparse = self.folder / "sparse" / str(number)
         sparse.mkdir(parents=True)
         model.write_binary(sparse)
+
+
+def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
+    """Remove from a Job's folder all that a later one makes anew: not features and matches, nor images if kept."""
+    kept = {folder / "key.json", folder / "log", folder / "work", *([folder / "images"] if keep_images else [])}
+    stored = ("database.db", "database.db-journal", "database.db-wal", "database.db-shm", COLOURS, "frames.json")
+    for path in [*folder.iterdir(), *(folder / "work").iterdir()]:
+        if path in kept or (path.parent.name == "work" and path.name in stored):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def link(image: Path, place: Path) -> None:

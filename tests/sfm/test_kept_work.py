@@ -1,0 +1,122 @@
+"""Structure from motion that is stopped, killed or fails: features and matches are kept, and used by the next call."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from splatcli.errors import SceneError
+from splatcli.sfm import features
+from splatcli.sfm.images import find_input
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.worker import Job
+from tests.sfm.conftest import NUM_IMAGES, find_cameras_of, write_noise
+
+
+def model_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "sparse" / "0").iterdir()}
+
+
+def job(images: Path, folder: Path, stop_at: tuple[str, int] | None = None) -> Job:
+    """One thread: with several the mapper may begin with another pair of images."""
+    folder.mkdir(exist_ok=True)
+
+    def tell(phase: str, done: int, total: int) -> None:
+        if (phase, done) == stop_at:
+            raise KeyboardInterrupt
+
+    return Job(find_input(images), SfmOptions(), folder, threads=1, gpu=False, tell=tell)
+
+
+@pytest.fixture(scope="module")
+def fresh(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that was made without a stop."""
+    folder = tmp_path_factory.mktemp("fresh") / "scene"
+    job(images, folder).run()
+    return folder
+
+
+@pytest.mark.parametrize("stop_at", [("features", 5), ("matching", 16), ("mapping", 4)], ids=lambda at: at[0])
+def test_the_same_bytes_as_without_a_stop(
+    stop_at: tuple[str, int], images: Path, fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(features, "_COMMITTED", 3)
+    folder = tmp_path / "scene"
+    with pytest.raises(KeyboardInterrupt):
+        job(images, folder, stop_at).run()
+    decoded: list[str] = []
+    found = features._features_of
+    monkeypatch.setattr(
+        features, "_features_of", lambda image, **more: (decoded.append(image.name), found(image, **more))[1]
+    )
+    job(images, folder).run()
+    assert len(decoded) == (NUM_IMAGES - 5 if stop_at[0] == "features" else 0), (
+        "what was written is not looked for again"
+    )
+    assert model_of(folder) == model_of(fresh)
+
+
+@pytest.mark.parametrize("harm", ["database.db", "colours/3.npy"])
+def test_damaged_work_is_done_again(harm: str, images: Path, fresh: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "scene"
+    with pytest.raises(KeyboardInterrupt):
+        job(images, folder, ("mapping", 2)).run()
+    file = folder / "work" / harm
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    job(images, folder).run()
+    assert model_of(folder) == model_of(fresh)
+
+
+def stopped(images: Path, place: Path, options: SfmOptions | None = None) -> list[str]:
+    """Stops a call while it matches, as Ctrl-C does; returns what lies beside the place."""
+
+    def tell(phase: str, done: int, total: int) -> None:
+        if phase == "matching":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        find_cameras_of(images, options, place=place, tell=tell)
+    return sorted(path.name for path in place.parent.iterdir())
+
+
+def test_a_stopped_call_says_what_is_kept(images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "splatcli")
+    place = tmp_path / "scene"
+    (left,) = stopped(images, place)
+    assert left.startswith(f"scene.tmp.{os.getpid()}.")
+    assert f"features and matches are kept in {tmp_path / left}" in caplog.text
+    caplog.clear()
+    (other,) = stopped(images, place, SfmOptions(max_features=500))
+    assert other != left, "the work of other options is removed"
+    assert "used again" not in caplog.text
+
+
+def test_an_error_keeps_features_for_another_try(tmp_path: Path) -> None:
+    noise = write_noise(tmp_path / "noise", 4)
+    with pytest.raises(SceneError, match="no two of the 4 images"):
+        find_cameras_of(noise, place=tmp_path / "scene")
+    assert len(list(tmp_path.glob("scene.tmp.*/work/colours/*.npy"))) == 4
+
+
+def test_a_killed_command_goes_on(images: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "splatcli", "sfm", str(images), "-o", "scene"]
+    first = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ends = time.monotonic() + 120
+    while len(list(tmp_path.glob("scene.tmp.*/work/colours/*.npy"))) < NUM_IMAGES and time.monotonic() < ends:
+        assert first.poll() is None
+        time.sleep(0.005)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert len(list(tmp_path.iterdir())) == 1
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "features and matches of the last try are used again" in again.stderr
+    assert f"{NUM_IMAGES} of {NUM_IMAGES}" in again.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["scene"]
+    assert sorted(path.name for path in (tmp_path / "scene").iterdir()) == ["images", "sfm.json", "sparse"]
