@@ -63,6 +63,7 @@ def bench(args: BenchArguments) -> int:
     """
     from splatcli.bench import Record, describe_machine, markdown, measure, plan_of, read_plan
     from splatcli.cli.console import open_output
+    from splatcli.cli.tables import of_markdown
     from splatcli.render.images import write_bytes
 
     numbers = _numbers(args.seeds)
@@ -96,7 +97,7 @@ def bench(args: BenchArguments) -> int:
         write_bytes(path, (text.dumps(report, indent=1) + "\n").encode())
         lines = markdown(records)
         write_bytes(args.output / "table.md", ("\n".join(lines) + "\n").encode())
-        out.result({"path": path, "runs": len(records), "table": lines}, lines)
+        out.result({"path": path, "runs": len(records), "table": lines}, lines, [of_markdown(lines)])
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from splatcli.cli.run_training import (
     resume_training,
     start_training,
 )
+from splatcli.cli.tables import Table
 from splatcli.errors import (
     ModelFileError,
     OutputError,
@@ -52,14 +53,14 @@ class _PlanOutput(Output):
 
     plans: list[dict[str, Any]]
 
-    def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
+    def result(self, facts: dict[str, Any], lines: Iterable[object], tables: Sequence[Table] = ()) -> None:
         self.plans = [facts]
 
 
 class _BlockOutput(Output):
     """The output of one block among others: its path is an event, not the result."""
 
-    def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
+    def result(self, facts: dict[str, Any], lines: Iterable[object], tables: Sequence[Table] = ()) -> None:
         if self.json:
             self.event("block", facts)
         else:

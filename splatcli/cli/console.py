@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shutil
 import sys
 import time
 import warnings
@@ -24,6 +25,7 @@ from splatcli.progress import listening
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from splatcli.cli.tables import Table
     from splatcli.train.events import Event
 
 
@@ -78,10 +80,17 @@ class Output:
         """Print nothing from now on: another process reports for this one."""
         self.muted = True
 
-    def result(self, facts: dict[str, Any], lines: Iterable[object]) -> None:
-        """Print the result: ``facts`` as the last JSON object with --json, else ``lines``."""
+    def result(self, facts: dict[str, Any], lines: Iterable[object], tables: Sequence[Table] = ()) -> None:
+        """Print the result: ``facts`` as the last JSON object with --json, else ``lines``.
+
+        tables: say what the lines say, and are shown in their place on a terminal.
+        """
         if self.json:
             self.event("result", facts)
+        elif tables and not self.muted and is_styled(sys.stdout):
+            from splatcli.cli.tables import draw
+
+            self._to_stdout(draw(tables, shutil.get_terminal_size().columns))
         elif not self.muted:
             self._to_stdout("".join(f"{line}\n" for line in lines))
 

@@ -37,6 +37,7 @@ def doctor(args: DoctorArguments) -> int:
       splat doctor --json | python -m json.tool
     """
     from splatcli.cli.console import open_output
+    from splatcli.cli.tables import of_lines
 
     with open_output(json=args.json, quiet=args.quiet) as out:
         from splatcli.doctor import examine
@@ -44,7 +45,11 @@ def doctor(args: DoctorArguments) -> int:
         facts = examine()
         if args.fix and not facts["fix"]:
             out.note("nothing is missing")
-        out.result(facts, facts["fix"] if args.fix else _wrapped(_lines(facts)))
+        lines = _lines(facts)
+        if args.fix:
+            out.result(facts, facts["fix"])
+        else:
+            out.result(facts, _wrapped(lines), [of_lines(lines, 11)])
     return 0 if facts["ok"] else 4
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.tables import Table
 from splatcli.errors import SceneError, UsageError
 from splatcli.progress import track
 
@@ -132,7 +133,7 @@ def evaluate(args: EvalArguments) -> int:
             _write_sheet(args.sheet, extremes, facts)
             facts["sheet"] = args.sheet
             lines.append(f"sheet {args.sheet}")
-        out.result({"model": path, **facts}, lines)
+        out.result({"model": path, **facts}, lines, [_table(facts)])
     return 0
 
 
@@ -188,6 +189,22 @@ def _measure(
     }
     lines = [f"{name} {value:.{_digits(name)}f}" for name, value in mean.items()]
     return facts, [*lines, f"num_gaussians {len(model.gaussians)}"], _remarks(scores, fitted, views)
+
+
+def _table(facts: dict[str, Any]) -> Table:
+    """Return the metrics for a terminal: means, and the views at both ends."""
+    views = facts["views"]
+    rows = []
+    for name in (key for key in views[0] if key != "name"):
+        values = [(view[name], view["name"]) for view in views]
+        best, worst = (min, max) if name.startswith("lpips") else (max, min)
+        digits = _digits(name)
+        ends = [f"{value:.{digits}f} ({view})" for value, view in (worst(values), best(values))]
+        rows.append([name.upper().replace("_", " "), f"{facts[name]:.{digits}f}", *ends])
+    title = f"{len(views)} views, {facts['num_gaussians']:,} Gaussians" + (
+        f", sheet {facts['sheet']}" if "sheet" in facts else ""
+    )
+    return Table(rows, ("metric", "mean", "worst view", "best view"), title)
 
 
 #: Colours that are fitted to the images are worth a remark from this many dB of the mean PSNR on.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.tables import Table
 from splatcli.errors import SplatError, UsageError
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def info(args: InfoArguments) -> int:
                 facts = _foreign_facts(found, import_options)
             if args.path is not None and args.path.is_dir():
                 facts["kind"] = "run"
-        out.result(facts, _lines(facts))
+        out.result(facts, _lines(facts), _tables(facts))
     return 0
 
 
@@ -253,6 +254,21 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     shown = {key: value for key, value in facts.items() if key != "findings"}
     width = max(map(len, shown))
     return [f"{key:<{width}}  {_text(value)}" for key, value in shown.items()] + _finding_lines(findings)
+
+
+def _tables(facts: dict[str, Any]) -> list[Table]:
+    """Return what _lines() says, for a terminal."""
+    findings = facts.get("findings", [])
+    rows = [
+        (key.replace("_", " "), f"{value:,}" if type(value) is int else _text(value))
+        for key, value in facts.items()
+        if key != "findings"
+    ]
+    found = [
+        (_STATES[one["state"]], one["subject"], one["text"] + (f"\nhelp: {one['help']}" if one["help"] else ""))
+        for one in findings
+    ]
+    return [Table(rows), *([Table(found)] if found else [])]
 
 
 def _finding_lines(findings: list[dict[str, Any]]) -> list[str]:

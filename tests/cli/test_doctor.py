@@ -49,7 +49,7 @@ def test_the_lines_have_the_same_facts(splat: Splat) -> None:
 
 @NEEDS_COMPILER
 def test_lines_are_wrapped_between_words_on_a_terminal() -> None:
-    screen = on_terminal("doctor", columns=60)
+    screen = on_terminal("--plain", "doctor", columns=60)
     lines = screen.text.rstrip().split("\n")
     assert screen.code == 0
     assert max(len(line) for line in lines if " " in line.strip()) <= 60
