@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from splatcli.cli.options import Command
 from splatcli.errors import UsageError
 
-#: Flags of the original program, gsplat and nerfstudio -> what stands for them; "" takes the value alone.
+#: Flags of the original program, gsplat and nerfstudio -> what stands for them; "" takes the value alone, a name with
+#: "=" is a setting.
 _FLAGS = {
     "-s": "",
     "--source_path": "",
@@ -34,10 +36,48 @@ _FLAGS = {
     "--cap_max": "--cap-max",
     "--data_factor": "-r",
     "--data-factor": "-r",
+    "--start_checkpoint": "--init",
+    "--init_type": "--init",
+    "--init_num_pts": "model.random_points=",
+    "--densify_grad_threshold": "strategy.grow_grad2d=",
+    "--densify_from_iter": "schedule.refine_start=",
+    "--densify_until_iter": "schedule.refine_stop=",
+    "--densification_interval": "schedule.refine_every=",
+    "--opacity_reset_interval": "schedule.reset_every=",
+    "--percent_dense": "strategy.grow_scale3d=",
+    "--lambda_dssim": "train.ssim_lambda=",
+    "--ssim_lambda": "train.ssim_lambda=",
+    "--position_lr_init": "optim.means_lr=",
+    "--position_lr_final": "optim.means_lr_final=",
+    "--feature_lr": "optim.sh0_lr=",
+    "--opacity_lr": "optim.logit_opacities_lr=",
+    "--scaling_lr": "optim.log_scales_lr=",
+    "--rotation_lr": "optim.quats_lr=",
+    "--strategy.grow-grad2d": "strategy.grow_grad2d=",
+    "--strategy.grow-scale3d": "strategy.grow_scale3d=",
+    "--strategy.prune-opa": "strategy.prune_opacity=",
+    "--strategy.refine-start-iter": "schedule.refine_start=",
+    "--strategy.refine-stop-iter": "schedule.refine_stop=",
+    "--strategy.refine-every": "schedule.refine_every=",
+    "--strategy.reset-every": "schedule.reset_every=",
+    "--strategy.cap-max": "--cap-max",
 }
 
+#: Flags that take several numbers -> the setting that is their list.
+_LISTS = {"--save_iterations": "save.steps=", "--checkpoint_iterations": "save.steps=", "--save_steps": "save.steps="}
+
 #: Switches of theirs -> ours; none where splat does so anyway.
-_SWITCHES = {"--white_background": ["--white-background"], "--eval": []}
+_SWITCHES = {
+    "--white_background": ["--white-background"],
+    "--random_background": ["--random-background"],
+    "--antialiasing": ["--antialiased"],
+    "--train_test_exp": ["--exposure"],
+    "--pose_opt": ["--pose-opt"],
+    "--use_bilateral_grid": ["--bilateral-grid"],
+    "--eval": [],
+    "--packed": [],
+    "--disable_viewer": [],
+}
 
 
 class TrainCommand(Command):
@@ -46,7 +86,7 @@ class TrainCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ours = translated(args)
         if ours is not None and not ctx.resilient_parsing:
-            theirs = next(word for word in args if word.partition("=")[0] in (*_FLAGS, *_SWITCHES))
+            theirs = next(word for word in args if word.partition("=")[0] in (*_FLAGS, *_LISTS, *_SWITCHES))
             raise UsageError(
                 "this is a flag of another program",
                 where=theirs.partition("=")[0],
@@ -59,22 +99,32 @@ def translated(words: Sequence[str]) -> list[str] | None:
     """Return the words after ``splat train`` that mean the same; None where there is no flag of another program."""
     scene: list[str] = []
     others: list[str] = []
-    pending = iter(words)
+    pending = deque(words)
     changed = False
-    for word in pending:
+    while pending:
+        word = pending.popleft()
         name, equals, value = word.partition("=")
         if word == "--":
             others += [word, *pending]
+            pending.clear()
         elif name in _SWITCHES:
             changed = True
             others += _SWITCHES[name]
+        elif name in _LISTS:
+            changed = True
+            numbers = [value] if equals else []
+            while pending and pending[0].isdecimal():
+                numbers.append(pending.popleft())
+            others += ["--set", f"{_LISTS[name]}[{','.join(numbers)}]"]
         elif name in _FLAGS:
             changed = True
-            value = value if equals else next(pending, "...")
-            if _FLAGS[name]:
-                others += [_FLAGS[name], value]
-            else:
+            value = value if equals else pending.popleft() if pending else "..."
+            if not _FLAGS[name]:
                 scene.append(value)
+            elif _FLAGS[name].endswith("="):
+                others += ["--set", f"{_FLAGS[name]}{value}"]
+            else:
+                others += [_FLAGS[name], value]
         else:
             others.append(word)
     return [*scene, *others] if changed else None

@@ -8,8 +8,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer
 
-from splatcli.cli.other_programs import scene_to_train
+from splatcli.cli.commands import app
+from splatcli.cli.other_programs import _FLAGS, _LISTS, _SWITCHES, scene_to_train
+from splatcli.config import Config, flat_settings
 from tests.cli.tiny import QUICK
 from tests.running import Splat
 
@@ -23,6 +26,10 @@ from tests.running import Splat
         ("X --data_dir=a --max_steps 7 -q", "--data_dir", "splat train a X -n 7 -q"),
         ("X --white_background --sh_degree 2", "--white_background", "splat train X --white-background --sh-degree 2"),
         ("-m 'a b' -s X -- --data", "-m", "splat train X -o 'a b' -- --data"),
+        ("-s X --densify_until_iter 9", "-s", "splat train X --set schedule.refine_stop=9"),
+        ("X --save_iterations 7 30 -q", "--save_iterations", "splat train X --set 'save.steps=[7,30]' -q"),
+        ("X --strategy.grow-grad2d=2e-4", "--strategy.grow-grad2d", "splat train X --set strategy.grow_grad2d=2e-4"),
+        ("X --antialiasing --packed", "--antialiasing", "splat train X --antialiased"),
         ("-r 2 -s", "-s", "splat train ... -r 2"),
     ],
 )
@@ -32,6 +39,16 @@ def test_flags_of_other_programs_get_the_command_that_they_mean(
     done = splat("train", *shlex.split(words))
     assert done.code == 2
     assert done.err.splitlines()[1:] == [f"  where: {where}", f"  help: {command}"]
+
+
+def test_what_stands_for_a_flag_exists() -> None:
+    settings = [target.rstrip("=") for target in {*_FLAGS.values(), *_LISTS.values()} if target.endswith("=")]
+    assert set(settings) <= flat_settings(Config()).keys()
+    command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
+    context = command.make_context("train", ["X"], resilient_parsing=True)
+    ours = {name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    flags = {target for target in _FLAGS.values() if target and not target.endswith("=")}
+    assert flags | {word for words in _SWITCHES.values() for word in words} <= ours
 
 
 def test_a_run_and_a_checkpoint_are_resumed(splat: Splat, finished_run: Path) -> None:
