@@ -110,6 +110,7 @@ def import_compressed_ply(path: Path, *, lenient: bool = False) -> ImportedModel
             shN=harmonics,
         ),
         declared=True,
+        sealed=True,
         notes=notes,
     )
 

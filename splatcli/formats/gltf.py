@@ -323,6 +323,7 @@ def import_gltf(path: Path, *, lenient: bool = False) -> ImportedModel:
             **columns._asdict(),
         ),
         declared=True,
+        sealed=True,
         notes=notes,
     )
 

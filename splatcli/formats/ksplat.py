@@ -103,6 +103,7 @@ def import_ksplat(path: Path, *, lenient: bool = False) -> ImportedModel:
             shN=shN,
         ),
         declared=True,
+        sealed=True,
         notes=[f"ignored {surplus} bytes behind the data"] if surplus else [],
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -215,6 +216,28 @@ _QUATS = ["rot_0", "rot_1", "rot_2", "rot_3"]
 _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 
 
+#: The comment with the SHA-256 of opacity and scale_0 to scale_2 of each vertex in turn, little-endian float32: the
+#: values are those that a program of this package wrote, so that no other has activated them, or some, since.
+_SEAL = "splatcli: sha256 of opacities and scales: "
+
+
+def _sealed(parts: Iterable[tuple[Floats, Floats]]) -> str:
+    """Return the comment for opacities [N] and scales [N, 3] of each part."""
+    digest = hashlib.sha256()
+    for opacities, scales in parts:
+        digest.update(np.concatenate([opacities[:, None], scales], axis=1, dtype="<f4").tobytes())
+    return _SEAL + digest.hexdigest()
+
+
+def _is_sealed(header: PlyHeader, columns: dict[str, NDArray[np.float32]]) -> bool:
+    """Return whether opacities and scales are as they were when this package wrote them."""
+    if not any(text.startswith(_SEAL) for text in header.comments):
+        return False
+    opacities, scales = columns["opacities"], columns["scales"]
+    pieces = (slice(start, start + _ROWS) for start in range(0, len(scales), _ROWS))
+    return _sealed((opacities[piece], scales[piece]) for piece in pieces) in header.comments
+
+
 #: Gaussians that are brought into the order of the file at once.
 _ROWS = 1 << 18
 
@@ -246,11 +269,11 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
     if gaussians.means.dtype != torch.float32:
         raise ValueError(f"the parameters are {gaussians.means.dtype}, not float32")
     check_finite(gaussians)
-    parts = (
-        gaussians.map(lambda tensor, start=start: tensor[start : start + _ROWS])  # type: ignore[misc]
-        for start in range(0, len(gaussians), _ROWS)
-    )
-    write_ply_parts(parts, len(gaussians), gaussians.shN.shape[1], file, comments)
+    pieces = [slice(start, start + _ROWS) for start in range(0, len(gaussians), _ROWS)]
+    logits, scales = gaussians.logit_opacities.detach(), gaussians.log_scales.detach()
+    seal = _sealed((logits[piece].cpu().numpy(), scales[piece].cpu().numpy()) for piece in pieces)
+    parts = (gaussians.map(lambda tensor, piece=piece: tensor[piece]) for piece in pieces)  # type: ignore[misc]
+    write_ply_parts(parts, len(gaussians), gaussians.shN.shape[1], file, [seal, *comments])
 
 
 def write_ply_parts(
@@ -318,7 +341,7 @@ def write_ply_file(gaussians: Gaussians, path: Path, comments: Sequence[str] = (
 
 
 #: Rows that are converted at once: the pages of the file that hold them are read once for all columns.
-_ROWS = 50_000
+_READ_ROWS = 50_000
 
 
 def read_ply(path: Path, options: ImportOptions | None = None) -> Gaussians:
@@ -360,8 +383,8 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
     columns = {column: np.empty((vertex.count, len(part)), np.float32) for column, part in names.items()}
     task = f"reading {path.name}"
     report(task, 0, vertex.count)
-    for start in range(0, vertex.count, _ROWS):
-        piece = slice(start, min(start + _ROWS, vertex.count))
+    for start in range(0, vertex.count, _READ_ROWS):
+        piece = slice(start, min(start + _READ_ROWS, vertex.count))
         for column, part in names.items():
             columns[column][piece] = _float32(rows[piece], part, vertex)
         report(task, piece.stop, vertex.count)
@@ -380,6 +403,7 @@ def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
         Columns.tensors(**columns),
         place=place,
         declared=RAW_COMMENT in header.comments,
+        sealed=_is_sealed(header, columns),
         notes=notes,
     )
 

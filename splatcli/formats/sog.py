@@ -389,6 +389,7 @@ def _read(meta: _Meta, open_file: _Open, size: int, path: Path) -> ImportedModel
             else _read_harmonics(meta.shN, texels, open_file, size, path),
         ),
         declared=True,
+        sealed=True,
         notes=notes,
     )
 

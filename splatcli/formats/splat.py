@@ -79,6 +79,7 @@ def import_splat(path: Path, *, lenient: bool = False) -> ImportedModel:
             shN=np.zeros((len(rows), 0, 3)),
         ),
         declared=True,
+        sealed=True,
         notes=[f"ignored {surplus} bytes behind the data"] if surplus else [],
     )
 

@@ -301,6 +301,7 @@ def import_spz(path: Path, *, lenient: bool = False) -> ImportedModel:
             shN=(harmonics.astype(np.float32) - 128) / 128,
         ),
         declared=True,
+        sealed=True,
         notes=notes,
     )
 

@@ -151,6 +151,7 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
             **turned._asdict(),
         ),
         declared=True,
+        sealed=True,
     )
 
 

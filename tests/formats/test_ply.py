@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import os
 import random
+import re
 import resource
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -312,3 +314,42 @@ def test_a_file_written_in_parts_has_the_same_bytes(monkeypatch: pytest.MonkeyPa
     ply.write_ply(scene(100, 2), parts, ["a comment"])
     assert parts.getvalue() == whole.getvalue()
     assert len(whole.getvalue()) > 100 * 4 * len(ply.property_names(8))
+
+
+def two_sizes(count: int = 4000) -> Gaussians:
+    """A model of small Gaussians in front and a shell of others around, the least of them just above one unit.
+
+    Its log-scales have a step at 0, as partly activated ones would.
+    """
+    gaussians, rng = scene(count, 0), torch.Generator().manual_seed(1)
+    far = torch.arange(count) % 2 == 0
+    directions = torch.nn.functional.normalize(torch.randn(count, 3, generator=rng), dim=1)
+    log_scales = 0.02 + 0.4 * torch.rand(count, 3, generator=rng)
+    return replace(
+        gaussians,
+        means=torch.where(far[:, None], 30 * directions, gaussians.means),
+        log_scales=torch.where(far[:, None], log_scales, gaussians.log_scales),
+    )
+
+
+def test_a_file_of_ours_is_never_taken_for_a_partly_activated_one(tmp_path: Path) -> None:
+    gaussians, path = two_sizes(), tmp_path / "a.ply"
+    content = encoded(gaussians)
+    path.write_bytes(content)
+    assert_same(read_ply(path), gaussians)
+    # Without the digest the values alone count.
+    path.write_bytes(re.sub(rb"comment splatcli: sha256[^\n]*\n", b"", content))
+    assert "partly activated" in refusal(path)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2), (1,)])
+def test_scales_that_another_program_activated_since_are_found(tmp_path: Path, axes: tuple[int, ...]) -> None:
+    path = tmp_path / "a.ply"
+    write_ply_file(scene(3000, 1), path)
+    data = plyfile.PlyData.read(path)
+    assert any("sha256" in text for text in data["vertex"].comments)
+    for axis in axes:
+        values = data["vertex"].data[f"scale_{axis}"]
+        values[::2] = np.exp(values[::2])
+    data.write(tmp_path / "activated.ply")
+    assert "activated" in refusal(tmp_path / "activated.ply")

@@ -131,6 +131,7 @@ class ImportedModel:
     parts: numbers of Gaussians that were stored together; each part is checked by itself.
     names: column -> the file's name for it. place: the words for a place in the file.
     declared: the file says that its values are raw.
+    sealed: it also proves it, by a digest or by the way that its format encodes them: no part of them was activated.
     notes: remarks for the user.
     """
 
@@ -140,6 +141,7 @@ class ImportedModel:
     names: dict[str, str] = field(default_factory=dict)
     place: Callable[[str, tuple[int, ...]], str] = at_index
     declared: bool = False
+    sealed: bool = False
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -177,7 +179,13 @@ class ImportedModel:
     def space_checks(self) -> list[SpaceCheck]:
         """Return the activation check of each part; the values must be finite."""
         return [
-            check_space(part.means.numpy(), part.scales.numpy(), part.opacities.numpy(), declared=self.declared)
+            check_space(
+                part.means.numpy(),
+                part.scales.numpy(),
+                part.opacities.numpy(),
+                declared=self.declared,
+                parts=not self.sealed,
+            )
             for part in self.split()
         ]
 
