@@ -6,6 +6,7 @@ the variable SPLATCLI_NODE_MODULES names.
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -36,6 +37,13 @@ def transformed(source: Path, target: Path) -> Path:
     return target
 
 
+def needs_the_frame_of_a_ply(name: str) -> None:
+    """Skip the test where splat-transform turns the axes of SPZ files, which it does up to version 2."""
+    package = json.loads((TRANSFORM.parents[1] / "package.json").read_text()) if TRANSFORM.exists() else {}
+    if name.startswith("spz") and int(package.get("version", "3").partition(".")[0]) < 3:
+        pytest.skip("splat-transform before version 3 reads SPZ in another frame")
+
+
 def written(name: str, path: Path, gaussians: Gaussians) -> Path:
     known = next(known for known in FORMATS if known.name == name)
     if name == "spz4":
@@ -58,6 +66,7 @@ READS = {"compressed.ply": 0.0, "splat": 1.0, "spz": 0.0, "spz4": 0.0, "sog": 0.
 
 @pytest.mark.parametrize("name", READS)
 def test_splat_transform_reads_what_is_written_here(name: str, tmp_path: Path) -> None:
+    needs_the_frame_of_a_ply(name)
     known = next(known for known in FORMATS if known.name == name)
     before, _ = select(model(), sh_degree=known.sh_degree)
     source = written(name, tmp_path / f"a{known.suffix or '.spz'}", before)
@@ -71,6 +80,7 @@ def test_splat_transform_reads_what_is_written_here(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["compressed.ply", "spz", "sog"])
 def test_what_splat_transform_writes_is_read_here_as_it_reads_it_itself(name: str, tmp_path: Path) -> None:
     """Not compared with the original: its palettes begin anew by chance each time."""
+    needs_the_frame_of_a_ply(name)
     if name == "spz":
         pytest.importorskip("zstandard", reason="splat-transform writes SPZ version 4")
     path = transformed(written("ply", tmp_path / "a.ply", model()), tmp_path / f"b.{name}")
