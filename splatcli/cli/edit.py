@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from splatcli.edit.transform import Similarity
     from splatcli.formats.format import ExportMetadata, Format
     from splatcli.gaussians import Gaussians
+    from splatcli.scene.camera import Camera
 
 #: Every name of an operation's flag, and the long one.
 _OPERATIONS = {
@@ -30,7 +31,7 @@ _OPERATIONS = {
         name: name
         for name in (
             *("--translate", "--rotate", "--scale", "--scale-from", "--crop", "--crop-out", "--filter"),
-            *("--sh-degree", "--reorder"),
+            *("--sh-degree", "--simplify", "--reorder"),
         )
     },
 }
@@ -177,6 +178,15 @@ class EditArguments:
     sh_degree: Annotated[
         list[str] | None, _option("--sh-degree", metavar="D", text="Leave out SH coefficients above degree D.")
     ] = None
+    simplify: Annotated[
+        list[str] | None,
+        _option(
+            "--simplify",
+            metavar="N",
+            text="Merge neighbours until N Gaussians are left: a number (100k), a share (0.5) or 50%. The cameras of a "
+            "checkpoint tell which ones the images need.",
+        ),
+    ] = None
     reorder: Annotated[
         list[str] | None,
         _option(
@@ -187,7 +197,7 @@ class EditArguments:
     overwrite: Annotated[bool, typer.Option("-w", "--overwrite", help="Replace a file that is already there.")] = False
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Print how many Gaussians each operation changes or drops, and write nothing."),
+        typer.Option("--dry-run", help="Print how many Gaussians each operation touches, and write nothing."),
     ] = False
     allow_older: options.AllowOlder = False
     json: options.Json = False
@@ -227,10 +237,12 @@ def edit(args: EditArguments) -> int:
       splat edit scene.ply -o upright.ply --rotate 90,0,0 --scale 0.5
       splat edit room.ply chair.ply --scale 0.1 --translate 1,0,2 -o both.ply
       splat edit download.ply -o clean.ply --filter nan --filter 'scale<3' --reorder morton
+      splat edit output/scene -o phone.sog --simplify 50%
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run
     """
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.edit.operations import apply_operations, merged
+    from splatcli.edit.transform import move_camera
     from splatcli.formats.registry import format_to_write
     from splatcli.render.images import write_bytes
 
@@ -247,9 +259,14 @@ def edit(args: EditArguments) -> int:
         effects: list[dict[str, Any]] = []
         loaded: list[Path] = []
         metadata: ExportMetadata | None = None
+        seen: list[Camera] = []
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
-            part, similarity, some = apply_operations(model.gaussians, operations, nonfinite=model.dropped)
+            cameras = _training_cameras(model)
+            part, similarity, some = apply_operations(
+                model.gaussians, operations, nonfinite=model.dropped, cameras=cameras
+            )
+            seen = [move_camera(camera, similarity) for camera in cameras] if len(given) == 1 else []
             if metadata is None:
                 metadata = _metadata(model, operations, together, similarity, chosen, out)
             elif model.checkpoint is not None and metadata.antialiased != model.checkpoint.config.train.antialiased:
@@ -258,7 +275,7 @@ def edit(args: EditArguments) -> int:
             parts.append(part)
             effects += _report(some, model.path, out, dry_run=args.dry_run)
             del model
-        gaussians, similarity, some = apply_operations(merged(parts), together)
+        gaussians, similarity, some = apply_operations(merged(parts), together, cameras=seen)
         effects += _report(some, None, out, dry_run=args.dry_run)
         assert metadata is not None, "there is a model"
         facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
@@ -321,6 +338,14 @@ def _load(path: Path | None, operations: list[Operation], args: EditArguments, o
     return model
 
 
+def _training_cameras(model: Model) -> list[Camera]:
+    """Return the cameras that a checkpoint was trained on, in its coordinates."""
+    if model.checkpoint is None:
+        return []
+    cameras = model.checkpoint.refined_cameras()
+    return [cameras[index] for index in model.checkpoint.train]
+
+
 def _report(effects: list[Effect], path: Path | None, out: Output, *, dry_run: bool) -> list[dict[str, Any]]:
     """Print the effect of each operation, and return the facts."""
     facts = []
@@ -332,7 +357,7 @@ def _report(effects: list[Effect], path: Path | None, out: Output, *, dry_run: b
             {
                 "model": path,
                 "operation": one.label,
-                "dropped" if one.drops else "changed": one.touched,
+                one.verb: one.touched,
                 "left": one.left,
                 "line": line,
             }

@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from splatcli.edit.transform import Similarity, move_gaussians
+from splatcli.edit.simplify import simplify
+from splatcli.edit.transform import Similarity, move_camera, move_gaussians
 from splatcli.errors import UsageError
 from splatcli.formats.selection import Crop
 from splatcli.gaussians import SH_REST, Gaussians
+from splatcli.scene.camera import Camera
 from splatcli.scene.points import morton_order
+from splatcli.sizes import parse_count
 
 _COMPARISONS: dict[str, Callable[[Tensor, float], Tensor]] = {
     "<=": operator.le,
@@ -90,27 +93,37 @@ class LimitDegree:
 
 
 @dataclass(frozen=True)
+class Simplify:
+    """Gaussians are merged until few enough are left. count: of the number before, the number after."""
+
+    label: str
+    count: Callable[[int], int]
+
+
+@dataclass(frozen=True)
 class Reorder:
     """Rows along a Z curve."""
 
     label: str
 
 
-Operation = Move | Keep | LimitDegree | Reorder
+Operation = Move | Keep | LimitDegree | Simplify | Reorder
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The result of an operation: the number of Gaussians that it changed or dropped, and the number after it."""
+    """The result of an operation: the number of Gaussians that it touched, and the number after it.
+
+    verb: what happened to them: changed, dropped, or merged into others.
+    """
 
     label: str
     touched: int
     left: int
-    drops: bool
+    verb: str
 
     def line(self) -> str:
-        verb = "dropped" if self.drops else "changed"
-        return f"{self.label}: {self.touched:,} {verb}, {self.left:,} left"
+        return f"{self.label}: {self.touched:,} {self.verb}, {self.left:,} left"
 
 
 def _numbers(text: str, count: int, flag: str, remedy: str) -> list[float]:
@@ -190,6 +203,23 @@ def _sh_degree(flag: str, text: str) -> Operation:
     return LimitDegree(f"{flag} {text}", int(text))
 
 
+def _simplify(flag: str, text: str) -> Operation:
+    remedy = f"{flag} 100k, {flag} 0.5 or {flag} 50%"
+    share = text.removesuffix("%")
+    try:
+        value = parse_count(text)
+        number = float(share) if isinstance(value, str) else float(value)  # type: ignore[arg-type]
+    except ValueError:
+        raise UsageError(f"{text!r} is no number of Gaussians", where=flag, remedy=remedy) from None
+    if text.endswith("%"):
+        number /= 100
+    if not 0 < number < math.inf or (number >= 1 and (text.endswith("%") or not number.is_integer())):
+        raise UsageError(f"{text!r} leaves no number of Gaussians", where=flag, remedy=remedy)
+    if number >= 1:
+        return Simplify(f"{flag} {text}", lambda count: min(count, int(number)))
+    return Simplify(f"{flag} {text}", lambda count: max(1, round(number * count)))
+
+
 def _reorder(flag: str, text: str) -> Operation:
     if text != "morton":
         raise UsageError(f"there is no order {text!r}", where=flag, remedy=f"{flag} morton")
@@ -205,6 +235,7 @@ _PARSERS: dict[str, Callable[[str, str], Operation]] = {
     "--crop-out": _crop_out,
     "--filter": _filter,
     "--sh-degree": _sh_degree,
+    "--simplify": _simplify,
     "--reorder": _reorder,
 }
 
@@ -215,12 +246,13 @@ def parse_operation(flag: str, text: str) -> Operation:
 
 
 def apply_operations(
-    gaussians: Gaussians, operations: Sequence[Operation], *, nonfinite: int = 0
+    gaussians: Gaussians, operations: Sequence[Operation], *, nonfinite: int = 0, cameras: Sequence[Camera] = ()
 ) -> tuple[Gaussians, Similarity, list[Effect]]:
     """Return the edited Gaussians, the product of the transforms, and the effect of each operation.
 
     Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
-    values that the reader has dropped already, for the first KeepFinite.
+    values that the reader has dropped already, for the first KeepFinite. cameras: of the training images, in the
+    coordinates of the Gaussians that are given.
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
     effects = []
@@ -228,26 +260,31 @@ def apply_operations(
     for one in operations:
         if isinstance(one, Move):
             pending = one.similarity.after(pending)
-            effects.append(Effect(one.label, len(gaussians), len(gaussians), drops=False))
+            effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
             continue
         gaussians, total, pending = _moved(gaussians, pending), pending.after(total), Similarity()
         if isinstance(one, Keep):
             gaussians, dropped = _kept(gaussians, one)
             if isinstance(one, KeepFinite):
                 dropped, nonfinite = dropped + nonfinite, 0
-            effects.append(Effect(one.label, dropped, len(gaussians), drops=True))
+            effects.append(Effect(one.label, dropped, len(gaussians), "dropped"))
         elif isinstance(one, LimitDegree):
             touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
             if touched:
                 rest = gaussians.shN[:, : SH_REST[one.degree]].clone()
                 gaussians = Gaussians(**{**dict(gaussians.items()), "shN": rest})
-            effects.append(Effect(one.label, touched, len(gaussians), drops=False))
+            effects.append(Effect(one.label, touched, len(gaussians), "changed"))
+        elif isinstance(one, Simplify):
+            before, count = len(gaussians), one.count(len(gaussians))
+            if count < before:
+                gaussians = simplify(gaussians, count, [move_camera(camera, total) for camera in cameras])
+            effects.append(Effect(one.label, before - count, count, "merged"))
         else:
             order = torch.from_numpy(morton_order(gaussians.means.numpy()))
             touched = int((order != torch.arange(len(order))).sum())
             if touched:
                 gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
-            effects.append(Effect(one.label, touched, len(gaussians), drops=False))
+            effects.append(Effect(one.label, touched, len(gaussians), "changed"))
     return _moved(gaussians, pending), pending.after(total), effects
 
 

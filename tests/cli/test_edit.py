@@ -17,6 +17,7 @@ from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from splatcli.scene.points import morton_order
 from tests.formats.made import errors, scene
+from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
 
@@ -246,3 +247,35 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
         assert ("add 1000 2000 0 to positions" in header) is kept
         assert ("47.25 -8.5 430.25" in header) is kept
         assert ("are left out" in done.err) is not kept
+
+
+@pytest.mark.parametrize(("given", "left"), [("100", 100), ("0.25", 100), ("25%", 100), ("0.3k", 300), ("9k", 400)])
+def test_neighbours_are_merged(splat: Splat, model: Path, tmp_path: Path, given: str, left: int) -> None:
+    done = splat("edit", model, "-o", tmp_path / "a.ply", "--simplify", given, "--json")
+    assert done.code == 0, done.err
+    (operation,) = done.objects[-1]["operations"]
+    assert operation["merged"] == 400 - left
+    assert operation["left"] == len(read_ply(tmp_path / "a.ply")) == left
+
+
+@NEEDS_COMPILER
+def test_the_cameras_of_a_checkpoint_tell_what_may_be_merged(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    before = len(load_checkpoint(finished_run / "ckpts" / "ckpt_000040.pt").gaussians)
+    seen = edited(splat, finished_run, "-o", tmp_path / "seen.ply", "--simplify", "50%")
+    splat("export", finished_run, "-o", tmp_path / "model.ply", "-q")
+    blind = edited(splat, tmp_path / "model.ply", "-o", tmp_path / "blind.ply", "--simplify", "50%")
+    assert len(seen) == len(blind) == round(before / 2)
+    assert not torch.equal(seen.means, blind.means)
+    # Moved cameras see the moved model: the same pairs, but for those that rounding decides.
+    words = ("-t", "8,0,0", "-r", "0,0,90", "--simplify", "50%", "-r", "0,0,-90", "-t", "-8,0,0")
+    moved = edited(splat, finished_run, "-o", tmp_path / "moved.ply", *words)
+    same = [torch.cdist(seen.means.double(), other.means.double()).amin(dim=1) < 1e-5 for other in (moved, blind)]
+    assert same[0].double().mean() > 0.9 > same[1].double().mean()
+
+
+@pytest.mark.parametrize("given", ["0", "-3", "1.5", "120%", "many", "nan", "0%"])
+def test_no_number_of_gaussians(splat: Splat, model: Path, tmp_path: Path, given: str) -> None:
+    done = splat("edit", model, "-o", tmp_path / "a.ply", f"--simplify={given}")
+    assert done.code == 2
+    assert "--simplify" in done.err
+    assert not (tmp_path / "a.ply").exists()
