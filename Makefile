@@ -34,8 +34,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	scripts/demo $(BIN)/splat
 
+# Tests of one file stay together. WORKERS=0 runs one after the other, in this process.
+WORKERS ?= 2
+
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # docs/reliability.md describes them. ONLY="fuzz_ply bit_flips" runs these alone.
 ONLY ?=

@@ -43,7 +43,7 @@ def test_the_last_listener_hears_and_nobody_is_needed() -> None:
 def test_a_large_ply_is_read_in_pieces_that_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gaussians = random_gaussians(25)
     (tmp_path / "a.ply").write_bytes(ply.encode_ply(gaussians, ExportMetadata()).payload)
-    monkeypatch.setattr(ply, "_ROWS", 10)
+    monkeypatch.setattr(ply, "_READ_ROWS", 10)
     heard: list[tuple[str, int, int]] = []
     with listening(lambda *one: heard.append(one)):
         again = ply.read_ply(tmp_path / "a.ply")

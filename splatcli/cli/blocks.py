@@ -191,9 +191,12 @@ def _merge_state(place: Path, last: list[Path], grid: Grid, scene: Any, out: Out
 
 
 def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
-    """Write a PLY with one block in memory at a time. It reads each block twice: a PLY begins with its row count."""
+    """Write a PLY with one block in memory at a time. It reads each block twice: a PLY begins with its row count.
+
+    And with the digest of its opacities and scales.
+    """
     from splatcli.checkpoint.atomic import write_atomically
-    from splatcli.formats.ply import write_ply_parts
+    from splatcli.formats.ply import Seal, write_ply_parts
     from splatcli.train.merge import own_rows
     from splatcli.train.state import flushed
 
@@ -203,15 +206,6 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
             where="-o",
             remedy="for other formats: splat merge RUN | splat export -o FILE",
         )
-    counts, degrees = [], set()
-    for block, path in enumerate(last):
-        checkpoint = _loaded(path)
-        counts.append(len(own_rows(checkpoint, grid, block)))
-        degrees.add(checkpoint.gaussians.shN.shape[1])
-    if len(degrees) > 1:
-        raise ModelFileError(
-            "the blocks have different SH degrees", where=last[0], remedy="train all with one --sh-degree"
-        )
 
     def parts() -> Iterator[Gaussians]:
         for block, path in enumerate(last):
@@ -219,8 +213,23 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
             rows = own_rows(checkpoint, grid, block)
             yield flushed(checkpoint).map(lambda tensor, rows=rows: tensor[rows])  # type: ignore[misc]
 
+    counts, degrees, seal = [], set(), Seal()
+    for part in parts():
+        counts.append(len(part))
+        degrees.add(part.shN.shape[1])
+        seal.add_gaussians(part)
+    if len(degrees) > 1:
+        raise ModelFileError(
+            "the blocks have different SH degrees", where=last[0], remedy="train all with one --sh-degree"
+        )
+
     rest = degrees.pop()
-    write_atomically(target, lambda file: write_ply_parts(parts(), sum(counts), rest, file), what="PLY", stream=True)
+    write_atomically(
+        target,
+        lambda file: write_ply_parts(parts(), sum(counts), rest, file, [seal.comment]),
+        what="PLY",
+        stream=True,
+    )
     _tell(target, sum(counts), len(last), out)
 
 

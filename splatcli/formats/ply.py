@@ -221,21 +221,37 @@ _REQUIRED = [*_MEANS, *_SH0, *_OPACITY, *_SCALES, *_QUATS]
 _SEAL = "splatcli: sha256 of opacities and scales: "
 
 
-def _sealed(parts: Iterable[tuple[Floats, Floats]]) -> str:
-    """Return the comment for opacities [N] and scales [N, 3] of each part."""
-    digest = hashlib.sha256()
-    for opacities, scales in parts:
-        digest.update(np.concatenate([opacities[:, None], scales], axis=1, dtype="<f4").tobytes())
-    return _SEAL + digest.hexdigest()
+class Seal:
+    """The digest of opacities and scales, which are added in the order of the file."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, opacities: Floats, scales: Floats) -> None:
+        """opacities: [N] logits. scales: [N, 3] logarithms."""
+        self._digest.update(np.concatenate([opacities[:, None], scales], axis=1, dtype="<f4").tobytes())
+
+    def add_gaussians(self, gaussians: Gaussians) -> None:
+        """Add Gaussians on any device."""
+        for start in range(0, len(gaussians), _ROWS):
+            piece = slice(start, start + _ROWS)
+            logits, scales = gaussians.logit_opacities[piece], gaussians.log_scales[piece]
+            self.add(logits.detach().cpu().numpy(), scales.detach().cpu().numpy())
+
+    @property
+    def comment(self) -> str:
+        """The line for the header."""
+        return _SEAL + self._digest.hexdigest()
 
 
 def _is_sealed(header: PlyHeader, columns: dict[str, NDArray[np.float32]]) -> bool:
     """Return whether opacities and scales are as they were when this package wrote them."""
     if not any(text.startswith(_SEAL) for text in header.comments):
         return False
-    opacities, scales = columns["opacities"], columns["scales"]
-    pieces = (slice(start, start + _ROWS) for start in range(0, len(scales), _ROWS))
-    return _sealed((opacities[piece], scales[piece]) for piece in pieces) in header.comments
+    seal, opacities, scales = Seal(), columns["opacities"], columns["scales"]
+    for start in range(0, len(scales), _ROWS):
+        seal.add(opacities[start : start + _ROWS], scales[start : start + _ROWS])
+    return seal.comment in header.comments
 
 
 #: Gaussians that are brought into the order of the file at once.
@@ -269,11 +285,13 @@ def write_ply(gaussians: Gaussians, file: BinaryIO, comments: Sequence[str] = ()
     if gaussians.means.dtype != torch.float32:
         raise ValueError(f"the parameters are {gaussians.means.dtype}, not float32")
     check_finite(gaussians)
-    pieces = [slice(start, start + _ROWS) for start in range(0, len(gaussians), _ROWS)]
-    logits, scales = gaussians.logit_opacities.detach(), gaussians.log_scales.detach()
-    seal = _sealed((logits[piece].cpu().numpy(), scales[piece].cpu().numpy()) for piece in pieces)
-    parts = (gaussians.map(lambda tensor, piece=piece: tensor[piece]) for piece in pieces)  # type: ignore[misc]
-    write_ply_parts(parts, len(gaussians), gaussians.shN.shape[1], file, [seal, *comments])
+    seal = Seal()
+    seal.add_gaussians(gaussians)
+    parts = (
+        gaussians.map(lambda tensor, start=start: tensor[start : start + _ROWS])  # type: ignore[misc]
+        for start in range(0, len(gaussians), _ROWS)
+    )
+    write_ply_parts(parts, len(gaussians), gaussians.shN.shape[1], file, [seal.comment, *comments])
 
 
 def write_ply_parts(
