@@ -14,6 +14,9 @@ from splatcli.cli.export import COMMENTED, offset_note, place_note
 from splatcli.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
     from splatcli.edit.operations import Effect, Operation
@@ -30,7 +33,7 @@ _OPERATIONS = {
     **{
         name: name
         for name in (
-            *("--translate", "--rotate", "--scale", "--scale-from", "--crop", "--crop-out", "--filter"),
+            *("--translate", "--rotate", "--level", "--scale", "--scale-from", "--crop", "--crop-out", "--filter"),
             *("--sh-degree", "--simplify", "--reorder"),
         )
     },
@@ -140,6 +143,15 @@ class EditArguments:
             metavar="X,Y,Z",
             text="Rotate about the origin by degrees about the x axis, then about the y axis, then about the z axis, "
             "each of them fixed.",
+        ),
+    ] = None
+    level: Annotated[
+        list[str] | None,
+        _option(
+            "--level",
+            metavar="AXIS",
+            text="Rotate about the origin so that up is along AXIS: -y, as in most PLY files, y, z, x, -x or -z. Up is "
+            "that of the training cameras of a checkpoint, else the normal of the dominant plane.",
         ),
     ] = None
     scale: Annotated[
@@ -260,13 +272,16 @@ def edit(args: EditArguments) -> int:
         loaded: list[Path] = []
         metadata: ExportMetadata | None = None
         seen: list[Camera] = []
+        up: NDArray[np.float64] | None = None
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
             cameras = _training_cameras(model)
             part, similarity, some = apply_operations(
-                model.gaussians, operations, nonfinite=model.dropped, cameras=cameras
+                model.gaussians, operations, nonfinite=model.dropped, cameras=cameras, up=_known_up(model)
             )
-            seen = [move_camera(camera, similarity) for camera in cameras] if len(given) == 1 else []
+            if len(given) == 1:
+                seen = [move_camera(camera, similarity) for camera in cameras]
+                up = None if (known := _known_up(model)) is None else similarity.rotation @ known
             if metadata is None:
                 metadata = _metadata(model, operations, together, similarity, chosen, out)
             elif model.checkpoint is not None and metadata.antialiased != model.checkpoint.config.train.antialiased:
@@ -275,7 +290,7 @@ def edit(args: EditArguments) -> int:
             parts.append(part)
             effects += _report(some, model.path, out, dry_run=args.dry_run)
             del model
-        gaussians, similarity, some = apply_operations(merged(parts), together, cameras=seen)
+        gaussians, similarity, some = apply_operations(merged(parts), together, cameras=seen, up=up)
         effects += _report(some, None, out, dry_run=args.dry_run)
         assert metadata is not None, "there is a model"
         facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
@@ -346,6 +361,14 @@ def _training_cameras(model: Model) -> list[Camera]:
     return [cameras[index] for index in model.checkpoint.train]
 
 
+def _known_up(model: Model) -> NDArray[np.float64] | None:
+    """Return up, [3] unit, where the model has a place on the Earth: z then."""
+    import numpy as np
+
+    placed = model.checkpoint is not None and model.checkpoint.dataset.place is not None
+    return np.array([0.0, 0.0, 1.0]) if placed else None
+
+
 def _report(effects: list[Effect], path: Path | None, out: Output, *, dry_run: bool) -> list[dict[str, Any]]:
     """Print the effect of each operation, and return the facts."""
     facts = []
@@ -377,14 +400,14 @@ def _metadata(
 
     What maps coordinates to those of the input or to the Earth holds only where no operation moves the model.
     """
-    from splatcli.edit.operations import Move
+    from splatcli.edit.operations import Level, Move
     from splatcli.formats.format import ExportMetadata
 
     comments: list[str] = []
     if model.checkpoint is not None:
         offset, place = model.checkpoint.dataset.offset, place_note(model.checkpoint)
         found = [*([offset_note(offset)] if any(offset) else []), *([place] if place else [])]
-        if any(isinstance(one, Move) for one in [*operations, *together]):
+        if any(isinstance(one, Move | Level) for one in [*operations, *together]):
             if found:
                 out.note("note: the model is moved, so that its place and its offset from the input are left out")
         else:

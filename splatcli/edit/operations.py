@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
 from splatcli.edit.simplify import simplify
 from splatcli.edit.transform import Similarity, move_camera, move_gaussians
 from splatcli.errors import UsageError
@@ -72,6 +74,14 @@ class Move:
 
 
 @dataclass(frozen=True)
+class Level:
+    """The smallest rotation after which up is along an axis, [3]."""
+
+    label: str
+    axis: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
 class Keep:
     """A choice of Gaussians. keeps: [N] bool, the ones that stay."""
 
@@ -107,7 +117,7 @@ class Reorder:
     label: str
 
 
-Operation = Move | Keep | LimitDegree | Simplify | Reorder
+Operation = Move | Level | Keep | LimitDegree | Simplify | Reorder
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,16 @@ def _translate(flag: str, text: str) -> Operation:
 def _rotate(flag: str, text: str) -> Operation:
     degrees = _numbers(text, 3, flag, f"{flag} 0,90,0, in degrees about x, then y, then z")
     return Move(f"{flag} {text}", Similarity.euler(degrees))
+
+
+def _level(flag: str, text: str) -> Operation:
+    match = re.fullmatch(r"([+-]?)([xyz])", text.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"{text!r} is no axis", where=flag, remedy=f"{flag} -y, {flag} y or {flag} z: where up shall be"
+        )
+    sign, name = -1.0 if match[1] == "-" else 1.0, match[2]
+    return Level(f"{flag} {text}", (sign * (name == "x"), sign * (name == "y"), sign * (name == "z")))
 
 
 def _scale(flag: str, text: str) -> Operation:
@@ -229,6 +249,7 @@ def _reorder(flag: str, text: str) -> Operation:
 _PARSERS: dict[str, Callable[[str, str], Operation]] = {
     "--translate": _translate,
     "--rotate": _rotate,
+    "--level": _level,
     "--scale": _scale,
     "--scale-from": _scale_from,
     "--crop": _crop,
@@ -246,13 +267,18 @@ def parse_operation(flag: str, text: str) -> Operation:
 
 
 def apply_operations(
-    gaussians: Gaussians, operations: Sequence[Operation], *, nonfinite: int = 0, cameras: Sequence[Camera] = ()
+    gaussians: Gaussians,
+    operations: Sequence[Operation],
+    *,
+    nonfinite: int = 0,
+    cameras: Sequence[Camera] = (),
+    up: NDArray[np.float64] | None = None,
 ) -> tuple[Gaussians, Similarity, list[Effect]]:
     """Return the edited Gaussians, the product of the transforms, and the effect of each operation.
 
     Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
     values that the reader has dropped already, for the first KeepFinite. cameras: of the training images, in the
-    coordinates of the Gaussians that are given.
+    coordinates of the Gaussians that are given. up: [3] unit, in the same coordinates, where it is known.
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
     effects = []
@@ -263,7 +289,10 @@ def apply_operations(
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
             continue
         gaussians, total, pending = _moved(gaussians, pending), pending.after(total), Similarity()
-        if isinstance(one, Keep):
+        if isinstance(one, Level):
+            pending = _levelled(gaussians, cameras, up, total, one)
+            effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
+        elif isinstance(one, Keep):
             gaussians, dropped = _kept(gaussians, one)
             if isinstance(one, KeepFinite):
                 dropped, nonfinite = dropped + nonfinite, 0
@@ -286,6 +315,21 @@ def apply_operations(
                 gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
     return _moved(gaussians, pending), pending.after(total), effects
+
+
+def _levelled(
+    gaussians: Gaussians, cameras: Sequence[Camera], up: NDArray[np.float64] | None, total: Similarity, one: Level
+) -> Similarity:
+    """Return the rotation. total: how the Gaussians were moved since they were in the coordinates of the others."""
+    known = up if up is not None else up_of_cameras(cameras)
+    up = up_of_gaussians(gaussians) if known is None else total.rotation @ known
+    if up is None:
+        raise UsageError(
+            "the model has neither cameras nor a dominant plane to tell where up is",
+            where=one.label,
+            remedy="turn it by hand: --rotate X,Y,Z",
+        )
+    return rotation_between(up, np.array(one.axis))
 
 
 def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:

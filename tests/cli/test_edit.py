@@ -279,3 +279,25 @@ def test_no_number_of_gaussians(splat: Splat, model: Path, tmp_path: Path, given
     assert done.code == 2
     assert "--simplify" in done.err
     assert not (tmp_path / "a.ply").exists()
+
+
+def test_a_run_is_levelled_by_its_cameras(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    """The cameras of the tiny scene stand upright around the z axis."""
+    splat("export", finished_run, "-o", tmp_path / "before.ply", "-q")
+    before = read_ply(tmp_path / "before.ply").means
+    upright = edited(splat, finished_run, "-o", tmp_path / "z.ply", "--level", "z")
+    assert torch.allclose(upright.means, before, atol=1e-4)
+    tilted = ("--rotate", "30,40,0", "--level", "-y")
+    down = edited(splat, finished_run, "-o", tmp_path / "y.ply", *tilted).means
+    assert torch.allclose(-down[:, 1], before[:, 2], atol=1e-4)
+    assert torch.allclose(down.norm(dim=1), before.norm(dim=1), atol=1e-4)
+
+
+def test_what_has_no_up_is_not_levelled(splat: Splat, model: Path, tmp_path: Path) -> None:
+    done = splat("edit", model, "-o", tmp_path / "a.ply", "--level", "z")
+    assert done.code == 2
+    assert "neither cameras nor a dominant plane" in done.err
+    done = splat("edit", model, "-o", tmp_path / "a.ply", "--level", "up")
+    assert done.code == 2
+    assert "'up' is no axis" in done.err
+    assert not (tmp_path / "a.ply").exists()
