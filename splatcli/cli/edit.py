@@ -170,7 +170,8 @@ class EditArguments:
         _option(
             "--crop",
             metavar="REGION",
-            text="Keep Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1 or sphere:X,Y,Z,RADIUS.",
+            text="Keep Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1, sphere:X,Y,Z,RADIUS or, seen along z, "
+            "polygon:z:X0,Y0,X1,Y1,X2,Y2 of any number of corners.",
         ),
     ] = None
     crop_out: Annotated[

@@ -11,28 +11,39 @@ from torch import Tensor
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_REST, Gaussians
 
-_CROP_HELP = "--crop box:X0,Y0,Z0,X1,Y1,Z1 with the two corners, or --crop sphere:X,Y,Z,RADIUS"
+_CROP_HELP = (
+    "--crop box:X0,Y0,Z0,X1,Y1,Z1 with the two corners, --crop sphere:X,Y,Z,RADIUS, or "
+    "--crop polygon:z:X0,Y0,X1,Y1,X2,Y2 with three corners or more, seen along z (y: X and Z, x: Y and Z)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A region in the coordinates of the file: a box from ``low`` to ``high``, or a ball around ``low``.
+    """A region in the coordinates of the file: a box from ``low`` to ``high``, a ball around ``low``, or a prism.
 
-    radius: of the ball; None for a box.
+    radius: of the ball; None for others.
+    corners: of the polygon that the prism has across; in the coordinates whose numbers are in ``across``.
     """
 
     low: tuple[float, float, float]
     high: tuple[float, float, float]
     radius: float | None = None
+    corners: tuple[tuple[float, float], ...] = ()
+    across: tuple[int, int] = (0, 1)
 
     @classmethod
     def parse(cls, text: str, flag: str = "--crop") -> Crop:
-        """Return the region of ``box:x0,y0,z0,x1,y1,z1`` or ``sphere:x,y,z,r``. Raises UsageError for ``flag``."""
+        """Return the region of ``box:x0,y0,z0,x1,y1,z1``, ``sphere:x,y,z,r`` or ``polygon:z:x0,y0,x1,y1,x2,y2``.
+
+        Raises UsageError for ``flag``.
+        """
         remedy = _CROP_HELP.replace("--crop", flag)
         kind, _, rest = text.partition(":")
+        if kind == "polygon":
+            return cls._polygon(rest, flag, remedy)
         wanted = {"box": 6, "sphere": 4}.get(kind)
         if wanted is None:
-            raise UsageError(f"{text!r} is neither a box nor a sphere", where=flag, remedy=remedy)
+            raise UsageError(f"{text!r} is neither a box, a sphere nor a polygon", where=flag, remedy=remedy)
         try:
             values = [float(part) for part in rest.split(",")]
         except ValueError:
@@ -51,14 +62,46 @@ class Crop:
         low, high = zip(*((min(pair), max(pair)) for pair in zip(first, second, strict=True)), strict=True)
         return cls((low[0], low[1], low[2]), (high[0], high[1], high[2]))
 
+    @classmethod
+    def _polygon(cls, text: str, flag: str, remedy: str) -> Crop:
+        axis, _, rest = text.partition(":")
+        if axis not in ("x", "y", "z"):
+            raise UsageError(f"{axis!r} is no axis to see the polygon along", where=flag, remedy=remedy)
+        try:
+            values = [float(part) for part in rest.split(",")]
+        except ValueError:
+            raise UsageError(f"{rest!r} is no list of numbers", where=flag, remedy=remedy) from None
+        if len(values) % 2 or not all(map(math.isfinite, values)):
+            raise UsageError(
+                f"a polygon takes pairs of finite numbers, {len(values)} are given", where=flag, remedy=remedy
+            )
+        corners = tuple(zip(values[::2], values[1::2], strict=True))
+        if len(set(corners)) < 3:
+            raise UsageError(f"a polygon of {len(set(corners))} corners holds nothing", where=flag, remedy=remedy)
+        first, second = (index for index, name in enumerate("xyz") if name != axis)
+        return cls((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), None, corners, (first, second))
+
     def holds(self, means: Tensor) -> Tensor:
-        """Return [N] bool: whose centre, [N, 3], lies inside or on the border."""
+        """Return [N] bool: whose centre, [N, 3], lies inside. The border belongs to boxes and balls.
+
+        What a polygon that crosses itself goes around twice is outside, by the rule of even and odd.
+        """
         wide = means.double()
+        if self.corners:
+            return self._surrounds(*(wide[:, index] for index in self.across))
         low = torch.tensor(self.low, dtype=torch.float64, device=means.device)
         if self.radius is not None:
             near: Tensor = (wide - low).norm(dim=1) <= self.radius
             return near
         return ((wide >= low) & (wide <= low.new_tensor(self.high))).all(dim=1)
+
+    def _surrounds(self, u: Tensor, v: Tensor) -> Tensor:
+        """[N]: a ray from the point along u crosses an odd number of edges."""
+        inside = torch.zeros(len(u), dtype=torch.bool, device=u.device)
+        for (u0, v0), (u1, v1) in zip(self.corners, (*self.corners[1:], self.corners[0]), strict=True):
+            if v0 != v1:
+                inside ^= ((v0 > v) != (v1 > v)) & (u < u0 + (v - v0) * ((u1 - u0) / (v1 - v0)))
+        return inside
 
 
 def select(

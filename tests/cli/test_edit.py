@@ -68,7 +68,9 @@ def test_a_known_distance_gives_the_scale(splat: Splat, model: Path, tmp_path: P
     assert torch.allclose(after.log_scales, before.log_scales + np.log(factor), atol=1e-5)
 
 
-@pytest.mark.parametrize("region", ["box:-0.4,-0.4,-0.4,0.4,1,0.4", "sphere:0.1,0,0,0.6"])
+@pytest.mark.parametrize(
+    "region", ["box:-0.4,-0.4,-0.4,0.4,1,0.4", "sphere:0.1,0,0,0.6", "polygon:y:-0.5,-0.5,0.6,-0.4,0,0.7"]
+)
 def test_crop_and_crop_out_divide_the_model(region: str, splat: Splat, model: Path, tmp_path: Path) -> None:
     inside = edited(splat, model, "--crop", region, "-o", tmp_path / "in.ply")
     outside = edited(splat, model, "--crop-out", region, "-o", tmp_path / "out.ply")

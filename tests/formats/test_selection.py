@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,10 +31,30 @@ def test_a_sphere_holds_what_is_near_its_centre() -> None:
     assert torch.equal(kept.means, gaussians.means[inside])
 
 
+@pytest.mark.parametrize(("axis", "across"), [("x", (1, 2)), ("y", (0, 2)), ("z", (0, 1))])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_a_polygon_holds_what_its_triangles_hold(axis: str, across: tuple[int, int], backwards: bool) -> None:
+    """An arrow head, concave, in either direction; barycentric coordinates of its triangles tell."""
+    gaussians = scene(2000)
+    corners = np.array([[-0.6, -0.5], [0.0, 0.7], [0.5, -0.6], [0.0, -0.1]])
+    pair = gaussians.means.double().numpy()[:, across]
+
+    def in_triangle(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        weights = np.linalg.solve(np.array([[*p, 1.0] for p in (a, b, c)]).T, np.c_[pair, np.ones(len(pair))].T)
+        return (weights > 0).all(axis=0)
+
+    inside = in_triangle(*corners[[0, 1, 3]]) | in_triangle(*corners[[1, 2, 3]])
+    text = ",".join(f"{value:g}" for value in (corners[::-1] if backwards else corners).ravel())
+    kept, _ = select(gaussians, crop=Crop.parse(f"polygon:{axis}:{text}"))
+    assert 50 < len(kept) < 1500
+    # A point on the edge that both triangles share is in neither.
+    assert torch.equal(kept.means, gaussians.means[torch.from_numpy(inside)])
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("cube:1,2,3", "neither a box nor a sphere"),
+        ("cube:1,2,3", "neither a box, a sphere nor a polygon"),
         ("box", "neither|no list"),
         ("box:1,2,3", "takes 6 finite numbers, 3"),
         ("box:1,2,3,4,5,nan", "takes 6 finite numbers"),
@@ -41,7 +62,13 @@ def test_a_sphere_holds_what_is_near_its_centre() -> None:
         ("sphere:0,0,0,0", "holds nothing"),
         ("sphere:0,0,0,-1", "holds nothing"),
         ("sphere:0,0,0,x", "no list of numbers"),
-        ("", "neither a box nor a sphere"),
+        ("polygon:0,0,1,0,1,1", "no axis"),
+        ("polygon:w:0,0,1,0,1,1", "'w' is no axis"),
+        ("polygon:z:0,0,1,0,1", "pairs of finite numbers, 5"),
+        ("polygon:z:0,0,1,0,nan,1", "pairs of finite numbers"),
+        ("polygon:z:0,0,1,0,0,0", "of 2 corners holds nothing"),
+        ("polygon:z:", "no list of numbers"),
+        ("", "neither a box, a sphere nor a polygon"),
     ],
 )
 def test_a_region_that_is_none_is_refused(text: str, said: str) -> None:
