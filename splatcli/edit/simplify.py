@@ -200,7 +200,8 @@ def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
     _, found = cKDTree(model.means).query(model.means, neighbours + 1, workers=workers)
     one = np.repeat(np.arange(len(model)), neighbours + 1)
     other = found.ravel()
-    keys = np.unique(np.minimum(one, other) * len(model) + np.maximum(one, other))
+    keys = np.sort(np.minimum(one, other) * len(model) + np.maximum(one, other))
+    keys = keys[np.diff(keys, prepend=-1) > 0]  # np.unique() hashes them, which takes longer
     first, second = np.divmod(keys, len(model))
     first, second = first[first < second], second[first < second]
     covariances = model.covariances(np.arange(len(model)), THINNEST)
