@@ -254,7 +254,7 @@ def edit(args: EditArguments) -> int:
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run
     """
     from splatcli.cli.console import open_output, stdout_or
-    from splatcli.edit.operations import apply_operations, merged
+    from splatcli.edit.operations import Move, apply_operations, merged
     from splatcli.edit.transform import move_camera
     from splatcli.formats.registry import format_to_write
     from splatcli.render.images import write_bytes
@@ -271,6 +271,7 @@ def edit(args: EditArguments) -> int:
         parts: list[Gaussians] = []
         effects: list[dict[str, Any]] = []
         loaded: list[Path] = []
+        offsets: dict[Path, tuple[float, ...]] = {}
         metadata: ExportMetadata | None = None
         seen: list[Camera] = []
         up: NDArray[np.float64] | None = None
@@ -287,6 +288,16 @@ def edit(args: EditArguments) -> int:
                 metadata = _metadata(model, operations, together, similarity, chosen, out)
             elif model.checkpoint is not None and metadata.antialiased != model.checkpoint.config.train.antialiased:
                 out.warn(f"{model.path}: it and {loaded[0]} were not both trained with --antialiased")
+            offset = None if model.checkpoint is None else tuple(model.checkpoint.dataset.offset)
+            other = next((path for path, known in offsets.items() if known != offset), None)
+            if offset is not None and other is not None and not any(isinstance(one, Move) for one in operations):
+                shift = ",".join(f"{a - b:.9g}" for a, b in zip(offset, offsets[other], strict=True))
+                out.warn(
+                    f"{model.path}: it is stored at another offset from the input than {other}; if the two belong "
+                    f"together, name --translate {shift} after it"
+                )
+            if offset is not None:
+                offsets[model.path] = offset
             loaded.append(model.path)
             parts.append(part)
             effects += _report(some, model.path, out, dry_run=args.dry_run)

@@ -251,6 +251,22 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
         assert ("are left out" in done.err) is not kept
 
 
+def test_models_at_different_offsets_are_told_apart(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    checkpoint.dataset = replace(checkpoint.dataset, offset=(1000.0, 2000.5, 0.0))
+    save_checkpoint(tmp_path / "far.pt", checkpoint)
+    words = ("edit", finished_run, tmp_path / "far.pt", "-o", tmp_path / "x.ply", "-w")
+    done = splat(*words)
+    assert done.code == 0
+    assert "name --translate 1000,2000.5,0 after it" in done.err
+    done = splat(*words[:3], "--translate", "1000,2000.5,0", *words[3:])
+    assert done.code == 0
+    assert "offset from the input than" not in done.err
+    means = read_ply(tmp_path / "x.ply").means
+    half = len(means) // 2
+    assert torch.allclose(means[half:] - means[:half], torch.tensor([1000.0, 2000.5, 0.0]), atol=2e-3)
+
+
 @pytest.mark.parametrize(("given", "left"), [("100", 100), ("0.25", 100), ("25%", 100), ("0.3k", 300), ("9k", 400)])
 def test_neighbours_are_merged(splat: Splat, model: Path, tmp_path: Path, given: str, left: int) -> None:
     done = splat("edit", model, "-o", tmp_path / "a.ply", "--simplify", given, "--json")
