@@ -251,7 +251,7 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
         assert ("are left out" in done.err) is not kept
 
 
-def test_models_at_different_offsets_are_told_apart(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+def test_models_at_different_offsets_are_reported(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
     checkpoint.dataset = replace(checkpoint.dataset, offset=(1000.0, 2000.5, 0.0))
     save_checkpoint(tmp_path / "far.pt", checkpoint)
