@@ -14,6 +14,11 @@ from splatcli.sfm.options import Matching
 
 #: Pairs are matched in about so many portions, between which progress is reported, but no smaller ones than this.
 _PORTIONS, _SMALLEST = 50, 16
+#: Matches that the geometry of two views must explain: COLMAP's own.
+_MIN_INLIERS = 15
+#: A second try: descriptors of nearest and second nearest may be this similar (0.8 at first), but the geometry must
+#: explain this share of the matches, which keeps pairs that only look alike out.
+_LOOSE_RATIO, _LOOSE_INLIERS = 0.9, 0.35
 
 
 def match(
@@ -25,16 +30,23 @@ def match(
     threads: int,
     gpu: bool,
     progress: Callable[[int, int], None],
+    loose: bool = False,
 ) -> int:
     """Matches images pair by pair; returns how many pairs hold together geometrically.
 
-    names: of the images in the database, without spaces. pairs: indices into ``names``.
+    names: of the images in the database, without spaces. pairs: indices into ``names``. loose: with a looser ratio
+    test, and then guided by the geometry of the two views, which takes longer.
     """
     matching = pycolmap.FeatureMatchingOptions()
     matching.use_gpu = gpu
     matching.num_threads = threads
     verification = pycolmap.TwoViewGeometryOptions()
+    verification.min_num_inliers = _MIN_INLIERS
     verification.ransac.random_seed = seed
+    if loose:
+        matching.sift.max_ratio = _LOOSE_RATIO
+        matching.guided_matching = True
+        verification.min_inlier_ratio = _LOOSE_INLIERS
     listed = database.with_name("pairs.txt")
     pairing = pycolmap.ImportedPairingOptions()
     pairing.match_list_path = listed
@@ -48,7 +60,45 @@ def match(
         progress(start + len(part), len(pairs))
     with pycolmap.Database.open(database) as store:
         _, inliers = store.read_two_view_geometry_num_inliers()
-    return sum(count >= verification.min_num_inliers for count in inliers)
+    return sum(count >= _MIN_INLIERS for count in inliers)
+
+
+def match_again(
+    database: Path,
+    copy: Path,
+    names: Sequence[str],
+    pairs: Sequence[Pair],
+    *,
+    seed: int,
+    threads: int,
+    gpu: bool,
+    progress: Callable[[int, int], None],
+) -> list[Pair]:
+    """Match ``pairs`` anew and loosely in ``copy``, a copy of the database; return those that hold then.
+
+    The arguments are those of ``match``. Other pairs, and those that held before and would not now, stay as they were.
+    """
+    with pycolmap.Database.open(copy) as store:
+        numbers = {image.name: int(image.image_id) for image in store.read_all_images()}
+        chosen = [(numbers[names[i]], numbers[names[j]]) for i, j in pairs]
+        with pycolmap.DatabaseTransaction(store):
+            for pair in chosen:
+                store.delete_matches(*pair)
+                store.delete_two_view_geometry(*pair)
+    match(copy, names, pairs, seed=seed, threads=threads, gpu=gpu, progress=progress, loose=True)
+    with pycolmap.Database.open(database) as before, pycolmap.Database.open(copy) as store:
+        with pycolmap.DatabaseTransaction(store):
+            for pair in chosen:
+                if _holds(before, pair) and not _holds(store, pair):
+                    store.delete_two_view_geometry(*pair)
+                    store.write_two_view_geometry(*pair, before.read_two_view_geometry(*pair))
+        return [pair for pair, numbered in zip(pairs, chosen, strict=True) if _holds(store, numbered)]
+
+
+def _holds(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
+    if not store.exists_two_view_geometry(*pair):
+        return False
+    return len(store.read_two_view_geometry(*pair).inlier_matches) >= _MIN_INLIERS
 
 
 def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:

@@ -15,7 +15,7 @@ WIDTH, HEIGHT, FOCAL = 240, 180, 220.0
 _TEXELS, _SIDE = 512, 4.0
 
 
-def pose(index: int) -> NDArray[np.float64]:
+def pose(index: float) -> NDArray[np.float64]:
     """[4, 4] world to camera, OpenCV axes: steps of six degrees at 3.5 m from the corner, up and down a little."""
     angle, rise = np.radians(24 + 6 * index), 0.35 + 0.12 * (index % 3)
     direction = np.array([np.cos(angle), np.sin(angle), rise])
@@ -30,8 +30,11 @@ def pose(index: int) -> NDArray[np.float64]:
     return made
 
 
-def image(index: int, lens: pycolmap.Camera | None = None) -> NDArray[np.uint8]:
-    """[HEIGHT, WIDTH, 3]: the mean of 2 x 2 rays a pixel. lens: of this size; a pinhole without one."""
+def image(index: float, lens: pycolmap.Camera | None = None, *, room: int = 0) -> NDArray[np.uint8]:
+    """[HEIGHT, WIDTH, 3]: the mean of 2 x 2 rays a pixel. lens: of this size; a pinhole without one.
+
+    room: which of several corners, each with textures of its own.
+    """
     x, y = np.meshgrid(*(np.arange(2 * side) / 2 + 0.25 for side in (WIDTH, HEIGHT)))
     rays = np.stack([(x - WIDTH / 2) / FOCAL, (y - HEIGHT / 2) / FOCAL, np.ones(x.shape)], axis=-1)
     if lens is not None:
@@ -46,7 +49,7 @@ def image(index: int, lens: pycolmap.Camera | None = None) -> NDArray[np.uint8]:
     picture = np.zeros(hit.shape)
     for axis in range(3):
         at = np.delete(hit[wall == axis], axis, axis=1) / _SIDE * _TEXELS
-        picture[wall == axis] = _lookup(_texture(axis), at)
+        picture[wall == axis] = _lookup(_texture(axis + 3 * room), at)
     return picture.reshape(HEIGHT, 2, WIDTH, 2, 3).mean(axis=(1, 3)).round().astype(np.uint8)
 
 

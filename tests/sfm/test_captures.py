@@ -13,11 +13,9 @@ from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 
 
-def write(path: Path, pose: float, *, mirrored: bool = False) -> None:
-    """An image of the corner; mirrored ones show a room of their own, as features are not symmetric."""
-    image = Image.fromarray(corner.image(pose))  # type: ignore[arg-type]
+def write(path: Path, pose: float, *, room: int = 0) -> None:
     path.parent.mkdir(exist_ok=True)
-    (image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else image).save(path, quality=95)
+    Image.fromarray(corner.image(pose, room=room)).save(path, quality=95)
 
 
 def test_pieces_are_kept_and_named_by_every_command(tmp_path: Path, monkeypatch, capfd) -> None:
@@ -25,7 +23,7 @@ def test_pieces_are_kept_and_named_by_every_command(tmp_path: Path, monkeypatch,
     for index in range(6):
         write(Path(f"photos/a{index}.jpg"), index)
     for index in range(4):
-        write(Path(f"photos/b{index}.jpg"), index, mirrored=True)
+        write(Path(f"photos/b{index}.jpg"), index, room=1)
     write_noise(Path("photos"), 1)
     assert run(["sfm", "photos", "-o", "made", "--json"]) == 0
     said = capfd.readouterr()

@@ -1,0 +1,113 @@
+"""The second try for images that mapping leaves out: looser matching around them, and never fewer images."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.georeference import similarity_of
+from splatcli.sfm import matching
+from splatcli.sfm.features import SfmImage, extract
+from splatcli.sfm.images import find_input, readable
+from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.run import lines
+from splatcli.sfm.worker import centers_of
+from tests.sfm import corner
+from tests.sfm.conftest import find_cameras_of, write_noise
+
+#: Poses so far apart, 24 degrees, that the usual ratio test leaves too few matches.
+FAR = (0, 4, 8)
+
+
+def write_corner(folder: Path, poses: tuple[int, ...]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for index in poses:
+        Image.fromarray(corner.image(index)).save(folder / f"{index}.png")
+    return folder
+
+
+def center(index: int) -> np.ndarray:
+    pose = corner.pose(index)
+    return -pose[:3, :3].T @ pose[:3, 3]
+
+
+def test_images_far_apart_are_registered_by_the_second_try(tmp_path: Path) -> None:
+    solved = find_cameras_of(write_corner(tmp_path / "photos", FAR))
+    assert solved.facts["registered"] == 3
+    assert solved.facts["retried"] == {"images": 3, "verified_pairs": 3, "before": 0, "after": 3}
+    assert any(line.startswith("second try") and "3 instead of 0 registered" in line for line in lines(solved.facts))
+    centers = centers_of(pycolmap.Reconstruction(solved.folder / "sparse/0"))
+    found = np.stack([centers[f"{index}.png"] for index in FAR])
+    true = np.stack([center(index) for index in FAR])
+    away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
+    assert away.max() < 0.02 * np.linalg.norm(true[0] - true[2])
+
+
+def test_a_second_try_without_gain_changes_nothing(tmp_path: Path) -> None:
+    photos = write_corner(tmp_path / "photos", (0, 1, 2, 3))
+    alone = find_cameras_of(photos, place=tmp_path / "alone")
+    assert alone.facts["retried"] is None
+    write_noise(tmp_path / "noise", 1, size=(corner.WIDTH, corner.HEIGHT))
+    (tmp_path / "noise/0.png").rename(photos / "9.png")
+    solved = find_cameras_of(photos, place=tmp_path / "both")
+    assert solved.facts["registered"] == 4
+    assert solved.facts["retried"] == {"images": 1, "verified_pairs": 0, "before": 4, "after": 0}
+    assert "mapping again" not in solved.facts["seconds"]  # nothing could have changed
+    assert any("no more registered" in line for line in lines(solved.facts))
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """Features and matches of four images six degrees apart, and one of something else."""
+    photos = write_corner(tmp_path / "photos", (0, 1, 2, 3))
+    Image.fromarray(np.random.default_rng(1).integers(0, 256, (180, 240, 3), dtype=np.uint8)).save(photos / "9.png")
+    footage = find_input(photos)
+    headers, _ = readable(footage, 1 << 30)
+    images = [SfmImage.of(name, photos, header) for name, header in headers.items()]
+    path = tmp_path / "database.db"
+    extract(path, images, SfmOptions(), threads=1, gpu=False, progress=lambda *_: None)
+    return path
+
+
+def call(function, *arguments):
+    return function(*arguments, seed=1, threads=1, gpu=False, progress=lambda *_: None)
+
+
+def inliers(database: Path) -> dict[tuple[int, int], int]:
+    with pycolmap.Database.open(database) as store:
+        numbers = {int(image.name): image.image_id for image in store.read_all_images()}
+        return {
+            (i, j): len(store.read_two_view_geometry(numbers[i], numbers[j]).inlier_matches)
+            for i, j in combinations(sorted(numbers), 2)
+            if store.exists_two_view_geometry(numbers[i], numbers[j])
+        }
+
+
+def test_loose_matches_are_more_and_the_database_is_left(database: Path) -> None:
+    names, pairs = list("01234"), list(combinations(range(5), 2))
+    assert call(matching.match, database, names, pairs) == 6
+    before = inliers(database)
+    copy = database.with_name("copy.db")
+    copy.write_bytes(database.read_bytes())
+    held = call(matching.match_again, database, copy, names, pairs)
+    assert held == [pair for pair in pairs if 4 not in pair]
+    assert inliers(database) == before
+    after = inliers(copy)
+    assert all(after[pair] >= before[pair] for pair in held)
+    assert sum(after[pair] for pair in held) > 1.1 * sum(before[pair] for pair in held)
+
+
+def test_pairs_that_would_be_lost_keep_their_matches(database: Path, monkeypatch) -> None:
+    names, pairs = list("01234"), list(combinations(range(4), 2))
+    call(matching.match, database, names, pairs)
+    before = inliers(database)
+    copy = database.with_name("copy.db")
+    copy.write_bytes(database.read_bytes())
+    monkeypatch.setattr(matching, "_LOOSE_INLIERS", 1.0)  # no geometry explains every match
+    assert call(matching.match_again, database, copy, names, pairs[:3]) == pairs[:3]
+    assert inliers(copy) == before
