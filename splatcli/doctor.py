@@ -80,6 +80,7 @@ class Extra:
 EXTRAS = (
     Extra("video", "imageio_ffmpeg", "imageio-ffmpeg", "videos, in and out", program="ffmpeg"),
     Extra("heic", "pillow_heif", "pillow-heif", "HEIC images"),
+    Extra("geo", "pyproj", "pyproj", "coordinate systems of ground control points"),
     Extra("exr", "OpenEXR", "OpenEXR", "splat render --format exr"),
     Extra("usd", "pxr", "usd-core", "USD files"),
     Extra("spz", "zstandard", "zstandard", "SPZ files of version 4"),

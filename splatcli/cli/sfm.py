@@ -103,6 +103,17 @@ class SfmArguments:
             help="Give the model metres: the cameras of the images A and B are LENGTH metres apart.",
         ),
     ] = None
+    gcp: Annotated[
+        Path | None,
+        typer.Option(
+            "--gcp",
+            metavar="FILE",
+            help="Align the model with ground control points: OpenDroneMap's gcp_list.txt, or LOCAL metres.",
+        ),
+    ] = None
+    nerfstudio: Annotated[
+        bool, typer.Option("--nerfstudio", help="Also write transforms.json and sparse_pc.ply, for nerfstudio.")
+    ] = False
     seed: Annotated[
         int | None, typer.Option("--seed", metavar="N", help="Seed of all random numbers.  [default: 42]")
     ] = None
@@ -126,6 +137,7 @@ def sfm(args: SfmArguments) -> int:
       splat sfm images/
       splat sfm images/ -o scene/ --camera-model OPENCV
       splat sfm walk.mp4 --frames 200
+      splat sfm flight/ --gcp gcp_list.txt --nerfstudio
       splat sfm images/ --json | tail -1
     """
     from splatcli.cli.console import open_output
@@ -142,8 +154,11 @@ def sfm(args: SfmArguments) -> int:
         "seed": args.seed,
     }
     with open_output(json=args.json, quiet=args.quiet) as out:
+        from splatcli.scene.control_points import read_control_points
         from splatcli.sfm.options import SfmOptions
 
+        if args.gcp is not None:
+            given["control_points"] = read_control_points(args.gcp).as_dict()
         chosen = SfmOptions(**{name: value for name, value in given.items() if value is not None})
         solved = find_cameras(
             args.images,
@@ -155,6 +170,10 @@ def sfm(args: SfmArguments) -> int:
             out=out,
         )
         facts = {name: value for name, value in solved.facts.items() if name != "key"}
+        if args.nerfstudio:
+            from splatcli.sfm.nerfstudio import write_transforms
+
+            facts["transforms"] = write_transforms(solved.folder)
         out.result({"path": solved.folder, "reused": solved.reused, **facts}, [solved.folder])
     return 0
 
@@ -168,6 +187,8 @@ _COUNTED = {
     "features": "images",
     "matching": "pairs",
     "mapping": "images registered",
+    "matching again": "pairs",
+    "mapping again": "images registered",
     "lens": "adjustments",
 }
 

@@ -101,6 +101,21 @@ class Fit:
     scale_error: float
     tilt_error: float
 
+    @classmethod
+    def of(
+        cls, similarity: Similarity, used: NDArray[np.bool_], old: NDArray[np.float64], new: NDArray[np.float64]
+    ) -> Fit:
+        """The fit by a similarity that the pairs ``used`` of ``old`` and ``new`` [N, 3] gave."""
+        residuals = new - similarity(old)
+        freedom = (3 * int(used.sum()) - 7) / 3
+        sigma = _sigma(np.linalg.norm(residuals[used], axis=1), freedom / used.sum())
+        placed = similarity(old[used])
+        extents = np.linalg.svd(placed - placed.mean(axis=0), compute_uv=False)
+        scale_error = sigma / float(np.linalg.norm(extents))
+        # About the longest axis of the positions only their two other extents hold the model.
+        tilt_error = math.degrees(sigma / float(np.linalg.norm(extents[1:])))
+        return cls(similarity, used, residuals, sigma, scale_error, tilt_error)
+
     @property
     def is_good(self) -> bool:
         """Whether the result is better than none."""
@@ -119,8 +134,8 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
     count = len(old)
     if count < MIN_POSITIONS:
         raise PositionsError(f"{count} images with a position are in the model, at least {MIN_POSITIONS} are needed")
-    _check_spread(new, "GPS positions")
-    _check_spread(old, "cameras")
+    check_spread(new, "GPS positions")
+    check_spread(old, "cameras")
     used = _agreeing(old, new)
     for _ in range(10):
         similarity = similarity_of(old[used], new[used])
@@ -134,20 +149,11 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
             break
     if used.sum() < max(MIN_POSITIONS, _AGREEING * count):
         raise PositionsError(f"only {used.sum()} of {count} positions agree with the cameras")
-    _check_spread(new[used], "GPS positions that agree with the cameras")
-    similarity = similarity_of(old[used], new[used])
-    residuals = new - similarity(old)
-    freedom = (3 * int(used.sum()) - 7) / 3
-    sigma = _sigma(np.linalg.norm(residuals[used], axis=1), freedom / used.sum())
-    placed = similarity(old[used])
-    extents = np.linalg.svd(placed - placed.mean(axis=0), compute_uv=False)
-    scale_error = sigma / float(np.linalg.norm(extents))
-    # About the longest axis of the positions only their two other extents hold the model.
-    tilt_error = math.degrees(sigma / float(np.linalg.norm(extents[1:])))
-    return Fit(similarity, used, residuals, sigma, scale_error, tilt_error)
+    check_spread(new[used], "GPS positions that agree with the cameras")
+    return Fit.of(similarity_of(old[used], new[used]), used, old, new)
 
 
-def _check_spread(points: NDArray[np.float64], what: str) -> None:
+def check_spread(points: NDArray[np.float64], what: str) -> None:
     extents = np.linalg.svd(points - points.mean(axis=0), compute_uv=False)
     if extents[0] <= 0 or extents[0] / math.sqrt(len(points)) < 1e-6:
         raise PositionsError(f"the {what} are all at one place")

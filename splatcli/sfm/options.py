@@ -43,6 +43,7 @@ class SfmOptions:
     seed: of every random choice.
     georeference: align with the GPS positions of the images: always, never, or where these are good enough.
     scale_from: "A,B,LENGTH": the cameras of the images A and B are LENGTH metres apart; None leaves the scale as it is.
+    control_points: ControlPoints.as_dict() of a file of ground control points to align with, or None.
     """
 
     camera_model: str = AUTO
@@ -54,6 +55,7 @@ class SfmOptions:
     seed: int = 42
     georeference: Georeferencing = "auto"
     scale_from: str | None = None
+    control_points: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         """Raises UsageError for a value that cannot be followed."""
@@ -73,6 +75,12 @@ class SfmOptions:
         ):
             if not least <= number < 2**31:
                 raise UsageError(f"{number} is not in range", where=flag, remedy=f"at least {least}")
+        if self.control_points is not None and (self.scale_from is not None or self.georeference == "on"):
+            raise UsageError(
+                "the model is aligned with control points alone",
+                where="--gcp",
+                remedy="leave out --scale-from and --georeference on",
+            )
         if self.scale_from is not None:
             self.known_distance()
             if self.georeference == "on":
@@ -105,4 +113,7 @@ class SfmOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
-        return asdict(self)
+        values = asdict(self)
+        if self.control_points is None:
+            del values["control_points"]  # cameras made before there were any are still known
+        return values

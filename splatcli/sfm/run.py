@@ -396,6 +396,11 @@ def notes(facts: dict[str, Any]) -> list[str]:
             f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _NAMED)}; "
             f"sparse/0, the largest, is used"
         )
+    placed = facts.get("georeference") or {}
+    for name, reason in list(placed.get("control_points_not_placed", {}).items())[:_SHOWN]:
+        found.append(f"control point {name} is not used: {reason}")
+    if "control_points" in placed and placed["left_out"]:
+        found.append(f"control points that disagree with the others are left out: {listed(placed['left_out'], _NAMED)}")
     return found
 
 
@@ -454,6 +459,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
         *_placed(facts.get("georeference") or {}),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
+        *_retried(facts.get("retried")),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]
     if len(facts["cameras"]) > _SHOWN:
@@ -462,6 +468,13 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if names:
             rows.append((title, listed(names, _NAMED)))
     return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _retried(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if not facts:
+        return []
+    change = f"{facts['after']} instead of {facts['before']}" if facts["after"] > facts["before"] else "no more"
+    return [("second try", f"{facts['images']} images matched again, with a looser test: {change} registered")]
 
 
 def _lens(facts: dict[str, Any]) -> str:
@@ -484,7 +497,11 @@ def _placed(facts: dict[str, Any]) -> list[tuple[str, str]]:
         lat, lon, _ = facts["origin"]
         off = math.sqrt(sum(value**2 for value in facts["residual_m"].values()))
         some = f", {len(facts['left_out'])} of {facts['positions']} left out" if facts["left_out"] else ""
-        return [("georeference", f"metres east, north, up of {lat:.6f}, {lon:.6f}; GPS is off by {off:.2f} m{some}")]
+        what = f"{facts['positions']} control points are" if "control_points" in facts else "GPS is"
+        return [("georeference", f"metres east, north, up of {lat:.6f}, {lon:.6f}; {what} off by {off:.2f} m{some}")]
+    if facts.get("applied") and "control_points" in facts:
+        off = math.sqrt(sum(value**2 for value in facts["residual_m"].values()))
+        return [("control points", f"metres in their axes; {facts['positions']} are off by {off:.3g} m")]
     if facts.get("applied"):
         return [("scale", f"metres, {facts['metres_per_unit']:.4g} to a unit before")]
     reason = str(facts.get("reason", ""))

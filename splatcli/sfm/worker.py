@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
 
@@ -22,13 +23,14 @@ from numpy.typing import NDArray
 from splatcli import __version__
 from splatcli.errors import OutputError, SceneError, SplatError
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.control_points import ControlPoints, fit_control_points
 from splatcli.scene.decode import Header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, write_sidecar
 from splatcli.scene.images import max_pixels
-from splatcli.sfm.features import SfmImage, die_with_parent, extract
+from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses
-from splatcli.sfm.matching import choose_pairs, how_to_match, match
+from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again
 from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.video import sharpest, sharpness
@@ -93,16 +95,14 @@ class Job:
             gpu=self.gpu,
             progress=self._phase("matching"),
         )
-        if not verified:
+        models = self._map("mapping", database, work / "models", len(names))
+        models, retried = self._retry(models, stored, keys, pairs)
+        if not verified and not (retried and retried["verified_pairs"]):
             raise SceneError(
                 f"no two of the {len(names)} images show the same thing from different places",
                 where=self.footage.path,
                 remedy=_OVERLAP + ("; masks may hide too much: --masks none" if self.footage.masks else ""),
             )
-        progress = self._phase("mapping")
-        models = run_mapper(
-            database, work / "models", seed=seed, threads=self.threads, total=len(names), progress=progress
-        )
         self._check_models(models, names)
         lenses: list[dict[str, Any]] = []
         if self.options.camera_model == AUTO:
@@ -132,6 +132,7 @@ class Job:
             "matching": how,
             "pairs": len(pairs),
             "verified_pairs": verified,
+            "retried": retried,
             "unreadable": self.unreadable,
             "panoramas": self.panoramas,
             "masks": sum(image.mask is not None for image in images),
@@ -140,6 +141,43 @@ class Job:
             "gpu": self.gpu,
             "versions": versions(),
         }
+
+    def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
+        seed, progress = self.options.seed, self._phase(phase)
+        return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
+
+    def _retry(
+        self, models: list[pycolmap.Reconstruction], stored: list[Stored], keys: list[str], pairs: list[Pair]
+    ) -> tuple[list[pycolmap.Reconstruction], dict[str, Any] | None]:
+        """Match the images that the largest model lacks again, loosely, and map anew.
+
+        Returns the models that are to be used, those of ``models`` unless the largest registers more images now, and
+        the facts of the try, or None if no image is lacking.
+        """
+        registered = set(models[0].reg_image_ids()) if models else set()
+        lacking = {index for index, item in enumerate(stored) if item.number not in registered}
+        if not lacking:
+            return models, None
+        work = self.folder / "work"
+        shutil.copyfile(work / "database.db", work / "retry.db")
+        again = partial(
+            match_again,
+            work / "database.db",
+            work / "retry.db",
+            keys,
+            seed=self.options.seed,
+            threads=self.threads,
+            gpu=self.gpu,
+            progress=self._phase("matching again"),
+        )
+        held = again([(i, j) for i, j in pairs if i in lacking or j in lacking])
+        # A registered image that holds with a lacking one needs more points for it: those it shares with others.
+        beside = {index for pair in held for index in pair} - lacking
+        again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
+        found = self._map("mapping again", work / "retry.db", work / "models-again", len(stored)) if held else []
+        count = found[0].num_reg_images() if found else 0
+        facts = {"images": len(lacking), "verified_pairs": len(held), "before": len(registered), "after": count}
+        return (found if count > len(registered) else models), facts
 
     def _phase(self, name: str) -> Callable[[int, int], None]:
         """Ends the phase before; returns what tells of the new one. Time is counted to the last word of a phase."""
@@ -262,6 +300,8 @@ class Job:
 
     def _place(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
         """Gives the model metres, and a place where GPS says so; returns what was done, or why it was not."""
+        if self.options.control_points is not None:
+            return self._control(model, ControlPoints.from_dict(self.options.control_points))
         if self.options.scale_from is not None:
             return self._scale(model)
         if self.options.georeference == "off" or self.footage.is_video:
@@ -310,6 +350,13 @@ class Job:
         facts = {"metres_per_unit": similarity.scale, "scale_from": self.options.scale_from}
         write_sidecar(self.folder, {"version": 1, "frame": "metres, axes as they came", **facts})
         return {"applied": True, **facts}
+
+    def _control(self, model: pycolmap.Reconstruction, control: ControlPoints) -> dict[str, Any]:
+        found = fit_control_points(model, control)
+        model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
+        write_sidecar(self.folder, found.document())
+        place = {} if found.origin is None else {"origin": list(found.origin)}
+        return {"applied": True, **place, **found.facts()}
 
     def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
         sparse = self.folder / "sparse" / str(number)
