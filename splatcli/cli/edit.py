@@ -212,6 +212,15 @@ class EditArguments:
         bool,
         typer.Option("--dry-run", help="Print how many Gaussians each operation touches, and write nothing."),
     ] = False
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture",
+            metavar="FILE.png",
+            help="Also draw what is dropped, in red over what stays; with --dry-run that is all that is written.",
+            show_default=False,
+        ),
+    ] = None
     allow_older: options.AllowOlder = False
     json: options.Json = False
     quiet: options.Quiet = False
@@ -228,6 +237,8 @@ class EditArguments:
                 where="-o",
                 remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
             )
+        if self.picture is not None and self.picture.suffix.lower() != ".png":
+            raise UsageError("pictures are PNG files", where="--picture", remedy="--picture edit.png")
         if self.output is not None and self.output.suffix.lower() == ".json":
             raise UsageError(
                 "cameras alone are not edited",
@@ -251,7 +262,7 @@ def edit(args: EditArguments) -> int:
       splat edit room.ply chair.ply --scale 0.1 --translate 1,0,2 -o both.ply
       splat edit download.ply -o clean.ply --filter nan --filter 'scale<3' --reorder morton
       splat edit output/scene -o phone.sog --simplify 50%
-      splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run
+      splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
     """
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.edit.operations import Move, apply_operations, merged
@@ -265,8 +276,9 @@ def edit(args: EditArguments) -> int:
     given: list[Path | None] = [*args.models] if args.models else [None]
     own, together = _operations(args.ordered or [], len(given))
     replaces = output is not None and output.is_file()
-    if replaces and not args.overwrite:
-        raise OutputError("the file is already there", where=output, remedy="-w replaces it")
+    for file in (output, args.picture):
+        if file is not None and file.is_file() and not args.overwrite:
+            raise OutputError("the file is already there", where=file, remedy="-w replaces it")
     with open_output(json=args.json, quiet=args.quiet) as out:
         parts: list[Gaussians] = []
         effects: list[dict[str, Any]] = []
@@ -274,13 +286,17 @@ def edit(args: EditArguments) -> int:
         offsets: dict[Path, tuple[float, ...]] = {}
         metadata: ExportMetadata | None = None
         seen: list[Camera] = []
+        dropped: list[Gaussians] | None = None if args.picture is None else []
         up: NDArray[np.float64] | None = None
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
             cameras = _training_cameras(model)
+            gone: list[Gaussians] | None = None if dropped is None else []
             part, similarity, some = apply_operations(
-                model.gaussians, operations, nonfinite=model.dropped, cameras=cameras, up=_known_up(model)
+                model.gaussians, operations, nonfinite=model.dropped, cameras=cameras, up=_known_up(model), dropped=gone
             )
+            if dropped is not None and gone is not None:
+                dropped += gone
             if len(given) == 1:
                 seen = [move_camera(camera, similarity) for camera in cameras]
                 up = None if (known := _known_up(model)) is None else similarity.rotation @ known
@@ -302,10 +318,16 @@ def edit(args: EditArguments) -> int:
             parts.append(part)
             effects += _report(some, model.path, out, dry_run=args.dry_run)
             del model
-        gaussians, similarity, some = apply_operations(merged(parts), together, cameras=seen, up=up)
+        gaussians, similarity, some = apply_operations(merged(parts), together, cameras=seen, up=up, dropped=dropped)
         effects += _report(some, None, out, dry_run=args.dry_run)
         assert metadata is not None, "there is a model"
         facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
+        if args.picture is not None:
+            seen = [move_camera(camera, similarity) for camera in seen]
+            up = None if up is None else similarity.rotation @ up
+            _draw(gaussians, dropped or [], seen, up, metadata.antialiased, args.picture)
+            facts["picture"] = args.picture
+            out.note(f"{args.picture}: what is dropped, in red over what stays")
         if args.dry_run:
             lines = [f"reads  {path}" for path in loaded]
             lines += [one["line"] for one in effects]
@@ -398,6 +420,24 @@ def _report(effects: list[Effect], path: Path | None, out: Output, *, dry_run: b
             }
         )
     return facts
+
+
+def _draw(
+    gaussians: Gaussians,
+    dropped: list[Gaussians],
+    cameras: list[Camera],
+    up: NDArray[np.float64] | None,
+    antialiased: bool,
+    path: Path,
+) -> None:
+    from splatcli.edit.level import up_of_cameras
+    from splatcli.edit.operations import merged
+    from splatcli.edit.picture import draw
+    from splatcli.render.images import png_bytes, write_bytes
+
+    gone = merged(dropped) if dropped else gaussians.map(lambda tensor: tensor[:0])
+    known = up_of_cameras(cameras) if up is None and cameras else up
+    write_bytes(path, png_bytes(draw(gaussians, gone, cameras, known, antialiased=antialiased)))
 
 
 def _metadata(

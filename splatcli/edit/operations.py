@@ -273,30 +273,37 @@ def apply_operations(
     nonfinite: int = 0,
     cameras: Sequence[Camera] = (),
     up: NDArray[np.float64] | None = None,
+    dropped: list[Gaussians] | None = None,
 ) -> tuple[Gaussians, Similarity, list[Effect]]:
     """Return the edited Gaussians, the product of the transforms, and the effect of each operation.
 
     Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
     values that the reader has dropped already, for the first KeepFinite. cameras: of the training images, in the
     coordinates of the Gaussians that are given. up: [3] unit, in the same coordinates, where it is known.
+    dropped: takes the Gaussians that a choice leaves out, and moves those in it along with the model.
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
     effects = []
     total = pending = Similarity()
+    gone: list[Gaussians] = [] if dropped is None else dropped
     for one in operations:
         if isinstance(one, Move):
             pending = one.similarity.after(pending)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
             continue
-        gaussians, total, pending = _moved(gaussians, pending), pending.after(total), Similarity()
+        gaussians, total = _moved(gaussians, pending), pending.after(total)
+        gone[:], pending = [move_gaussians(part, pending) for part in gone], Similarity()
         if isinstance(one, Level):
             pending = _levelled(gaussians, cameras, up, total, one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
         elif isinstance(one, Keep):
-            gaussians, dropped = _kept(gaussians, one)
+            gaussians, others = _kept(gaussians, one)
+            count = len(others)
             if isinstance(one, KeepFinite):
-                dropped, nonfinite = dropped + nonfinite, 0
-            effects.append(Effect(one.label, dropped, len(gaussians), "dropped"))
+                count, nonfinite = count + nonfinite, 0
+            elif dropped is not None:
+                gone.append(others)
+            effects.append(Effect(one.label, count, len(gaussians), "dropped"))
         elif isinstance(one, LimitDegree):
             touched = len(gaussians) if one.degree < gaussians.sh_degree else 0
             if touched:
@@ -314,6 +321,7 @@ def apply_operations(
             if touched:
                 gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
+    gone[:] = [move_gaussians(part, pending) for part in gone]
     return _moved(gaussians, pending), pending.after(total), effects
 
 
@@ -343,7 +351,8 @@ def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
     return done
 
 
-def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, int]:
+def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians]:
+    """Return the Gaussians that stay, and the others."""
     rows = one.keeps(gaussians)
     count = int(rows.sum())
     if not count:
@@ -352,8 +361,8 @@ def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, int]:
             where=one.label,
             remedy="`splat info MODEL` gives the bounds of the positions; operations before this one count, too",
         )
-    dropped = len(gaussians) - count
-    return (gaussians.map(lambda tensor: tensor[rows]) if dropped else gaussians), dropped
+    dropped = gaussians.map(lambda tensor: tensor[~rows])
+    return (gaussians.map(lambda tensor: tensor[rows]) if len(dropped) else gaussians), dropped
 
 
 def merged(parts: Sequence[Gaussians]) -> Gaussians:

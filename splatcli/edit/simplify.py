@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy.spatial import cKDTree
 from scipy.spatial.transform import Rotation
 
-from splatcli.gaussians import Gaussians
+from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import report, track
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import render
@@ -44,7 +44,6 @@ COLOUR_DEVIATION = 0.03
 THINNEST = 0.05
 #: Views whose blend weights are summed, and pixels of their longer side.
 VIEWS, VIEW_SIDE = 100, 640
-_SH_C0 = 0.28209479177387814
 #: Pairs whose losses are computed at once; bounds the memory.
 _PAIRS = 1 << 18
 
@@ -63,7 +62,7 @@ def contributions(gaussians: Gaussians, cameras: Sequence[Camera]) -> Floats:
         small = camera.resized(max(1, round(shrink * camera.width)), max(1, round(shrink * camera.height)))
         render(Gaussians(**columns), small).image.sum().backward()  # type: ignore[no-untyped-call]
         assert gray.grad is not None
-        total += gray.grad[:, 0].double() / _SH_C0
+        total += gray.grad[:, 0].double() / SH_C0
         gray.grad = None
     return np.asarray(total.clamp(min=0).numpy())
 
@@ -221,7 +220,7 @@ def _losses(model: _Mixture, covariances: Floats, first: Indices, second: Indice
     gap = model.means[first] - model.means[second]
     whole = share[:, None, None] * covariances[first] + (1 - share)[:, None, None] * covariances[second]
     whole += mixed[:, None, None] * (gap[:, :, None] * gap[:, None, :])
-    colours = _SH_C0 * (model.colours[first, 0] - model.colours[second, 0]).astype(np.float64)
+    colours = SH_C0 * (model.colours[first, 0] - model.colours[second, 0]).astype(np.float64)
     apart = 3 * np.log1p(mixed * (colours**2).sum(axis=1) / (3 * COLOUR_DEVIATION**2))
     volumes = [_log_determinants(matrix) for matrix in (whole, covariances[first], covariances[second])]
     return np.asarray(0.5 * ((one + other) * (volumes[0] + apart) - one * volumes[1] - other * volumes[2]))

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import imageio.v3 as imageio
 import numpy as np
 import pytest
 import torch
@@ -160,6 +161,50 @@ def test_a_dry_run_counts_and_writes_nothing(splat: Splat, model: Path, tmp_path
     assert (moved["changed"], moved["left"]) == (400, 400)
     assert cropped["left"] == 400 - cropped["dropped"]
     assert faint["left"] == done["num_gaussians"] == len(read_ply(tmp_path / "no" / "x.ply")) > 0
+
+
+@NEEDS_COMPILER
+def test_a_picture_shows_what_is_dropped_in_red(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    picture, other = tmp_path / "edit.png", tmp_path / "none.png"
+    words = (finished_run, "--translate", "3,0,0", "--filter", "x>3", "--rotate", "0,90,0")
+    done = splat("edit", *words, "--dry-run", "--picture", picture, "--json")
+    assert done.code == 0, done.err
+    assert [path.name for path in tmp_path.iterdir()] == ["edit.png"]
+    assert done.objects[-1]["picture"] == str(picture)
+    assert done.objects[-1]["operations"][1]["dropped"] > 0
+    assert splat("edit", finished_run, "--scale", "2", "--dry-run", "--picture", other).code == 0
+
+    def redness(path: Path) -> np.ndarray:
+        red, green, blue = np.moveaxis(imageio.imread(path).astype(float), -1, 0)
+        return (red > 2 * green) & (red > 2 * blue) & (red > 60)
+
+    assert redness(picture).mean() > 0.05 + redness(other).mean()
+    # Two views: a camera of the run, and one from outside, of the same height.
+    height, width = imageio.imread(picture).shape[:2]
+    assert width > height
+    # A move of everything moves the cameras along; the picture inside stays.
+    moved = tmp_path / "moved.png"
+    assert splat("edit", finished_run, "--filter", "x>0", "--dry-run", "--picture", moved).code == 0
+    inside = (slice(None), slice(0, width - height))
+    same = np.abs(imageio.imread(picture)[inside].astype(int) - imageio.imread(moved)[inside].astype(int))
+    assert (same > 8).mean() < 0.01
+    assert splat("edit", *words, "--dry-run", "--picture", picture).code == 8
+    refused = splat("edit", *words, "--dry-run", "--picture", tmp_path / "edit.jpg")
+    assert refused.code == 2
+    assert "pictures are PNG files" in refused.err
+
+
+@NEEDS_COMPILER
+def test_a_picture_of_a_file_without_cameras_is_one_view_from_outside(
+    splat: Splat, model: Path, tmp_path: Path
+) -> None:
+    picture, target = tmp_path / "edit.png", tmp_path / "small.ply"
+    words = ("edit", model, model, "-o", target, "--crop", "sphere:0,0,0,0.5", "--picture", picture)
+    assert splat(*words).code == 0
+    image = imageio.imread(picture)
+    assert image.shape == (960, 960, 3)
+    assert 0.01 < (image.max(axis=2) > 40).mean() < 0.99  # all of it, and some room around
+    assert len(read_ply(target)) > 0
 
 
 def test_a_file_that_is_there_stays_without_overwrite(splat: Splat, model: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ the variable SPLATCLI_NODE_MODULES names.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.cli.commands import run
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.ply import read_ply
 from splatcli.formats.registry import FORMATS, import_model
@@ -27,11 +29,11 @@ from tests.formats.test_round_trips import BOUNDS, displayable
 TRANSFORM = MODULES / "@playcanvas/splat-transform/bin/cli.mjs"
 
 
-def transformed(source: Path, target: Path) -> Path:
-    """``source`` as splat-transform writes it anew."""
+def transformed(source: Path, target: Path, *actions: str) -> Path:
+    """``source`` as splat-transform writes it anew, after some actions."""
     if not TRANSFORM.exists() or not node():
         pytest.skip("splat-transform is not installed (SPLATCLI_NODE_MODULES)")
-    command = [node(), str(TRANSFORM), "-w", "-g", "cpu", str(source), str(target)]
+    command = [node(), str(TRANSFORM), "-w", "-g", "cpu", str(source), *actions, str(target)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return target
@@ -88,6 +90,62 @@ def test_what_splat_transform_writes_is_read_here_as_it_reads_it_itself(name: st
     found = errors(read_ply(transformed(path, tmp_path / "c.ply")), ours)
     for attribute, error in found.items():
         assert error <= (2e-3 if attribute == "quats" else 2e-5), (attribute, found)
+
+
+@pytest.mark.parametrize(
+    "actions",
+    [
+        ("--translate", "0.5,-1.25,3"),
+        ("--rotate", "30,-20,110"),
+        ("--scale", "2.5"),
+        ("--rotate", "0,90,0", "--translate", "1,0,0", "--rotate", "-75,0,12", "--scale", "0.3"),
+        ("--crop", "box:-0.4,-0.3,-0.5,0.6,0.4,0.2"),
+        ("--crop", "sphere:0.1,0,-0.2,0.6"),
+        ("--filter", "opacity>0.4"),
+        ("--filter", "x<=0.1"),
+        ("--sh-degree", "1"),
+        ("--translate", "1,0,0", "--crop", "box:0.5,-1,-1,2,1,1", "--scale", "2"),
+    ],
+    ids=lambda actions: " ".join(actions),
+)
+def test_edits_are_those_of_splat_transform(actions: tuple[str, ...], tmp_path: Path) -> None:
+    if not TRANSFORM.exists() or not node():
+        pytest.skip("splat-transform is not installed (SPLATCLI_NODE_MODULES)")
+    source = written("ply", tmp_path / "a.ply", model())
+    theirs = read_ply(transformed(source, tmp_path / "theirs.ply", *in_their_words(actions)))
+    assert run(["edit", str(source), "-o", str(tmp_path / "ours.ply"), *actions, "-q"]) == 0
+    ours = read_ply(tmp_path / "ours.ply")
+    assert len(ours) == len(theirs)
+    assert 0 < len(ours) <= 700
+    found = errors(by_position(theirs, ours), ours)
+    bounds = {"means": 2e-6, "quats": 0.02, "log_scales": 2e-6, "opacities": 1e-6, "sh0": 0.0, "shN": 2e-6}
+    for attribute, error in found.items():
+        assert error <= bounds[attribute], (attribute, found)
+
+
+def in_their_words(actions: tuple[str, ...]) -> list[str]:
+    """The flags of ``splat edit`` as those of splat-transform.
+
+    It acts in the frame of its engine, that of a PLY turned by 180 degrees about z: x and y change their signs.
+    """
+    found = []
+    for flag, value in zip(actions[::2], actions[1::2], strict=True):
+        match = re.fullmatch(r"(\w+)(>|<=)(.*)", value)
+        if flag == "--crop":
+            region, _, text = value.partition(":")
+            x, y, z, *rest = map(float, text.split(","))
+            numbers = [-rest[0], -rest[1], z, -x, -y, rest[2]] if region == "box" else [-x, -y, z, *rest]
+            found += [f"--filter-{region}", ",".join(map(str, numbers))]
+        elif match is not None:
+            sign, name = (-1 if match[1] in "xy" else 1), match[1]
+            compare = {(">", 1): "gt", ("<=", 1): "lte", (">", -1): "lt", ("<=", -1): "gte"}[match[2], sign]
+            found += ["--filter-value", f"{name},{compare},{sign * float(match[3])}"]
+        elif flag in ("--translate", "--rotate"):
+            x, y, z = map(float, value.split(","))
+            found += [flag, f"{-x},{-y},{z}"]
+        else:
+            found += ["--filter-harmonics" if flag == "--sh-degree" else flag, value]
+    return found
 
 
 def test_gsply_reads_spz_and_its_spz_is_read_here(tmp_path: Path) -> None:
