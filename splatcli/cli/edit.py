@@ -33,7 +33,17 @@ _OPERATIONS = {
     **{
         name: name
         for name in (
-            *("--translate", "--rotate", "--level", "--scale", "--scale-from", "--crop", "--crop-out", "--filter"),
+            *(
+                "--translate",
+                "--rotate",
+                "--level",
+                "--align-to",
+                "--scale",
+                "--scale-from",
+                "--crop",
+                "--crop-out",
+                "--filter",
+            ),
             *("--sh-degree", "--simplify", "--reorder"),
         )
     },
@@ -154,6 +164,15 @@ class EditArguments:
             "that of the training cameras of a checkpoint, else the normal of the dominant plane.",
         ),
     ] = None
+    align_to: Annotated[
+        list[str] | None,
+        _option(
+            "--align-to",
+            metavar="OTHER",
+            text="Rotate, scale and move so that the training cameras of a checkpoint come onto those of the same "
+            "images in OTHER: a run, a checkpoint or a scene.",
+        ),
+    ] = None
     scale: Annotated[
         list[str] | None, _option("-s", "--scale", metavar="S", text="Scale from the origin by a factor.")
     ] = None
@@ -265,7 +284,7 @@ def edit(args: EditArguments) -> int:
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
     """
     from splatcli.cli.console import open_output, stdout_or
-    from splatcli.edit.operations import Move, apply_operations, merged
+    from splatcli.edit.operations import AlignTo, Move, apply_operations, merged
     from splatcli.edit.transform import move_camera
     from splatcli.formats.registry import format_to_write
     from splatcli.render.images import write_bytes
@@ -288,6 +307,8 @@ def edit(args: EditArguments) -> int:
         seen: list[Camera] = []
         dropped: list[Gaussians] | None = None if args.picture is None else []
         up: NDArray[np.float64] | None = None
+        own = [_with_places(operations, out) for operations in own]
+        together = _with_places(together, out)
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
             cameras = _training_cameras(model)
@@ -306,7 +327,11 @@ def edit(args: EditArguments) -> int:
                 out.warn(f"{model.path}: it and {loaded[0]} were not both trained with --antialiased")
             offset = None if model.checkpoint is None else tuple(model.checkpoint.dataset.offset)
             other = next((path for path, known in offsets.items() if known != offset), None)
-            if offset is not None and other is not None and not any(isinstance(one, Move) for one in operations):
+            if (
+                offset is not None
+                and other is not None
+                and not any(isinstance(one, Move | AlignTo) for one in operations)
+            ):
                 shift = ",".join(f"{a - b:.9g}" for a, b in zip(offset, offsets[other], strict=True))
                 out.warn(
                     f"{model.path}: it is stored at another offset from the input than {other}; if the two belong "
@@ -371,6 +396,31 @@ def _operations(ordered: list[str], models: int) -> tuple[list[list[Operation]],
                 remedy="name it after a model for that one, after -o FILE for all together",
             )
     return own, together
+
+
+def _with_places(operations: list[Operation], out: Output) -> list[Operation]:
+    """Return the operations; those that align with another know where its cameras are."""
+    from splatcli.cli.model import find_model, load_model
+    from splatcli.config import DataConfig
+    from splatcli.edit.operations import AlignTo
+    from splatcli.scene.read import read_scene
+
+    done: list[Operation] = []
+    for one in operations:
+        if isinstance(one, AlignTo):
+            if one.path.is_dir() and one.path.name != "ckpts" and not (one.path / "ckpts").is_dir():
+                cameras = read_scene(one.path, DataConfig()).cameras
+            else:
+                other = load_model(find_model(one.path, out=out), echo=out.note)
+                if other.checkpoint is None:
+                    raise UsageError(
+                        "it has no cameras", where=one.label, remedy="name a run, a checkpoint or a scene of COLMAP"
+                    )
+                cameras = other.checkpoint.refined_cameras()
+            done.append(replace(one, places={camera.name: camera.center for camera in cameras}))
+        else:
+            done.append(one)
+    return done
 
 
 def _load(path: Path | None, operations: list[Operation], args: EditArguments, out: Output) -> Model:
@@ -452,14 +502,14 @@ def _metadata(
 
     What maps coordinates to those of the input or to the Earth holds only where no operation moves the model.
     """
-    from splatcli.edit.operations import Level, Move
+    from splatcli.edit.operations import AlignTo, Level, Move
     from splatcli.formats.format import ExportMetadata
 
     comments: list[str] = []
     if model.checkpoint is not None:
         offset, place = model.checkpoint.dataset.offset, place_note(model.checkpoint)
         found = [*([offset_note(offset)] if any(offset) else []), *([place] if place else [])]
-        if any(isinstance(one, Move | Level) for one in [*operations, *together]):
+        if any(isinstance(one, Move | Level | AlignTo) for one in [*operations, *together]):
             if found:
                 out.note("note: the model is moved, so that its place and its offset from the input are left out")
         else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from splatcli.errors import UsageError
 from splatcli.formats.selection import Crop
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
+from splatcli.scene.georeference import MIN_POSITIONS, PositionsError, fit_similarity
 from splatcli.scene.points import morton_order
 from splatcli.sizes import parse_count
 
@@ -82,6 +84,18 @@ class Level:
 
 
 @dataclass(frozen=True)
+class AlignTo:
+    """The similarity transform that brings the training cameras onto those of the same names in another model or scene.
+
+    path: of the other. places: name of a camera there -> its position [3], which the caller fills in.
+    """
+
+    label: str
+    path: Path
+    places: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Keep:
     """A choice of Gaussians. keeps: [N] bool, the ones that stay."""
 
@@ -117,23 +131,24 @@ class Reorder:
     label: str
 
 
-Operation = Move | Level | Keep | LimitDegree | Simplify | Reorder
+Operation = Move | Level | AlignTo | Keep | LimitDegree | Simplify | Reorder
 
 
 @dataclass(frozen=True)
 class Effect:
     """The result of an operation: the number of Gaussians that it touched, and the number after it.
 
-    verb: what happened to them: changed, dropped, or merged into others.
+    verb: what happened to them: changed, dropped, or merged into others. detail: what else there is to say.
     """
 
     label: str
     touched: int
     left: int
     verb: str
+    detail: str = ""
 
     def line(self) -> str:
-        return f"{self.label}: {self.touched:,} {self.verb}, {self.left:,} left"
+        return f"{self.label}: {self.touched:,} {self.verb}, {self.left:,} left{self.detail}"
 
 
 def _numbers(text: str, count: int, flag: str, remedy: str) -> list[float]:
@@ -165,6 +180,10 @@ def _level(flag: str, text: str) -> Operation:
         )
     sign, name = -1.0 if match[1] == "-" else 1.0, match[2]
     return Level(f"{flag} {text}", (sign * (name == "x"), sign * (name == "y"), sign * (name == "z")))
+
+
+def _align_to(flag: str, text: str) -> Operation:
+    return AlignTo(f"{flag} {text}", Path(text))
 
 
 def _scale(flag: str, text: str) -> Operation:
@@ -250,6 +269,7 @@ _PARSERS: dict[str, Callable[[str, str], Operation]] = {
     "--translate": _translate,
     "--rotate": _rotate,
     "--level": _level,
+    "--align-to": _align_to,
     "--scale": _scale,
     "--scale-from": _scale_from,
     "--crop": _crop,
@@ -296,6 +316,9 @@ def apply_operations(
         if isinstance(one, Level):
             pending = _levelled(gaussians, cameras, up, total, one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
+        elif isinstance(one, AlignTo):
+            pending, detail = _aligned([move_camera(camera, total) for camera in cameras], one)
+            effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed", detail))
         elif isinstance(one, Keep):
             gaussians, others = _kept(gaussians, one)
             count = len(others)
@@ -338,6 +361,31 @@ def _levelled(
             remedy="turn it by hand: --rotate X,Y,Z",
         )
     return rotation_between(up, np.array(one.axis))
+
+
+def _aligned(cameras: Sequence[Camera], one: AlignTo) -> tuple[Similarity, str]:
+    """Return the similarity, and how well the cameras agree then. cameras: in the coordinates of the moment."""
+    if not cameras:
+        raise UsageError(
+            "the model has no cameras to align",
+            where=one.label,
+            remedy="edit the run or its checkpoint; a file of splats is moved by --translate, --rotate and --scale",
+        )
+    shared = [camera for camera in cameras if camera.name in one.places]
+    remedy = "both must be made of the same images, under the same names"
+    if len(shared) < MIN_POSITIONS:
+        raise UsageError(
+            f"{len(shared)} of {len(cameras)} training cameras are in it by name, at least {MIN_POSITIONS} are needed",
+            where=one.label,
+            remedy=remedy,
+        )
+    new = np.stack([one.places[camera.name] for camera in shared])
+    try:
+        fit = fit_similarity(np.stack([camera.center for camera in shared]), new, "cameras of the other")
+    except PositionsError as reason:
+        raise UsageError(str(reason), where=one.label, remedy=remedy) from None
+    similarity = Similarity(fit.similarity.scale, fit.similarity.rotation, fit.similarity.translation)
+    return similarity, f"; {int(fit.used.sum())} of {len(shared)} shared cameras agree, off by {fit.sigma:.3g}"
 
 
 def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:

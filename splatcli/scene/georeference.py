@@ -126,15 +126,16 @@ class PositionsError(ValueError):
     """Positions that do not suffice for a similarity; the message says why."""
 
 
-def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
+def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str = "GPS positions") -> Fit:
     """The similarity from ``old`` to ``new`` [N, 3] that most of the pairs agree on, by least squares of those.
 
+    what: the new points, for messages; the old ones are cameras.
     Raises PositionsError for too few, for positions on one line or at one place, and where few agree.
     """
     count = len(old)
     if count < MIN_POSITIONS:
         raise PositionsError(f"{count} images with a position are in the model, at least {MIN_POSITIONS} are needed")
-    check_spread(new, "GPS positions")
+    check_spread(new, what)
     check_spread(old, "cameras")
     used = _agreeing(old, new)
     for _ in range(10):
@@ -149,7 +150,7 @@ def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
             break
     if used.sum() < max(MIN_POSITIONS, _AGREEING * count):
         raise PositionsError(f"only {used.sum()} of {count} positions agree with the cameras")
-    check_spread(new[used], "GPS positions that agree with the cameras")
+    check_spread(new[used], f"{what} that agree with the cameras")
     return Fit.of(similarity_of(old[used], new[used]), used, old, new)
 
 

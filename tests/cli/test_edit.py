@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.edit.transform import Similarity, move_camera
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
@@ -294,6 +295,57 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
         assert ("add 1000 2000 0 to positions" in header) is kept
         assert ("47.25 -8.5 430.25" in header) is kept
         assert ("are left out" in done.err) is not kept
+
+
+@pytest.fixture
+def moved(finished_run: Path, tmp_path: Path) -> Path:
+    """The run's checkpoint with the poses that MOVES lead to."""
+    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    whole = Similarity(scale=2.5, shift=np.array([1.0, 2.0, -3.0])).after(Similarity.euler([20.0, -50.0, 110.0]))
+    checkpoint.cameras = [move_camera(camera, whole) for camera in checkpoint.cameras]
+    save_checkpoint(tmp_path / "moved.pt", checkpoint)
+    return tmp_path / "moved.pt"
+
+
+MOVES = ("--rotate", "20,-50,110", "--scale", "2.5", "--translate", "1,2,-3")
+
+
+def test_a_model_is_aligned_with_the_cameras_of_another(
+    splat: Splat, finished_run: Path, moved: Path, tmp_path: Path
+) -> None:
+    wanted = edited(splat, finished_run, "-o", tmp_path / "a.ply", *MOVES)
+    # Whatever was done before, and whichever side of -o it is on.
+    found = edited(splat, finished_run, "-o", tmp_path / "b.ply", "--scale", "7", "--level", "x", "--align-to", moved)
+    own = edited(splat, finished_run, "--align-to", moved, "-o", tmp_path / "c.ply")
+    for model in (found, own):
+        differences = errors(wanted, model)
+        assert differences.pop("quats") < 0.05, differences
+        assert max(differences.values()) < 2e-5, differences
+    done = splat("edit", finished_run, "--align-to", moved, "--dry-run", "--json").objects[-1]["operations"][0]
+    count = len(load_checkpoint(moved).train)
+    assert f"{count} of {count} shared cameras agree, off by" in done["line"]
+
+
+def test_a_model_is_aligned_with_a_scene(splat: Splat, finished_run: Path, tiny_scene: Path, tmp_path: Path) -> None:
+    back = edited(splat, finished_run, "-o", tmp_path / "b.ply", *MOVES, "--align-to", tiny_scene)
+    same = edited(splat, finished_run, "-o", tmp_path / "a.ply", "--scale", "1")
+    assert (back.means - same.means).abs().max() < 1e-4
+
+
+def test_what_cannot_be_aligned_is_named(splat: Splat, finished_run: Path, moved: Path, model: Path, tmp_path) -> None:
+    checkpoint = load_checkpoint(moved)
+    checkpoint.cameras = [replace(camera, name=f"other/{camera.name}") for camera in checkpoint.cameras]
+    save_checkpoint(tmp_path / "renamed.pt", checkpoint)
+    for words, reason in (
+        ((model, "--align-to", moved), "the model has no cameras to align"),
+        ((finished_run, "--align-to", model), "it has no cameras"),
+        ((finished_run, "--align-to", tmp_path / "renamed.pt"), "training cameras are in it by name, at least 5"),
+        ((finished_run, "--align-to", tmp_path / "none"), "there is no such model"),
+    ):
+        done = splat("edit", *words, "-o", tmp_path / "x.ply")
+        assert done.code == 2, done.err
+        assert reason in done.err
+        assert not (tmp_path / "x.ply").exists()
 
 
 def test_models_at_different_offsets_are_reported(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
