@@ -400,7 +400,12 @@ class Trainer:
             raise UsageError("there are no Gaussians before run()", where="Trainer.model")
         state = self._trainer.state
         black_or_white = parse_background(evaluation_background(state.config))
-        settings = RenderSettings(state.sh_degree(), black_or_white, state.config.train.antialiased)
+        settings = RenderSettings(
+            state.sh_degree(),
+            black_or_white,
+            state.config.train.antialiased,
+            state.per_view_params.recolour_unseen if state.config.views.ppisp else None,
+        )
         cameras = list(state.cameras)
         for view, camera in zip(state.train, state.training_cameras(), strict=True):
             cameras[view] = camera

@@ -561,16 +561,27 @@ class ViewsConfig(Section):
     )
     bilateral_grid_tv: float = Field(10.0, ge=0, description="Weight of the total variation of a grid in the loss.")
 
+    ppisp: Annotated[bool, Flag("--ppisp")] = Field(
+        False,
+        description="Optimise PPISP: exposure and white balance of each training image, vignetting and response of "
+        "each camera.",
+    )
+    ppisp_lr: float = Field(1e-2, gt=0, description="Learning rate of PPISP's exposures; it falls log-linearly.")
+    ppisp_lr_final: float = Field(
+        1e-3, gt=0, description="Learning rate of PPISP's exposures after `schedule.lr_steps` steps, where it stays."
+    )
+    ppisp_reg: float = Field(1.0, ge=0, description="Weight of PPISP's prior in the loss.")
+
     @model_validator(mode="after")
     def _one_colour_map(self) -> ViewsConfig:
-        if self.exposure and self.bilateral_grid:
-            raise ValueError("exposure and bilateral_grid exclude each other: a grid is an exposure for each place")
+        if self.exposure + self.bilateral_grid + self.ppisp > 1:
+            raise ValueError("exposure, bilateral_grid and ppisp exclude each other: each maps an image's colours")
         return self
 
     @property
     def trained(self) -> bool:
         """Whether any parameter of the views is trained."""
-        return self.pose_opt or self.exposure or self.bilateral_grid
+        return self.pose_opt or self.exposure or self.bilateral_grid or self.ppisp
 
 
 class SaveConfig(Section):

@@ -19,6 +19,7 @@ from splatcli.checkpoint.activation_check import activation_cost, checkpoint_spa
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.container import DIGEST_KEY, MANIFEST_KEY, read_container
 from splatcli.checkpoint.schema import (
+    CAMERA_TABLES,
     FILTER_3D,
     FORMAT,
     FORMAT_VERSION,
@@ -46,7 +47,7 @@ from splatcli.checkpoint.state import Checkpoint, DatasetInfo, Scalar
 from splatcli.config import Config, parse_config
 from splatcli.errors import DivergedError, ModelFileError, SplatError
 from splatcli.gaussians import GROUPS, Gaussians
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import Camera, lens_rows
 
 
 def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -170,7 +171,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
         cameras=cameras,
         train=list(manifest.train_views),
         test=list(manifest.test_views),
-        views=_views(manifest, tensors, where),
+        views=_views(manifest, cameras, tensors, where),
         filter_3d=_filter_3d(tensors, where),
         dataset=DatasetInfo(
             **{
@@ -226,12 +227,15 @@ def _filter_3d(tensors: dict[str, Tensor], where: object) -> Tensor | None:
     return sizes
 
 
-def _views(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:
+def _views(manifest: Manifest, cameras: list[Camera], tensors: dict[str, Tensor], where: object) -> dict[str, Tensor]:
     views = _under(VIEW_PREFIX, tensors)
+    lenses = len(set(lens_rows([cameras[i] for i in manifest.train_views])))
     for name, tensor in views.items():
-        if len(tensor) != len(manifest.train_views):
+        of_camera = name.partition(".")[0] in CAMERA_TABLES
+        rows = lenses if of_camera else len(manifest.train_views)
+        if len(tensor) != rows:
             raise ModelFileError(
-                f"{VIEW_PREFIX}{name} has {len(tensor)} rows for {len(manifest.train_views)} training views",
+                f"{VIEW_PREFIX}{name} has {len(tensor)} rows for {rows} training {'cameras' if of_camera else 'views'}",
                 where=where,
             )
         if name.endswith(".steps") and len(tensor) and not 0 <= int(tensor.min()) <= int(tensor.max()) <= 2**53:

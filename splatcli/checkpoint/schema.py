@@ -63,11 +63,20 @@ FILTER_3D = "filter_3d"
 KNOWN_FEATURES = (FILTER_3D,)
 
 #: Per-view parameters and the shape of a view's row (train/per_view_params.py): the change of a camera's pose, and an
-#: affine map of colours, or a grid of such maps. Each has the state of its Adam beside it, see VIEW_PARTS.
-VIEW_TABLES: dict[str, tuple[int, ...]] = {"pose": (6,), "exposure": (3, 4), "bilateral_grid": (12, 8, 16, 16)}
+#: affine map of colours, or a grid of such maps, or PPISP's numbers of the view. Those that PPISP has for a camera, in
+#: CAMERA_TABLES, have a row for each different intrinsics of the training cameras. The state of each table's Adam lies
+#: beside it, see VIEW_PARTS.
+VIEW_TABLES: dict[str, tuple[int, ...]] = {
+    "pose": (6,),
+    "exposure": (3, 4),
+    "bilateral_grid": (12, 8, 16, 16),
+    "ppisp": (9,),
+    "ppisp_camera": (27,),
+}
+CAMERA_TABLES = ("ppisp_camera",)
 
 #: The dtype of a table: double precision, except for the large one.
-VIEW_DTYPES = {"pose": torch.float64, "exposure": torch.float64, "bilateral_grid": torch.float32}
+VIEW_DTYPES = {name: torch.float32 if name == "bilateral_grid" else torch.float64 for name in VIEW_TABLES}
 
 #: Stored with each table; "steps" is int64 [T], the others have the dtype of the table itself.
 VIEW_PARTS = ("", ".exp_avg", ".exp_avg_sq", ".steps")
@@ -261,8 +270,7 @@ def space_of(name: str) -> tuple[str, str]:
     if name.startswith(VIEW_PREFIX):
         table, _, part = name.removeprefix(VIEW_PREFIX).partition(".")
         units = {"pose": "radians, scene units"}.get(table, "1") if not part else "1"
-        spaces = {"pose": "camera_motion", "exposure": "colour_map", "bilateral_grid": "colour_map"}
-        return (part or spaces.get(table, "statistic"), units)
+        return (part or ("camera_motion" if table == "pose" else "colour_map"), units)
     return ("generator_state" if name.startswith("rng.") else "statistic", "1")
 
 

@@ -93,7 +93,8 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
         raise UsageError(
             "per-view parameters would differ from block to block",
             where="--blocks",
-            remedy="leave out --pose-opt, --exposure, --bilateral-grid; use them with splat train SCENE --init MERGED",
+            remedy="leave out --pose-opt, --exposure, --bilateral-grid, --ppisp; "
+            "use them with splat train SCENE --init MERGED",
         )
     scene = Path(config.data.scene)
     if not scene.is_dir() or has_images_only(scene):

@@ -226,7 +226,7 @@ def _remarks(scores: list[ViewScore], fitted: list[float], views: str) -> list[s
     if corrected - mean > FITTED_DB:
         remarks.append(
             f"with the colours of each render fitted, PSNR is {corrected:.2f} dB, {corrected - mean:.1f} dB higher: "
-            "the images differ in exposure or white balance\n  help: splat train --exposure learns that; "
+            "the images differ in exposure or white balance\n  help: splat train --ppisp learns that; "
             "--color-corrected reports it"
         )
     return remarks

@@ -65,9 +65,13 @@ class TrainArguments:
 
     def __post_init__(self) -> None:
         settings, processes = self.settings, self.processes
-        if settings.get("views.exposure") and settings.get("views.bilateral_grid"):
-            remedy = "give one; a grid is an exposure for each place of an image"
-            raise options.exclusion("--exposure", "--bilateral-grid", remedy=remedy)
+        maps = [
+            f"--{name}"
+            for name in ("exposure", "bilateral-grid", "ppisp")
+            if settings.get(f"views.{name.replace('-', '_')}")
+        ]
+        if len(maps) > 1:
+            raise options.exclusion(*maps[:2], remedy="give one; each maps the colours of an image")
         several = processes.ranks or processes.distributed or settings.get("train.batch_size", 1) > 1
         if self.max_time is not None and several:
             raise UsageError(

@@ -20,6 +20,7 @@ from torch import Tensor
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
+from splatcli.rasterizer import ppisp
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, Z_NEAR, tile_rows_of
 from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
@@ -251,8 +252,8 @@ class MemoryEstimate:
 class Workload:
     """One view of so many Gaussians, to be rendered or trained.
 
-    exposed, gridded: with a trained exposure, or bilateral grid. depths: with known depths. offloads: with shN and its
-    moments outside the device, see rasterizer/offload.py.
+    exposed, gridded, ppisp: with a trained exposure, bilateral grid, or PPISP. depths: with known depths. offloads:
+    with shN and its moments outside the device, see rasterizer/offload.py.
     """
 
     gaussians: int
@@ -262,6 +263,7 @@ class Workload:
     isects: IsectCount
     exposed: bool = False
     gridded: bool = False
+    ppisp: bool = False
     depths: bool = False
     offloads: bool = False
 
@@ -290,12 +292,14 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     pixels = work.width * work.height
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True, channels=3, images=1)
     frame = _frame_bytes(backend, work)
-    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded else 0)
+    image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded or work.ppisp else 0)
     image += _DEPTH_PIXEL if work.depths else 0
     images = pixels * image + backend.call("loss_bytes", size)
     if work.gridded:
         at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
         images += work.height * _GRID_LINE + at_a_time * BAND_BYTES
+    if work.ppisp:
+        images += min(pixels, ppisp.AT_A_TIME["cuda" if backend.deferred else "cpu"]) * ppisp.BAND_BYTES
     isects = _isect_bytes(backend, work, round_capacity(work.isects.boxes), with_grads=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
     return MemoryEstimate(

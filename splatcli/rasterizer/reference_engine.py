@@ -9,6 +9,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.depth_loss import depth_loss_reference
 from splatcli.rasterizer.filter_3d import apply_filter_3d
+from splatcli.rasterizer.ppisp import DARK, PIECES
 from splatcli.rasterizer.reference import (
     ALPHA_MIN,
     Splats,
@@ -48,7 +49,7 @@ class ReferenceEngine(SyncEngine):
         """Return (loss, gradients, indices [V] of the splats, the splats, dL/d means2d [V, 2] per pixel, v_params).
 
         With ``inputs.absgrad`` the fifth is the sum of its pixels' magnitudes. v_params: gradients of pose and of
-        exposure or grid.
+        colours.
         """
         camera, view_params = inputs.camera, inputs.view_params
         viewmat = torch.from_numpy(camera.viewmat).to(gaussians.means)
@@ -85,7 +86,9 @@ class ReferenceEngine(SyncEngine):
 
 
 def recolour_reference(image: Tensor, colours: Tensor) -> Tensor:
-    """Return [H, W, 3] the colours of image after an exposure [3, 4] or a bilateral grid [12, L, Y, X]."""
+    """Return [H, W, 3] the colours of image after an exposure [3, 4], a bilateral grid [12, L, Y, X], or PPISP [36]."""
+    if colours.dim() == 1:
+        return _ppisp_reference(image, colours)
     if colours.dim() == 2:
         return image @ colours[:, :3].T + colours[:, 3]
     height, width, _ = image.shape
@@ -106,3 +109,47 @@ def _touches_image(splats: Splats, camera: Camera) -> Tensor:
     size = half.new_tensor([camera.width, camera.height])
     low, high = splats.means2d - half, splats.means2d + half
     return ((high >= 0.5) & (low <= size - 0.5)).all(dim=1)
+
+
+def _ppisp_reference(image: Tensor, params: Tensor) -> Tensor:
+    """Return [H, W, 3] as ppisp(): exposure, vignetting, the homography of chromaticities, and responses."""
+    height, width, _ = image.shape
+    vignetting, response = params[9:24].view(3, 5), params[24:].view(3, 4)
+    y, x = (torch.arange(n, dtype=image.dtype, device=image.device) + 0.5 - n / 2 for n in (height, width))
+    y, x = y[:, None, None] / max(height, width), x[:, None] / max(height, width)
+    r2 = (x - vignetting[:, 0]).square() + (y - vignetting[:, 1]).square()
+    falloff = 1.0 + (vignetting[:, 2] + (vignetting[:, 3] + vignetting[:, 4] * r2) * r2) * r2
+    lit = image * torch.exp2(params[0]) * falloff.clamp(0.0, 1.0)
+
+    before = image.new_tensor([[0, 0, 1], [1, 0, 1], [0, 1, 1], [1 / 3, 1 / 3, 1]])
+    after = torch.cat([before[:, :2] + params[1:9].view(4, 2), before[:, 2:]], dim=1)
+    corners, white = after[:3].T, after[3]
+    scaled = corners * torch.linalg.solve(corners, white) @ torch.linalg.inv(before[:3].T)
+    rgi = torch.stack([lit[..., 0], lit[..., 1], lit.sum(dim=2)], dim=2)
+    turned = rgi @ (scaled * torch.linalg.det(corners) * 3.0).T
+    bright = turned[..., 2:] > DARK
+    turned = turned * torch.where(bright, rgi[..., 2:] / torch.where(bright, turned[..., 2:], 1.0), 1.0)
+    red, green, total = turned.unbind(2)
+    corrected = torch.stack([red, green, total - red - green], dim=2)
+
+    one = torch.tensor(1.0, dtype=image.dtype)
+    start = [torch.log(torch.expm1(one - least)).to(image.device) for least in (0.3, 0.3, 0.1)]
+    toe, shoulder, gamma = (
+        least + torch.nn.functional.softplus(response[:, i, None] + start[i]) for i, least in enumerate((0.3, 0.3, 0.1))
+    )
+    centre = torch.sigmoid(response[:, 3, None])
+    at = torch.linspace(0.0, 1.0, PIECES + 1, dtype=image.dtype, device=image.device).expand(3, -1)
+    rise = shoulder * centre / (toe + centre * (shoulder - toe))
+    low, high = at <= centre, at > centre
+    tiny = torch.finfo(image.dtype).tiny
+    curve = torch.where(
+        low,
+        rise * (torch.where(low, at, centre) / centre).clamp(min=tiny) ** toe,
+        1.0 - (1.0 - rise) * (torch.where(high, 1.0 - at, 1.0 - centre) / (1.0 - centre)).clamp(min=tiny) ** shoulder,
+    )
+    curve = curve.clamp(min=tiny) ** gamma
+    inside = corrected.clamp(0.0, 1.0)
+    piece = (inside.detach() * PIECES).long().clamp(max=PIECES - 1)
+    channel = torch.arange(3, device=image.device)
+    part = inside * PIECES - piece
+    return (1.0 - part) * curve[channel, piece] + part * curve[channel, piece + 1] + corrected - inside

@@ -70,24 +70,18 @@ class Regularisation:
 class ViewParams:
     """Per-view parameters of a step, which the caller trains.
 
-    apply_grad: receives the gradients (v_viewmat [4, 4] of the camera's matrix, and of exposure or grid, shaped as
-        that), each None where it is not requested, on the CPU; once for the step, when its loss is known, in the order
+    apply_grad: receives the gradients (v_viewmat [4, 4] of the camera's matrix, and of colours, shaped as they
+        are), each None where it is not requested, on the CPU; once for the step, when its loss is known, in the order
         of the steps. The tensors are the engine's: copy what must stay. A view must not be submitted again before its
         apply_grad is called.
     pose: whether the gradient of the pose is requested.
-    exposure: [3, 4], on the Gaussians' device: colours become A c + b before the loss. None leaves them as they are.
-    grid: [12, L, Y, X], likewise, a map that varies over the image (rasterizer/bilateral_grid.py); not with exposure.
+    colours: on the Gaussians' device, what changes the image's colours before the loss: an exposure, a bilateral grid,
+        or PPISP's parameters, see rasterizer/recolour.py. None leaves them as they are.
     """
 
     apply_grad: Callable[[Tensor | None, Tensor | None], None]
     pose: bool = False
-    exposure: Tensor | None = None
-    grid: Tensor | None = None
-
-    @property
-    def colours(self) -> Tensor | None:
-        """Exposure or grid, whichever there is."""
-        return self.exposure if self.grid is None else self.grid
+    colours: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.adam import AdamState, decay_table
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.depth_loss import depth_loss
-from splatcli.rasterizer.exposure import recolour, recolour_vjp
 from splatcli.rasterizer.memory_budget import Arena, MemoryBudget, round_capacity
+from splatcli.rasterizer.recolour import recolour, recolour_vjp
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import (
     NOISE_STEEPNESS,
@@ -34,7 +34,7 @@ from splatcli.scene.camera import Camera
 
 _log = logging.getLogger(__name__)
 
-#: Numbers of the pose in v_params, before those of exposure or grid.
+#: Numbers of the pose in v_params, before those of its colours.
 _POSE = 16
 
 
@@ -392,7 +392,7 @@ class AsyncEngine:
 
 
 def _v_params_size(view_params: ViewParams | None) -> int:
-    """Return the length of v_params: 16 numbers of the pose, and those of exposure or grid."""
+    """Return the length of v_params: 16 numbers of the pose, and those of its colours."""
     if view_params is None:
         return 0
     return _POSE + (0 if view_params.colours is None else view_params.colours.numel())

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -34,6 +34,7 @@ from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import Render
 from splatcli.scene.camera import Camera
 from splatcli.train.evaluate import evaluation_background
+from splatcli.train.per_view_params import PerViewParams
 
 #: Kinds of image: of the model alone, and compared with the view's image.
 LAYERS = ("rgb", "depth", "alpha", "normals")
@@ -291,17 +292,23 @@ def parse_background(text: str) -> tuple[float, float, float]:
 
 @dataclass(frozen=True, slots=True)
 class RenderSettings:
-    """Settings of a render: SH degree (None: the model's), background R G B in 0...1, opacity compensation."""
+    """Settings of a render: SH degree (None: the model's), background R G B in 0...1, opacity compensation.
+
+    recolour: returns an image [H, W, 3] as the camera shows it, where a run trained that (PPISP).
+    """
 
     sh_degree: int | None = None
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
     antialiased: bool = False
+    recolour: Callable[[Camera, Tensor], Tensor] | None = None
 
     @classmethod
     def trained(cls, checkpoint: Checkpoint) -> RenderSettings:
         """Return the settings with which the run of this checkpoint is evaluated; random backgrounds become black."""
         config = checkpoint.config
-        return cls(checkpoint.active_sh_degree, _NAMED[evaluation_background(config)], config.train.antialiased)
+        recolour = PerViewParams.from_checkpoint(checkpoint).recolour_unseen if config.views.ppisp else None
+        background = _NAMED[evaluation_background(config)]
+        return cls(checkpoint.active_sh_degree, background, config.train.antialiased, recolour)
 
 
 def render_pixels(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> NDArray[np.uint8]:
@@ -313,7 +320,8 @@ def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> R
     background = torch.tensor(settings.background, dtype=torch.float32, device=gaussians.device)
     degree, antialiased = settings.sh_degree, settings.antialiased
     with torch.no_grad():
-        return render(gaussians, camera, sh_degree=degree, background=background, antialiased=antialiased)
+        shown = render(gaussians, camera, sh_degree=degree, background=background, antialiased=antialiased)
+        return shown if settings.recolour is None else replace(shown, image=settings.recolour(camera, shown.image))
 
 
 def to_uint8(image: Tensor) -> NDArray[np.uint8]:

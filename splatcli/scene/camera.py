@@ -49,6 +49,12 @@ class Camera:
         )
 
 
+def lens_rows(cameras: Sequence[Camera]) -> list[int]:
+    """Return for each camera the row of its intrinsics among those that differ, in the order of their first camera."""
+    rows: dict[tuple[float, ...], int] = {}
+    return [rows.setdefault((c.width, c.height, c.fx, c.fy, c.cx, c.cy), len(rows)) for c in cameras]
+
+
 def product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     """[I, J] the product of a [I, 3] and b [3, J]; a BLAS library's bits depend on the processor."""
     columns: NDArray[np.float64] = a[:, 0:1] * b[0] + a[:, 1:2] * b[1] + a[:, 2:3] * b[2]

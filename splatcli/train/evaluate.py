@@ -264,6 +264,7 @@ class Scorer:
         cameras = [self.scene.cameras[view] for view in state.test]
 
         def score(i: int, image: Tensor) -> Sequence[float] | None:
+            image = state.per_view_params.recolour_unseen(cameras[i], image)
             return score_view(image, self.scene, state.test[i])
 
         try:

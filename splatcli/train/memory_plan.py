@@ -273,6 +273,7 @@ def plan_memory(
             largest.height,
             isects,
             exposed=config.views.exposure,
+            ppisp=config.views.ppisp,
             gridded=config.views.bilateral_grid,
             depths=config.depth_lambda > 0.0,
             offloads=store.offloads,

@@ -8,23 +8,29 @@ that an engine had to do twice are applied once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from splatcli.checkpoint.schema import VIEW_DTYPES, VIEW_TABLES
+from splatcli.checkpoint.schema import CAMERA_TABLES, VIEW_DTYPES, VIEW_TABLES
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, ViewsConfig
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
-from splatcli.rasterizer.exposure import recolour
+from splatcli.rasterizer.ppisp import CAMERA_NUMBERS, RESPONSE_NUMBERS, VIEW_NUMBERS, prior_gradient
+from splatcli.rasterizer.recolour import recolour
 from splatcli.rasterizer.step_inputs import ViewParams
 from splatcli.reproducible import sqrt, tree_sum
-from splatcli.scene.camera import Camera, apply_pose_delta, pose_delta_vjp
+from splatcli.scene.camera import Camera, apply_pose_delta, lens_rows, pose_delta_vjp
 from splatcli.train.schedule import log_linear
 from splatcli.train.training_images import to_device
 
 BETA1, BETA2, EPS = 0.9, 0.999, 1e-15
+
+#: Learning rates of PPISP's numbers of a view as parts of that of its exposure: a chromaticity moves less than a stop.
+PPISP_RATES = torch.tensor([1.0] + [0.1] * 8, dtype=torch.float64)
+#: That of a camera's numbers, which all its views move.
+PPISP_CAMERA_RATE = 0.2
 
 
 @dataclass(slots=True)
@@ -87,34 +93,50 @@ class PerViewParams:
     """The tables of a run; None where its settings train no such parameter.
 
     pose: [T, 6] changes of the cameras' poses, see scene/camera.py. exposure: [T, 3, 4], see rasterizer/exposure.py.
-    bilateral_grid: [T, 12, L, Y, X], see rasterizer/bilateral_grid.py; not with an exposure.
+    bilateral_grid: [T, 12, L, Y, X], see rasterizer/bilateral_grid.py. ppisp, ppisp_camera: [T, 9] and [C, 27] for C
+    cameras of other intrinsics, see rasterizer/ppisp.py. At most one of exposure, grid and PPISP is trained.
+    cameras: those of the training views, whose rows in ppisp_camera are ``lenses`` [T].
     """
 
     pose: ViewTable | None = None
     exposure: ViewTable | None = None
     bilateral_grid: ViewTable | None = None
+    ppisp: ViewTable | None = None
+    ppisp_camera: ViewTable | None = None
+    cameras: list[Camera] = field(default_factory=list)
+    lenses: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lenses = lens_rows(self.cameras)
 
     @classmethod
-    def new(cls, config: ViewsConfig, count: int) -> PerViewParams:
-        """Return the parameters of ``count`` training views at their start, where they change nothing."""
+    def new(cls, config: ViewsConfig, cameras: list[Camera]) -> PerViewParams:
+        """Return the parameters of training views with these ``cameras`` at their start, where they change nothing."""
         identity = {
             "pose": torch.zeros(VIEW_TABLES["pose"]),
             "exposure": torch.eye(*VIEW_TABLES["exposure"]),
             "bilateral_grid": identity_grid(*VIEW_TABLES["bilateral_grid"][1:]),
+            "ppisp": torch.zeros(VIEW_NUMBERS),
+            "ppisp_camera": torch.zeros(CAMERA_NUMBERS),
         }
-        trained = {"pose": config.pose_opt, "exposure": config.exposure, "bilateral_grid": config.bilateral_grid}
+        lenses = len(set(lens_rows(cameras)))
 
         def table(name: str) -> ViewTable:
             row = identity[name].to(VIEW_DTYPES[name])
-            return ViewTable.starting_from(row.repeat(count, *[1] * row.dim()))
+            return ViewTable.starting_from(
+                row.repeat(lenses if name in CAMERA_TABLES else len(cameras), *[1] * row.dim())
+            )
 
-        return cls(**{name: table(name) for name in VIEW_TABLES if trained[name]})
+        return cls(
+            cameras=cameras, **{name: table(name) for name, trained in trained_tables(config).items() if trained}
+        )
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> PerViewParams:
         """Return the stored parameters; they share no tensor with ``checkpoint``."""
         views = checkpoint.views
-        return cls(**{name: ViewTable.from_tensors(name, views) for name in VIEW_TABLES if name in views})
+        tables = {name: ViewTable.from_tensors(name, views) for name in VIEW_TABLES if name in views}
+        return cls(cameras=[checkpoint.cameras[view] for view in checkpoint.train], **tables)
 
     def stored(self) -> dict[str, Tensor]:
         """Return the tensors of all tables by their names in a checkpoint, shared with them."""
@@ -127,11 +149,23 @@ class PerViewParams:
 
     def recolour(self, row: int, image: Tensor) -> Tensor:
         """Return a rendered image [H, W, 3] with the trained colours of training view ``row``."""
-        table = self._colours()
-        if table is None:
+        return _recoloured(image, self._colours(row))
+
+    def recolour_unseen(self, camera: Camera, image: Tensor) -> Tensor:
+        """Return a rendered image [H, W, 3] of no training view with what is trained of its camera, if anything is.
+
+        That is PPISP's vignetting and response. A camera whose intrinsics no training view has shows the response of
+        the first one, and no vignetting.
+        """
+        if self.ppisp_camera is None:
             return image
-        colours = to_device(table.values[row].to(image.dtype), image.device)
-        return recolour(image.contiguous(), colours, torch.empty_like(image))
+        params = torch.zeros(VIEW_NUMBERS + CAMERA_NUMBERS, dtype=torch.float64)
+        lens = lens_rows([*self.cameras, camera])[-1]
+        if lens < len(self.ppisp_camera.values):
+            params[VIEW_NUMBERS:] = self.ppisp_camera.values[lens]
+        else:
+            params[-RESPONSE_NUMBERS:] = self.ppisp_camera.values[0, -RESPONSE_NUMBERS:]
+        return _recoloured(image, params)
 
     def of(
         self, row: int, camera: Camera, config: Config, extent: float, step: int, device: torch.device
@@ -140,8 +174,8 @@ class PerViewParams:
 
         camera: the scene's. extent: of the scene, world units. device: the Gaussians'.
         """
-        table = self._colours()
-        if self.pose is None and table is None:
+        colours = self._colours(row)
+        if self.pose is None and colours is None:
             return None
 
         def apply_grad(v_viewmat: Tensor | None, v_colours: Tensor | None) -> None:
@@ -150,15 +184,17 @@ class PerViewParams:
             if v_colours is not None:
                 self._apply_colour_grad(row, v_colours, config, step)
 
-        # A grid is copied, since gradients may be applied to it while its step is still pending.
-        colours = None if table is None else to_device(table.values[row].to(torch.float32, copy=True), device)
-        as_grid = self.bilateral_grid is not None
+        # A copy, since gradients may be applied to the table while its step is still pending.
+        colours = None if colours is None else to_device(colours.to(torch.float32, copy=True), device)
         moves = self.pose is not None and step > config.views.pose_start * config.schedule.lr_steps
-        return ViewParams(apply_grad, moves, None if as_grid else colours, colours if as_grid else None)
+        return ViewParams(apply_grad, moves, colours)
 
-    def _colours(self) -> ViewTable | None:
-        """Return the table of colours: exposure or bilateral grid, of which there is at most one."""
-        return self.exposure if self.bilateral_grid is None else self.bilateral_grid
+    def _colours(self, row: int) -> Tensor | None:
+        """Return what changes the colours of training view ``row``: exposure, grid or PPISP's numbers, if any."""
+        if self.ppisp is not None and self.ppisp_camera is not None:
+            return torch.cat([self.ppisp.values[row], self.ppisp_camera.values[self.lenses[row]]])
+        table = self.exposure if self.bilateral_grid is None else self.bilateral_grid
+        return None if table is None else table.values[row]
 
     def _apply_pose_grad(
         self, row: int, camera: Camera, v_viewmat: Tensor, config: Config, extent: float, step: int
@@ -180,6 +216,26 @@ class PerViewParams:
         if self.exposure is not None:
             rate = _rate(views.exposure_lr, views.exposure_lr_final, config, step)
             self.exposure.apply_grad(row, v_colours.double(), rate)
+        if self.ppisp is not None and self.ppisp_camera is not None:
+            rate = _rate(views.ppisp_lr, views.ppisp_lr_final, config, step)
+            params = self._colours(row)
+            assert params is not None
+            mean = tree_sum(self.ppisp.values.T.contiguous()) / len(self.ppisp.values)
+            grad = v_colours.double() + views.ppisp_reg * prior_gradient(params, mean)
+            self.ppisp.apply_grad(row, grad[:VIEW_NUMBERS], rate * PPISP_RATES)
+            self.ppisp_camera.apply_grad(self.lenses[row], grad[VIEW_NUMBERS:], rate * PPISP_CAMERA_RATE)
+
+
+def trained_tables(config: ViewsConfig) -> dict[str, bool]:
+    """Return for each of VIEW_TABLES whether these settings train it."""
+    maps = {"exposure": config.exposure, "bilateral_grid": config.bilateral_grid}
+    return {"pose": config.pose_opt, **maps, "ppisp": config.ppisp, "ppisp_camera": config.ppisp}
+
+
+def _recoloured(image: Tensor, colours: Tensor | None) -> Tensor:
+    if colours is None:
+        return image
+    return recolour(image.contiguous(), to_device(colours.to(image.dtype), image.device), torch.empty_like(image))
 
 
 def _rate(first: float, last: float, config: Config, step: int) -> float:

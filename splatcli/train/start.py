@@ -129,7 +129,7 @@ def _short(value: str | int | None) -> str:
 _HARMLESS = ("save.", "guard.", "train.eval_every", "data.cache_bytes", "memory.offload")
 
 #: Settings that took effect before the first step.
-_FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid")
+_FIXED_VIEWS = ("views.pose_opt", "views.exposure", "views.bilateral_grid", "views.ppisp")
 _FIXED = ("model.", "data.", "train.seed", "train.filter_3d", "strategy.name")
 
 #: Settings with which shN catches up on missed steps (AdamState).
@@ -242,7 +242,7 @@ def new_state(
     config, more = planned_config(config, scene, gaussians, device, planned=planned, shards=shards, store=store)
     notes = notes + more
     shard = None if place is None else Shard(*place, len(gaussians))
-    per_view_params, sizes = PerViewParams.new(config.views, len(scene.train)), None
+    per_view_params, sizes = PerViewParams.new(config.views, [scene.cameras[view] for view in scene.train]), None
     if config.train.filter_3d:
         cameras = [per_view_params.camera(row, scene.cameras[view]) for row, view in enumerate(scene.train)]
         sizes = filter_sizes(gaussians.means.to(device), cameras)

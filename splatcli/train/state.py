@@ -18,7 +18,7 @@ from splatcli.rasterizer.filter_3d import apply_filter_3d, filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
-from splatcli.train.per_view_params import PerViewParams
+from splatcli.train.per_view_params import PerViewParams, trained_tables
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import active_sh_degree
 
@@ -218,8 +218,7 @@ def _problems(checkpoint: Checkpoint) -> Iterator[str]:
     if checkpoint.config.train.filter_3d and checkpoint.filter_3d is None:
         yield "the sizes of its 3D filter are missing"
     views = checkpoint.config.views
-    settings = {"pose": views.pose_opt, "exposure": views.exposure, "bilateral_grid": views.bilateral_grid}
-    for name, trained in settings.items():
+    for name, trained in trained_tables(views).items():
         if trained and name not in checkpoint.views:
             yield f"views.{name} is trained by its settings and missing"
     cameras = len(checkpoint.cameras)

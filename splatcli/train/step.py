@@ -92,8 +92,9 @@ class Stepper:
         self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
         background = training_background(state)
         reported: list[Stepped] = []
-        if state.config.views.trained and any(name == camera.name for _, name, _, _ in self._pending):
-            reported = self.drain(state)  # gradients of this view's parameters are applied before they are used again
+        views = state.config.views
+        if views.ppisp or (views.trained and any(name == camera.name for _, name, _, _ in self._pending)):
+            reported = self.drain(state)  # gradients of this view's or camera's parameters are applied before their use
         inputs = step_inputs(state, strategy, step, row, camera, image, background)
         self._pending.append((step, camera.name, len(state.gaussians), inputs.sh_degree))
         return reported + self._report(state, self.engine.submit(state.gaussians, state.adam, inputs))

@@ -30,3 +30,23 @@ def test_later_commands_use_the_refined_poses_of_training_views(splat: Splat, ti
     resumed = splat("resume", run, "--iterations", 24, "-q")
     assert resumed.code == 0, resumed.err
     assert int(load_checkpoint(Path(resumed.lines[0])).views["pose.steps"].sum()) == 20  # none in the first fifth
+
+
+def test_ppisp_resumes_to_the_bits_of_a_run_in_one_piece(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    arguments = (tiny_scene, "-n", 20, "-q", "--ppisp", *QUICK)
+    whole = splat("train", *arguments, "-o", tmp_path / "whole")
+    assert whole.code == 0, whole.err
+    expected = load_checkpoint(Path(whole.lines[0]))
+    assert expected.views["ppisp"].abs().max() > 0.0
+    assert expected.views["ppisp_camera"].shape == (1, 27), "all views have one camera"
+
+    assert splat("train", *arguments, "-o", tmp_path / "parts", "--stop-at", 11).code == 0
+    resumed = splat("resume", tmp_path / "parts", "-q")
+    assert resumed.code == 0, resumed.err
+    found = load_checkpoint(Path(resumed.lines[0]))
+    assert found.views.keys() == expected.views.keys()
+    assert all(found.views[name].equal(value) for name, value in expected.views.items())
+    assert found.gaussians.means.equal(expected.gaussians.means)
+
+    scores = splat("eval", tmp_path / "whole", "--json", "-q")
+    assert scores.code == 0, scores.err

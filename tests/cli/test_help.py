@@ -251,6 +251,7 @@ def test_every_flag_of_a_setting_is_one_of_train() -> None:
         (["--blocks", "999x999"], "--blocks"),
         (["--depth-loss", "--depths", "maps"], "--depth-loss"),
         (["--exposure", "--bilateral-grid"], "--exposure"),
+        (["--bilateral-grid", "--ppisp"], "--bilateral-grid"),
         (["--max-time", "soon"], "--max-time"),
         (["--offload", "--batch-size", "2"], "--offload"),
     ],

@@ -56,7 +56,7 @@ def test_eval_says_that_images_differ_in_exposure(
     done = splat("eval", good_run, "--data", scene, "--views", "all")
     assert done.code == 0
     assert "the images differ in exposure or white balance" in done.err
-    assert "--exposure" in done.err
+    assert "--ppisp" in done.err
     assert "cc_psnr" not in done.out, "it is reported where it is asked for"
     higher = float(done.err.split(" dB higher")[0].split()[-1])
     asked = splat("eval", good_run, "--data", scene, "--views", "all", "--color-corrected")

@@ -295,7 +295,7 @@ def steps_under_the_emulator(group: ProcessGroup | None) -> tuple[list[float], l
         return StepInputs(
             views[i], picture, LRS, 1, behind, 0.2, True, stats,
             regularisation=regularisation, absgrad=True, shard=shard,
-            view_params=ViewParams(lambda *_: None, exposure=exposure),
+            view_params=ViewParams(lambda *_: None, colours=exposure),
         )  # fmt: skip
 
     losses: list[float] = []

@@ -336,7 +336,7 @@ def corrected(run: Run, capacity: int = 0) -> dict[str, Any]:
             assert k not in heard, "a step is learnt from once"
             heard[k] = (v_viewmat.tolist(), v_exposure.tolist())
 
-        return dataclasses.replace(run.inputs(k), view_params=ViewParams(apply_grad, pose=True, exposure=exposure))
+        return dataclasses.replace(run.inputs(k), view_params=ViewParams(apply_grad, pose=True, colours=exposure))
 
     for k in range(3):
         engine.submit(run.gaussians, run.adam, ask(k))

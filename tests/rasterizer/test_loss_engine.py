@@ -56,7 +56,7 @@ class Step:
                 **more,
             )
             if posed:
-                inputs = replace(inputs, view_params=ViewParams(self.apply_grad, pose=True, exposure=EXPOSURE))
+                inputs = replace(inputs, view_params=ViewParams(self.apply_grad, pose=True, colours=EXPOSURE))
             self.losses += engine.submit(self.gaussians, self.adam, inputs)
 
     def apply_grad(self, v_viewmat: Tensor | None, v_exposure: Tensor | None) -> None:

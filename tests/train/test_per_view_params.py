@@ -20,6 +20,7 @@ from splatcli.rasterizer import AsyncEngine, NativeEngine, render
 from splatcli.rasterizer.bilateral_grid import identity_grid, variation_gradient
 from splatcli.rasterizer.reference_engine import ReferenceEngine
 from splatcli.rasterizer.step_inputs import StepEngine
+from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.scene.camera import Camera, apply_pose_delta
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
@@ -210,7 +211,45 @@ def test_a_bilateral_grid_repairs_what_varies_over_a_photo_and_an_exposure_does_
     assert shown.psnr > psnr
 
 
+def developed(photos: list[NDArray[np.uint8]], seed: int = 4) -> list[NDArray[np.uint8]]:
+    """The photos of a camera with a vignette and a response, whose training photos have an exposure each."""
+    random = np.random.default_rng(seed)
+    y, x = np.mgrid[-0.5 : 0.5 : SIZE * 1j, -0.5 : 0.5 : SIZE * 1j]
+    falloff = 1.0 - 0.9 * (x * x + y * y)
+    stops = 0.35 * random.normal(size=VIEWS)
+    stops[TRAIN] -= stops[TRAIN].mean()
+    stops[TEST] = 0.0
+    result = []
+    for photo, stop in zip(photos, stops, strict=True):
+        light = photo / 255.0 * falloff[..., None] * 2.0**stop
+        result.append((light.clip(0.0, 1.0) ** 0.7 * 255.0).round().astype(np.uint8))
+    return result
+
+
+@NEEDS_COMPILER
+def test_ppisp_finds_exposures_a_vignette_and_a_response_and_an_exposure_does_not() -> None:
+    """With a model that is right; held-out views are seen through the camera that training views have taught."""
+    cameras = around(VIEWS, SIZE)
+    scene = scene_with_cameras(cameras, developed(photographed(cameras)))
+    exposed = trained(scene, 400, truth(), exposure=True)[2]
+    trainer, _, psnr = trained(scene, 400, truth(), ppisp=True, ppisp_lr=2e-2, ppisp_lr_final=5e-3)
+    assert psnr > exposed + 2.0
+    table = trainer.state.per_view_params.ppisp_camera
+    assert table is not None
+    assert len(table.values) == 1  # all views are of one camera
+    vignetting = table.values[0, :15].view(3, 5)
+    assert bool((vignetting[:, 2] < -0.05).all())  # darker from the middle on
+    # A checkpoint's renders are through the camera, as evaluation is.
+    checkpoint = trainer.state.to_checkpoint()
+    settings = RenderSettings.trained(checkpoint)
+    shown = render_pixels(checkpoint.gaussians, cameras[0], settings)
+    plain = render_pixels(checkpoint.gaussians, cameras[0], replace(settings, recolour=None))
+    truth_of = scene.images.image(0).pixels
+    assert np.square(shown / 255.0 - truth_of / 255.0).mean() < 0.3 * np.square(plain / 255.0 - truth_of / 255.0).mean()
+
+
 BOTH = {"pose_opt": True, "exposure": True}
+PPISP = {"pose_opt": True, "ppisp": True}
 GRIDDED = {"pose_opt": True, "bilateral_grid": True}
 
 
@@ -219,8 +258,11 @@ def tables(state: object) -> dict[str, torch.Tensor]:
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("views", [BOTH, GRIDDED], ids=["exposure", "grid"])
-@pytest.mark.parametrize("kind", ["native", "reference", "simt"])
+@pytest.mark.parametrize(
+    ("kind", "views"),
+    [(kind, views) for kind in ("native", "reference", "simt") for views in (BOTH, GRIDDED)] + [("native", PPISP)],
+    ids=lambda value: value if isinstance(value, str) else next(name for name in value if name != "pose_opt"),
+)
 def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tmp_path: Path) -> None:
     def engine() -> StepEngine:
         if kind == "simt":
@@ -239,10 +281,10 @@ def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tm
         list(second.run())
     expected, got = tables(whole.state), tables(second.state)
     assert list(got) == list(expected)
-    assert len(got) == 8
+    assert len(got) == (12 if "ppisp" in views else 8)
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
-    (colours,) = expected.keys() & {"exposure", "bilateral_grid"}
+    (colours,) = expected.keys() & {"exposure", "bilateral_grid", "ppisp"}
     assert int(expected[f"{colours}.steps"].sum()) == 14
     assert int(expected["pose.steps"].sum()) == 12  # none in the first fifth
     assert bool((expected[colours] != expected[colours].roll(1, 0)).any())
@@ -251,13 +293,15 @@ def test_a_resumed_run_has_the_same_bits(kind: str, views: dict[str, object], tm
         assert torch.equal(tensor, getattr(second.state.gaussians, name)), name
 
 
-@pytest.mark.parametrize("views", [3, 6])
-def test_an_engine_that_runs_behind_learns_the_same_of_views_that_come_again_soon(views: int) -> None:
+@pytest.mark.parametrize(("views", "trained"), [(3, BOTH), (6, BOTH), (6, PPISP)])
+def test_an_engine_that_runs_behind_learns_the_same_of_views_that_come_again_soon(
+    views: int, trained: dict[str, object]
+) -> None:
     states = []
     for engine in (PlainEngine(), AsyncPlainEngine()):
         run = MemoryRun()
         trainer = Trainer.start(
-            short_config(20, views=BOTH), made_scene(views), run_dir=run, engine=engine, renderer=plain_renderer  # type: ignore[arg-type]
+            short_config(20, views=trained), made_scene(views), run_dir=run, engine=engine, renderer=plain_renderer  # type: ignore[arg-type]
         )  # fmt: skip
         list(trainer.run())
         states.append(tables(trainer.state))
