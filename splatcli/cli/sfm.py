@@ -59,6 +59,15 @@ class SfmArguments:
             "in name order.  [default: auto, exhaustive for up to 200 images, else sequential]",
         ),
     ] = None
+    mapper: Annotated[
+        str | None,
+        typer.Option(
+            "--mapper",
+            metavar="HOW",
+            help="incremental: add image after image; global: all at once (GLOMAP), for many images, less robust.  "
+            "[default: incremental]",
+        ),
+    ] = None
     frames: Annotated[
         int | None,
         typer.Option(
@@ -146,6 +155,7 @@ def sfm(args: SfmArguments) -> int:
         "camera_model": args.camera_model,
         "camera_per": args.camera_per,
         "matching": args.matching,
+        "mapper": args.mapper,
         "frames": args.frames,
         "max_image_size": args.max_image_size,
         "max_features": args.max_features,

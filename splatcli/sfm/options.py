@@ -11,6 +11,7 @@ from splatcli.errors import UsageError
 CameraPer = Literal["folder", "image", "all"]
 Georeferencing = Literal["auto", "on", "off"]
 Matching = Literal["auto", "exhaustive", "sequential", "retrieval"]
+Mapper = Literal["incremental", "global"]
 #: Lens models that are estimated, those of pycolmap that the scene reader can undo.
 MODELS = (
     "SIMPLE_RADIAL",
@@ -37,6 +38,7 @@ class SfmOptions:
     """All that decides the result, beside the images themselves.
 
     camera_model: one of MODELS, or AUTO. camera_per: which images share a lens; those of different sizes never do.
+    mapper: incremental adds image after image to a model; global estimates all rotations, then all positions, at once.
     max_image_size: pixels of the longer side at which features are looked for; larger images are reduced for that.
     max_features: the strongest that are kept of an image.
     frames: at most so many, the sharpest of as many equal stretches; None takes all images, VIDEO_FRAMES of a video.
@@ -49,6 +51,7 @@ class SfmOptions:
     camera_model: str = AUTO
     camera_per: CameraPer = "folder"
     matching: Matching = "auto"
+    mapper: Mapper = "incremental"
     max_image_size: int = 1600
     max_features: int = 8192
     frames: int | None = None
@@ -63,6 +66,7 @@ class SfmOptions:
             ("--camera-model", self.camera_model, (AUTO, *MODELS)),
             ("--camera-per", self.camera_per, get_args(CameraPer)),
             ("--matching", self.matching, get_args(Matching)),
+            ("--mapper", self.mapper, get_args(Mapper)),
             ("--georeference", self.georeference, get_args(Georeferencing)),
         ):
             if value not in known:
@@ -114,6 +118,9 @@ class SfmOptions:
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
         values = asdict(self)
+        # Cameras made before there were these options are still known.
         if self.control_points is None:
-            del values["control_points"]  # cameras made before there were any are still known
+            del values["control_points"]
+        if self.mapper == "incremental":
+            del values["mapper"]
         return values

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli import __version__
-from splatcli.errors import OutputError, SceneError, SplatError
+from splatcli.errors import OutputError, SceneError, SplatError, UsageError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, fit_control_points
 from splatcli.scene.decode import Header
@@ -144,6 +144,10 @@ class Job:
 
     def _map(self, phase: str, database: Path, folder: Path, total: int) -> list[pycolmap.Reconstruction]:
         seed, progress = self.options.seed, self._phase(phase)
+        if self.options.mapper == "global":
+            return run_global_mapper(
+                database, folder, seed=seed, threads=self.threads, gpu=self.gpu, total=total, progress=progress
+            )
         return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
 
     def _retry(
@@ -237,6 +241,12 @@ class Job:
             try:
                 if not is_panorama(path, header):
                     continue
+                if self.options.mapper == "global":
+                    raise UsageError(
+                        f"{name} is a panorama, which needs the incremental mapper",
+                        where="--mapper",
+                        remedy="leave out --mapper global, or the panorama",
+                    )
                 written = write_faces(path, self.folder / "images" / name)
                 mask = footage.mask(name)
                 place = self.folder / "masks" / name
@@ -422,6 +432,40 @@ def run_mapper(
     models = pycolmap.incremental_mapping(
         database, folder, folder, options, initial_image_pair_callback=start, next_image_callback=go_on
     )
+    return _largest_first(models)
+
+
+def run_global_mapper(
+    database: Path,
+    folder: Path,
+    *,
+    seed: int,
+    threads: int,
+    gpu: bool,
+    total: int,
+    progress: Callable[[int, int], None],
+) -> list[pycolmap.Reconstruction]:
+    """Return the models that the matches give by pycolmap's global mapper (GLOMAP), as run_mapper().
+
+    Focal lengths without EXIF are calibrated from the pairs first, in the database. progress: hears the end only.
+    It adjusts the lens of every camera, so images that are faces of panoramas are not for it.
+    """
+    progress(0, total)
+    calibration = pycolmap.ViewGraphCalibrationOptions()
+    calibration.random_seed = seed
+    pycolmap.calibrate_view_graph(database, calibration)
+    options = pycolmap.GlobalPipelineOptions()
+    options.min_model_size = MIN_IMAGES
+    for each in (options, options.mapper):
+        each.random_seed, each.num_threads = seed, threads
+    options.mapper.global_positioning.use_gpu = options.mapper.bundle_adjustment.ceres.use_gpu = gpu
+    folder.mkdir()
+    models = pycolmap.global_mapping(database, folder, folder, options)
+    progress(total, total)
+    return _largest_first(models)
+
+
+def _largest_first(models: Mapping[int, pycolmap.Reconstruction]) -> list[pycolmap.Reconstruction]:
     return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
 
 

@@ -58,6 +58,7 @@ def test_info_says_that_cameras_are_missing(images: Path, capfd) -> None:
         (["few"], 3, "only 2 images here"),
         (["few", "--camera-model", "PINHOL"], 2, "--camera-model"),
         (["few", "--frames", "1"], 2, "--frames"),
+        (["few", "--mapper", "hierarchical"], 2, "one of incremental, global"),
         (["clip.mp4"], 4, "splatcli[video]"),
     ],
 )

@@ -84,6 +84,9 @@ def test_masks_are_cut_as_their_panoramas_are(tmp_path: Path) -> None:
 def test_panoramas_are_solved_and_trained_on(tmp_path: Path, capfd) -> None:
     folder, scene = tmp_path / "walk", tmp_path / "scene"
     panoramas.write_panoramas(folder)
+    assert run(["sfm", str(folder), "-o", str(scene), "--mapper", "global"]) == 2
+    assert "p0.jpg is a panorama, which needs the incremental mapper" in capfd.readouterr().err
+    assert not scene.exists()
     assert run(["sfm", str(folder), "-o", str(scene), "--json"]) == 0
     facts = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert facts["panoramas"] == [f"p{i}.jpg" for i in range(panoramas.COUNT)]

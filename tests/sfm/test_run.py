@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from splatcli.cli.commands import run as cli
 from splatcli.config import DataConfig
 from splatcli.errors import OutputError
 from splatcli.scene.read import read_scene
@@ -56,6 +57,17 @@ def test_all_images_are_placed_where_they_were_taken(solved: SfmResult) -> None:
     turns = np.einsum("nij,nkj->nik", rotations @ rotation.T, true_rotations)
     angles = np.degrees(np.arccos(np.clip((np.trace(turns, axis1=1, axis2=2) - 1) / 2, -1, 1)))
     assert angles.max() < 0.25
+
+
+def test_the_global_mapper_places_the_same_cameras(images: Path, tmp_path: Path, solved: SfmResult) -> None:
+    place = tmp_path / "scene"
+    assert cli(["sfm", str(images), "-o", str(place), "--mapper", "global", "-q"]) == 0
+    names, found, _ = find_cameras(place)
+    _, wanted, _ = find_cameras(solved.folder)
+    assert names == [name_of(index) for index in range(NUM_IMAGES)]
+    scale, rotation = similarity(found, wanted)
+    error = np.linalg.norm(scale * (found - found.mean(0)) @ rotation.T - (wanted - wanted.mean(0)), axis=1)
+    assert error.max() < 0.003 * np.linalg.norm(wanted - wanted.mean(0), axis=1).max()
 
 
 def test_the_lens_is_found(solved: SfmResult) -> None:
