@@ -400,7 +400,7 @@ def _operations(ordered: list[str], models: int) -> tuple[list[list[Operation]],
 
 def _with_places(operations: list[Operation], out: Output) -> list[Operation]:
     """Return the operations; those that align with another know where its cameras are."""
-    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.model import find_model, is_run_folder, load_model
     from splatcli.config import DataConfig
     from splatcli.edit.operations import AlignTo
     from splatcli.scene.read import read_scene
@@ -408,7 +408,7 @@ def _with_places(operations: list[Operation], out: Output) -> list[Operation]:
     done: list[Operation] = []
     for one in operations:
         if isinstance(one, AlignTo):
-            if one.path.is_dir() and one.path.name != "ckpts" and not (one.path / "ckpts").is_dir():
+            if one.path.is_dir() and not is_run_folder(one.path):
                 cameras = read_scene(one.path, DataConfig()).cameras
             else:
                 other = load_model(find_model(one.path, out=out), echo=out.note)

@@ -63,7 +63,7 @@ def info(args: InfoArguments) -> int:
       splat info scene.ply --json
     """
     from splatcli.cli.console import open_output
-    from splatcli.cli.model import find_model, load_model
+    from splatcli.cli.model import find_model, is_run_folder, load_model
     from splatcli.formats.registry import is_own_checkpoint
 
     with open_output(json=args.json, quiet=args.quiet) as out:
@@ -71,7 +71,7 @@ def info(args: InfoArguments) -> int:
             raise UsageError(
                 "this path does not exist", where=args.path, remedy="name a checkpoint, PLY, run folder or scene"
             )
-        if args.path is not None and args.path.is_dir() and not _is_run(args.path):
+        if args.path is not None and args.path.is_dir() and not is_run_folder(args.path):
             bare = _has_no_cameras(args.path, args.settings)
             if args.plot is not None and bare:
                 raise UsageError(
@@ -95,13 +95,6 @@ def info(args: InfoArguments) -> int:
                 facts["kind"] = "run"
         out.result(facts, _lines(facts), _tables(facts))
     return 0
-
-
-def _is_run(folder: Path) -> bool:
-    """Return whether a folder holds a run, of splat or another program, and not a scene."""
-    from splatcli.checkpoint.foreign.read import newest_foreign
-
-    return (folder / "ckpts").is_dir() or newest_foreign(folder) is not None
 
 
 def _has_no_cameras(path: Path, settings: dict[str, Any]) -> bool:

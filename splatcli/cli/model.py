@@ -57,6 +57,13 @@ def find_model(given: Path | None, *, out: Output | None = None, allow_older: bo
     return path
 
 
+def is_run_folder(folder: Path) -> bool:
+    """Return whether a folder holds a run, of splat or another program, or an unbundled SOG, and not a scene."""
+    from splatcli.formats.registry import newest_import
+
+    return folder.name == "ckpts" or (folder / "ckpts").is_dir() or newest_import(folder) is not None
+
+
 def named_path(given: Path | None) -> Path:
     """Return the path that the command line names, else that of a pipe, else the newest run. Raises UsageError."""
     return given or _piped_path() or _newest_run()

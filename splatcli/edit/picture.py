@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from splatcli.edit.operations import merged
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.images import side_by_side, to_uint8
+from splatcli.render.outside import PLY_UP, views_from_outside
 from splatcli.scene.camera import Camera
 
 #: Pixels of a view's longer side; of those that are compared by how much of the dropped they show, and how many.
 _SIDE, _SMALL_SIDE, _COMPARED = 960, 160, 40
-#: Field of view in degrees across the shorter side, and how far above the horizon, of a view from outside.
-_FIELD, _ABOVE = 45.0, 30.0
-#: Distances of the model's means within which a view from outside shows it: stray Gaussians lie far out.
-_WITHIN = 0.9
 #: Red, and how much of it is laid over all that is dropped.
 _RED, _OVER = torch.tensor([1.0, 0.1, 0.05]), 0.3
 
@@ -40,7 +35,7 @@ def draw(
     Without cameras only the latter. All in the coordinates of the Gaussians. up: [3] unit; that of a PLY, -y, if None.
     antialiased: as trained. Dropped Gaussians behind others are faintly seen through them.
     """
-    outside = _outside(left, dropped, np.array([0.0, -1.0, 0.0]) if up is None else up)
+    (outside,) = views_from_outside(torch.cat([left.means, dropped.means]), PLY_UP if up is None else up)
     if not cameras:
         return _view(left, dropped, outside, antialiased)
     chosen = cameras[:: max(1, -(-len(cameras) // _COMPARED))]
@@ -77,30 +72,3 @@ def _blend(gaussians: Gaussians, camera: Camera, antialiased: bool = False) -> R
 def _sized(camera: Camera, side: int) -> Camera:
     factor = side / max(camera.width, camera.height)
     return camera.resized(max(1, round(factor * camera.width)), max(1, round(factor * camera.height)))
-
-
-def _outside(left: Gaussians, dropped: Gaussians, up: NDArray[np.float64]) -> Camera:
-    """Return a square view of the whole from outside and a little above."""
-    means = torch.cat([left.means, dropped.means]).double()
-    middle = means.median(dim=0).values
-    distances = (means - middle).norm(dim=1)
-    radius = max(float(_quantile(distances, _WITHIN)), 1e-6)
-    away = radius * 1.1 / math.sin(math.radians(_FIELD) / 2)
-    axis = np.eye(3)[int(np.argmin(np.abs(up)))] * -1.0
-    level = axis - (axis @ up) * up
-    level /= np.linalg.norm(level)
-    tilt = math.radians(_ABOVE)
-    back = math.cos(tilt) * level + math.sin(tilt) * up
-    center = middle.numpy() + away * back
-    right = np.cross(-back, up)
-    right /= np.linalg.norm(right)
-    viewmat = np.eye(4)
-    viewmat[:3, :3] = np.stack([right, np.cross(-back, right), -back])
-    viewmat[:3, 3] = -viewmat[:3, :3] @ center
-    focal = 0.5 * _SIDE / math.tan(math.radians(_FIELD) / 2)
-    return Camera("outside", _SIDE, _SIDE, focal, focal, _SIDE / 2, _SIDE / 2, viewmat)
-
-
-def _quantile(values: Tensor, share: float) -> Tensor:
-    # torch.quantile() refuses more than 16 million values.
-    return values.kthvalue(max(1, math.ceil(share * len(values)))).values

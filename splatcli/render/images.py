@@ -23,6 +23,7 @@ import imageio.v3 as imageio
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from splatcli.checkpoint.atomic import write_atomically
@@ -336,6 +337,13 @@ def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
         imageio.imwrite(buffer, pixels, extension=".png", plugin="pillow")
     except OSError as error:  # Pillow reports a lack of memory as a misconfigured codec
         raise MemoryError(str(error)) from None
+    return buffer.getvalue()
+
+
+def jpeg_bytes(pixels: NDArray[np.uint8], quality: int) -> bytes:
+    """Encode [H, W, 3] pixels as JPEG, without subsampling, which smears coloured edges."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=quality, subsampling=0)
     return buffer.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""The contact sheet: image, render and error map of each view, worst first, with their metrics."""
+"""The contact sheet: a row of images for each view with a label below; that of ``splat eval`` has the worst first."""
 
 from __future__ import annotations
 
@@ -72,24 +72,41 @@ class Extremes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Cell:
-    """One view: three images of one size side by side, and a label below."""
+class Cell:
+    """One view: images of one size side by side, and a label below."""
 
     pictures: tuple[Image.Image, ...]
     label: str
 
+    @classmethod
+    def of(cls, arrays: Sequence[NDArray[np.uint8]], label: str) -> Cell:
+        """Return the cell of images [H, W, 3] of one size, which are shrunk where they are large."""
+        height, width = arrays[0].shape[:2]
+        factor = min(1.0, _MAX_PICTURE / max(width, height))
+        size = max(1, round(width * factor)), max(1, round(height * factor))
+        return cls(tuple(Image.fromarray(one).resize(size, Image.Resampling.LANCZOS) for one in arrays), label)
+
     @property
     def size(self) -> tuple[int, int]:
-        """Return width and height of the three images together."""
+        """Return width and height of the images together."""
         width, height = self.pictures[0].size
         return len(self.pictures) * width + (len(self.pictures) - 1) * _GAP, height
 
 
 def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle: str) -> NDArray[np.uint8]:
     """Return [H, W, 3] uint8: image, render and error map of each of ``views`` (rank, comparison), at least one."""
-    cells = [_cell(rank, view) for rank, view in views]
-    large, small = ImageFont.load_default(size=18), ImageFont.load_default(size=13)
     masked = any(view.hidden is not None for _, view in views)
+    return draw_sheet([_cell(rank, view) for rank, view in views], _HEADINGS, title, subtitle, masked=masked)
+
+
+def draw_sheet(
+    cells: Sequence[Cell], headings: Sequence[str], title: str, subtitle: str, *, masked: bool = False
+) -> NDArray[np.uint8]:
+    """Return [H, W, 3] uint8: the cells, at least one, below the title and the scale of the error maps.
+
+    headings: of the images of a cell. masked: whether an error map has masked pixels.
+    """
+    large, small = ImageFont.load_default(size=18), ImageFont.load_default(size=13)
     legend = "mean |error| of R, G, B, 1 = full range" + ("; grey: masked" if masked else "")
     cell_width = _MARGIN + max(max(cell.size[0], round(small.getlength(cell.label))) for cell in cells)
     columns = max(1, min(len(cells), (_MAX_WIDTH - _MARGIN) // cell_width))
@@ -103,7 +120,7 @@ def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle:
     draw.text((_MARGIN, _MARGIN + 28), subtitle, fill=_FAINT, font=small)
     _legend(sheet, draw, _MARGIN, _MARGIN + 28 + _LINE + 4, legend, small)
     y = _HEAD
-    _headings(draw, rows[0], cell_width, y, small)
+    _draw_headings(draw, rows[0], headings, cell_width, y, small)
     y += _LINE
     for row, height in zip(rows, heights, strict=True):
         for column, cell in enumerate(row):
@@ -112,30 +129,28 @@ def contact_sheet(views: Sequence[tuple[int, Comparison]], title: str, subtitle:
     return np.asarray(sheet)
 
 
-def _cell(rank: int, view: Comparison) -> _Cell:
-    height, width = view.pixels.shape[:2]
-    factor = min(1.0, _MAX_PICTURE / max(width, height))
-    size = max(1, round(width * factor)), max(1, round(height * factor))
+def _cell(rank: int, view: Comparison) -> Cell:
     arrays = (view.truth, view.pixels, error_map(view.truth, view.pixels, view.hidden))
-    pictures = tuple(Image.fromarray(array).resize(size, Image.Resampling.LANCZOS) for array in arrays)
     figures = [f"{view.score.psnr:.2f} dB", f"SSIM {view.score.ssim:.4f}"]
     figures += [
         f"{name} {value:.2f} dB" if "psnr" in name else f"{name} {value:.4f}" for name, value in view.extra.items()
     ]
-    return _Cell(pictures, "   ".join([f"{rank}", view.score.name, *figures]))
+    return Cell.of(arrays, "   ".join([f"{rank}", view.score.name, *figures]))
 
 
-def _headings(draw: ImageDraw.ImageDraw, row: Sequence[_Cell], cell_width: int, y: int, font: _Font) -> None:
+def _draw_headings(
+    draw: ImageDraw.ImageDraw, row: Sequence[Cell], headings: Sequence[str], cell_width: int, y: int, font: _Font
+) -> None:
     """Draw the headings above the images of the first row, if they fit."""
     for column, cell in enumerate(row):
         width = cell.pictures[0].width
-        for index, heading in enumerate(_HEADINGS):
+        for index, heading in enumerate(headings):
             if font.getlength(heading) <= width:
                 left = _MARGIN + column * cell_width + index * (width + _GAP)
                 draw.text((left, y), heading, fill=_FAINT, font=font)
 
 
-def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: _Cell, x: int, y: int, font: _Font) -> None:
+def _paste(sheet: Image.Image, draw: ImageDraw.ImageDraw, cell: Cell, x: int, y: int, font: _Font) -> None:
     """Draw the cell with its upper left corner at (x, y)."""
     width, height = cell.pictures[0].size
     for index, picture in enumerate(cell.pictures):

@@ -7,7 +7,6 @@ of the server only queue requests and wait; nothing that a browser does can end 
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import math
@@ -20,7 +19,6 @@ from importlib.resources import files
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from splatcli.formats.html import ICON
 from splatcli.render.images import (
@@ -29,6 +27,7 @@ from splatcli.render.images import (
     ByteImage,
     ModelRenderer,
     RenderSettings,
+    jpeg_bytes,
     layer_images,
     median_distance,
 )
@@ -141,14 +140,6 @@ def _camera_json(camera: Camera) -> dict[str, Any]:
         "pose": camera.viewmat[:3].ravel().tolist(),
         "half": [camera.width / camera.fx / 2, camera.height / camera.fy / 2],
     }
-
-
-def jpeg(image: ByteImage, quality: int) -> bytes:
-    """The file of a picture."""
-    buffer = io.BytesIO()
-    # Without subsampling, which smears coloured edges.
-    Image.fromarray(image).save(buffer, "JPEG", quality=quality, subsampling=0)
-    return buffer.getvalue()
 
 
 _log = logging.getLogger(__name__)
@@ -337,7 +328,7 @@ class LiveRun:
         headers = {_FACTS: json.dumps(facts, allow_nan=False)}
         if wanted.image is None:
             return Response("text/plain", b"", status=204, headers=headers)
-        return Response("image/jpeg", jpeg(wanted.image, _QUALITIES[wanted.urgent]), headers=headers)
+        return Response("image/jpeg", jpeg_bytes(wanted.image, _QUALITIES[wanted.urgent]), headers=headers)
 
     def _discard(self, pending: Sequence[RenderRequest]) -> None:
         """Drop these requests."""
