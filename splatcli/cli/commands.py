@@ -10,7 +10,23 @@ from typing import Annotated
 import typer
 
 from splatcli import __version__
-from splatcli.cli import bench, blocks, check, demo, docs, doctor, edit, export, info, render, resume, sfm, train, view
+from splatcli.cli import (
+    bench,
+    blocks,
+    check,
+    compare,
+    demo,
+    docs,
+    doctor,
+    edit,
+    export,
+    info,
+    render,
+    resume,
+    sfm,
+    train,
+    view,
+)
 from splatcli.cli import eval as eval_command
 from splatcli.cli.console import Output, set_plain, take_stdout_error
 from splatcli.cli.error_report import report_error
@@ -96,6 +112,7 @@ _OF_SFM = ("-o", "--frames", "--camera-model", "--matching", "--overwrite", "-q"
 _OF_INFO = ("--plot", "--model", "--images", "--param-space", "-q", "--json")
 _OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
 _OF_EDIT = ("-o", "-t", "-r", "-s", "--crop", "--crop-out", "--filter", "-w", "--dry-run", "-q", "--json")
+_OF_COMPARE = ("-o", "--views", "--pictures", "-w", "--data", "--device", "-q", "--json")
 _OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "--dry-run", "-q", "--json")
 
 add_command(app, "train", train.train, TrainCommand, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
@@ -108,6 +125,7 @@ add_command(app, "export", export.export, panel=_RESULTS, everyday=_OF_EXPORT)
 add_command(app, "edit", edit.edit, edit.EditCommand, panel=_RESULTS, everyday=_OF_EDIT)
 add_command(app, "view", view.view, panel=_RESULTS)
 add_command(app, "eval", eval_command.evaluate, panel=_RESULTS)
+add_command(app, "compare", compare.compare, panel=_RESULTS, everyday=_OF_COMPARE)
 add_command(app, "info", info.info, panel=_EXAMINE, everyday=_OF_INFO)
 add_command(app, "check", check.check, panel=_EXAMINE)
 add_command(app, "bench", bench.bench, panel=_EXAMINE)

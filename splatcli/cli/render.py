@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output, ProgressBar
     from splatcli.cli.model import Model
     from splatcli.render.images import RenderSettings
@@ -239,10 +240,10 @@ def render(args: RenderArguments) -> int:
             path,
             wanted,
             import_options=import_options,
-            cameras=lambda: _views_of(None, args.views, args.data, args.cameras, path_options)[0].cameras,
+            cameras=lambda: views_of(None, args.views, args.data, args.cameras, path_options)[0].cameras,
             echo=out.note,
         )
-        chosen, scene = _views_of(loaded, args.views, args.data, args.cameras, path_options)
+        chosen, scene = views_of(loaded, args.views, args.data, args.cameras, path_options)
         render_views(loaded, chosen, scene, request, out)
     return 0
 
@@ -274,7 +275,7 @@ def _path_options(args: RenderArguments) -> PathOptions:
     return PathOptions(args.frames, args.loop, args.order == "nearest", point)
 
 
-def _views_of(
+def views_of(
     model: Model | None, views: str, data: Path | None, cameras: Path | None, path_options: PathOptions
 ) -> tuple[Views, Scene | None]:
     """Return the views to render, and their scene if it is not that of the model's run.
@@ -550,14 +551,10 @@ def default_folder(model: Model, label: str) -> Path:
 def _ground_truth(
     model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, *, needed: bool, out: Output
 ) -> GroundTruth | None:
-    """Return the images to compare with; None, with a note, when the scene is missing.
+    """Return the images to compare with; None when the views have none, or, with a note, when the scene is missing.
 
     needed: raise UsageError or SceneError instead.
     """
-    from splatcli.render.scoring import GroundTruth
-    from splatcli.scene.read import read_scene
-    from splatcli.train.evaluate import image_background
-
     checkpoint = model.checkpoint
     if not chosen.from_run or (scene is None and checkpoint is None):
         if needed:
@@ -565,15 +562,29 @@ def _ground_truth(
                 "these views have no images of their size", where="--what", remedy="--views test, without --size"
             )
         return None
+    return photos_of(checkpoint, scene, opts.data, needed=needed, out=out)
+
+
+def photos_of(
+    checkpoint: Checkpoint | None, scene: Scene | None, data: Path | None, *, needed: bool, out: Output
+) -> GroundTruth | None:
+    """Return the images of a scene that was read, else of the scene of a run; None, with a note, when it is missing.
+
+    data: where the scene of the run is now. needed: raise SceneError instead.
+    """
+    from splatcli.render.scoring import GroundTruth
+    from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import image_background
+
     if scene is not None:
         return GroundTruth(scene)
-    assert checkpoint is not None
-    root = opts.data or Path(checkpoint.dataset.root)
+    assert checkpoint is not None, "views with images belong to a run or a scene"
+    root = data or Path(checkpoint.dataset.root)
     try:
-        data = checkpoint.config.data.without_depths()
-        return GroundTruth(read_scene(root, data, background=image_background(checkpoint.config)))
+        settings = checkpoint.config.data.without_depths()
+        return GroundTruth(read_scene(root, settings, background=image_background(checkpoint.config)))
     except SceneError as error:
-        if opts.data is not None or needed:
+        if data is not None or needed:
             raise
         out.note(f"note: renders are not compared with images: {error.what} ({error.where})")
         return None

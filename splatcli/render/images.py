@@ -347,6 +347,14 @@ def jpeg_bytes(pixels: NDArray[np.uint8], quality: int) -> bytes:
     return buffer.getvalue()
 
 
+def shrunk(pixels: NDArray[np.uint8], side: int) -> Image.Image:
+    """Return [H, W, 3] pixels with a longer side of at most ``side`` pixels."""
+    height, width = pixels.shape[:2]
+    factor = min(1.0, side / max(width, height))
+    size = max(1, round(width * factor)), max(1, round(height * factor))
+    return Image.fromarray(pixels).resize(size, Image.Resampling.LANCZOS)
+
+
 def write_bytes(path: Path, payload: bytes) -> None:
     """Write a file atomically, and create its folders. Raise OutputError."""
     make_parent_folder(path)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.errors import ResourceError, SceneError, UsageError
+from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.evaluate import color_corrected, mask_out, psnr, ssim
 from splatcli.train.events import ViewScore
@@ -219,18 +220,23 @@ class GroundTruth:
         hidden = self._scene.images.image(index).masked
         return hidden is not None and bool(hidden.all())
 
+    def photo(self, name: str, shape: tuple[int, ...]) -> LoadedImage | None:
+        """Return the image of view ``name`` with its mask; None without one whose pixels have this shape [H, W, 3]."""
+        index = self._index.get(name)
+        if index is None or not self._scene.images.has(index):
+            return None
+        photo = self._scene.images.image(index)
+        return photo if photo.pixels.shape == shape else None
+
     def compare(self, name: str, pixels: NDArray[np.uint8]) -> Comparison | None:
         """Compare the render of view ``name`` with its image; None without an image of that size.
 
         Both are 8-bit, so the metrics can be recomputed from the PNG files.
         """
-        index = self._index.get(name)
-        if index is None or not self._scene.images.has(index):
+        photo = self.photo(name, pixels.shape)
+        if photo is None:
             return None
-        photo = self._scene.images.image(index)
-        truth = photo.pixels
-        if truth.shape != pixels.shape:
-            return None
+        index, truth = self._index[name], photo.pixels
         hidden = None if photo.masked is None else torch.from_numpy(photo.masked)
         shown, seen = (torch.from_numpy(array.astype(np.float32) / 255.0) for array in (pixels, truth))
         score = ViewScore(name, psnr(shown, seen, hidden), ssim(shown, seen, hidden))

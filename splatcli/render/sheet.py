@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from splatcli.render.images import TICKS, error_map, heat, position
+from splatcli.render.images import TICKS, error_map, heat, position, shrunk
 from splatcli.render.scoring import Comparison
 
 #: Views on a sheet by default.
@@ -81,10 +81,7 @@ class Cell:
     @classmethod
     def of(cls, arrays: Sequence[NDArray[np.uint8]], label: str) -> Cell:
         """Return the cell of images [H, W, 3] of one size, which are shrunk where they are large."""
-        height, width = arrays[0].shape[:2]
-        factor = min(1.0, _MAX_PICTURE / max(width, height))
-        size = max(1, round(width * factor)), max(1, round(height * factor))
-        return cls(tuple(Image.fromarray(one).resize(size, Image.Resampling.LANCZOS) for one in arrays), label)
+        return cls(tuple(shrunk(one, _MAX_PICTURE) for one in arrays), label)
 
     @property
     def size(self) -> tuple[int, int]:
