@@ -28,7 +28,9 @@ def test_the_reference_pages_are_up_to_date() -> None:
         assert page.read_text(encoding="utf-8") == text, "run make docs-reference"
 
 
-@pytest.mark.parametrize("command", ["train", "sfm", "resume", "render", "export", "edit", "view", "eval", "info"])
+@pytest.mark.parametrize(
+    "command", ["train", "sfm", "resume", "render", "export", "edit", "view", "eval", "compare", "info"]
+)
 def test_each_command_has_a_section_with_an_example(command: str) -> None:
     section = (
         (DOCS / "cli.md").read_text(encoding="utf-8").partition(f"\n## splat {command}\n")[2].partition("\n## ")[0]

@@ -19,7 +19,7 @@ from splatcli.config import setting_flags
 from tests.cli.terminal import on_terminal
 from tests.running import Splat
 
-COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "info")
+COMMANDS = ("train", "sfm", "resume", "render", "export", "view", "eval", "compare", "info")
 
 
 def test_help_names_every_command_and_exit_code() -> None:
