@@ -1,4 +1,4 @@
-"""Write files atomically: after any failure, a path holds either the old content or the new one, complete."""
+"""Write files and folders atomically: after any failure, a path holds the old content or the new one, complete."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Callable
@@ -104,6 +105,43 @@ def write_atomically(
         raise OutputError(
             f"{what} is written, but the disk does not confirm it: {_reason(error)}", where=path
         ) from error
+
+
+def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what: str) -> None:
+    """Write a folder through ``write``, which fills an empty one beside it, and put it at ``path`` when it is complete.
+
+    A folder that is at ``path`` is replaced with all that is in it: the caller has checked that it may be.
+    Raises OutputError; the old folder is then untouched and no temporary one is left, as after Ctrl-C.
+    """
+    target = Path(os.path.realpath(path))
+    temporary, old = (target.with_name(f"{target.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}") for _ in "ab")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        write(temporary)
+        for file in temporary.rglob("*"):
+            _sync(file)
+        if target.exists():
+            target.rename(old)
+        temporary.rename(target)
+    except BaseException as error:
+        if old.exists() and not target.exists():
+            old.rename(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise from_os_error(error, OutputError, path) from error
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+    sync_folder(target.parent)
+
+
+def _sync(path: Path) -> None:
+    """Bring a file or a folder onto the disk. Raises OSError."""
+    if path.is_dir():
+        sync_folder(path)
+        return
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def names_stdout(path: Path) -> bool:

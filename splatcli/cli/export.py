@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,11 +14,16 @@ from splatcli.cli import options
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
-    from splatcli.formats.format import Format
+    from splatcli.formats.format import ExportMetadata, Format
     from splatcli.formats.selection import Crop
+    from splatcli.gaussians import Gaussians
 
 
 class Frame(Enum):
@@ -39,8 +45,8 @@ class ExportArguments:
             "--output",
             metavar="FILE",
             help="File to write; the end of its name selects the format: .ply, .compressed.ply, .splat, .spz, "
-            ".sog, .glb, .usdz or .html (a page with a viewer), or .json for the cameras. - writes to stdout, a PLY "
-            "unless --format says otherwise.  [required]",
+            ".sog, .glb, .usdz or .html (a page with a viewer), .lod or lod-meta.json (a folder with a streamed SOG), or "
+            ".json for the cameras. - writes to stdout, a PLY unless --format says otherwise.  [required]",
             show_default=False,
         ),
     ] = None
@@ -50,7 +56,7 @@ class ExportArguments:
             "--format",
             metavar="NAME",
             help="Format, whatever the name of the file: ply, compressed.ply, splat, spz, spz4 (version 4, smaller, "
-            "read by fewer), sog, glb, usdz, html, json, or the name of a plug-in.",
+            "read by fewer), sog, lod, glb, usdz, html, json, or the name of a plug-in.",
             show_default=False,
         ),
     ] = None
@@ -87,6 +93,23 @@ class ExportArguments:
             show_default=False,
         ),
     ] = Frame.NORMALISED
+    lod_levels: Annotated[
+        int | None,
+        typer.Option(
+            "--lod-levels",
+            metavar="N",
+            min=1,
+            max=16,
+            help="Levels of detail of a streamed SOG, each with half the Gaussians of the one before.  [default: 5]",
+            show_default=False,
+        ),
+    ] = None
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "-w", "--overwrite", help="Replace the folder of a streamed SOG; files are replaced without this flag."
+        ),
+    ] = False
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what would be read and written, and write nothing.")
     ] = False
@@ -117,47 +140,120 @@ def export(args: ExportArguments) -> int:
       splat export scene.ply -o scene.spz --sh-degree 1
       splat export download.spz -o scene.ply
       splat export output/scene -o scene.html
+      splat export output/scene -o scene.lod/ --lod-levels 4
       splat export output/scene -o cameras.json
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
       splat train scene/ | splat export -o - > scene.ply
     """
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
+    from splatcli.formats import streamed_sog
     from splatcli.formats.registry import format_to_write
     from splatcli.formats.selection import Crop
-    from splatcli.render.images import write_bytes
 
     assert args.output is not None, "checked above"
     output = stdout_or(args.output)
-    to_stdout = str(output) == "-"
-    name = "ply" if to_stdout and args.format is None else args.format
-    cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json"
-    chosen = None if cameras_only else format_to_write(output, name)
+    name = "ply" if str(output) == "-" and args.format is None else args.format
+    folder = streamed_sog.folder_to_write(output, name)
+    if folder is not None:
+        streamed_sog.check_folder(folder, overwrite=args.overwrite)
+    elif args.lod_levels is not None:
+        raise UsageError("only a streamed SOG has levels of detail", where="--lod-levels", remedy="-o scene.lod/")
+    cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json" and folder is None
+    chosen = streamed_sog.FORMAT if folder is not None else None if cameras_only else format_to_write(output, name)
     region = None if args.crop is None else Crop.parse(args.crop)
     with open_output(json=args.json, quiet=args.quiet) as out:
-        import_options = args.foreign.import_options()
-        loaded = load_model(
-            find_model(args.model, out=out, allow_older=args.allow_older), import_options=import_options, echo=out.note
-        )
+        found = find_model(args.model, out=out, allow_older=args.allow_older)
+        loaded = load_model(found, import_options=args.foreign.import_options(), echo=out.note)
         if chosen is None:
-            payload, count = _cameras(loaded, out), len(loaded.gaussians)
-        else:
-            payload, count = _splats(loaded, chosen, args.sh_degree, args.min_opacity, region, args.frame, out)
-        if args.dry_run:
-            made = {"dry_run": True, "reads": loaded.path, "makes": output, "replaces": output.exists()}
-            replaced = ", which is there and is replaced" if output.exists() else ""
-            kind = "cameras (JSON)" if chosen is None else chosen.title
-            lines = [
-                f"reads  {loaded.path}: {loaded.origin}, {len(loaded.gaussians):,} Gaussians",
-                f"makes  {output}{replaced}: {kind}, {count:,} Gaussians, {len(payload):,} bytes",
-            ]
-            out.result({**made, "bytes": len(payload), "num_gaussians": count}, lines)
-        elif to_stdout:
-            out.data(payload)
-        else:
-            write_bytes(output, payload)
-            out.result({"path": output, "bytes": len(payload), "num_gaussians": count}, [output])
+            _finish(_cameras(loaded, out), len(loaded.gaussians), "cameras (JSON)", loaded, output, args, out)
+            return 0
+        gaussians, metadata = _selected(loaded, chosen, region, args, out)
+        if folder is not None:
+            _stream(gaussians, metadata, loaded, folder, args, out)
+            return 0
+        assert chosen.write is not None, "format_to_write() gives formats that are written"
+        encoded = chosen.write(gaussians, metadata)
+        for note in encoded.notes:
+            out.note(f"note: {note}")
+        _finish(encoded.payload, len(gaussians), chosen.title, loaded, output, args, out)
     return 0
+
+
+def _finish(
+    payload: bytes, count: int, kind: str, loaded: Model, output: Path, args: ExportArguments, out: Output
+) -> None:
+    """Write a file, or print what would be written with --dry-run. kind: what the file is."""
+    from splatcli.render.images import write_bytes
+
+    facts = {"bytes": len(payload), "num_gaussians": count}
+    if args.dry_run:
+        _plan(f"{kind}, {count:,} Gaussians, {len(payload):,} bytes", facts, loaded, output, out)
+    elif str(output) == "-":
+        out.data(payload)
+    else:
+        write_bytes(output, payload)
+        out.result({"path": output, **facts}, [output])
+
+
+def _plan(what: str, facts: dict[str, Any], loaded: Model, output: Path, out: Output) -> None:
+    """Print what would be read and written. what, facts: the output, in words and for --json."""
+    replaced = ", which is there and is replaced" if output.exists() else ""
+    lines = [
+        f"reads  {loaded.path}: {loaded.origin}, {len(loaded.gaussians):,} Gaussians",
+        f"makes  {output}{replaced}: {what}",
+    ]
+    made = {"dry_run": True, "reads": loaded.path, "makes": output, "replaces": output.exists()}
+    out.result({**made, **facts}, lines)
+
+
+def _stream(
+    gaussians: Gaussians, metadata: ExportMetadata, loaded: Model, folder: Path, args: ExportArguments, out: Output
+) -> None:
+    """Write a streamed SOG, or print what would be written with --dry-run."""
+    from splatcli.edit.simplify import simplify_in_steps
+    from splatcli.formats.streamed_sog import INDEX, level_counts, write_streamed
+
+    levels = args.lod_levels or _LOD_LEVELS
+    if args.dry_run:
+        counts = level_counts(len(gaussians), levels)
+        words = f"a streamed SOG with levels of {_listed(counts)} Gaussians"
+        _plan(words, {"num_gaussians": len(gaussians), "levels": counts}, loaded, folder, out)
+        return
+    masses = _contributions(gaussians, loaded, args, out)
+
+    def coarser(part: Gaussians, rows: Tensor) -> Iterator[Gaussians]:
+        of_part = None if masses is None else masses[rows.numpy()]
+        return simplify_in_steps(part, level_counts(len(part), levels)[1:], of_part)
+
+    written = write_streamed(gaussians, folder, metadata, coarser)
+    out.note(f"levels of {_listed(written.counts)} Gaussians in {written.chunks} chunks, {written.bytes:,} bytes")
+    facts = {"bytes": written.bytes, "num_gaussians": len(gaussians), "levels": written.counts}
+    out.result({"path": folder / INDEX, **facts, "chunks": written.chunks}, [folder / INDEX])
+
+
+#: Levels of detail without --lod-levels.
+_LOD_LEVELS = 5
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(f"{count:,}" for count in counts)
+
+
+def _contributions(
+    gaussians: Gaussians, loaded: Model, args: ExportArguments, out: Output
+) -> NDArray[np.float64] | None:
+    """Return what each Gaussian contributes to the training images, [N]; None where no camera is known."""
+    from splatcli.edit.simplify import contributions
+
+    if loaded.checkpoint is None:
+        out.note("note: a file of splats has no cameras to tell which Gaussians count; a run has")
+        return None
+    if any(loaded.checkpoint.dataset.offset) and args.frame is Frame.INPUT:
+        out.note("note: with --frame input the cameras do not tell which Gaussians count")
+        return None
+    cameras = loaded.checkpoint.refined_cameras()
+    return contributions(gaussians, [cameras[index] for index in loaded.checkpoint.train])
 
 
 def _cameras(loaded: Model, out: Output) -> bytes:
@@ -174,23 +270,17 @@ def _cameras(loaded: Model, out: Output) -> bytes:
     return cameras_json(loaded.checkpoint.refined_cameras(), offset).encode()
 
 
-def _splats(
-    loaded: Model,
-    chosen: Format,
-    sh_degree: int | None,
-    min_opacity: float | None,
-    crop: Crop | None,
-    frame: Frame,
-    out: Output,
-) -> tuple[bytes, int]:
-    """Return the content of the file and the number of Gaussians in it."""
+def _selected(
+    loaded: Model, chosen: Format, crop: Crop | None, args: ExportArguments, out: Output
+) -> tuple[Gaussians, ExportMetadata]:
+    """Return the Gaussians that go into the file, as its format can hold them, and the facts beside them."""
     from splatcli.formats.format import ExportMetadata
     from splatcli.formats.selection import moved, select
 
     checkpoint, gaussians = loaded.checkpoint, loaded.gaussians
     offset = checkpoint.dataset.offset if checkpoint else (0.0, 0.0, 0.0)
     comments = []
-    if any(offset) and frame is Frame.INPUT:
+    if any(offset) and args.frame is Frame.INPUT:
         gaussians, error = moved(gaussians, offset)
         out.note(f"note: in the input's own frame float32 tells positions to {error:.2g} units only")
     elif any(offset):
@@ -201,19 +291,17 @@ def _splats(
         comments.append(f"splatcli: {place}")
         if chosen.name not in COMMENTED:
             out.note(f"note: {place}; {chosen.title} has no place for that")
-    degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
-    if sh_degree is None and gaussians.sh_degree > degree:
+    degree = chosen.sh_degree if args.sh_degree is None else min(args.sh_degree, chosen.sh_degree)
+    if args.sh_degree is None and gaussians.sh_degree > degree:
         out.note(f"note: SH degree {gaussians.sh_degree} -> {degree}, the most that {chosen.title} holds")
-    gaussians, notes = select(gaussians, crop=crop, min_opacity=min_opacity, sh_degree=degree)
+    gaussians, notes = select(gaussians, crop=crop, min_opacity=args.min_opacity, sh_degree=degree)
     if not len(gaussians) and chosen.name != "ply":
         raise UsageError(
             "the model has no Gaussians, and only a PLY can hold none", where=loaded.path, remedy="-o scene.ply"
         )
-    assert chosen.write is not None, "format_to_write() gives formats that are written"
-    encoded = chosen.write(gaussians, ExportMetadata.of(checkpoint, comments))
-    for note in [*notes, *encoded.notes]:
+    for note in notes:
         out.note(f"note: {note}")
-    return encoded.payload, len(gaussians)
+    return gaussians, ExportMetadata.of(checkpoint, comments)
 
 
 #: Formats that have comments.

@@ -15,7 +15,7 @@ Systems 43(3), 2007.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,15 +75,25 @@ def simplify(gaussians: Gaussians, count: int, cameras: Sequence[Camera] = ()) -
     """
     if not 1 <= count <= len(gaussians):
         raise ValueError(f"{count} of {len(gaussians)} Gaussians")
-    model = _Mixture.of(gaussians, contributions(gaussians, cameras) if cameras else None)
-    share = ROUND_SHARE if cameras else BLIND_ROUND_SHARE
-    task, everything = "merging", len(gaussians) - count
-    report(task, 0, everything)
-    while len(model) > count:
-        most = min(len(model) - count, max(1, int(share * len(model))))
-        model = model.merged(*_cheapest_pairs(model, most))
-        report(task, len(gaussians) - len(model), everything)
-    return model.gaussians(gaussians)
+    (fewer,) = simplify_in_steps(gaussians, [count], contributions(gaussians, cameras) if cameras else None)
+    return fewer
+
+
+def simplify_in_steps(gaussians: Gaussians, counts: Iterable[int], masses: Floats | None = None) -> Iterator[Gaussians]:
+    """Yield as many Gaussians as each of the descending ``counts``, each time made of those before.
+
+    gaussians: as of simplify(). masses: [N], what contributions() tells of them; None where no camera is known.
+    """
+    model = _Mixture.of(gaussians, masses)
+    share = BLIND_ROUND_SHARE if masses is None else ROUND_SHARE
+    for count in counts:
+        task, before = "merging", len(model)
+        report(task, 0, before - count)
+        while len(model) > count:
+            most = min(len(model) - count, max(1, int(share * len(model))))
+            model = model.merged(*_cheapest_pairs(model, most))
+            report(task, before - len(model), before - count)
+        yield model.gaussians(gaussians)
 
 
 @dataclass(slots=True, eq=False)

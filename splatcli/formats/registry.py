@@ -10,7 +10,7 @@ from splatcli.checkpoint.container import is_own
 from splatcli.checkpoint.foreign.imported import ImportedModel
 from splatcli.checkpoint.foreign.read import newest_foreign, read_foreign
 from splatcli.errors import ModelFileError, UnreadableError, UsageError, from_os_error, os_errors
-from splatcli.formats import compressed_ply, gltf, html, ksplat, ply, sog, splat, spz, usd
+from splatcli.formats import compressed_ply, gltf, html, ksplat, ply, sog, splat, spz, streamed_sog, usd
 from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.gaussians import Gaussians
 from splatcli.plugins import FORMATS as GROUP
@@ -24,6 +24,7 @@ FORMATS = (
     spz.FORMAT,
     spz.FORMAT_4,
     sog.FORMAT,
+    streamed_sog.FORMAT,
     gltf.FORMAT,
     html.FORMAT,
     usd.FORMAT,
@@ -105,9 +106,9 @@ def is_own_checkpoint(path: Path) -> bool:
 
 
 def newest_import(folder: Path) -> Path | None:
-    """Return the newest model of another program's run folder, or the file of an unbundled SOG; None for neither."""
-    unbundled = folder / "meta.json"
-    return newest_foreign(folder) or (unbundled if unbundled.is_file() else None)
+    """Return the newest model of another program's run folder, or the index of a SOG in a folder; None for neither."""
+    indices = (folder / name for name in (streamed_sog.INDEX, "meta.json"))
+    return newest_foreign(folder) or next((path for path in indices if path.is_file()), None)
 
 
 def import_model(path: Path, *, lenient: bool = False) -> ImportedModel:

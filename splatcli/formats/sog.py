@@ -158,14 +158,23 @@ _MAX_SIDE = 16383
 Texels = NDArray[np.uint8]
 
 
-def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
+def encode_sog(gaussians: Gaussians, metadata: ExportMetadata, entries: int = 1 << 16) -> Encoded:
     """Return the Gaussians as a bundled SOG. Raises DivergedError for values that are not finite.
 
     The palette of harmonics is found where the Gaussians are: on a GPU in seconds.
+    entries: of the palette at most.
+    """
+    order = torch.from_numpy(morton_order(Columns.of(gaussians).means))
+    ordered = gaussians.map(lambda tensor: tensor[order.to(tensor.device)])
+    return Encoded(_bundle(sog_files(ordered, antialiased=metadata.antialiased, entries=entries)))
+
+
+def sog_files(gaussians: Gaussians, *, antialiased: bool = False, entries: int = 1 << 16) -> dict[str, bytes]:
+    """Return the files of an unbundled SOG by name, meta.json first; the Gaussians keep their order.
+
+    entries: as of encode_sog(). Raises DivergedError for values that are not finite.
     """
     columns = Columns.of(gaussians)
-    order = morton_order(columns.means)
-    columns = Columns(*(column[order] for column in columns))
     count = len(gaussians)
     width = math.ceil(math.sqrt(count) / 4) * 4
     height = math.ceil(count / width / 4) * 4
@@ -174,7 +183,7 @@ def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
             f"{count:,} Gaussians do not fit into images of {_MAX_SIDE} pixels", remedy="use another format"
         )
     meta: dict[str, Any] = {"version": VERSION, "asset": {"generator": f"splatcli {__version__}"}, "count": count}
-    if metadata.antialiased:
+    if antialiased:
         meta["model"] = "antialiased"
     images: dict[str, Texels] = {}
 
@@ -201,17 +210,18 @@ def encode_sog(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     texels = np.column_stack([nearest(columns.sh0, colours), alpha]).astype(np.uint8)
     meta["sh0"] = {"codebook": colours.tolist(), "files": [put("sh0", texels)]}
     if gaussians.sh_degree:
-        labels, centroids, meta["shN"] = _harmonics(columns.shN, gaussians.sh_degree, gaussians.device)
+        labels, centroids, meta["shN"] = _harmonics(columns.shN, gaussians.sh_degree, gaussians.device, entries)
         meta["shN"]["files"] = ["shN_centroids.webp", put("shN_labels", labels)]
         images["shN_centroids.webp"] = centroids
-    return Encoded(_bundle(meta, images))
+    described = {"meta.json": json.dumps(meta, allow_nan=False).encode()}
+    return described | {name: _webp(texels) for name, texels in images.items()}
 
 
-def _harmonics(shN: Floats, degree: int, device: torch.device) -> tuple[Texels, Texels, dict[str, Any]]:
-    """Return ([N, 3] labels, image of the palette, entry of the meta file)."""
+def _harmonics(shN: Floats, degree: int, device: torch.device, entries: int) -> tuple[Texels, Texels, dict[str, Any]]:
+    """Return ([N, 3] labels, image of the palette, entry of the meta file). entries: of the palette at most."""
     count, coefficients = shN.shape[:2]
     # As large as the program that the format comes from makes it.
-    size = min(count, 1024 * min(64, 2 ** max(0, int(math.log2(max(count, 1024) / 1024)))))
+    size = min(count, entries, 1024 * min(64, 2 ** max(0, int(math.log2(max(count, 1024) / 1024)))))
     vectors = torch.from_numpy(shN.reshape(count, 3 * coefficients)).to(device)
     found, labels = (tensor.cpu().numpy() for tensor in palette(vectors, size))
     values = codebook(found.astype(np.float64), CODES)
@@ -223,16 +233,20 @@ def _harmonics(shN: Floats, degree: int, device: torch.device) -> tuple[Texels, 
     return split, image, {"count": size, "bands": degree, "codebook": values.tolist()}
 
 
-def _bundle(meta: dict[str, Any], images: dict[str, Texels]) -> bytes:
+def _webp(texels: Texels) -> bytes:
+    """Return [H, W, 4] as a lossless image."""
+    packed = io.BytesIO()
+    # exact: colours are data also where alpha is 0.
+    Image.fromarray(texels, "RGBA").save(packed, "WEBP", lossless=True, exact=True)
+    return packed.getvalue()
+
+
+def _bundle(members: dict[str, bytes]) -> bytes:
     """Return a zip whose members are stored as they are, and whose bytes depend on the content alone."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(zipfile.ZipInfo("meta.json"), json.dumps(meta, allow_nan=False))
-        for name, texels in images.items():
-            packed = io.BytesIO()
-            # exact: colours are data also where alpha is 0.
-            Image.fromarray(texels, "RGBA").save(packed, "WEBP", lossless=True, exact=True)
-            archive.writestr(zipfile.ZipInfo(name), packed.getvalue())
+        for name, content in members.items():
+            archive.writestr(zipfile.ZipInfo(name), content)
     return buffer.getvalue()
 
 
