@@ -8,14 +8,15 @@ import re
 _LEAST = 1 << 20
 
 #: A letter alone is a power of 1024, as graphics cards are sold.
-_UNITS = {"": 1, "m": 1 << 20, "mib": 1 << 20, "mb": 10**6, "g": 1 << 30, "gib": 1 << 30, "gb": 10**9}
+_UNITS = {"": 1, "k": 1 << 10, "kib": 1 << 10, "kb": 1000}
+_UNITS |= {"m": 1 << 20, "mib": 1 << 20, "mb": 10**6, "g": 1 << 30, "gib": 1 << 30, "gb": 10**9}
 _UNITS |= {"t": 1 << 40, "tib": 1 << 40, "tb": 10**12}
 
 
-def parse_size(value: object) -> object:
+def parse_size(value: object, least: int = _LEAST) -> object:
     """Return the bytes of ``"8GiB"``, ``"8G"`` (the same), ``"8GB"`` (8e9) or ``"800M"``; other types as they are.
 
-    Raises ValueError for other texts.
+    Raises ValueError for other texts, and for fewer than ``least`` bytes.
     """
     if not isinstance(value, str):
         return value
@@ -23,8 +24,9 @@ def parse_size(value: object) -> object:
     if found is None or found[2] not in _UNITS:
         raise ValueError("a size is a number with a unit: 8GiB, 8GB, 800M")
     size = round(float(found[1]) * _UNITS[found[2]])
-    if size < _LEAST:
-        raise ValueError(f"{value} is less than a megabyte; a size needs its unit: 8GiB, 8GB, 800M")
+    if size < least:
+        shortest = "a megabyte" if least == _LEAST else f"{least:,} bytes"
+        raise ValueError(f"{value} is less than {shortest}; a size needs its unit: 8GiB, 8GB, 800M")
     return size
 
 

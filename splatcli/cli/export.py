@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
-    from splatcli.formats.format import ExportMetadata, Format
+    from splatcli.formats.format import Encoded, ExportMetadata, Format
     from splatcli.formats.selection import Crop
     from splatcli.gaussians import Gaussians
 
@@ -45,7 +45,7 @@ class ExportArguments:
             "--output",
             metavar="FILE",
             help="File to write; the end of its name selects the format: .ply, .compressed.ply, .splat, .spz, "
-            ".sog, .glb, .usdz or .html (a page with a viewer), .lod or lod-meta.json (a folder with a streamed SOG), or "
+            ".sog, .glb, .usdz or .html (a page with a viewer), .lod (a folder with a streamed SOG), or "
             ".json for the cameras. - writes to stdout, a PLY unless --format says otherwise.  [required]",
             show_default=False,
         ),
@@ -93,6 +93,15 @@ class ExportArguments:
             show_default=False,
         ),
     ] = Frame.NORMALISED
+    target_size: Annotated[
+        str | None,
+        typer.Option(
+            "--target-size",
+            metavar="SIZE",
+            help="Make the file at most as large as 8MB or 800kB: with a smaller palette of harmonics, fewer Gaussians "
+            "or a lower SH degree. The cameras of a run tell which Gaussians the images need.",
+        ),
+    ] = None
     lod_levels: Annotated[
         int | None,
         typer.Option(
@@ -121,6 +130,19 @@ class ExportArguments:
     def __post_init__(self) -> None:
         if self.output is None:
             raise UsageError("no file to write is named", where="-o", remedy="splat export MODEL -o scene.ply")
+        if self.target_size is not None:
+            self.target()
+
+    def target(self) -> int:
+        """Return the bytes of --target-size. Raises UsageError."""
+        from splatcli.sizes import parse_size
+
+        try:
+            size = parse_size(self.target_size, least=1000)
+        except ValueError as error:
+            raise UsageError(str(error), where="--target-size", remedy="--target-size 8MB, or 800kB") from None
+        assert isinstance(size, int), "a text becomes a number"
+        return size
 
 
 def export(args: ExportArguments) -> int:
@@ -140,6 +162,7 @@ def export(args: ExportArguments) -> int:
       splat export scene.ply -o scene.spz --sh-degree 1
       splat export download.spz -o scene.ply
       splat export output/scene -o scene.html
+      splat export output/scene -o scene.sog --target-size 8MB
       splat export output/scene -o scene.lod/ --lod-levels 4
       splat export output/scene -o cameras.json
       splat export nerfstudio_models/step-000029999.ckpt -o scene.ply
@@ -156,11 +179,13 @@ def export(args: ExportArguments) -> int:
     name = "ply" if str(output) == "-" and args.format is None else args.format
     folder = streamed_sog.folder_to_write(output, name)
     if folder is not None:
-        streamed_sog.check_folder(folder, overwrite=args.overwrite)
+        streamed_sog.check_folder(folder, overwrite=args.overwrite or args.dry_run)
     elif args.lod_levels is not None:
         raise UsageError("only a streamed SOG has levels of detail", where="--lod-levels", remedy="-o scene.lod/")
     cameras_only = name == "json" if name is not None else output.suffix.lower() == ".json" and folder is None
     chosen = streamed_sog.FORMAT if folder is not None else None if cameras_only else format_to_write(output, name)
+    if args.target_size is not None and (chosen is None or folder is not None):
+        raise UsageError("only a file of splats has a target size", where="--target-size", remedy="-o scene.sog")
     region = None if args.crop is None else Crop.parse(args.crop)
     with open_output(json=args.json, quiet=args.quiet) as out:
         found = find_model(args.model, out=out, allow_older=args.allow_older)
@@ -173,11 +198,33 @@ def export(args: ExportArguments) -> int:
             _stream(gaussians, metadata, loaded, folder, args, out)
             return 0
         assert chosen.write is not None, "format_to_write() gives formats that are written"
-        encoded = chosen.write(gaussians, metadata)
+        if args.target_size is None:
+            encoded = chosen.write(gaussians, metadata)
+        else:
+            encoded, gaussians = _fit(gaussians, metadata, chosen, loaded, args, out)
         for note in encoded.notes:
             out.note(f"note: {note}")
         _finish(encoded.payload, len(gaussians), chosen.title, loaded, output, args, out)
     return 0
+
+
+def _fit(
+    gaussians: Gaussians, metadata: ExportMetadata, chosen: Format, loaded: Model, args: ExportArguments, out: Output
+) -> tuple[Encoded, Gaussians]:
+    """Return a file of --target-size and the Gaussians in it, and print what was chosen."""
+    from splatcli.edit.fit_size import fit_size
+
+    target, keep = args.target(), args.sh_degree is not None
+    fitted = fit_size(
+        gaussians, target, chosen, metadata, lambda: _contributions(gaussians, loaded, args, out), keep_degree=keep
+    )
+    made = fitted.gaussians
+    palette = "" if fitted.entries is None else f", a palette of {fitted.entries:,} harmonics"
+    out.note(
+        f"target size: {len(made):,} of {len(gaussians):,} Gaussians, SH degree {made.sh_degree} of "
+        f"{gaussians.sh_degree}{palette}: {fitted.size:,} of {target:,} bytes"
+    )
+    return fitted.encoded, made
 
 
 def _finish(
@@ -217,7 +264,7 @@ def _stream(
     levels = args.lod_levels or _LOD_LEVELS
     if args.dry_run:
         counts = level_counts(len(gaussians), levels)
-        words = f"a streamed SOG with levels of {_listed(counts)} Gaussians"
+        words = f"a streamed SOG with levels of about {_listed(counts)} Gaussians"
         _plan(words, {"num_gaussians": len(gaussians), "levels": counts}, loaded, folder, out)
         return
     masses = _contributions(gaussians, loaded, args, out)

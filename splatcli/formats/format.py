@@ -88,6 +88,7 @@ class Format:
     read: None for a variant that the reader of the other one takes.
     recognises: whether a file with these first 4,096 bytes is of the format. names: patterns of file names, in small
     letters, that suffice where no format recognises the bytes.
+    write_with_palette: as write, with a palette of harmonics of at most so many entries; None for a format without one.
     """
 
     name: str
@@ -98,6 +99,7 @@ class Format:
     read: Read | None = None
     recognises: Callable[[bytes], bool] | None = None
     names: tuple[str, ...] = ()
+    write_with_palette: Callable[[Gaussians, ExportMetadata, int], Encoded] | None = None
 
 
 def first_member(head: bytes) -> str:

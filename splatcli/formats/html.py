@@ -59,9 +59,9 @@ _UP = np.array([0.0, -1.0, 0.0])
 Doubles = NDArray[np.float64]
 
 
-def encode_html(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
-    """Return the page with the scene in it. Raises as encode_sog() does."""
-    scene = encode_sog(gaussians, metadata)
+def encode_html(gaussians: Gaussians, metadata: ExportMetadata, entries: int = 1 << 16) -> Encoded:
+    """Return the page with the scene in it. entries, and what it raises: as of encode_sog()."""
+    scene = encode_sog(gaussians, metadata, entries)
     content = _DATA + base64.b64encode(scene.payload).decode()
     return Encoded(viewer_page(content, "scene.sog", gaussians, metadata), scene.notes)
 
@@ -195,4 +195,4 @@ def is_html(head: bytes) -> bool:
     return head.lower().startswith(b"<!doctype html")
 
 
-FORMAT = Format("html", ".html", "a page with a viewer", 3, encode_html, import_html, is_html)
+FORMAT = Format("html", ".html", "a page with a viewer", 3, encode_html, import_html, is_html, (), encode_html)

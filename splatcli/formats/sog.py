@@ -457,4 +457,4 @@ def is_sog(head: bytes) -> bool:
     return first_member(head).endswith((".webp", "meta.json"))
 
 
-FORMAT = Format("sog", ".sog", "a SOG", 3, encode_sog, import_sog, is_sog, ("*.sog", "meta.json"))
+FORMAT = Format("sog", ".sog", "a SOG", 3, encode_sog, import_sog, is_sog, ("*.sog", "meta.json"), encode_sog)

@@ -343,12 +343,7 @@ class _Index(BaseModel):
             node = pending.pop()
             children, lods = (node.get(key) for key in ("children", "lods")) if isinstance(node, dict) else (None, None)
             if isinstance(lods, dict):
-                try:
-                    levels = {int(level): _Range.model_validate(entry) for level, entry in lods.items()}
-                except ValueError as error:
-                    raise ModelFileError(
-                        f"a leaf of the tree has no readable levels: {str(error).splitlines()[0]}", where=path
-                    ) from None
+                levels = _levels(lods, path)
                 filled = [level for level, entry in levels.items() if entry.count]
                 found += [levels[min(filled)]] if filled else []
             elif isinstance(children, list):
@@ -358,6 +353,18 @@ class _Index(BaseModel):
         if not found:
             raise ModelFileError("no leaf of the tree has Gaussians", where=path)
         return found
+
+
+def _levels(lods: dict[str, Any], path: Path) -> dict[int, _Range]:
+    """Return the ranges of a leaf by level. Raises ModelFileError."""
+    try:
+        return {int(level): _Range.model_validate(entry) for level, entry in lods.items()}
+    except ValidationError as error:
+        first = error.errors()[0]
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    except ValueError as error:
+        reason = str(error)
+    raise ModelFileError(f"a leaf of the tree has no readable levels: {reason}", where=path)
 
 
 def import_streamed(path: Path, *, lenient: bool = False) -> ImportedModel:
