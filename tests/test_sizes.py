@@ -17,6 +17,7 @@ from splatcli.sizes import gib, parse_count, parse_size
         ("800M", 800 << 20),
         ("800MB", 800_000_000),
         ("1T", 1 << 40),
+        ("2000kB", 2_000_000),
         ("2147483648", 2 << 30),
     ],
 )
@@ -28,6 +29,12 @@ def test_a_size_is_read(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused_with_the_known_forms(text: str) -> None:
     with pytest.raises(ValueError, match="8GiB, 8GB, 800M"):
         parse_size(text)
+
+
+def test_a_smaller_size_is_read_where_it_may_be() -> None:
+    assert parse_size("800kB", least=1000) == 800_000
+    with pytest.raises(ValueError, match="less than 1,000 bytes"):
+        parse_size("8", least=1000)
 
 
 def test_what_is_no_text_is_left_as_it_is() -> None:

@@ -179,7 +179,7 @@ class _Chunks:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What is in a folder: Gaussians by level, number of chunks, bytes of all files."""
+    """The content of a folder: Gaussians by level, number of chunks, bytes of all files."""
 
     counts: list[int]
     chunks: int

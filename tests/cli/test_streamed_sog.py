@@ -126,7 +126,7 @@ def test_the_cameras_of_a_run_tell_what_to_merge(finished_run: Path, tmp_path: P
     assert runs["1_0/means_l.webp"] != files["1_0/means_l.webp"]
 
 
-def test_a_folder_is_replaced_only_when_told_to(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_is_replaced_with_w_alone(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "scene.lod"
     folder.mkdir()  # an empty one is nobody's
     assert exported(model, "-o", folder, "--lod-levels", 2) == 0
