@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "splatcli"
 LAYERS = (
     ("cli",),
     ("api",),
-    ("viewer", "render", "train", "sfm", "edit", "formats", "doctor", "bench", "lightning"),
+    ("viewer", "mesh", "render", "train", "sfm", "edit", "formats", "doctor", "bench", "lightning"),
     ("rasterizer", "checkpoint"),
     ("native", "scene", "distributed"),
     ("gaussians", "reproducible", "config", "plugins", "errors", "sizes", "progress", "output"),

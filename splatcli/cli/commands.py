@@ -21,6 +21,7 @@ from splatcli.cli import (
     edit,
     export,
     info,
+    mesh,
     render,
     resume,
     sfm,
@@ -113,6 +114,7 @@ _OF_INFO = ("--plot", "--model", "--images", "--param-space", "-q", "--json")
 _OF_RENDER = ("--views", "-o", "--what", "--size", "--background", "--frames", "--data", "--device", "-q", "--json")
 _OF_EDIT = ("-o", "-t", "-r", "-s", "--crop", "--crop-out", "--filter", "-w", "--dry-run", "-q", "--json")
 _OF_COMPARE = ("-o", "--views", "--pictures", "-w", "--data", "--device", "-q", "--json")
+_OF_MESH = ("-o", "--views", "--resolution", "--voxel", "--crop", "--watertight", "-w", "--device", "-q", "--json")
 _OF_EXPORT = ("-o", "--format", "--sh-degree", "--min-opacity", "--crop", "--dry-run", "-q", "--json")
 
 add_command(app, "train", train.train, TrainCommand, panel=_MODELS, everyday=(*_OF_TRAIN, "-q", "--json"))
@@ -122,6 +124,7 @@ add_command(app, "resume", resume.resume, panel=_MODELS, everyday=_OF_RUNS)
 add_command(app, "merge", blocks.merge, panel=_MODELS)
 add_command(app, "render", render.render, render.RenderCommand, panel=_RESULTS, everyday=_OF_RENDER)
 add_command(app, "export", export.export, panel=_RESULTS, everyday=_OF_EXPORT)
+add_command(app, "mesh", mesh.mesh, panel=_RESULTS, everyday=_OF_MESH)
 add_command(app, "edit", edit.edit, edit.EditCommand, panel=_RESULTS, everyday=_OF_EDIT)
 add_command(app, "view", view.view, panel=_RESULTS)
 add_command(app, "eval", eval_command.evaluate, panel=_RESULTS)

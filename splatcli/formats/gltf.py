@@ -107,7 +107,7 @@ POINTS = 0
 FLOAT, BYTE = 5126, 5121
 #: What photos are in, and Gaussians that were trained on them.
 COLOUR_SPACE = "srgb_rec709_display"
-_ARRAY_BUFFER = 34962
+ARRAY_BUFFER = 34962
 #: Lengths in a GLB are 32 bits wide.
 _MAX_BYTES = (1 << 32) - 1
 
@@ -127,15 +127,26 @@ def encode_gltf(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
     for place in range(columns.shN.shape[1]):
         degree, coefficient = band_of(place + 1)
         attributes[f"{EXTENSION}:SH_DEGREE_{degree}_COEF_{coefficient}"] = columns.shN[:, place]
-    document, binary = _document(attributes, metadata)
+    payload = glb_bytes(*_document(attributes, metadata), remedy="--sh-degree 0, --crop, or another format")
+    note = "trained antialiased; glTF has no word for it, and viewers show it too thick"
+    return Encoded(payload, [note] if metadata.antialiased else [])
+
+
+def glb_bytes(document: dict[str, Any], binary: bytes, *, remedy: str) -> bytes:
+    """Return a GLB of its JSON part and its binary part, a multiple of 4 bytes. Raises UsageError beyond 4 GiB."""
     text = json.dumps(document, allow_nan=False).encode()
     text += b" " * (-len(text) % 4)
     total = HEADER.size + 2 * CHUNK.size + len(text) + len(binary)
     if total > _MAX_BYTES:
-        raise UsageError(f"{total:,} bytes; a GLB ends at 4 GiB", remedy="--sh-degree 0, --crop, or another format")
+        raise UsageError(f"{total:,} bytes; a GLB ends at 4 GiB", remedy=remedy)
     parts = [HEADER.pack(MAGIC, 2, total), CHUNK.pack(len(text), JSON), text, CHUNK.pack(len(binary), BINARY), binary]
-    note = "trained antialiased; glTF has no word for it, and viewers show it too thick"
-    return Encoded(b"".join(parts), [note] if metadata.antialiased else [])
+    return b"".join(parts)
+
+
+def asset_of(comments: Sequence[str]) -> dict[str, Any]:
+    """Return the asset of a document, with the comments in its extras."""
+    asset: dict[str, Any] = {"version": "2.0", "generator": f"splatcli {__version__}"}
+    return {**asset, "extras": {"comments": list(comments)}} if comments else asset
 
 
 def band_of(place: int) -> tuple[int, int]:
@@ -146,9 +157,14 @@ def band_of(place: int) -> tuple[int, int]:
 
 def _fallback(colours: NDArray[np.floating], opacities: NDArray[np.floating]) -> NDArray[np.uint8]:
     """Return [N, 4] what programs without the extension draw: linear colour and opacity in bytes."""
+    return quantised(np.column_stack([linear_light(colours), opacities]) * 255.0, 255).astype(np.uint8)
+
+
+def linear_light(colours: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Return display colours (sRGB), clamped to 0...1, as linear light, which glTF's COLOR_0 holds."""
     shown = np.clip(colours, 0.0, 1.0)
-    linear = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
-    return quantised(np.column_stack([linear, opacities]) * 255.0, 255).astype(np.uint8)
+    linear: NDArray[np.floating] = np.where(shown <= 0.04045, shown / 12.92, ((shown + 0.055) / 1.055) ** 2.4)
+    return linear
 
 
 def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> tuple[dict[str, Any], bytes]:
@@ -159,7 +175,7 @@ def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> 
     for name, table in attributes.items():
         floating = table.dtype.kind == "f"
         width = 1 if table.ndim == 1 else table.shape[1]
-        views.append({"buffer": 0, "byteOffset": offset, "byteLength": table.nbytes, "target": _ARRAY_BUFFER})
+        views.append({"buffer": 0, "byteOffset": offset, "byteLength": table.nbytes, "target": ARRAY_BUFFER})
         accessor: dict[str, Any] = {
             "bufferView": len(accessors),
             "componentType": FLOAT if floating else BYTE,
@@ -184,11 +200,8 @@ def _document(attributes: dict[str, NDArray[Any]], metadata: ExportMetadata) -> 
             }
         },
     }
-    asset: dict[str, Any] = {"version": "2.0", "generator": f"splatcli {__version__}"}
-    if metadata.comments:
-        asset["extras"] = {"comments": list(metadata.comments)}
     document = {
-        "asset": asset,
+        "asset": asset_of(metadata.comments),
         "extensionsUsed": [EXTENSION],
         "scene": 0,
         "scenes": [{"nodes": [0]}],
