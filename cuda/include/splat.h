@@ -191,7 +191,7 @@ typedef struct SplatLoss {
   double ssim_lambda;   /* loss = (1 - lambda) mean|x - y| + lambda (1 - mean SSIM) */
   const void* image;    /* real [images, height, width, channels] */
   const void* target;   /* uint8 or real, same shape */
-  void* v_image;        /* real, same shape: gradient of the loss */
+  void* v_image;        /* real, same shape: gradient of the loss; or NULL */
   void* workspace;      /* splat_loss_bytes(); CUDA: 16-byte aligned */
   double l1, ssim;      /* CPU: results, the means */
   double* means;        /* CUDA: [2] l1, ssim */

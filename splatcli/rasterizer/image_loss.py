@@ -1,4 +1,4 @@
-"""fused_ssim() and l1_ssim_loss(): the training loss's kernels for any images, as autograd functions.
+"""The training loss's kernels for any images: fused_ssim() and l1_ssim_loss() for autograd, mean_ssim() for scores.
 
 The forward pass makes the gradients, too, where they are needed: one image is kept instead of three maps.
 """
@@ -14,7 +14,7 @@ from torch import Tensor
 from splatcli.native import abi
 from splatcli.native.backend import Backend, address
 from splatcli.native.build import NoCompilerError
-from splatcli.rasterizer.reference import image_loss_reference
+from splatcli.rasterizer.reference import image_loss_reference, ssim_map_reference
 from splatcli.rasterizer.rendering import backend_for
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,20 @@ def l1_ssim_loss(
     if not 0.0 <= ssim_lambda <= 1.0:
         raise ValueError(f"ssim_lambda is {ssim_lambda}, not in 0 to 1")
     return _image_loss(img1, img2, ssim_lambda, padding, train=True)
+
+
+@torch.no_grad()
+def mean_ssim(x: Tensor, y: Tensor) -> float:
+    """Return the mean structural similarity of two images [H, W, 3] in 0..1 of one float dtype, with zero padding.
+
+    Sums over pixels are in float64. Without a compiler plain torch computes.
+    """
+    try:
+        backend = backend_for(x.device, x.dtype)
+    except NoCompilerError:
+        return float(ssim_map_reference(x, y).mean())
+    _, ssim = _means(backend, x.contiguous()[None], y.contiguous()[None], None, 1.0, 0)
+    return float(ssim)
 
 
 def _image_loss(
@@ -106,13 +120,23 @@ class _ImageLoss(torch.autograd.Function):
 
 def _run(backend: Backend, x: Tensor, y: Tensor, v_x: Tensor | None, ssim_lambda: float, border: int) -> Tensor:
     """Return the loss of planes [B, C, H, W], a scalar of their dtype; fill v_x, its gradient in x."""
-    batch, channels, height, width = x.shape
+    planes, of_planes = (t.flatten(0, 1).unsqueeze(3) for t in (x, y))
+    v_planes = None if v_x is None else v_x.flatten(0, 1).unsqueeze(3)
+    l1, ssim = _means(backend, planes, of_planes, v_planes, ssim_lambda, border)
+    return ((1.0 - ssim_lambda) * l1 + ssim_lambda * (1.0 - ssim)).to(x.dtype)
+
+
+def _means(
+    backend: Backend, x: Tensor, y: Tensor, v_x: Tensor | None, ssim_lambda: float, border: int
+) -> tuple[Tensor, Tensor]:
+    """Return mean L1 and SSIM of images [B, H, W, 1 or 3], float64 scalars; fill v_x, the loss's gradient in x."""
+    images, height, width, channels = x.shape
     means = torch.empty(2, dtype=torch.float64, device=x.device)
     job = abi.Loss(
         width=width,
         height=height,
-        channels=1,
-        images=batch * channels,
+        channels=channels,
+        images=images,
         border=border,
         ssim_lambda=ssim_lambda,
         image=backend.pointer(x, *x.shape),
@@ -126,4 +150,4 @@ def _run(backend: Backend, x: Tensor, y: Tensor, v_x: Tensor | None, ssim_lambda
     if not backend.deferred:
         means = means.new_tensor([job.l1, job.ssim])
     l1, ssim = means.unbind()
-    return ((1.0 - ssim_lambda) * l1 + ssim_lambda * (1.0 - ssim)).to(x.dtype)
+    return l1, ssim

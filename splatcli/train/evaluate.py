@@ -18,6 +18,7 @@ from splatcli.errors import SceneError, SplatError, as_splat_error, is_out_of_me
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer import render
+from splatcli.rasterizer.image_loss import mean_ssim
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.rasterizer.sharded import ShardedEngine
@@ -52,7 +53,7 @@ def ssim(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
     masked: [H, W] bool, the masked pixels: black in both images and no window's centre; NaN when all are masked.
     """
     if masked is None:
-        return float(ssim_map_reference(x, y).mean())
+        return mean_ssim(x, y)
     return float(ssim_map_reference(mask_out(x, masked), mask_out(y, masked))[:, ~masked].mean())
 
 

@@ -11,8 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from splatcli.native.build import NoCompilerError
+from splatcli.rasterizer import image_loss
+from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
 from splatcli.train.evaluate import color_corrected, evaluate, load_image, mean_scores, protocol, psnr, quantised, ssim
+from tests.rasterizer.scenes import random_image
 from tests.train.worlds import made_scene, short_config
 
 
@@ -28,6 +32,28 @@ def test_ssim_of_an_image_with_itself_is_one_and_with_another_less() -> None:
     image = torch.rand(20, 24, 3, generator=torch.Generator().manual_seed(0))
     assert ssim(image, image) == pytest.approx(1.0, abs=1e-6)
     assert ssim(image, image.flip(0)) < 0.5
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 14), (61, 70), (130, 97)])
+def test_ssim_is_that_of_plain_torch(size: tuple[int, int]) -> None:
+    x, y = (quantised(random_image(seed, *size)) for seed in (1, 2))
+    for one, other in ((x, y), (x, (x + 0.02).clamp(max=1.0)), (x, x)):
+        expected = float(ssim_map_reference(one.double(), other.double()).mean())
+        assert ssim(one, other) == pytest.approx(expected, abs=5e-7)
+        assert ssim(one.double(), other.double()) == pytest.approx(expected, abs=1e-12)
+    assert math.isnan(ssim(x * math.nan, y))
+
+
+def test_ssim_without_a_compiler_is_that_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise NoCompilerError("there is no C++ compiler")
+
+    x, y = (quantised(random_image(seed, 40, 30)) for seed in (1, 2))
+    compiled = ssim(x, y)
+    monkeypatch.setattr(image_loss, "backend_for", refuse)
+    plain = ssim(x, y)
+    assert plain == float(ssim_map_reference(x, y).mean())
+    assert plain == pytest.approx(compiled, abs=5e-6)
 
 
 def test_quantised_is_what_a_png_holds() -> None:

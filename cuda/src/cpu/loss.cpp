@@ -92,7 +92,8 @@ struct LossSweeps {
   static constexpr int kReach = kChannels * kSsimRadius;
   const SplatLoss& loss;
   const Strips strips;
-  Real* maps;        // [kMaps, images, height, stride], zero beyond the image's width and where SSIM does not count
+  Real* maps;        // [kMaps, images, height, stride], zero beyond the image's width and where SSIM does not count;
+                     // only with a gradient
   double* partials;  // [jobs, 2] sums of |x - y| and of SSIM
 
   // Sixteen numbers of the target from `i` on, all of them inside it.
@@ -134,6 +135,8 @@ struct LossSweeps {
     }
   }
 
+  // kGradient: write the derivative maps too.
+  template <bool kGradient>
   void statistics(int64_t job) const {
     const Strip strip(strips, job);
     const Columns columns(strips, strip.number);
@@ -148,7 +151,7 @@ struct LossSweeps {
         if (y >= strip.y0 && y < strip.y1) sum_l1 += l1_row(ring, strip.inside);
         ring.filter_row(slot);
       }
-      if (y - kSsimRadius >= strip.y0) sum_ssim += ssim_row(ring, strip, y - kSsimRadius);
+      if (y - kSsimRadius >= strip.y0) sum_ssim += ssim_row<kGradient>(ring, strip, y - kSsimRadius);
     }
     partials[2 * job] = sum_l1;
     partials[2 * job + 1] = sum_ssim;
@@ -164,6 +167,7 @@ struct LossSweeps {
     return double(sum(total)) + double(rest);
   }
 
+  template <bool kGradient>
   double ssim_row(const Ring<Real, kMoments, kChannels>& ring, const Strip& strip, int y) const {
     const auto window = ring.window((y + kTaps) % kTaps);
     const int64_t row = strip.image_row + y;
@@ -181,7 +185,8 @@ struct LossSweeps {
       for (int n = 0; n < kMoments; ++n) f[n] = ring.filtered(window, n, c);
       const F squares = (f[2] + f[3]) * F(0.5), xy = (f[2] - f[3]) * F(0.25);
       const F ssim = ssim_pixel_vjp(f[0], f[1], squares, xy, &derivative[0], &derivative[1], &derivative[2]);
-      for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, row) + c0 + c);
+      if constexpr (kGradient)
+        for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, row) + c0 + c);
       if (c >= begin && c + kLanes <= end) {
         total += ssim;
         continue;
@@ -190,7 +195,7 @@ struct LossSweeps {
       ssim.store(lanes);
       for (int k = std::max(0, begin - c); k < std::min(kLanes, end - c); ++k) rest += double(lanes[k]);
     }
-    for (int m = 0; m < kMaps; ++m) {
+    for (int m = 0; kGradient && m < kMaps; ++m) {
       Real* map = map_row(m, row) + c0;
       std::fill(map, map + begin, Real(0));
       std::fill(map + end, map + kStripWidth, Real(0));
@@ -254,7 +259,9 @@ void Stages<Real>::loss(const SplatCall& call, SplatLoss& loss) {
   double* partials = static_cast<double*>(loss.workspace);
   Real* maps = reinterpret_cast<Real*>(partials + 2 * strips.jobs());
   const auto run = [&](const auto& sweeps) {
-    parallel_for(call.threads, strips.jobs(), [&](int64_t job) { sweeps.statistics(job); });
+    parallel_for(call.threads, strips.jobs(), [&](int64_t job) {
+      loss.v_image != nullptr ? sweeps.template statistics<true>(job) : sweeps.template statistics<false>(job);
+    });
     loss.l1 = loss.ssim = 0;
     for (int64_t job = 0; job < strips.jobs(); ++job)
       loss.l1 += partials[2 * job], loss.ssim += partials[2 * job + 1];
