@@ -22,18 +22,29 @@ SPLAT_INLINE void load_rows(const Real* rows, const int32_t* lane_ids, Lanes<Rea
   for (int c = 0; c < C; ++c) out[c] = gather<Real, W>(rows + c, index);
 }
 
-// filter_3d: SplatView's; null where it is not read.
+// What decides where a Gaussian can be seen: mean, scale and 3D filter. filter_3d: SplatView's; null where it is not read.
+template <class Real>
+SPLAT_INLINE void load_extent(const SplatGaussians& g, int64_t base, const int32_t* lane_ids, const void* filter_3d,
+                              RawGeometry<Lanes<Real, kLanes>>& raw) {
+  load_rows<3>(static_cast<const Real*>(g.means) + 3 * base, lane_ids, raw.mean);
+  load_rows<3>(static_cast<const Real*>(g.log_scales) + 3 * base, lane_ids, raw.log_scale);
+  if (filter_3d != nullptr)
+    load_rows<1>(static_cast<const Real*>(filter_3d) + base, lane_ids, &raw.filter_3d);
+}
+// The rest of the geometry.
+template <class Real>
+SPLAT_INLINE void load_shape(const SplatGaussians& g, int64_t base, const int32_t* lane_ids,
+                             RawGeometry<Lanes<Real, kLanes>>& raw) {
+  load_rows<4>(static_cast<const Real*>(g.quats) + 4 * base, lane_ids, raw.quat);
+  load_rows<1>(static_cast<const Real*>(g.logit_opacities) + base, lane_ids, &raw.logit);
+}
 template <class Real>
 SPLAT_INLINE RawGeometry<Lanes<Real, kLanes>> load_geometry(const SplatGaussians& g, int64_t base,
                                                             const int32_t* lane_ids,
                                                             const void* filter_3d = nullptr) {
   RawGeometry<Lanes<Real, kLanes>> raw;
-  load_rows<3>(static_cast<const Real*>(g.means) + 3 * base, lane_ids, raw.mean);
-  load_rows<4>(static_cast<const Real*>(g.quats) + 4 * base, lane_ids, raw.quat);
-  load_rows<3>(static_cast<const Real*>(g.log_scales) + 3 * base, lane_ids, raw.log_scale);
-  load_rows<1>(static_cast<const Real*>(g.logit_opacities) + base, lane_ids, &raw.logit);
-  if (filter_3d != nullptr)
-    load_rows<1>(static_cast<const Real*>(filter_3d) + base, lane_ids, &raw.filter_3d);
+  load_extent<Real>(g, base, lane_ids, filter_3d, raw);
+  load_shape<Real>(g, base, lane_ids, raw);
   return raw;
 }
 

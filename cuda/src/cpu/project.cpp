@@ -1,5 +1,6 @@
 // Projection of raw Gaussians: sixteen at a time, then colours for those that survive. docs/math.md 2 to 5.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "../../math/blend.h"
@@ -14,6 +15,65 @@
 namespace splat {
 namespace {
 
+// A bound of where Gaussians can be seen, from mean and largest scale alone. Sixteen neighbours that all lie outside
+// need no covariance. What it rejects, the exact tests reject too, whatever either rounds.
+//
+// 3.4 bounds the standard deviation on an image axis: s f |row of J R| / z, with x/z clamped. At opacity 1 the support
+// ends at sqrt(2 ln 255) = 3.33 of them (5.1). All is multiplied by z.
+template <class Real>
+struct Frustum {
+  using F = Lanes<Real, kLanes>;
+  static constexpr double kReach = 3.36, kBlurReach = 4;  // the second is in pixels, with the margin of tile_rect
+  static constexpr double kRounding = 1e-5;               // of a camera coordinate, relative to the terms of its sum
+  struct Axis {
+    Real focal, offset, half, per_scale, per_error;
+    Axis(double f, double centre, double size, double norm, double norm_z, double low, double high)
+        : focal(Real(f)), offset(Real(centre - 0.5 * size)), half(Real(0.5 * size + kBlurReach)),
+          per_scale(Real(kReach * f * (norm + std::max(std::abs(low), std::abs(high)) * norm_z))),
+          per_error(Real(f + std::abs(centre - 0.5 * size) + 0.5 * size + kBlurReach)) {}
+    SPLAT_INLINE typename F::Mask misses(F along, F z, F in_front, F scale, F error) const {
+      const F distance = abs_(along * F(focal) + z * F(offset)) * F(0.999);
+      return distance > in_front * F(half) + scale * F(per_scale) + error * F(per_error);
+    }
+  };
+  const View<Real>& view;
+  const bool filtered;
+  const Real entries, translation;  // the largest of the pose, for the rounding
+  const Axis x, y;
+
+  static double norm(const View<Real>& v, int row) {
+    return std::sqrt(double(v.rotation[3 * row]) * v.rotation[3 * row] +
+                     double(v.rotation[3 * row + 1]) * v.rotation[3 * row + 1] +
+                     double(v.rotation[3 * row + 2]) * v.rotation[3 * row + 2]);
+  }
+  template <int N>
+  static Real largest(const Real (&values)[N]) {
+    Real most = 0;
+    for (const Real value : values) most = std::max(most, std::abs(value));
+    return most;
+  }
+  Frustum(const View<Real>& v, bool filtered)
+      : view(v), filtered(filtered), entries(largest(v.rotation)), translation(largest(v.translation)),
+        x(v.fx, v.cx, v.width, norm(v, 0), norm(v, 2), v.x_min, v.x_max),
+        y(v.fy, v.cy, v.height, norm(v, 1), norm(v, 2), v.y_min, v.y_max) {}
+
+  // Whether none of the lanes can be seen; false where anything is NaN.
+  SPLAT_INLINE bool misses(const RawGeometry<F>& raw) const {
+    F pc[3];
+    world_to_camera(view, raw.mean, pc);
+    const F terms = (abs_(raw.mean[0]) + abs_(raw.mean[1]) + abs_(raw.mean[2])) * F(entries) + F(translation);
+    const F error = terms * F(kRounding);
+    const auto behind = pc[2] < F(view.z_near) - error;
+    if (behind.bits() == kAll) return true;
+    F scale = activate_scale(max_(raw.log_scale[0], max_(raw.log_scale[1], raw.log_scale[2])));
+    if (filtered) scale = scale + abs_(raw.filter_3d);
+    const F in_front = max_(pc[2], F(0));
+    return (behind | x.misses(pc[0], pc[2], in_front, scale, error) | y.misses(pc[1], pc[2], in_front, scale, error))
+               .bits() == kAll;
+  }
+  static constexpr uint32_t kAll = (1u << kLanes) - 1u;
+};
+
 template <class Real>
 struct ChunkProjector {
   using F = Lanes<Real, kLanes>;
@@ -22,13 +82,17 @@ struct ChunkProjector {
   const SplatFrame& frame;
   const SplatAdam* lazy;
   const View<Real> pinhole;
+  const Frustum<Real> frustum;
 
   // Geometry of lanes `first`..: appends the survivors to the chunk's projected Gaussians; returns the upper bound of
   // their tile intersections.
   int64_t geometry(int64_t chunk, int first, int count, int& visible) const {
     int32_t lane_ids[kLanes];
     for (int k = 0; k < kLanes; ++k) lane_ids[k] = first + (k < count ? k : count - 1);
-    const RawGeometry<F> raw = load_geometry<Real>(gaussians, chunk * kChunk, lane_ids, view.filter_3d);
+    RawGeometry<F> raw;
+    load_extent<Real>(gaussians, chunk * kChunk, lane_ids, view.filter_3d, raw);
+    if (frustum.misses(raw)) return 0;
+    load_shape<Real>(gaussians, chunk * kChunk, lane_ids, raw);
     const ProjectedGeometry<F> g =
         project_geometry(pinhole, raw, view.antialiased != 0, view.filter_3d != nullptr);
     const F tau = g.log2_opacity - F(kMinLog2Alpha);
@@ -107,7 +171,9 @@ struct ChunkProjector {
 template <class Real>
 void Stages<Real>::project(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
                            SplatFrame& frame, const SplatAdam* lazy) {
-  const ChunkProjector<Real> job{view, gaussians, frame, lazy, pinhole_of<Real>(view)};
+  const View<Real> pinhole = pinhole_of<Real>(view);
+  const Frustum<Real> frustum(pinhole, view.filter_3d != nullptr);
+  const ChunkProjector<Real> job{view, gaussians, frame, lazy, pinhole, frustum};
   const int64_t chunks = chunks_of(gaussians.n);
   parallel_for(call.threads, chunks, job);
   frame.visible = frame.max_isects = 0;
