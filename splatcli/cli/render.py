@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -305,6 +305,9 @@ def views_of(
     return select_views(views, scene.cameras, scene.train, scene.test, path_options), scene
 
 
+#: Views at most whose files are being written while others are rendered.
+_WRITERS = 8
+
 #: Frames a second of a video by default.
 _FPS = 30.0
 
@@ -425,8 +428,8 @@ def _write_images(
         paths = [target.file]
     else:
         paths = image_paths((camera.name for camera in session.cameras), target.folder, f".{target.format}")
-    written: list[Path] = []
-    for rendered, path in zip(session.rendered_views(), paths, strict=True):
+
+    def write(rendered: RenderedView, path: Path) -> dict[str, Path]:
         made: dict[str, Path] = {}
         if target.format == "exr":
             write_exr(path, channels(rendered.maps, kinds))
@@ -439,12 +442,40 @@ def _write_images(
             for kind, image in rendered.images.items():
                 made[kind] = target.folder / kind / path.relative_to(target.folder)
                 write_bytes(made[kind], png_bytes(image))
+        return made
+
+    written: list[Path] = []
+    for rendered, made in _behind(write, session.rendered_views(), paths):
         written += made.values()
         event: dict[str, Any] = {"view": rendered.camera.name, "path": next(iter(made.values()))}
         event |= {"paths": made} if len(made) > 1 else {}
         event |= {"psnr": rendered.score.psnr, "ssim": rendered.score.ssim} if rendered.score else {}
         out.event("rendered", event)
     out.result({"paths": written, **session.figures(), **facts}, written)
+
+
+def _behind(
+    write: Callable[[RenderedView, Path], dict[str, Path]], views: Iterator[RenderedView], paths: list[Path]
+) -> Iterator[tuple[RenderedView, dict[str, Path]]]:
+    """Yield each view with what ``write`` returns, in order; it works in threads while the next views are rendered.
+
+    An error of ``write`` is raised in its view's place; views that come after it may be written.
+    """
+    from collections import deque
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    from splatcli.native.backend import default_threads
+
+    workers = min(default_threads(), _WRITERS)
+    pending: deque[tuple[RenderedView, Future[dict[str, Path]]]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        for rendered, path in zip(views, paths, strict=True):
+            if len(pending) == workers:
+                before, done = pending.popleft()
+                yield before, done.result()
+            pending.append((rendered, pool.submit(write, rendered, path)))
+        for before, done in pending:
+            yield before, done.result()
 
 
 def _write_video(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import re
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -327,14 +328,17 @@ def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> R
 
 def to_uint8(image: Tensor) -> NDArray[np.uint8]:
     """Convert [H, W, 3] float in 0...1 to uint8, rounded to nearest."""
-    return (image.detach().clamp(0.0, 1.0) * 255.0).round().to(torch.uint8).cpu().numpy()
+    return image.detach().clamp(0.0, 1.0).mul_(255.0).round_().to(torch.uint8).cpu().numpy()
 
 
 def png_bytes(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode [H, W, 3] pixels as PNG. Raise MemoryError."""
+    """Encode [H, W, 3] pixels as PNG. Raise MemoryError.
+
+    Runs and Huffman codes alone, without a search for repeats: a fifth of the time for files of about the same size.
+    """
     buffer = io.BytesIO()
     try:
-        imageio.imwrite(buffer, pixels, extension=".png", plugin="pillow")
+        imageio.imwrite(buffer, pixels, extension=".png", plugin="pillow", compress_level=1, compress_type=zlib.Z_RLE)
     except OSError as error:  # Pillow reports a lack of memory as a misconfigured codec
         raise MemoryError(str(error)) from None
     return buffer.getvalue()

@@ -111,6 +111,24 @@ class TestPaths:
         assert run(["render", str(finished_run), "--views", "test", "-q", "-o", "out"]) == 0
 
 
+def test_a_file_that_cannot_be_written_ends_the_command_after_those_before_it(
+    splat: Splat, finished_run: Path, tmp_path: Path
+) -> None:
+    """Files are written while later views are rendered; results keep the views' order."""
+    words = ("render", finished_run, "--views", "orbit", "--frames", 12, "--size", "32x24", "-o", tmp_path, "--json")
+    *events, result = splat(*words).objects
+    paths = [Path(event["path"]) for event in events]
+    assert paths == sorted(paths)
+    assert result["paths"] == [str(path) for path in paths]
+    for path in paths:
+        path.unlink()
+    paths[5].mkdir()
+    done = splat(*words)
+    assert done.code == 8
+    assert str(paths[5]) in done.err
+    assert [path.is_file() for path in paths[:6]] == [True] * 5 + [False]
+
+
 class TestKinds:
     def test_each_kind_has_a_folder(self, splat: Splat, finished_run: Path, tmp_path: Path) -> None:
         kinds = ("rgb", "depth", "alpha", "normals", "photo", "error")
