@@ -2,10 +2,10 @@
 
     python -m benchmarks.cpu_roofline CHECKPOINT [-r F [F ...]] [--rounds 12] [--out FILE]
 
-CHECKPOINT is a trained run's (its scene must still be where it was); -r takes the images at other sizes. The first training view is stepped again and
-again, with learning rates of nearly 0, on one thread; times are CPU times of that thread, the least of all rounds.
-Each round also measures the peaks, so that both see the same machine: multiply-adds in registers, and
-a[i] = b[i] + s c[i] on 64 MiB arrays, 12 bytes an element.
+CHECKPOINT is a trained run's (its scene must still be where it was); -r takes the images at other sizes. The first
+training view is stepped again and again, with learning rates of nearly 0, on one thread; times are CPU times of that
+thread, the least of all rounds. Each round also measures the peaks, so that both see the same machine: multiply-adds
+in registers, and a[i] = b[i] + s c[i] on 64 MiB arrays, 12 bytes an element.
 
 Operations are the useful ones: an addition, multiplication, division or root is one, a multiply-add two. Blending
 counts pixels in which a Gaussian has an alpha of at least 1/255 and that still let light through. Bytes are those of
