@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -78,8 +79,7 @@ class AdamState:
         if len(late) == 0:
             return
         for rows in torch.split(late, ROWS):
-            self._move(gaussians.shN, rows, lr)
-            _, _, *decays = self._decays(rows, lr)
+            decays = self._move(gaussians.shN, rows, lr)
             for moment, decay in zip((self.exp_avg.shN, self.exp_avg_sq.shN), decays, strict=True):
                 there = rows.to(moment.device)
                 moment[there] = (_here(moment, rows) * _column(decay, moment)).to(moment.device)
@@ -91,22 +91,28 @@ class AdamState:
             return self.sh_last_step.new_zeros(0, dtype=torch.int64)
         return (self.sh_last_step < self.step).nonzero().squeeze(1)
 
-    def _move(self, shN: Tensor, rows: Tensor, lr: float) -> None:
-        """Bring these rows of shN to the current step by their moments."""
-        rate, eps, _, _ = self._decays(rows, lr)
+    def _move(self, shN: Tensor, rows: Tensor, lr: float) -> tuple[Tensor, Tensor]:
+        """Bring these rows of shN to the current step by their moments; return the moments' decays [R]."""
+        rate, eps, *decays = self._decays(rows, lr)
         first, second = _here(self.exp_avg.shN, rows), _here(self.exp_avg_sq.shN, rows)
         moved = _here(shN, rows) - _column(rate, first) * first / (sqrt(second) + _column(eps, first))
         shN[rows.to(shN.device)] = moved.to(shN.device)
+        return decays[0], decays[1]
 
     def _decays(self, rows: Tensor, lr: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return rate, eps and both decays [R] of the steps that each row has missed, float64."""
-        table = decay_table(self.beta1, self.beta2).to(rows.device)
+        table = _on(rows.device, decay_table, self.beta1, self.beta2)
         last_step = self.sh_last_step[rows].long()
         missed = self.step - last_step
         source, target = table[last_step.clamp(max=len(table) - 1)], table[min(self.step, len(table) - 1)]
-        a = source[:, 0] - power(self.beta1 / math.sqrt(self.beta2), missed) * target[0]
-        b = source[:, 1] - power(self.beta1 / self.beta2, missed) * target[1]
-        return lr * a, self.eps * b / a, power(self.beta1, missed), power(self.beta2, missed)
+        count = 1 << self.step.bit_length()  # so that tables are seldom made anew
+
+        def decayed(base: float) -> Tensor:
+            return _on(rows.device, _powers, base, count)[missed]
+
+        a = source[:, 0] - decayed(self.beta1 / math.sqrt(self.beta2)) * target[0]
+        b = source[:, 1] - decayed(self.beta1 / self.beta2) * target[1]
+        return lr * a, self.eps * b / a, decayed(self.beta1), decayed(self.beta2)
 
     @torch.no_grad()
     def apply_reference(self, gaussians: Gaussians, grads: Gaussians, lrs: dict[str, float]) -> None:
@@ -145,6 +151,17 @@ def decay_table(beta1: float, beta2: float) -> Tensor:
         a, b = ratio_a * (math.sqrt(second) / first + a), ratio_b * (second / first + b)
         rows.append((a, b))
     return torch.tensor(rows[::-1], dtype=torch.float64)
+
+
+def _powers(base: float, count: int) -> Tensor:
+    """Return [count] float64 on the CPU: ``base`` to the power of 0, 1, 2 and so on."""
+    return power(base, torch.arange(count))
+
+
+@lru_cache(maxsize=16)
+def _on(device: torch.device, make: Callable[..., Tensor], *arguments: float) -> Tensor:
+    """Return a table that ``make`` makes of its arguments, kept on ``device``: a copy to a GPU waits for it."""
+    return make(*arguments).to(device)
 
 
 def _here(tensor: Tensor, rows: Tensor) -> Tensor:
