@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 11
+#define SPLAT_ABI_VERSION 12
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
@@ -113,6 +113,7 @@ typedef struct SplatFrame {
   int64_t workspace_bytes;
   uint32_t* isect_grad_starts; /* [M] row of isect_grads at which those of the Gaussian start */
   int64_t* tile_starts;        /* [T + 1] */
+  int32_t* tile_order;         /* [T] CUDA: tiles of the tile rows in the order of blending; NULL: row by row */
   uint32_t* isect_gaussians;   /* [max_isects] index into projected, front to back in each tile */
   uint32_t* isect_grad_rows;   /* [max_isects] row of isect_grads */
   uint16_t* isect_masks;       /* [max_isects] 4x4 blocks of the tile that the Gaussian reaches */

@@ -20,6 +20,7 @@ static_assert(kProjDepth < 4 * kQuads, "the blend reads the depth");
 struct BlendLists {
   const int64_t* counters;
   const int64_t* tile_starts;
+  const int32_t* tile_order;  // null: row by row
   const float* projected;
   const uint32_t* isect_gaussians;
   const uint32_t* isect_grad_rows;
@@ -31,8 +32,11 @@ struct BlendImages {
   float *image, *alpha, *depth;
 };
 
-// The tile of this block; the first one is the first of the view's tile rows.
-SPLAT_DEVICE int32_t tile_of_block(const BlendLists& lists) { return lists.first_tile + int32_t(blockIdx.x); }
+// The tile that is the k-th to be taken of those in the view's tile rows.
+SPLAT_DEVICE int32_t tile_at(const BlendLists& lists, int32_t k) {
+  return lists.tile_order == nullptr ? lists.first_tile + k : lists.tile_order[k];
+}
+SPLAT_DEVICE int32_t tile_of_block(const BlendLists& lists) { return tile_at(lists, int32_t(blockIdx.x)); }
 
 // ---- where a thread's pixels lie ---------------------------------------------------------------------------------
 

@@ -386,18 +386,18 @@ __global__ void __launch_bounds__(kVjpThreads, kFastBlocks)
   const int32_t scouts = scouts_of(tiles), block = int32_t(blockIdx.x) - (kParts - 1) * scouts;
   const int32_t end = lists.first_tile + tiles;
   if (block >= 0) {
-    const int32_t tile = lists.first_tile + block;
+    const int32_t tile = tile_at(lists, block);
     blend_vjp_tile<Depth, Abs>(lists, tile, is_long(lists, end, tile), 0, out, v_out, shared, isect_grads,
                                background_partials);
     return;
   }
   // A scout's tiles are far apart, since long ones are close together. Every warp checks the same tiles.
-  const int32_t first = lists.first_tile + int32_t(blockIdx.x) % scouts, part = 1 + int32_t(blockIdx.x) / scouts;
-  const int32_t tile = first + lane_id() * scouts;
-  uint32_t wanted = __ballot_sync(kFullWarp, tile < end && is_long(lists, end, tile));
+  const int32_t first = int32_t(blockIdx.x) % scouts, part = 1 + int32_t(blockIdx.x) / scouts;
+  const int32_t k = first + lane_id() * scouts;
+  uint32_t wanted = __ballot_sync(kFullWarp, k < tiles && is_long(lists, end, tile_at(lists, k)));
   for (; wanted != 0; wanted &= wanted - 1)
-    blend_vjp_tile<Depth, Abs>(lists, first + first_hit(wanted) * scouts, true, part, out, v_out, shared, isect_grads,
-                               nullptr);
+    blend_vjp_tile<Depth, Abs>(lists, tile_at(lists, first + first_hit(wanted) * scouts), true, part, out, v_out,
+                               shared, isect_grads, nullptr);
 }
 
 // The tiles' shares of the background's gradient, summed by one block.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 11
+ABI_VERSION = 12
 CHUNK = 256
 TILE = 16
 PROJECTED = 16
@@ -106,6 +106,7 @@ class Frame(_Sized):
         ("workspace_bytes", c.c_int64),
         ("isect_grad_starts", c.c_void_p),
         ("tile_starts", c.c_void_p),
+        ("tile_order", c.c_void_p),
         ("isect_gaussians", c.c_void_p),
         ("isect_grad_rows", c.c_void_p),
         ("isect_masks", c.c_void_p),

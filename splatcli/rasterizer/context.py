@@ -113,8 +113,12 @@ class RasterContext:
         self.arena = Arena(self.backend.device, self.slack)
         self.isect_budget = IntersectionBudget(self.backend, self.budget or Budget(self.backend.device), self.arena)
         if self.backend.deferred:
-            self.counters = torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device)
-            self.native.counters = address(self.counters)
+            self.set_counters(torch.zeros(abi.COUNTERS, dtype=torch.int64, device=self.backend.device))
+
+    def set_counters(self, counters: Tensor) -> None:
+        """Have a deferred backend count in ``counters`` [COUNTERS] int64, zeros at first."""
+        self.counters = counters
+        self.native.counters = self.backend.pointer(counters, abi.COUNTERS, dtype=torch.int64)
 
     def tensors(self) -> list[Tensor]:
         """Return the memory that is reused from view to view."""
@@ -187,6 +191,8 @@ class RasterContext:
         native.workspace = self._take("workspace", native.workspace_bytes, torch.uint8)
         native.tile_starts = self._take("tile_starts", tiles + 1, torch.int64)
         native.tile_ends = self._take("tile_ends", tiles, torch.int32)
+        if self.backend.deferred:
+            native.tile_order = self._take("tile_order", tiles, torch.int32)
         native.isect_gaussians = self._take("isect_gaussians", native.max_isects, torch.int32)
         native.isect_grad_rows = self._take("isect_grad_rows", native.max_isects, torch.int32)
         native.isect_masks = self._take("isect_masks", native.max_isects, torch.int16)

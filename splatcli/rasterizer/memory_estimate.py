@@ -198,8 +198,8 @@ _ON_ITS_WAY = 4 * (abi.PROJECTED + 1) * _FLOAT
 #: Bytes that collectives between processes hold, whatever they carry.
 _TOGETHER = 16 << 20
 
-#: Bytes of each tile: its start and its end in the list, and a sum of background gradients.
-_TILE = 8 + 4 + 3 * _FLOAT
+#: Bytes of each tile: its start and its end in the list, a place in the order, and a sum of background gradients.
+_TILE = 8 + 4 + 4 + 3 * _FLOAT
 
 #: Bytes of each pixel in training: image and its gradient, alpha; and the training image with its mask.
 _STEP_PIXEL = (3 + 3 + 1) * _FLOAT

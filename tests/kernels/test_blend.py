@@ -311,6 +311,27 @@ def test_cutting_a_long_tile_changes_no_bit() -> None:
     assert int((whole[:, 0] != 0).sum()) > 512
 
 
+@pytest.mark.parametrize("rows", [(0, 4), (1, 4)], ids=["whole", "band"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_order_of_tiles_changes_a_bit(variant: str, rows: tuple[int, int]) -> None:
+    bins = Bins.of(*long_tile(144, 64, column=2, row=2), with_depth=True)
+    v_out = Images.gradients(9, bins.view, alpha=True, depth=True)
+    bins.view.tile_row_begin, bins.view.tile_row_end = rows
+    tiles = torch.arange(9 * rows[0], 9 * rows[1], dtype=torch.int32)
+    shuffled = tiles[torch.randperm(len(tiles), generator=torch.Generator().manual_seed(3))]
+    results = []
+    for order in (None, tiles.flip(0), shuffled):
+        gpu = Blender(bins, gpu_of(variant))
+        gpu.native.tile_order = None if order is None else address(order)
+        out = gpu.blend()
+        gpu.blend_vjp(out, v_out, background=rows[0] == 0)
+        results.append([*out.tensors(), gpu.tile_ends, gpu.rows, gpu.partials, gpu.v_background])
+    assert int(results[0][-4][9 * 2 + 2]) > 512, "else nothing is cut"
+    for other in results[1:]:
+        for have, want in zip(other, results[0], strict=True):
+            assert same_bits(have, want)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_no_schedule_changes_a_bit(variant: str) -> None:
     bins = Bins.of(*random_scene(8, 60, width=21, height=19, sh_degree=0, scale=0.4), with_depth=True)

@@ -380,6 +380,12 @@ MUTANTS = {
         "tile_of(job, i - 1) + 1;",
         "tile_of(job, i - 1);",
     ),
+    "a tile twice in the order, and its neighbour not": Mutant(
+        "picture", "kernels/order_tiles.cuh", "= int32_t(job.first_tile + k);", "= int32_t(job.first_tile + (k & ~1));"
+    ),
+    "an order that begins at the image's first tile": Mutant(
+        "bands", "kernels/order_tiles.cuh", "= int32_t(job.first_tile + k);", "= int32_t(k);"
+    ),
     "an intersection placed one lane too late": Mutant(
         "picture",
         "kernels/bin.cuh",

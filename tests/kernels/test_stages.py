@@ -157,7 +157,32 @@ def lists_agree(gaussians: Gaussians, camera: Camera) -> TrainStepPipeline:
     twin.bin()
     assert ours.isects() == twin.isects()
     assert_same(ours.binned(), twin.binned())
+    assert torch.equal(*orders(ours))
     return ours
+
+
+def orders(stages: TrainStepPipeline) -> tuple[Tensor, Tensor]:
+    """The order of the tiles, and what it has to be: 64 levels of length, the longest lists first, else row by row."""
+    view = stages.view
+    across = -(-view.width // abi.TILE)
+    first, end = view.tile_row_begin * across, view.tile_row_end * across
+    lengths = stages.buffer("tile_starts")[first : end + 1].diff().float()
+    level = (lengths * (64.0 / (lengths.max() + 1.0))).int().clamp(max=63)
+    return stages.buffer("tile_order")[: end - first], first + level.argsort(descending=True, stable=True).int()
+
+
+@pytest.mark.parametrize("rows", [(0, 9), (2, 7), (5, 9)])
+def test_tiles_with_long_lists_come_first(rows: tuple[int, int]) -> None:
+    gaussians = random_gaussians(9, 500, sh_degree=1, spread=0.15, scale=0.05)
+    gaussians.means[:, 2] += 3.0
+    stages = TrainStepPipeline(simulated(), gaussians, front_camera(150, 140, 60.0))
+    stages.view.tile_row_begin, stages.view.tile_row_end = rows
+    stages.bin()
+    ours, expected = orders(stages)
+    assert torch.equal(ours, expected)
+    lengths = stages.buffer("tile_starts")[: 10 * 9 + 1].diff()[ours.long()]
+    assert len(ours) == 10 * (rows[1] - rows[0])
+    assert int(lengths[0]) > 5 * int(lengths[-1]), "lengths differ"
 
 
 @pytest.mark.parametrize(

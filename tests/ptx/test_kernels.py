@@ -77,8 +77,19 @@ def check_counts(library: Path) -> None:
     assert torch.equal(counted, chunks.sum(0))
 
 
+def check_order(library: Path) -> None:
+    """The order of more tiles than a block has threads is the one that their lists ask for."""
+    gaussians, camera = random_scene(8, 60, width=16 * 2100, height=32, sh_degree=0, scale=0.3)
+    stages = test_stages.TrainStepPipeline(on(library), gaussians, camera, 0)
+    stages.bin()
+    ours, expected = test_stages.orders(stages)
+    assert len(ours) == 2 * 2100
+    assert torch.equal(ours, expected)
+
+
 ALL_CHECKS: dict[str, Callable[[Path], None]] = {
     **CHECKS,
+    "order": check_order,
     "adam": check_adam,
     "streams": check_streams,
     "counts": check_counts,

@@ -128,6 +128,24 @@ MUTANTS = {
         "mine[digit] = uint16_t(before + unsigned(__popc(peers)));\n    __syncwarp();",
         "mine[digit] = uint16_t(before + unsigned(__popc(peers)));",
     ),
+    "an order of tiles whose lanes read a round too early": Mutant(
+        "order",
+        "bin.cu",
+        "kernels/order_tiles.cuh",
+        "mine[level] = at + uint32_t(__popc(peers));\n    }\n    __syncwarp();",
+        "mine[level] = at + uint32_t(__popc(peers));\n    }",
+        True,
+    ),
+    "an order of tiles whose rounds all begin at one place": Mutant(
+        "order", "bin.cu", "kernels/order_tiles.cuh", "mine[level] = at + uint32_t(__popc(peers));", "mine[level] = at;"
+    ),
+    "an order of tiles before all warps have counted theirs": Mutant(
+        "order",
+        "bin.cu",
+        "kernels/order_tiles.cuh",
+        "    __syncwarp();\n  }\n  __syncthreads();\n\n  // A thread has",
+        "    __syncwarp();\n  }\n\n  // A thread has",
+    ),
     "gradients of a chunk that are not cleared by all": Mutant(
         "picture",
         "project_vjp.cu",

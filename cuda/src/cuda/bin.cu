@@ -1,10 +1,11 @@
-// Enqueues binning: kernels/bin.cuh and kernels/radix_sort.cuh. Every buffer has the caller's capacity; only the
-// device knows how much of it is used.
+// Enqueues binning: kernels/bin.cuh, radix_sort.cuh and order_tiles.cuh. Every buffer has the caller's capacity; only
+// the device knows how much of it is used.
 //
 // Workspace, bytes: 16 a visible Gaussian for the depth sort and 16 a chunk; 24 a tile intersection, 26 where there are
 // more tiles than a key packs with a mask; 1 KB of histograms for every 3,072 of either.
 #include "../../kernels/bin.cuh"
 
+#include "../../kernels/order_tiles.cuh"
 #include "../../kernels/radix_sort.cuh"
 #include "launch.h"
 #include "stages.h"
@@ -145,6 +146,9 @@ void bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gau
   job.isect_keys = work.isect_keys[0];
   const int64_t listed = frame.max_isects + 1 > frame.visible ? frame.max_isects + 1 : frame.visible;
   SPLAT_LAUNCH(list_isects, ceil_div(listed, kListThreads), kListThreads, stream, job);
+  if (frame.tile_order == nullptr) return;
+  const OrderJob order = {frame.counters, frame.tile_starts, frame.tile_order, first_tile(view), band_tiles(view)};
+  SPLAT_LAUNCH(order_tiles, 1, kOrderThreads, stream, order);
 }
 
 }  // namespace gpu

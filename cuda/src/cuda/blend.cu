@@ -11,6 +11,7 @@ namespace {
 BlendLists lists_of(const SplatView& view, const SplatFrame& frame) {
   return {frame.counters,
           frame.tile_starts,
+          frame.tile_order,
           static_cast<const float*>(frame.projected),
           frame.isect_gaussians,
           frame.isect_grad_rows,
