@@ -139,6 +139,12 @@ def address(tensor: Tensor) -> int:
     return 0 if isinstance(tensor, FakeTensor) else tensor.data_ptr()
 
 
+@functools.lru_cache(maxsize=64)
+def _header(ordinal: int, stream: int | None, dtype: torch.dtype, threads: int) -> abi.Call:
+    """Return the first argument of an entry, which no library changes."""
+    return abi.Call(device=ordinal, stream=stream, dtype=_DTYPES[dtype], threads=threads)
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """A loaded library and the settings of its calls.
@@ -195,7 +201,7 @@ class Backend:
         stream = self.stream
         if stream is None and self.device.type == "cuda":
             stream = torch.cuda.current_stream(self.device).cuda_stream
-        header = abi.Call(device=self.ordinal, stream=stream, dtype=_DTYPES[self.dtype], threads=self.threads)
+        header = _header(self.ordinal, stream, self.dtype, self.threads)
         result: int = getattr(self.library, f"splat_{name}")(header, *arguments)
         if result < 0:
             message = (self.library.splat_last_error() or b"").decode(errors="replace")

@@ -219,13 +219,14 @@ class TrainStepPipeline:
 
     def _plane(self, name: str, camera: Camera) -> Tensor:
         """Return a buffer [H, W], kept from step to step."""
-        return self._pixels(name, camera, 1).squeeze(2)
+        shape = (camera.height, camera.width)
+        return self.arena.take(name, math.prod(shape), self.backend.dtype).as_strided(shape, (camera.width, 1))
 
     def _pixels(self, name: str, camera: Camera, channels: int = 3) -> Tensor:
         """Return a buffer [H, W, channels], kept from step to step."""
         shape = (camera.height, camera.width, channels)
-        numel = math.prod(shape)
-        return self.arena.take(name, numel, self.backend.dtype).narrow(0, 0, numel).view(shape)
+        buffer = self.arena.take(name, math.prod(shape), self.backend.dtype)
+        return buffer.as_strided(shape, (camera.width * channels, channels, 1))
 
     def _update(self, adam: AdamState, number: int, inputs: StepInputs) -> abi.Adam:
         update = abi.Adam(
@@ -279,18 +280,25 @@ class NativeEngine(SyncEngine):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class _Arrival:
+    """Host tensors of a step's results, which a later step uses again when this one's are read."""
+
+    results: Tensor  # [COUNTERS + 2] int64, as AsyncEngine keeps them
+    means: Tensor  # [2] float64: l1 and ssim, the last of the results
+    depth_term: Tensor  # [] float64, where the step has known depths
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
-    """A step in flight: its arguments, to enqueue it again, and the host tensors of its results."""
+    """A step in flight: its arguments, to enqueue it again, and where its results arrive."""
 
     gaussians: Gaussians
     adam: AdamState
     number: int
     inputs: StepInputs
-    means: Tensor  # [2] float64 on the host: l1, ssim
-    counters: Tensor  # [COUNTERS] int64 on the host
+    arrival: _Arrival
     v_params: Tensor  # on the host, see _v_params_size()
-    depth_term: Tensor  # [] float64 on the host, where the step has known depths
-    done: torch.cuda.Event | None  # None where calls are done on return
+    done: torch.cuda.Event | None  # when they are there; None where calls are done on return
 
 
 class AsyncEngine:
@@ -311,11 +319,15 @@ class AsyncEngine:
         self._capacity = capacity
         pinned = torch.cuda.is_available()  # copies to pinned memory do not wait
         slots = self.MAX_IN_FLIGHT + 1
-        self._host_means = torch.zeros(slots, 2, dtype=torch.float64, pin_memory=pinned)
-        self._host_counters = torch.zeros(slots, abi.COUNTERS, dtype=torch.int64, pin_memory=pinned)
-        self._host_v_params = torch.zeros(slots, 0, dtype=backend.dtype)
-        self._host_depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
-        self._means = torch.zeros(2, dtype=torch.float64, device=backend.device)
+        results = torch.zeros(slots, abi.COUNTERS + 2, dtype=torch.int64, pin_memory=pinned)
+        depth_terms = torch.zeros(slots, dtype=torch.float64, pin_memory=pinned)
+        means = results[:, abi.COUNTERS :].view(torch.float64)
+        self._arrivals = [_Arrival(*of_slot) for of_slot in zip(results, means, depth_terms, strict=True)]
+        self._host_v_params = [torch.zeros(0, dtype=backend.dtype, pin_memory=pinned)] * slots
+        #: Counters, then l1 and ssim as float64: one copy takes them to the host.
+        self._results = torch.zeros(abi.COUNTERS + 2, dtype=torch.int64, device=backend.device)
+        self._means = self._results.narrow(0, abi.COUNTERS, 2).view(torch.float64)
+        self.frame.set_counters(self._results.narrow(0, 0, abi.COUNTERS))
         self._submitted = 0
         self.isects = 0
 
@@ -325,19 +337,15 @@ class AsyncEngine:
         return self._stages.frame
 
     def submit(self, gaussians: Gaussians, adam: AdamState, inputs: StepInputs) -> list[float]:
-        slot = self._submitted % len(self._host_means)
-        on_gpu = self._stages.backend.device.type == "cuda"
-        event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        slot = self._submitted % len(self._arrivals)
         adam.step += 1
         size = _v_params_size(inputs.view_params)
-        if size != self._host_v_params.shape[1]:  # steps in flight keep their tensors
-            like = self._host_v_params
-            self._host_v_params = torch.zeros(
-                len(like), size, dtype=like.dtype, pin_memory=self._host_means.is_pinned()
-            )
-        arrivals = (self._host_means[slot], self._host_counters[slot])
-        more = (self._host_v_params[slot], self._host_depth_terms[slot])
-        step = _Pending(gaussians, adam, adam.step, inputs, *arrivals, *more, event)
+        if size != len(self._host_v_params[slot]):  # a step in flight keeps its tensor
+            like = self._host_v_params[slot]
+            self._host_v_params[slot] = torch.zeros(size, dtype=like.dtype, pin_memory=torch.cuda.is_available())
+        on_gpu = self._stages.backend.device.type == "cuda"
+        done = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        step = _Pending(gaussians, adam, adam.step, inputs, self._arrivals[slot], self._host_v_params[slot], done)
         self._submitted += 1
         self._pending.append(step)
         self._enqueue(step)
@@ -351,42 +359,42 @@ class AsyncEngine:
         losses = []
         while len(self._pending) > in_flight:
             first = self._pending[0]
+            arrival = first.arrival
             if first.done is not None:
                 first.done.synchronize()
-            isects, overflow = first.counters[[abi.COUNT_ISECTS, abi.COUNT_OVERFLOW]].tolist()
+            counts: list[int] = arrival.results.tolist()
+            isects = counts[abi.COUNT_ISECTS]
             self._capacity = max(self._capacity, round_capacity(isects))
-            if overflow:
+            if counts[abi.COUNT_OVERFLOW]:
                 self._retry()
                 continue
             self._pending.popleft()
             self.isects = isects
             apply_view_grads(first.inputs.view_params, first.v_params)
-            depth = 0.0 if first.inputs.depth is None else float(first.depth_term)
-            losses.append(total_loss(first.inputs.ssim_lambda, *first.means.tolist()) + depth)
+            depth = 0.0 if first.inputs.depth is None else float(arrival.depth_term)
+            losses.append(total_loss(first.inputs.ssim_lambda, *arrival.means.tolist()) + depth)
         return losses
 
     def _retry(self) -> None:
         """Clear the flag and enqueue all steps in flight again, with the capacity that the first one needs."""
-        assert self.frame.counters is not None
-        self._stages.follow_stream(self._means)
-        self.frame.counters.zero_()
+        self._stages.follow_stream(self._results)
+        self._results.zero_()
         for step in self._pending:
             self._enqueue(step)
 
     def _enqueue(self, step: _Pending) -> None:
         stages = self._stages
-        stages.follow_stream(self._means)
+        stages.follow_stream(self._results)
         capacity = self._capacity or None
         stages.run(step.gaussians, step.adam, step.number, step.inputs, capacity=capacity, means=self._means)
         if capacity is None:
             self._capacity = round_capacity(self.frame.native.max_isects)
-        assert self.frame.counters is not None
-        step.means.copy_(self._means, non_blocking=True)
-        step.counters.copy_(self.frame.counters, non_blocking=True)
+        arrival = step.arrival
+        arrival.results.copy_(self._results, non_blocking=True)
         if step.inputs.view_params is not None:
             step.v_params.copy_(stages.v_params, non_blocking=True)
         if step.inputs.depth is not None:
-            step.depth_term.copy_(stages.depth_term, non_blocking=True)
+            arrival.depth_term.copy_(stages.depth_term, non_blocking=True)
         if step.done is not None:
             step.done.record(torch.cuda.current_stream(stages.backend.device))
 

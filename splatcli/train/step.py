@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -204,9 +205,13 @@ def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> View
 
 def training_background(state: TrainState) -> Tensor:
     """Return the colour [3] behind the Gaussians of a view, on their device; a random one is drawn."""
-    name = state.config.train.background
+    name, device = state.config.train.background, state.gaussians.device
     if name == "random":
-        color = torch.rand(3, generator=state.generators["background"])
-    else:
-        color = torch.tensor(BACKGROUNDS[name])
-    return to_device(color, state.gaussians.device)
+        return to_device(torch.rand(3, generator=state.generators["background"]), device)
+    return _named_background(name, device)
+
+
+@functools.cache
+def _named_background(name: str, device: torch.device) -> Tensor:
+    """Return the colour [3] of that name on ``device``, where it is copied once."""
+    return to_device(torch.tensor(BACKGROUNDS[name]), device)

@@ -324,6 +324,15 @@ class Machine:
             self.native.ptx_last_blocks(0)
 
     @contextlib.contextmanager
+    def idle(self) -> Iterator[None]:
+        """Launches are noted and do nothing, so that what is left is the time of the host."""
+        self.native.ptx_idle(1)
+        try:
+            yield
+        finally:
+            self.native.ptx_idle(0)
+
+    @contextlib.contextmanager
     def profile(self) -> Iterator[None]:
         """Traffic of memory is counted too; see counts(), which begin empty."""
         self.native.ptx_clear_counts()

@@ -145,7 +145,7 @@ def test_a_retry_waits_for_the_stream_of_the_steps_in_flight(gpu: Gpu) -> None:
         with gpu.stream(0x20):
             training.engine._retry()
     assert ("wait", 0x20, 0x10) in gpu.log
-    assert ("record", id(training.engine._means), 0x20) in gpu.log
+    assert ("record", id(training.engine._results), 0x20) in gpu.log
 
 
 def test_a_graph_is_captured_without_waiting_for_a_stream_outside(gpu: Gpu) -> None:
