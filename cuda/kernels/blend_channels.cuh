@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kFastThreads, kForwardBlocks)
   SPLAT_SHARED(int32_t, ends, kWarps);
   if (overflowed(lists.counters)) return;
   const int32_t runs = (channels.count + kChannelRun - 1) / kChannelRun;
-  const int32_t tile = tile_at(lists, int32_t(blockIdx.x) / runs);
+  const int32_t tile = lists.first_tile + int32_t(blockIdx.x) / runs;
   const int32_t channel = int32_t(blockIdx.x) % runs * kChannelRun;
   const int64_t begin = lists.tile_starts[tile];
   const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin);
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kSimpleThreads, kBackwardBlocks)
   SPLAT_SHARED(uint32_t, touched, kWarps);
   if (overflowed(lists.counters)) return;
   const ChannelShared shared = {staged, colors, masks, gaussians, products, sums, touched};
-  const int32_t tile = tile_of_block(lists);
+  const int32_t tile = lists.first_tile + int32_t(blockIdx.x);
   const int64_t begin = lists.tile_starts[tile];
   const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
   const uint32_t* rows = lists.isect_grad_rows + begin;
