@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kSimpleThreads) blend_vjp_simple(BlendLists li
   SPLAT_SHARED(float, sums, kWarps * kBatch * kSumsStride);
   SPLAT_SHARED(uint32_t, touched, kWarps);
   if (overflowed(lists.counters)) return;
-  const int32_t tile = tile_of_block(lists);
+  const int32_t tile = lists.first_tile + int32_t(blockIdx.x);  // in row order: an order costs a register too many
   const int64_t begin = lists.tile_starts[tile];
   const int32_t isects = int32_t(lists.tile_starts[tile + 1] - begin), stop = lists.tile_ends[tile];
   const ThreadPixels at = simple_pixels(lists, tile);
