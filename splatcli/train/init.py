@@ -18,6 +18,7 @@ from splatcli.gaussians import SH_C0, SH_REST, Gaussians
 from splatcli.reproducible import log, logit_of
 from splatcli.scene.points import morton_order
 from splatcli.scene.scene import Scene
+from splatcli.train.sky import sky_points
 from splatcli.train.visual_hull import hull_points, shows_silhouettes
 
 #: Gaussians per pixel of an image: more brought no improvement in benchmarks (benchmarks/README.md).
@@ -57,6 +58,9 @@ MIN_CAMERA_DISTANCE = 1e-4
 #: Points of a scene above this part of the cap are thinned. At the cap, densification could only replace what fades:
 #: where the points are is where the Gaussians stay (docs/quality.md).
 START_SHARE = 0.6
+
+#: Directions that are tried for points of the sky: this part of the cap, and the most of them.
+SKY_SHARE, SKY_DIRECTIONS = 0.2, 20_000
 
 #: Random points of a run whose cap leaves room for them (INRIA), and their minimum.
 RANDOM_POINTS, LEAST_RANDOM_POINTS = 100_000, 1_000
@@ -102,6 +106,7 @@ def initial_gaussians(
                 f"densification under the cap of {limit:,} Gaussians"
             )
             xyz, rgb = xyz[rows], rgb[rows]
+        xyz, rgb = _with_sky(config, scene, xyz, rgb, limit, notes)
     # What a view reaches then lies together in memory, and stays so: new rows are put beside their sources.
     order = morton_order(xyz)
     return gaussians_from_points(xyz[order], rgb[order], config), notes
@@ -185,6 +190,27 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
         notes.append(f"the scene has only {len(xyz)} usable points")
         return None
     return xyz, rgb.astype(np.float32) / 255.0
+
+
+def _with_sky(
+    config: Config,
+    scene: Scene,
+    xyz: NDArray[np.float32],
+    rgb: NDArray[np.float32],
+    limit: int | None,
+    notes: list[str],
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Return points and colours with those of the sky, see sky.py. limit: of the Gaussians, or None."""
+    directions = config.model.sky_points
+    if directions is None:
+        directions = SKY_DIRECTIONS if limit is None else min(SKY_DIRECTIONS, int(SKY_SHARE * limit))
+    # The points of blocks are those of their own region.
+    if directions < 1 or config.data.blocks is not None:
+        return xyz, rgb
+    sky, colours = sky_points(scene, xyz, directions)
+    if len(sky):
+        notes.append(f"added {len(sky):,} points far away, where images show no SfM point: sky and far background")
+    return np.concatenate([xyz, sky]), np.concatenate([rgb, colours])
 
 
 def _new_points(
