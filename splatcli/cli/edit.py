@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.export import COMMENTED, offset_note, place_note
-from splatcli.errors import OutputError, UsageError
+from splatcli.errors import OutputError, SceneError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
+    from splatcli.edit.clean import Photos
     from splatcli.edit.operations import Effect, Operation
     from splatcli.edit.transform import Similarity
     from splatcli.formats.format import ExportMetadata, Format
@@ -44,11 +46,13 @@ _OPERATIONS = {
                 "--crop-out",
                 "--filter",
             ),
-            *("--sh-degree", "--simplify", "--reorder"),
+            *("--sh-degree", "--simplify", "--clean", "--reorder"),
         )
     },
 }
 _OUTPUT = ("-o", "--output")
+#: Operations whose value may be left out: the values that they take, and the one that is meant then.
+_OPTIONAL = {"--clean": (("light", "normal", "strong"), "normal")}
 #: The hidden option that carries operations in their order: "TARGET FLAG VALUE".
 _ORDERED = "--ordered-operation"
 #: Targets of operations beside the number of a model: all models together, and a model that is not named yet.
@@ -75,8 +79,9 @@ def in_order(words: Sequence[str], takes_value: set[str]) -> list[str]:
     """
     done: list[str] = []
     target, models = _NONE, 0
-    pending = iter(words)
-    for word in pending:
+    pending = deque(words)
+    while pending:
+        word = pending.popleft()
         if word == "--":
             return [*done, word, *pending]
         if word == "-" or not word.startswith("-"):
@@ -89,8 +94,11 @@ def in_order(words: Sequence[str], takes_value: set[str]) -> list[str]:
         if name not in takes_value:
             done.append(word)
             continue
-        if value is None:
-            value = next(pending, None)
+        if value is None and name in _OPTIONAL:
+            values, default = _OPTIONAL[name]
+            value = pending.popleft() if pending and pending[0] in values else default
+        if value is None and pending:
+            value = pending.popleft()
         if value is None:
             done.append(word)  # and the parser says that a value is missing
         elif name in _OPERATIONS:
@@ -219,6 +227,15 @@ class EditArguments:
             "checkpoint tell which ones the images need.",
         ),
     ] = None
+    clean: Annotated[
+        list[str] | None,
+        _option(
+            "--clean",
+            metavar="[light|normal|strong]",
+            text="Drop floaters: by the photos and cameras of a checkpoint, and in a file of splats by their "
+            "neighbours.  [default: normal]",
+        ),
+    ] = None
     reorder: Annotated[
         list[str] | None,
         _option(
@@ -240,6 +257,7 @@ class EditArguments:
             show_default=False,
         ),
     ] = None
+    data: options.Data = None
     allow_older: options.AllowOlder = False
     json: options.Json = False
     quiet: options.Quiet = False
@@ -281,10 +299,11 @@ def edit(args: EditArguments) -> int:
       splat edit room.ply chair.ply --scale 0.1 --translate 1,0,2 -o both.ply
       splat edit download.ply -o clean.ply --filter nan --filter 'scale<3' --reorder morton
       splat edit output/scene -o phone.sog --simplify 50%
+      splat edit output/scene -o clean.ply --clean
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
     """
     from splatcli.cli.console import open_output, stdout_or
-    from splatcli.edit.operations import AlignTo, Move, apply_operations, merged
+    from splatcli.edit.operations import AlignTo, Clean, Move, apply_operations, merged
     from splatcli.edit.transform import move_camera
     from splatcli.formats.registry import format_to_write
     from splatcli.render.images import write_bytes
@@ -305,6 +324,7 @@ def edit(args: EditArguments) -> int:
         offsets: dict[Path, tuple[float, ...]] = {}
         metadata: ExportMetadata | None = None
         seen: list[Camera] = []
+        photos: Photos | None = None
         dropped: list[Gaussians] | None = None if args.picture is None else []
         up: NDArray[np.float64] | None = None
         own = [_with_places(operations, out) for operations in own]
@@ -312,15 +332,23 @@ def edit(args: EditArguments) -> int:
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
             cameras = _training_cameras(model)
+            alone = [*operations, *(together if len(given) == 1 else [])]
+            known = _photos(model, args.data, out) if any(isinstance(one, Clean) for one in alone) else None
             gone: list[Gaussians] | None = None if dropped is None else []
             part, similarity, some = apply_operations(
-                model.gaussians, operations, nonfinite=model.dropped, cameras=cameras, up=_known_up(model), dropped=gone
+                model.gaussians,
+                operations,
+                nonfinite=model.dropped,
+                cameras=cameras,
+                photos=known,
+                up=_known_up(model),
+                dropped=gone,
             )
             if dropped is not None and gone is not None:
                 dropped += gone
             if len(given) == 1:
-                seen = [move_camera(camera, similarity) for camera in cameras]
-                up = None if (known := _known_up(model)) is None else similarity.rotation @ known
+                seen, photos = [move_camera(camera, similarity) for camera in cameras], known
+                up = None if (known_up := _known_up(model)) is None else similarity.rotation @ known_up
             if metadata is None:
                 metadata = _metadata(model, operations, together, similarity, chosen, out)
             elif model.checkpoint is not None and metadata.antialiased != model.checkpoint.config.train.antialiased:
@@ -343,7 +371,9 @@ def edit(args: EditArguments) -> int:
             parts.append(part)
             effects += _report(some, model.path, out, dry_run=args.dry_run)
             del model
-        gaussians, similarity, some = apply_operations(merged(parts), together, cameras=seen, up=up, dropped=dropped)
+        gaussians, similarity, some = apply_operations(
+            merged(parts), together, cameras=seen, photos=photos, up=up, dropped=dropped
+        )
         effects += _report(some, None, out, dry_run=args.dry_run)
         assert metadata is not None, "there is a model"
         facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
@@ -443,6 +473,41 @@ def _training_cameras(model: Model) -> list[Camera]:
         return []
     cameras = model.checkpoint.refined_cameras()
     return [cameras[index] for index in model.checkpoint.train]
+
+
+def _photos(model: Model, data: Path | None, out: Output) -> Photos | None:
+    """Return the photos of a checkpoint's training views; None, and a note, where they are gone.
+
+    data: the scene, where it has moved. Raises SceneError where that is named and has no such photos.
+    """
+    from splatcli.edit.clean import Photos
+    from splatcli.scene.read import read_scene
+    from splatcli.train.evaluate import BACKGROUNDS, evaluation_background, image_background
+
+    checkpoint = model.checkpoint
+    if checkpoint is None:
+        return None
+    config = checkpoint.config
+    root = data or Path(checkpoint.dataset.root)
+    try:
+        scene = read_scene(root, config.data.without_depths(), background=image_background(config))
+        index = {camera.name: row for row, camera in enumerate(scene.cameras) if scene.images.has(row)}
+        missing = next((one.name for one in _training_cameras(model) if one.name not in index), None)
+        if missing is not None:
+            raise SceneError(f"the scene has no image {missing}", where=root, remedy="name its scene: --data DIR")
+    except SceneError as error:
+        if data is not None:
+            raise
+        out.note(f"note: --clean goes without photos: {error.what} ({error.where}); --data DIR names where they are")
+        return None
+
+    def load(name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
+        image = scene.images.image(index[name])
+        return image.pixels, image.masked
+
+    background = BACKGROUNDS[evaluation_background(config)]
+    coloured = any(not name.startswith("pose") for name in checkpoint.views)
+    return Photos(load, background, config.train.antialiased, coloured)
 
 
 def _known_up(model: Model) -> NDArray[np.float64] | None:

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.edit.clean import LEVELS, Photos, floaters
 from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
 from splatcli.edit.simplify import simplify
 from splatcli.edit.transform import Similarity, move_camera, move_gaussians
@@ -125,13 +126,21 @@ class Simplify:
 
 
 @dataclass(frozen=True)
+class Clean:
+    """Floaters are dropped. level: one of clean.LEVELS."""
+
+    label: str
+    level: str
+
+
+@dataclass(frozen=True)
 class Reorder:
     """Rows along a Z curve."""
 
     label: str
 
 
-Operation = Move | Level | AlignTo | Keep | LimitDegree | Simplify | Reorder
+Operation = Move | Level | AlignTo | Keep | LimitDegree | Simplify | Clean | Reorder
 
 
 @dataclass(frozen=True)
@@ -259,6 +268,14 @@ def _simplify(flag: str, text: str) -> Operation:
     return Simplify(f"{flag} {text}", lambda count: max(1, round(number * count)))
 
 
+def _clean(flag: str, text: str) -> Operation:
+    if text not in LEVELS:
+        raise UsageError(
+            f"there is no level {text!r}", where=flag, remedy=f"{flag}, or {flag} with {', '.join(LEVELS)}"
+        )
+    return Clean(f"{flag} {text}", text)
+
+
 def _reorder(flag: str, text: str) -> Operation:
     if text != "morton":
         raise UsageError(f"there is no order {text!r}", where=flag, remedy=f"{flag} morton")
@@ -277,6 +294,7 @@ _PARSERS: dict[str, Callable[[str, str], Operation]] = {
     "--filter": _filter,
     "--sh-degree": _sh_degree,
     "--simplify": _simplify,
+    "--clean": _clean,
     "--reorder": _reorder,
 }
 
@@ -292,6 +310,7 @@ def apply_operations(
     *,
     nonfinite: int = 0,
     cameras: Sequence[Camera] = (),
+    photos: Photos | None = None,
     up: NDArray[np.float64] | None = None,
     dropped: list[Gaussians] | None = None,
 ) -> tuple[Gaussians, Similarity, list[Effect]]:
@@ -299,7 +318,8 @@ def apply_operations(
 
     Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
     values that the reader has dropped already, for the first KeepFinite. cameras: of the training images, in the
-    coordinates of the Gaussians that are given. up: [3] unit, in the same coordinates, where it is known.
+    coordinates of the Gaussians that are given. photos: of these cameras, for Clean.
+    up: [3] unit, in the same coordinates, where it is known.
     dropped: takes the Gaussians that a choice leaves out, and moves those in it along with the model.
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
@@ -338,6 +358,12 @@ def apply_operations(
             if count < before:
                 gaussians = simplify(gaussians, count, [move_camera(camera, total) for camera in cameras])
             effects.append(Effect(one.label, before - count, count, "merged"))
+        elif isinstance(one, Clean):
+            rows = floaters(gaussians, one.level, [move_camera(camera, total) for camera in cameras], photos)
+            gaussians, others = _kept(gaussians, Keep(one.label, lambda _, rows=rows: ~rows))  # type: ignore[misc]
+            if dropped is not None:
+                gone.append(others)
+            effects.append(Effect(one.label, len(others), len(gaussians), "dropped", _evidence(one, cameras, photos)))
         else:
             order = torch.from_numpy(morton_order(gaussians.means.numpy()))
             touched = int((order != torch.arange(len(order))).sum())
@@ -346,6 +372,18 @@ def apply_operations(
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
     gone[:] = [move_gaussians(part, pending) for part in gone]
     return _moved(gaussians, pending), pending.after(total), effects
+
+
+def _evidence(one: Clean, cameras: Sequence[Camera], photos: Photos | None) -> str:
+    if not cameras:
+        return "; by neighbours alone, since the model has no cameras"
+    if one.level == "light":
+        known = "blend weights in"
+    elif photos is None:
+        known = "neighbours, and blend weights in"
+    else:
+        known = "the photos of"
+    return f"; by {known} {len(cameras)} training views"
 
 
 def _levelled(

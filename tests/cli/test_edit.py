@@ -416,3 +416,69 @@ def test_what_has_no_up_is_not_levelled(splat: Splat, model: Path, tmp_path: Pat
     assert done.code == 2
     assert "'up' is no axis" in done.err
     assert not (tmp_path / "a.ply").exists()
+
+
+@pytest.fixture
+def fogged(finished_run: Path, tmp_path: Path) -> Path:
+    """The run's checkpoint with a bright patch before each fourth training camera, beside the ball."""
+    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    own = checkpoint.gaussians
+    cameras = checkpoint.refined_cameras()[1::4]
+    places = [camera.center + camera.viewmat[:3, :3].T @ [0.42, 0.25, 1.0] for camera in cameras]
+    patches = own.map(lambda tensor: torch.zeros(len(places), *tensor.shape[1:]))
+    patches.means.copy_(torch.from_numpy(np.stack(places)))
+    patches.quats[:, 0] = 1
+    patches.log_scales.fill_(np.log(0.06))
+    patches.logit_opacities.fill_(0.0)
+    patches.sh0.fill_(1.7)
+    checkpoint.gaussians = Gaussians(
+        **{name: torch.cat([tensor, dict(patches.items())[name]]) for name, tensor in own.items()}
+    )
+    checkpoint.moments = checkpoint.sh_last_step = None
+    save_checkpoint(tmp_path / "fogged.pt", checkpoint)
+    return tmp_path / "fogged.pt"
+
+
+@NEEDS_COMPILER
+def test_clean_drops_what_the_photos_contradict(splat: Splat, fogged: Path, tiny_scene: Path, tmp_path: Path) -> None:
+    before = load_checkpoint(fogged).gaussians
+    words = ("edit", fogged, "--translate", "3,0,0", "--clean", "-o", tmp_path / "clean.ply")
+    planned = splat(*words, "--dry-run", "--json", "--picture", tmp_path / "edit.png").objects[-1]
+    assert (tmp_path / "edit.png").is_file()
+    assert not (tmp_path / "clean.ply").exists()
+    done = splat(*words, "--json")
+    assert done.code == 0, done.err
+    facts = done.objects[-1]
+    assert facts["operations"] == planned["operations"]
+    effect = facts["operations"][1]
+    assert "--clean normal" in effect["line"]
+    assert "; by the photos of " in effect["line"]
+    left = read_ply(tmp_path / "clean.ply").means - torch.tensor([3.0, 0, 0])
+    assert len(left) == len(before) - effect["dropped"] > len(before) / 2
+    patches = before.means[before.sh0[:, 0] == 1.7]
+    assert len(patches) >= 2
+    assert torch.cdist(left, patches).min() > 0.01
+    # Moved operations behind -o see the same; so does a scene that is named.
+    words = ("edit", fogged, "-o", tmp_path / "other.ply", "--clean=normal", "--data", tiny_scene, "--json")
+    assert splat(*words).objects[-1]["num_gaussians"] == pytest.approx(facts["num_gaussians"], abs=2)
+
+
+@NEEDS_COMPILER
+def test_clean_says_what_it_goes_by(splat: Splat, fogged: Path, model: Path, tmp_path: Path) -> None:
+    checkpoint = load_checkpoint(fogged)
+    checkpoint.dataset = replace(checkpoint.dataset, root=str(tmp_path / "gone"))
+    save_checkpoint(tmp_path / "moved.pt", checkpoint)
+    done = splat("edit", tmp_path / "moved.pt", "--clean", "--dry-run")
+    assert done.code == 0, done.err
+    assert "--clean goes without photos" in done.err
+    assert "by neighbours, and blend weights in " in done.out
+    assert splat("edit", tmp_path / "moved.pt", "--clean", "--data", tmp_path / "gone", "--dry-run").code == 3
+    done = splat("edit", fogged, "--clean", "light", "--dry-run")
+    assert "--clean light" in done.out
+    assert "; by blend weights in " in done.out
+    done = splat("edit", "--clean", model, "--dry-run")
+    assert done.code == 0, done.err
+    assert "by neighbours alone" in done.out
+    refused = splat("edit", model, "--clean=much", "--dry-run")
+    assert refused.code == 2
+    assert "no level 'much'" in refused.err

@@ -1,0 +1,231 @@
+"""Floaters: Gaussians in empty space that the photos contradict, or that nothing is near.
+
+With the photos of the training cameras, Gaussian i costs what its removal changes in their squared error. Its removal
+changes an image by d_i = -w_i (c_i - b_i), where w_i is its blend weight, c_i its colour and b_i what is blended behind
+it. An image is linear in the opacity of one Gaussian, so that with the error e of the image the change is exactly
+
+    sum 2 e d_i + sum d_i^2
+
+The first sum is a gradient with respect to opacities. The second one is the mean of (sum r d_i)^2 over random signs r
+of pixels and channels (Hutchinson's estimate); a view takes one sample. A Gaussian is in empty space where the surface
+at its pixels is farther from the camera than the Gaussian. Floaters hide each other and change the error at the pixels
+of others, so the worst go first, and the sums are computed again.
+
+M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
+Communications in Statistics - Simulation and Computation 18(3), 1989.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+from scipy.spatial import cKDTree
+from torch import Tensor
+
+from splatcli.gaussians import Gaussians
+from splatcli.progress import track
+from splatcli.rasterizer.rendering import Render, ViewRender, render
+from splatcli.scene.camera import Camera
+from splatcli.train.evaluate import color_corrected
+
+LEVELS = ("light", "normal", "strong")
+#: Squared error over the pixels and channels of all views, colours of 0 to 1, that the removal of a floater saves at
+#: least; a round each, by level.
+SAVED = {"normal": (64.0, 16.0, 4.0), "strong": (64.0, 16.0, 4.0, 1.0)}
+#: Least share of a floater's blend weight that lies in views that see through it.
+SEEN_THROUGH = 0.2
+#: A view sees through a Gaussian where the surface is farther by this share of its depth (the mean of inverse depths,
+#: 0 where the view shows no surface).
+GAP = 0.1
+#: A pixel shows a surface above this alpha.
+OPAQUE = 0.5
+#: An unseen Gaussian covers fewer pixels of all views together, although it is in the frame of one.
+UNSEEN = 1.0
+#: Pixels of a view's longer side.
+VIEW_SIDE = 640
+#: Two Gaussians touch where their distance is below REACH times the sum of their longest standard deviations; among the
+#: nearest NEIGHBOURS. Groups of at most GROUP are floaters; of one, for light.
+REACH = 2.0
+GROUP = 10
+NEIGHBOURS = 12
+#: Opacities closer to 1 lose too many digits in their logit's gradient.
+_LEAST_TRANSPARENCY = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """The photos of training views.
+
+    load: name of a camera -> pixels [H, W, 3] uint8, and masked pixels [H, W] bool or None; None without a photo.
+    background: R G B in 0..1, as in training.
+    fit_colours: each photo's colours are first fitted to the render, for runs that trained colours of views.
+    """
+
+    load: Callable[[str], tuple[NDArray[np.uint8], NDArray[np.bool_] | None] | None]
+    background: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    antialiased: bool = False
+    fit_colours: bool = False
+
+
+def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), photos: Photos | None = None) -> Tensor:
+    """Return [N] bool, the Gaussians to drop. Deterministic.
+
+    gaussians: finite, on the CPU, float32. level: of LEVELS. cameras: of training, in the Gaussians' coordinates.
+    With photos normal and strong drop what these contradict. Without photos they drop small groups that touch no
+    others, as light does without cameras. With cameras all levels drop what is in the frame of a view and is not seen;
+    what lies beside all frames may be seen by other views.
+    """
+    left = torch.arange(len(gaussians))
+    if photos is not None and level != "light":
+        left = left[~_contradicted(gaussians, SAVED[level], cameras, photos)]
+    elif not cameras or level != "light":
+        left = left[~isolated(_rows(gaussians, left), REACH, 1 if level == "light" else GROUP)]
+    if cameras:
+        seen = _Views.of(_rows(gaussians, left), cameras, None, "blend weights")
+        left = left[~((seen.weights < UNSEEN) & _in_frame(gaussians.means[left], cameras))]
+    return _all_but(left, len(gaussians))
+
+
+def _contradicted(gaussians: Gaussians, bounds: Sequence[float], cameras: Sequence[Camera], photos: Photos) -> Tensor:
+    """Return [N] bool, the Gaussians whose removal brings the images nearer to the photos."""
+    left, seen = torch.arange(len(gaussians)), None
+    for number, bound in enumerate(bounds, 1):
+        if seen is None:
+            task = f"floaters, round {number} of {len(bounds)}"
+            seen = _Views.of(_rows(gaussians, left), cameras, photos, task)
+        floats = (seen.saved > bound) & (seen.through >= SEEN_THROUGH * seen.weights)
+        if floats.any():
+            left, seen = left[~floats], None
+    return _all_but(left, len(gaussians))
+
+
+def _in_frame(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
+    """Return [N] bool, whether a mean is in front of one of the cameras and inside its image."""
+    inside = torch.zeros(len(means), dtype=torch.bool)
+    for camera in cameras:
+        viewmat = torch.from_numpy(camera.viewmat)
+        x, y, z = (means.double() @ viewmat[:3, :3].T + viewmat[:3, 3]).T
+        column, row = camera.fx * x + camera.cx * z, camera.fy * y + camera.cy * z
+        inside |= (z > 0) & (column >= 0) & (column <= camera.width * z) & (row >= 0) & (row <= camera.height * z)
+    return inside
+
+
+def _rows(gaussians: Gaussians, rows: Tensor) -> Gaussians:
+    return gaussians.map(lambda tensor: tensor[rows])
+
+
+def _all_but(rows: Tensor, count: int) -> Tensor:
+    """Return [count] bool, True but for the rows."""
+    others = torch.ones(count, dtype=torch.bool)
+    others[rows] = False
+    return others
+
+
+def isolated(gaussians: Gaussians, reach: float, group: int) -> Tensor:
+    """Return [N] bool, whether a Gaussian is one of at most ``group`` that touch each other and no others."""
+    count = len(gaussians)
+    means = gaussians.means.double().numpy()
+    sizes = gaussians.log_scales.double().exp().amax(dim=1).numpy()
+    neighbours = min(NEIGHBOURS, count - 1)
+    distances, found = cKDTree(means).query(means, neighbours + 1, workers=len(os.sched_getaffinity(0)))
+    distances, found = distances.reshape(count, -1)[:, 1:].ravel(), found.reshape(count, -1)[:, 1:].ravel()
+    rows = np.repeat(np.arange(count), neighbours)
+    touch = distances < reach * (sizes[rows] + sizes[found])
+    graph = coo_matrix((np.ones(int(touch.sum())), (rows[touch], found[touch])), shape=(count, count))
+    _, labels = connected_components(graph, directed=False)
+    members = np.bincount(labels)
+    # The largest group is the scene, however small.
+    members[members.argmax()] = group + 1
+    return torch.from_numpy(members[labels] <= group)
+
+
+@dataclass(slots=True, eq=False)
+class _Views:
+    """Sums over the training views for each Gaussian, [N] float64 each.
+
+    weights: sum of its blend weights over the pixels. through: the part of it in views that see through the Gaussian.
+    saved: the squared error that its removal saves.
+    """
+
+    weights: Tensor
+    through: Tensor
+    saved: Tensor
+
+    @classmethod
+    def of(cls, gaussians: Gaussians, cameras: Sequence[Camera], photos: Photos | None, task: str) -> _Views:
+        """photos: None sums the weights alone."""
+        total = cls(*(torch.zeros(len(gaussians), dtype=torch.float64) for _ in range(3)))
+        signs = torch.Generator().manual_seed(0)
+        opacities = gaussians.logit_opacities.clone().requires_grad_()
+        moving = replace(gaussians, logit_opacities=opacities)
+        for camera in track(cameras, task):
+            small = _sized(camera)
+            if photos is None:
+                area = camera.width * camera.height / (small.width * small.height)
+                total.weights += area * _weighted(gaussians, small, torch.ones(small.height, small.width, 1))[:, 0]
+                continue
+            found = photos.load(camera.name)
+            if found is None:
+                continue
+            background = torch.tensor(photos.background)
+            shown = render(moving, small, background=background, antialiased=photos.antialiased)
+            total._add_surfaces(gaussians, small, shown, photos.antialiased)
+            error, counted = _error(shown.image.detach(), *_reduced(found, small), photos.fit_colours)
+            noise = torch.randint(0, 2, error.shape, generator=signs).float() * 2 - 1
+            (first,) = torch.autograd.grad(shown.image, opacities, 2 * error, retain_graph=True)
+            (sample,) = torch.autograd.grad(shown.image, opacities, noise * counted)
+            # The gradient by a factor of the opacity; the removal is that factor from 1 to 0.
+            scale = (1 - gaussians.logit_opacities.double().sigmoid()).clamp(min=_LEAST_TRANSPARENCY)
+            total.saved += first.double() / scale - (sample.double() / scale) ** 2
+        return total
+
+    def _add_surfaces(self, gaussians: Gaussians, camera: Camera, shown: Render, antialiased: bool) -> None:
+        alpha = shown.alpha.detach()
+        nearness = torch.where(alpha > OPAQUE, alpha / shown.depth.detach(), 0.0)
+        maps = torch.stack([torch.ones_like(alpha), nearness], dim=2)
+        weights, nearnesses = _weighted(gaussians, camera, maps, antialiased).T
+        viewmat = torch.from_numpy(camera.viewmat)
+        own = gaussians.means.double() @ viewmat[2, :3] + viewmat[2, 3]
+        self.weights += weights
+        self.through += weights * (own * nearnesses < (1 - GAP) * weights)
+
+
+def _weighted(gaussians: Gaussians, camera: Camera, maps: Tensor, antialiased: bool = False) -> Tensor:
+    """Return [N, D] float64: the sum over the pixels of each Gaussian's blend weight times maps [H, W, D]."""
+    colors = torch.zeros(len(gaussians), maps.shape[2], requires_grad=True)
+    image = ViewRender(gaussians, camera, colors=colors, antialiased=antialiased).blend().image
+    (found,) = torch.autograd.grad(image, colors, maps)
+    return found.double()
+
+
+def _sized(camera: Camera) -> Camera:
+    shrink = min(1.0, VIEW_SIDE / max(camera.width, camera.height))
+    return camera.resized(max(1, round(shrink * camera.width)), max(1, round(shrink * camera.height)))
+
+
+def _reduced(photo: tuple[NDArray[np.uint8], NDArray[np.bool_] | None], camera: Camera) -> tuple[Tensor, Tensor | None]:
+    """Return the photo [H, W, 3] in 0..1 and its masked pixels [H, W] at the camera's size."""
+    pixels, masked = photo
+    size = (camera.height, camera.width)
+
+    def area_mean(values: NDArray[np.float32]) -> Tensor:
+        tensor = torch.from_numpy(values).permute(2, 0, 1)
+        return torch.nn.functional.adaptive_avg_pool2d(tensor, size).permute(1, 2, 0)
+
+    colours = area_mean(pixels.astype(np.float32)) / 255
+    return colours, None if masked is None else area_mean(masked[..., None].astype(np.float32))[..., 0] > 0
+
+
+def _error(image: Tensor, photo: Tensor, masked: Tensor | None, fit_colours: bool) -> tuple[Tensor, Tensor]:
+    """Return the image minus the photo, [H, W, 3], 0 where masked, and [H, W, 1] which pixels count."""
+    counted = torch.ones(*image.shape[:2], 1) if masked is None else (~masked).float()[..., None]
+    if fit_colours and bool(counted.any()):
+        photo = color_corrected(photo, image.clamp(0, 1), masked)
+    return (image - photo) * counted, counted
