@@ -55,6 +55,8 @@ _OUTPUT = ("-o", "--output")
 _OPTIONAL = {"--clean": (("light", "normal", "strong"), "normal")}
 #: The hidden option that carries operations in their order: "TARGET FLAG VALUE".
 _ORDERED = "--ordered-operation"
+#: The value of --overlap that drops Gaussians.
+_DENSEST = "densest"
 #: Targets of operations beside the number of a model: all models together, and a model that is not named yet.
 _ALL, _NONE = "all", "none"
 
@@ -197,8 +199,8 @@ class EditArguments:
         _option(
             "--crop",
             metavar="REGION",
-            text="Keep Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1, sphere:X,Y,Z,RADIUS or, seen along z, "
-            "polygon:z:X0,Y0,X1,Y1,X2,Y2 of any number of corners.",
+            text="Keep Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1, sphere:X,Y,Z,RADIUS, seen along z "
+            "polygon:z:X0,Y0,X1,Y1,X2,Y2 of any number of corners, or one of the regions on the lines of file:PATH.",
         ),
     ] = None
     crop_out: Annotated[
@@ -248,6 +250,14 @@ class EditArguments:
         bool,
         typer.Option("--dry-run", help="Print how many Gaussians each operation touches, and write nothing."),
     ] = False
+    overlap: Annotated[
+        str,
+        typer.Option(
+            "--overlap",
+            metavar="HOW",
+            help="Where several models fill the same space: keep all of them, or only the densest one there.",
+        ),
+    ] = "keep"
     picture: Annotated[
         Path | None,
         typer.Option(
@@ -274,6 +284,10 @@ class EditArguments:
                 where="-o",
                 remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
             )
+        if self.overlap not in ("keep", _DENSEST):
+            raise UsageError(f"there is no {self.overlap!r}", where="--overlap", remedy="keep or densest")
+        if self.overlap == _DENSEST and len(self.models or []) < 2:
+            raise UsageError("one model overlaps no other", where="--overlap", remedy="name several models")
         if self.picture is not None and self.picture.suffix.lower() != ".png":
             raise UsageError("pictures are PNG files", where="--picture", remedy="--picture edit.png")
         if self.output is not None and self.output.suffix.lower() == ".json":
@@ -300,10 +314,12 @@ def edit(args: EditArguments) -> int:
       splat edit download.ply -o clean.ply --filter nan --filter 'scale<3' --reorder morton
       splat edit output/scene -o phone.sog --simplify 50%
       splat edit output/scene -o clean.ply --clean
+      splat edit east.ply west.ply -o both.ply --overlap densest
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
     """
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.edit.operations import AlignTo, Clean, Move, apply_operations, merged
+    from splatcli.edit.overlap import resolve_overlap
     from splatcli.edit.transform import move_camera
     from splatcli.formats.registry import format_to_write
     from splatcli.render.images import write_bytes
@@ -371,6 +387,10 @@ def edit(args: EditArguments) -> int:
             parts.append(part)
             effects += _report(some, model.path, out, dry_run=args.dry_run)
             del model
+        if args.overlap == _DENSEST:
+            parts, some = resolve_overlap(parts, dropped)
+            for path, one in zip(loaded, some, strict=True):
+                effects += _report([one], path, out, dry_run=args.dry_run)
         gaussians, similarity, some = apply_operations(
             merged(parts), together, cameras=seen, photos=photos, up=up, dropped=dropped
         )

@@ -79,8 +79,8 @@ class ExportArguments:
         typer.Option(
             "--crop",
             metavar="REGION",
-            help="Keep only Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1, sphere:X,Y,Z,RADIUS or "
-            "polygon:z:X0,Y0,X1,Y1,X2,Y2, in the coordinates of a PLY.",
+            help="Keep only Gaussians whose mean is inside box:X0,Y0,Z0,X1,Y1,Z1, sphere:X,Y,Z,RADIUS, "
+            "polygon:z:X0,Y0,X1,Y1,X2,Y2, or file:PATH with such lines, in the coordinates of a PLY.",
         ),
     ] = None
     frame: Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,16 +14,21 @@ from splatcli.gaussians import SH_REST, Gaussians
 
 _CROP_HELP = (
     "--crop box:X0,Y0,Z0,X1,Y1,Z1 with the two corners, --crop sphere:X,Y,Z,RADIUS, or "
-    "--crop polygon:z:X0,Y0,X1,Y1,X2,Y2 with three corners or more, seen along z (y: X and Z, x: Y and Z)"
+    "--crop polygon:z:X0,Y0,X1,Y1,X2,Y2 with three corners or more, seen along z (y: X and Z, x: Y and Z), or --crop "
+    "file:PATH with such a region on each line"
 )
+
+#: Bytes of a file of regions at most.
+_MAX_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Crop:
-    """A region in the coordinates of the file: a box from ``low`` to ``high``, a ball around ``low``, or a prism.
+    """A region in the coordinates of the file: a box from ``low`` to ``high``, a ball around ``low``, a prism, or more.
 
     radius: of the ball; None for others.
     corners: of the polygon that the prism has across; in the coordinates whose numbers are in ``across``.
+    parts: the regions whose union this is; the other fields do not count then.
     """
 
     low: tuple[float, float, float]
@@ -30,14 +36,44 @@ class Crop:
     radius: float | None = None
     corners: tuple[tuple[float, float], ...] = ()
     across: tuple[int, int] = (0, 1)
+    parts: tuple[Crop, ...] = ()
 
     @classmethod
     def parse(cls, text: str, flag: str = "--crop") -> Crop:
         """Return the region of ``box:x0,y0,z0,x1,y1,z1``, ``sphere:x,y,z,r`` or ``polygon:z:x0,y0,x1,y1,x2,y2``.
 
+        ``file:path`` is the union of the regions on the lines of a text file; what follows # is a comment.
         Raises UsageError for ``flag``.
         """
-        remedy = _CROP_HELP.replace("--crop", flag)
+        kind, _, rest = text.partition(":")
+        if kind == "file":
+            return cls._read(Path(rest), flag)
+        return cls._one(text, flag, _CROP_HELP.replace("--crop", flag))
+
+    @classmethod
+    def _read(cls, path: Path, flag: str) -> Crop:
+        remedy = "a text file with a region on each line, such as sphere:0,0,0,5"
+        try:
+            with path.open("rb") as file:
+                content = file.read(_MAX_FILE + 1)
+            if len(content) > _MAX_FILE:
+                raise UsageError(f"more than {_MAX_FILE:,} bytes", where=path, remedy=remedy)
+            lines = content.decode("utf-8").splitlines()
+        except OSError as error:
+            raise UsageError(f"cannot be read: {error.strerror or error}", where=f"{flag} {path}") from None
+        except UnicodeDecodeError:
+            raise UsageError("no text in UTF-8", where=path, remedy=remedy) from None
+        parts = []
+        for number, line in enumerate(lines, 1):
+            if region := line.partition("#")[0].strip():
+                parts.append(cls._one(region, f"{path}, line {number}", remedy))
+        if not parts:
+            raise UsageError("the file has no region", where=path, remedy=remedy)
+        nowhere = (0.0, 0.0, 0.0)
+        return cls(nowhere, nowhere, parts=tuple(parts))
+
+    @classmethod
+    def _one(cls, text: str, flag: str, remedy: str) -> Crop:
         kind, _, rest = text.partition(":")
         if kind == "polygon":
             return cls._polygon(rest, flag, remedy)
@@ -86,6 +122,8 @@ class Crop:
 
         What a polygon that crosses itself goes around twice is outside, by the rule of even and odd.
         """
+        if self.parts:
+            return torch.stack([part.holds(means) for part in self.parts]).any(dim=0)
         wide = means.double()
         if self.corners:
             return self._surrounds(*(wide[:, index] for index in self.across))
