@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/simplify.py RUN [RUN ...] [--splat-transform cli.mjs] > simplify.json
 
 RUN is a folder of `splat train`. Each model is brought to half, a quarter and a tenth of its Gaussians: by --simplify
-with the cameras of the run and without, by keeping the most opaque ones, and by the --decimate of splat-transform.
+with the cameras of the run, followed by --refine 500, and without cameras; by keeping the most opaque ones, and by the
+--decimate of splat-transform.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from pathlib import Path
 import torch
 
 import splatcli
+from splatcli.checkpoint.file import load_checkpoint
+from splatcli.edit.refine import refine, scene_of
 from splatcli.edit.simplify import simplify
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import Gaussians
 
 SHARES = (0.5, 0.25, 0.1)
+STEPS = 500
 
 
 def psnr(gaussians: Gaussians, model: splatcli.Model, scene: splatcli.Scene) -> float:
@@ -38,6 +42,9 @@ def psnr(gaussians: Gaussians, model: splatcli.Model, scene: splatcli.Scene) -> 
 def measure(run: Path, program: Path | None) -> dict[str, object]:
     """The curves of one run."""
     model = splatcli.Model.load(run)
+    assert model.path is not None
+    checkpoint = load_checkpoint(model.path)
+    photos = scene_of(checkpoint, None)
     config = json.loads((run / "config.json").read_text())
     data = config.get("data", config)
     settings = {key: data[key] for key in ("resolution", "test_every") if data.get(key) is not None}
@@ -50,9 +57,11 @@ def measure(run: Path, program: Path | None) -> dict[str, object]:
         for share in SHARES:
             count = round(share * len(gaussians))
             opaque = gaussians.logit_opacities.argsort(descending=True, stable=True)[:count].sort().values
+            simple = simplify(gaussians, count, cameras)
             point = {
                 "gaussians": count,
-                "simplify": psnr(simplify(gaussians, count, cameras), model, scene),
+                "simplify": psnr(simple, model, scene),
+                f"simplify + refine {STEPS}": psnr(refine(simple, checkpoint, photos, STEPS, "cpu"), model, scene),
                 "simplify without cameras": psnr(simplify(gaussians, count), model, scene),
                 "most opaque": psnr(gaussians.map(lambda tensor, rows=opaque: tensor[rows]), model, scene),
             }

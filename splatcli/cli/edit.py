@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
     from splatcli.cli.model import Model
     from splatcli.edit.clean import Photos
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from splatcli.formats.format import ExportMetadata, Format
     from splatcli.gaussians import Gaussians
     from splatcli.scene.camera import Camera
+    from splatcli.scene.scene import Scene
 
 #: Every name of an operation's flag, and the long one.
 _OPERATIONS = {
@@ -245,6 +247,18 @@ class EditArguments:
         ),
     ] = None
     ordered: Annotated[list[str] | None, typer.Option(_ORDERED, hidden=True)] = None
+    refine: Annotated[
+        int | None,
+        typer.Option(
+            "--refine",
+            metavar="STEPS",
+            min=1,
+            help="After all operations, train the Gaussians that are left for STEPS steps on the photos of the run's "
+            "training views; none is added or removed. For one run or checkpoint whose photos are there.",
+            show_default=False,
+            rich_help_panel="Operations",
+        ),
+    ] = None
     overwrite: Annotated[bool, typer.Option("-w", "--overwrite", help="Replace a file that is already there.")] = False
     dry_run: Annotated[
         bool,
@@ -288,6 +302,12 @@ class EditArguments:
             raise UsageError(f"there is no {self.overlap!r}", where="--overlap", remedy="keep or densest")
         if self.overlap == _DENSEST and len(self.models or []) < 2:
             raise UsageError("one model overlaps no other", where="--overlap", remedy="name several models")
+        if self.refine is not None and len(self.models or []) > 1:
+            raise UsageError(
+                "several models have no photos in common to train on",
+                where="--refine",
+                remedy="refine each in a command of its own, and put the files together",
+            )
         if self.picture is not None and self.picture.suffix.lower() != ".png":
             raise UsageError("pictures are PNG files", where="--picture", remedy="--picture edit.png")
         if self.output is not None and self.output.suffix.lower() == ".json":
@@ -313,6 +333,7 @@ def edit(args: EditArguments) -> int:
       splat edit room.ply chair.ply --scale 0.1 --translate 1,0,2 -o both.ply
       splat edit download.ply -o clean.ply --filter nan --filter 'scale<3' --reorder morton
       splat edit output/scene -o phone.sog --simplify 50%
+      splat edit output/scene -o phone.sog --simplify 25% --refine 500
       splat edit output/scene -o clean.ply --clean
       splat edit east.ply west.ply -o both.ply --overlap densest
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
@@ -342,12 +363,15 @@ def edit(args: EditArguments) -> int:
         seen: list[Camera] = []
         photos: Photos | None = None
         dropped: list[Gaussians] | None = None if args.picture is None else []
+        trained: tuple[Checkpoint, Scene] | None = None
         up: NDArray[np.float64] | None = None
         own = [_with_places(operations, out) for operations in own]
         together = _with_places(together, out)
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
             cameras = _training_cameras(model)
+            if args.refine is not None:
+                trained = _run_to_refine(model, [*operations, *together], args.data)
             alone = [*operations, *(together if len(given) == 1 else [])]
             known = _photos(model, args.data, out) if any(isinstance(one, Clean) for one in alone) else None
             gone: list[Gaussians] | None = None if dropped is None else []
@@ -397,6 +421,9 @@ def edit(args: EditArguments) -> int:
         effects += _report(some, None, out, dry_run=args.dry_run)
         assert metadata is not None, "there is a model"
         facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
+        if args.refine is not None and trained is not None:
+            gaussians, line = _refined(gaussians, *trained, args.refine, out, dry_run=args.dry_run)
+            facts["refine"] = {"steps": args.refine, "photos": len(trained[1].train), "line": line}
         if args.picture is not None:
             seen = [move_camera(camera, similarity) for camera in seen]
             up = None if up is None else similarity.rotation @ up
@@ -406,6 +433,7 @@ def edit(args: EditArguments) -> int:
         if args.dry_run:
             lines = [f"reads  {path}" for path in loaded]
             lines += [one["line"] for one in effects]
+            lines += [facts["refine"]["line"]] if "refine" in facts else []
             lines += [f"makes  {output or 'a file'}: {len(gaussians):,} Gaussians"]
             out.result({"dry_run": True, "makes": output, "replaces": replaces, **facts}, lines)
             return 0
@@ -555,6 +583,36 @@ def _report(effects: list[Effect], path: Path | None, out: Output, *, dry_run: b
             }
         )
     return facts
+
+
+def _run_to_refine(model: Model, operations: list[Operation], data: Path | None) -> tuple[Checkpoint, Scene]:
+    """Return what --refine needs of a model beside its Gaussians. Raises UsageError, SceneError."""
+    from splatcli.edit.refine import check_refinable, scene_of
+
+    if model.checkpoint is None:
+        raise UsageError(
+            f"{model.path} is a file of splats, which has no photos to train on",
+            where="--refine",
+            remedy="name the run or its checkpoint; or splat train SCENE --init FILE",
+        )
+    check_refinable(operations)
+    return model.checkpoint, scene_of(model.checkpoint, data)
+
+
+def _refined(
+    gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: int, out: Output, *, dry_run: bool
+) -> tuple[Gaussians, str]:
+    """Return the Gaussians after ``steps`` steps on the scene's photos, and the line that says so, which is printed."""
+    from splatcli.edit.refine import refine
+    from splatcli.native.backend import resolve_device
+
+    what = f"{len(gaussians):,} Gaussians, {steps:,} steps on the photos of {len(scene.train):,} training views"
+    if dry_run:
+        return gaussians, f"all: --refine {steps}: not run; {what}"
+    gaussians = refine(gaussians, checkpoint, scene, steps, resolve_device("auto"))
+    line = f"all: --refine {steps}: {what}"
+    out.note(line)
+    return gaussians, line
 
 
 def _draw(

@@ -1,0 +1,140 @@
+"""Refinement of an edited model: training steps against the photos of its run at a fixed number of Gaussians.
+
+No Gaussian is added or removed and no opacity is reset, all SH degrees are active from the first step, and poses and
+colours of views stay as the run trained them. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.config import Config, OptimConfig, Schedule, with_settings
+from splatcli.edit.operations import AlignTo, Keep, Level, Move, Operation
+from splatcli.errors import SceneError, UsageError
+from splatcli.gaussians import Gaussians
+from splatcli.progress import track
+from splatcli.rasterizer.memory_budget import Budget
+from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, ViewParams
+from splatcli.scene.camera import Camera
+from splatcli.scene.read import read_scene
+from splatcli.scene.scene import Scene
+from splatcli.train.densify.base import Refinement
+from splatcli.train.evaluate import training_image_background
+from splatcli.train.monitor import FiniteMonitor
+from splatcli.train.per_view_params import PerViewParams
+from splatcli.train.start import CONSENT, check_same_scene, new_state
+from splatcli.train.step import Stepper
+
+#: Operations after which photos show what the model lacks, by the start of their labels: training would make it anew
+#: from Gaussians beside it.
+_CUTS = ("--crop", "--filter x", "--filter y", "--filter z")
+
+
+def check_refinable(operations: Sequence[Operation]) -> None:
+    """Raise UsageError for an operation after which the model no longer fits the photos."""
+    for one in operations:
+        if isinstance(one, Move | Level | AlignTo):
+            what = "moves the model away from the photos"
+        elif isinstance(one, Keep) and " ".join(one.label.split()).startswith(_CUTS):
+            what = "removes what the photos show"
+        else:
+            continue
+        raise UsageError(
+            f"it {what}, and --refine trains on them afterwards",
+            where=one.label,
+            remedy="two commands: --refine into a file first, then edit that file",
+        )
+
+
+def scene_of(checkpoint: Checkpoint, data: Path | None) -> Scene:
+    """Return the scene of a run with the photos of its training views, and the cameras that the run stored.
+
+    data: where it is now, if it has moved. Raises SceneError where it is gone or has other views.
+    """
+    config = checkpoint.config
+    root = data or Path(checkpoint.dataset.root)
+    if data is None and not root.exists():
+        raise SceneError("the photos of this run are gone", where=root, remedy="name their present folder: --data DIR")
+    scene = read_scene(root, config.data.without_depths(), background=training_image_background(config))
+    check_same_scene(checkpoint, scene, allowed=CONSENT)
+    return dataclasses.replace(scene, cameras=list(checkpoint.cameras))
+
+
+def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: int, device: str) -> Gaussians:
+    """Return the Gaussians, on the CPU, after ``steps`` steps on the training views, one view a step. Deterministic.
+
+    gaussians: on the CPU, finite, in the coordinates of the checkpoint. scene: of scene_of().
+    Raises StepDivergedError where a number becomes infinite or NaN, SceneError for a damaged photo.
+    """
+    # Step numbers begin above the SH degree, so that all degrees are active in the first step.
+    first = gaussians.sh_degree
+    config = _settings(checkpoint.config, gaussians.sh_degree, steps, first)
+    state, _ = new_state(config, scene, device, gaussians)
+    state.per_view_params = _FixedViews.from_checkpoint(checkpoint)
+    stepper = Stepper(state, scene, Budget(state.gaussians.device, config.memory.budget))
+    strategy, monitor = FixedCount(), FiniteMonitor()
+    for step in track(range(first + 1, first + steps + 1), "refining"):
+        stepper.step(state, strategy, step)
+        state.step = step
+    stepper.drain(state)
+    monitor.check(state.step, state.gaussians, state.adam)
+    monitor.finish()
+    return state.flushed().map(torch.Tensor.detach).to("cpu")
+
+
+def _settings(config: Config, sh_degree: int, steps: int, first: int) -> Config:
+    """Return the settings of a run with those of its refinement.
+
+    Learning rates are those of a run of that length (OptimConfig.scaled): after --simplify they gain more than lower
+    ones do (docs/edit.md).
+    """
+    values = {
+        "data.depths": None,
+        "model.init": "the edited model",
+        "model.sh_degree": sh_degree,
+        "strategy.cap_max": None,
+        "memory.cap": None,
+        "memory.offload": False,
+        "train.batch_size": 1,
+        "train.filter_3d": False,
+    }
+    config = with_settings(config, values)
+    schedule = Schedule(sh_degree_interval=1, num_downscales=0, lr_steps=first + steps)
+    return config.model_copy(update={"optim": OptimConfig.scaled(steps), "schedule": schedule})
+
+
+class _FixedViews(PerViewParams):
+    """Parameters of views that stay as they are."""
+
+    def of(
+        self, row: int, camera: Camera, config: Config, extent: float, step: int, device: torch.device
+    ) -> ViewParams | None:
+        found = super().of(row, camera, config, extent, step, device)
+        if found is None or found.colours is None:
+            return None
+        return ViewParams(lambda v_viewmat, v_colours: None, colours=found.colours)
+
+
+class FixedCount:
+    """The strategy that adds and removes nothing."""
+
+    absgrad = False
+
+    def collects_stats(self, step: int) -> bool:
+        return False
+
+    def regularisation(self, step: int, means_lr: float) -> Regularisation:
+        return Regularisation()
+
+    def refines_at(self, step: int) -> bool:
+        return False
+
+    def refine(
+        self, step: int, gaussians: Gaussians, stats: DensifyStats, generator: torch.Generator
+    ) -> Refinement | None:
+        return None
