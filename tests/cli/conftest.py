@@ -54,6 +54,14 @@ def finished_run(tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
+def good_run(splat_once: Splat, tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of enough steps for a PSNR that can fall by 8 dB; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs") / "good"
+    assert splat_once("train", tiny_scene, "-o", folder, "-n", "300", "-q", *QUICK).code == 0
+    return folder
+
+
+@pytest.fixture(scope="session")
 def exported_ply(finished_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The PLY of the finished run; not to be changed."""
     return _exported(finished_run, tmp_path_factory.mktemp("ply") / "x.ply")

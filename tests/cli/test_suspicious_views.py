@@ -11,7 +11,6 @@ import pytest
 
 from splatcli.train.evaluate import outlier_note
 from splatcli.train.events import ViewScore
-from tests.cli.tiny import QUICK
 from tests.running import Splat
 
 SAMPLE = Path(__file__).parents[2] / "data" / "samples" / "courtyard"
@@ -24,14 +23,6 @@ def changed(scene: Path, folder: Path, views: list[int], gain: float, shift: flo
         path = folder / "images" / f"view_{view:02d}.png"
         pixels = imageio.imread(path).astype(float) * gain + shift
         imageio.imwrite(path, pixels.clip(0, 255).astype(np.uint8))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def good_run(splat_once: Splat, tiny_scene: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of enough steps for a PSNR that can fall by 8 dB."""
-    folder = tmp_path_factory.mktemp("runs") / "good"
-    assert splat_once("train", tiny_scene, "-o", folder, "-n", "300", "-q", *QUICK).code == 0
     return folder
 
 
