@@ -66,7 +66,7 @@ def scene_of(checkpoint: Checkpoint, data: Path | None) -> Scene:
 
 
 def refine(gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: int, device: str) -> Gaussians:
-    """Return the Gaussians, on the CPU, after ``steps`` steps on the training views, one view a step. Deterministic.
+    """Return the Gaussians, on the CPU, after ``steps`` steps on the training views, one view a step.
 
     gaussians: on the CPU, finite, in the coordinates of the checkpoint. scene: of scene_of().
     Raises StepDivergedError where a number becomes infinite or NaN, SceneError for a damaged photo.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import splatcli
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import Gaussians
+from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
 from tests.cli.tiny import QUICK
 from tests.formats.made import scene as made_gaussians
@@ -73,14 +75,28 @@ def test_a_dry_run_says_that_it_is_not_run(splat: Splat, finished_run: Path, tmp
     assert "--refine 1000000: not run; 20 Gaussians" in done.out
 
 
-def test_views_keep_their_trained_poses_and_colours(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+def test_views_keep_their_trained_poses_and_colours(
+    splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     words = ("-o", tmp_path / "run", "-n", "20", "-q", *QUICK, "--pose-opt", "--exposure", "--white-background")
     assert splat("train", tiny_scene, *words).code == 0
     path = splatcli.Model.load(tmp_path / "run").path
     assert path is not None
-    before = path.read_bytes()
-    done = splat("edit", tmp_path / "run", "-o", tmp_path / "x.ply", "--simplify", "50%", "--refine", "10")
+    before, states, step = path.read_bytes(), [], Stepper.step
+
+    def watched(stepper: Stepper, state: TrainState, *others: Any) -> Any:
+        states.append(state)
+        return step(stepper, state, *others)
+
+    monkeypatch.setattr(Stepper, "step", watched)
+    done = splat("edit", tmp_path / "run", "-o", tmp_path / "x.ply", "--simplify", "50%", "--refine", "20")
     assert done.code == 0, done.err
+    assert len(states) == 20
+    stored, used = load_checkpoint(path).views, states[-1].per_view_params.stored()
+    assert any(name.startswith("pose") for name in stored)
+    assert any(name.startswith("exposure") for name in stored)
+    assert stored.keys() == used.keys()
+    assert all(torch.equal(stored[name], used[name]) for name in stored)
     assert path.read_bytes() == before
 
 
