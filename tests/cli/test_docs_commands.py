@@ -72,6 +72,8 @@ SMALLER = {
     "--seeds 1,2": "--seeds 1",
     "box:-1,-1,-1,1,1,1": "box:-1,-1,-1,1,0.5,1",
     "images/": "photos/",
+    "sphere:0,0,0,1.5 --resolution 400": "sphere:0,0,0,50 --resolution 64",
+    "sphere:0,0,0.6,2.3 --resolution 400": "sphere:0,0,0.6,50 --resolution 64",
 }
 
 
@@ -136,7 +138,7 @@ def prepared(
     (folder / "photos").mkdir()
     for index in range(8):
         Image.fromarray(corner.image(index)).save(folder / "photos" / f"{index}.jpg", quality=95)
-    for name in ("scene", "point_cloud", "download", "room", "chair"):
+    for name in ("scene", "point_cloud", "download", "room", "chair", "east", "west"):
         shutil.copy(exported_ply, folder / f"{name}.ply")
     shutil.copytree(folder / "scene", folder / "city")
     (folder / "run.toml").write_text("[optim]\nmeans_lr = 1e-4\n")
