@@ -24,9 +24,9 @@ TILES = (
     "--sh-degree 0",
     "--rotate 0,0,20",
     "--scale 0.7",
-    "SCENE --scale 0.4 --translate 0,0,1.6",
+    "SCENE --crop sphere:0,0,1.2,0.5 --translate 0,0,0.8",
 )
-COLUMNS, WIDTH, LABEL, QUALITY = 3, 320, 20, 82
+COLUMNS, WIDTH, LABEL, QUALITY = 3, 320, 20, 72
 #: The training camera whose view is shown.
 VIEW = "view_012"
 
