@@ -459,6 +459,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
         *_placed(facts.get("georeference") or {}),
         ("matching", f"{facts['matching']}, {facts['verified_pairs']:,} of {facts['pairs']:,} pairs hold"),
+        *_added(facts.get("added_frames")),
         *_retried(facts.get("retried")),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]
@@ -468,6 +469,15 @@ def lines(facts: dict[str, Any]) -> list[str]:
         if names:
             rows.append((title, listed(names, _NAMED)))
     return [f"{title:<20}{text}" for title, text in rows]
+
+
+def _added(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if not facts:
+        return []
+    better = facts["after"] > facts["before"]
+    change = f"{facts['after']} instead of {facts['before']}" if better else "no more"
+    tried = f"{facts['frames']} more between neighbours that were not joined"
+    return [("more frames", f"{tried}, {facts['kept']} kept: {change} of the first {facts['of']} registered")]
 
 
 def _retried(facts: dict[str, Any] | None) -> list[tuple[str, str]]:

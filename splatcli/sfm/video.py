@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +18,7 @@ from PIL import Image
 from scipy.ndimage import laplace
 
 from splatcli.errors import ResourceError, SceneError
+from splatcli.sfm.gaps import frame_name
 
 #: Packages that read videos -> imageio's name of the plugin; the first turns frames as the phone was held.
 _PLUGINS = {"imageio_ffmpeg": "FFMPEG", "av": "pyav"}
@@ -26,6 +30,30 @@ def write_frames(video: Path, folder: Path, count: int, progress: Callable[[int,
     progress: hears frames read, and how many the video says it has. Raises SceneError for what is no video,
     ResourceError without a package that reads any.
     """
+    with _opened(video) as plugin:
+        total = _num_frames(imageio.immeta(video, plugin=plugin), count)
+        scored = _scored(imageio.imiter(video, plugin=plugin), total, progress)
+        return _written(sharpest(scored, total, count), folder)
+
+
+def write_more_frames(
+    video: Path, folder: Path, stretches: Sequence[range], progress: Callable[[int, int], None]
+) -> list[str]:
+    """Write the sharpest frame of each range of frame indices, as write_frames(); return the names.
+
+    stretches: disjoint, ascending. The video is read up to the end of the last one.
+    """
+    numbers = {index: number for number, stretch in enumerate(stretches) for index in stretch}
+    total = max(numbers, default=-1) + 1
+    with _opened(video) as plugin:
+        frames = islice(imageio.imiter(video, plugin=plugin), total)
+        scored = _scored(frames, total, progress, only=numbers)
+        return _written(_best_of_each(((numbers[item[0]], item, score) for item, score in scored)), folder)
+
+
+@contextmanager
+def _opened(video: Path) -> Iterator[str]:
+    """Give imageio's name of the plugin to read a video with. Raises what write_frames() does for errors within."""
     plugin = next((name for package, name in _PLUGINS.items() if importlib.util.find_spec(package)), None)
     if plugin is None:
         raise ResourceError(
@@ -34,13 +62,7 @@ def write_frames(video: Path, folder: Path, count: int, progress: Callable[[int,
             remedy="pip install 'splatcli[video]'; or make images of it: ffmpeg -i VIDEO -vf fps=2 photos/%06d.png",
         )
     try:
-        total = _num_frames(imageio.immeta(video, plugin=plugin), count)
-        scored = _scored(imageio.imiter(video, plugin=plugin), total, progress)
-        names = []
-        for index, frame in sharpest(scored, total, count):
-            names.append(f"frame_{index:06d}.png")
-            # Level 1: a frame is read twice more and then stays; a third of the time for a tenth of the room.
-            Image.fromarray(frame).save(folder / names[-1], compress_level=1)
+        yield plugin
     except (OSError, ValueError, RuntimeError, IndexError, KeyError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
@@ -48,6 +70,17 @@ def write_frames(video: Path, folder: Path, count: int, progress: Callable[[int,
         raise SceneError(
             f"cannot be read as a video: {reason}", where=video, remedy="try it in a player; copy it again"
         ) from None
+
+
+Frame = tuple[int, NDArray[np.uint8]]
+
+
+def _written(frames: Iterable[Frame], folder: Path) -> list[str]:
+    names = []
+    for index, frame in frames:
+        names.append(frame_name(index))
+        # Level 1: a frame is read twice more and then stays; a third of the time for a tenth of the room.
+        Image.fromarray(frame).save(folder / names[-1], compress_level=1)
     return names
 
 
@@ -61,11 +94,16 @@ def _num_frames(meta: dict[str, Any], count: int) -> int:
 
 
 def _scored(
-    frames: Iterator[NDArray[np.uint8]], total: int, progress: Callable[[int, int], None]
-) -> Iterator[tuple[tuple[int, NDArray[np.uint8]], float]]:
+    frames: Iterable[NDArray[np.uint8]],
+    total: int,
+    progress: Callable[[int, int], None],
+    only: Container[int] | None = None,
+) -> Iterator[tuple[Frame, float]]:
+    """Give the frames, all or those whose index is in ``only``, with their sharpness."""
     for index, frame in enumerate(frames):
         progress(index + 1, max(total, index + 1))
-        yield (index, frame), sharpness(frame)
+        if only is None or index in only:
+            yield (index, frame), sharpness(frame)
 
 
 #: The longer side, in pixels, at which sharpness is judged: noise of single pixels does not count as detail.
@@ -88,14 +126,12 @@ def sharpest(scored: Iterable[tuple[Item, float]], total: int, count: int) -> It
     stretch is longer, where there are fewer some stretches stay empty.
     """
     count = min(count, total)
-    stretch, best, best_score = 0, None, -1.0
-    for index, (item, score) in enumerate(scored):
-        this = min(index * count // total, count - 1)
-        if this != stretch and best is not None:
-            yield best
-            best, best_score = None, -1.0
-        stretch = this
-        if best is None or score > best_score:
-            best, best_score = item, score
-    if best is not None:
-        yield best
+    return _best_of_each(
+        (min(index * count // total, count - 1), item, score) for index, (item, score) in enumerate(scored)
+    )
+
+
+def _best_of_each(scored: Iterable[tuple[int, Item, float]]) -> Iterator[Item]:
+    """The item with the highest score of each stretch, the first among equals; numbers of stretches ascend."""
+    for _, stretch in groupby(scored, key=itemgetter(0)):
+        yield max(stretch, key=itemgetter(2))[1]

@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, TextIO
@@ -28,18 +29,39 @@ from splatcli.scene.decode import Header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, write_sidecar
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
+from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again
-from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, SfmOptions
+from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
-from splatcli.sfm.video import sharpest, sharpness
+from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
 
 Tell = Callable[[str, int, int], None]
 
 #: Points whose parallax is measured; a median needs no more.
 _PARALLAX_POINTS = 2_000
 _OVERLAP = "images have to overlap by two thirds, be sharp, and show things with texture that stand still"
+
+
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """Images in a database, and the models that their matches give.
+
+    keys: the names of ``stored`` in the database. pairs: what was matched, indices into ``stored``. verified: how many
+    of the pairs hold. models: the largest first.
+    """
+
+    database: Path
+    stored: list[Stored]
+    keys: list[str]
+    pairs: list[Pair]
+    verified: int
+    models: list[pycolmap.Reconstruction]
+
+    def name_of(self, number: int) -> str:
+        """Return the name of the image that has a number in the database."""
+        return next(item.image.name for item in self.stored if item.number == number)
 
 
 class Job:
@@ -77,8 +99,7 @@ class Job:
             database, images, self.options, threads=self.threads, gpu=self.gpu, progress=self._phase("features")
         )
         self._leave_out(bad)
-        names = [item.image.name for item in stored]
-        self._check_count(names)
+        self._check_count([item.image.name for item in stored])
         how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
         pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
         # The faces of a panorama are at one place, and known to each other.
@@ -86,18 +107,16 @@ class Job:
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         keys = [str(images.index(item.image)) for item in stored]
         seed = self.options.seed
-        verified = match(
-            database,
-            keys,
-            pairs,
-            seed=seed,
-            threads=self.threads,
-            gpu=self.gpu,
-            progress=self._phase("matching"),
-        )
-        models = self._map("mapping", database, work / "models", len(names))
-        models, retried = self._retry(models, stored, keys, pairs)
-        if not verified and not (retried and retried["verified_pairs"]):
+        verified = self._match("matching", database, keys, pairs)
+        models = self._map("mapping", database, work / "models", len(stored))
+        mapped = Mapped(database, stored, keys, pairs, verified, models)
+        mapped, added = self._fill_gaps(mapped, images, how) if self.footage.is_video else (mapped, None)
+        models, retried = self._retry(mapped)
+        stored = self._settle(mapped.stored, images, models)
+        names = sorted(item.image.name for item in stored)
+        if added is not None:
+            added["kept"] = len(stored) - added["of"]
+        if not mapped.verified and not (retried and retried["verified_pairs"]):
             raise SceneError(
                 f"no two of the {len(names)} images show the same thing from different places",
                 where=self.footage.path,
@@ -130,8 +149,9 @@ class Job:
             "other_models": [other.num_reg_images() for other in models[1:]],
             "other_images": [sorted(centers_of(other)) for other in models[1:]],
             "matching": how,
-            "pairs": len(pairs),
-            "verified_pairs": verified,
+            "pairs": len(mapped.pairs),
+            "verified_pairs": mapped.verified,
+            "added_frames": added,
             "retried": retried,
             "unreadable": self.unreadable,
             "panoramas": self.panoramas,
@@ -150,23 +170,76 @@ class Job:
             )
         return run_mapper(database, folder, seed=seed, threads=self.threads, total=total, progress=progress)
 
-    def _retry(
-        self, models: list[pycolmap.Reconstruction], stored: list[Stored], keys: list[str], pairs: list[Pair]
-    ) -> tuple[list[pycolmap.Reconstruction], dict[str, Any] | None]:
+    def _match(self, phase: str, database: Path, keys: list[str], pairs: list[Pair]) -> int:
+        seed, progress = self.options.seed, self._phase(phase)
+        return match(database, keys, pairs, seed=seed, threads=self.threads, gpu=self.gpu, progress=progress)
+
+    def _fill_gaps(self, first: Mapped, images: list[SfmImage], how: Matching) -> tuple[Mapped, dict[str, Any] | None]:
+        """Add frames of the video between neighbours that no model has both of, and map anew.
+
+        images: the frames that were chosen at first. Returns what is to be used, ``first`` unless the largest model
+        registers more of these now, and the facts of the try, or None without gaps. All that is written lies in
+        work/gaps/: what is kept of ``first`` stays valid.
+        """
+        models = [{first.name_of(number) for number in model.reg_image_ids()} for model in first.models]
+        gaps = find_gaps([image.name for image in images], models)
+        stretches = stretches_in(gaps, len(images))
+        if not stretches:
+            return first, None
+        folder = self.folder / "work" / "gaps"
+        folder.mkdir()
+        names = write_more_frames(self.footage.path, folder, stretches, self._phase("more frames"))
+        headers, _ = readable(SfmInput(folder, tuple(names)), max_pixels(None))
+        more = [SfmImage.of(name, folder, header) for name, header in headers.items()]
+        database = folder / "database.db"
+        shutil.copyfile(first.database, database)
+        shutil.copytree(first.database.with_name(COLOURS), database.with_name(COLOURS))
+        # The database names images by their place in this list, so new ones are at its end.
+        everything = [*images, *more]
+        progress = self._phase("more features")
+        stored, _ = extract(database, everything, self.options, threads=self.threads, gpu=self.gpu, progress=progress)
+        keys = [str(everything.index(item.image)) for item in stored]
+        order = sorted(range(len(stored)), key=lambda index: stored[index].image.name)
+        wanted = choose_pairs(how, [stored[index].sample for index in order], self.options.seed)
+        pairs = [(min(order[i], order[j]), max(order[i], order[j])) for i, j in wanted]
+        new = sorted(pair for pair in pairs if pair[1] >= len(first.stored))
+        verified = self._match("more matching", database, keys, new)
+        found = self._map("more mapping", database, folder / "models", len(stored))
+        chosen = {item.number for item in first.stored}
+        before, after = (len(chosen & set(each[0].reg_image_ids())) if each else 0 for each in (first.models, found))
+        facts = {"gaps": len(gaps), "frames": len(more), "before": before, "after": after, "of": len(chosen)}
+        if after <= before:
+            return first, facts
+        return Mapped(database, stored, keys, [*first.pairs, *new], verified, found), facts
+
+    def _settle(
+        self, stored: list[Stored], images: list[SfmImage], models: list[pycolmap.Reconstruction]
+    ) -> list[Stored]:
+        """Leave out frames that were added to ``images`` and are in none of the models; move the others to images/."""
+        used = {number for model in models for number in model.reg_image_ids()}
+        chosen = {image.name for image in images}
+        kept = [item for item in stored if item.image.name in chosen or item.number in used]
+        for item in kept:
+            if item.image.name not in chosen:
+                item.image.path.rename(self.folder / "images" / item.image.name)
+        return kept
+
+    def _retry(self, mapped: Mapped) -> tuple[list[pycolmap.Reconstruction], dict[str, Any] | None]:
         """Match the images that the largest model lacks again, loosely, and map anew.
 
-        Returns the models that are to be used, those of ``models`` unless the largest registers more images now, and
+        Returns the models that are to be used, those of ``mapped`` unless the largest registers more images now, and
         the facts of the try, or None if no image is lacking.
         """
+        models, stored, keys, pairs = mapped.models, mapped.stored, mapped.keys, mapped.pairs
         registered = set(models[0].reg_image_ids()) if models else set()
         lacking = {index for index, item in enumerate(stored) if item.number not in registered}
         if not lacking:
             return models, None
         work = self.folder / "work"
-        shutil.copyfile(work / "database.db", work / "retry.db")
+        shutil.copyfile(mapped.database, work / "retry.db")
         again = partial(
             match_again,
-            work / "database.db",
+            mapped.database,
             work / "retry.db",
             keys,
             seed=self.options.seed,
@@ -212,11 +285,12 @@ class Job:
         """
         footage = self.footage
         if footage.is_video:
-            from splatcli.sfm.video import write_frames
-
             count = self.options.frames or VIDEO_FRAMES
             names = frames or write_frames(footage.path, self.folder / "images", count, self._phase("frames"))
             self._frame_list.write_text(json.dumps(names), encoding="utf-8")
+            for path in (self.folder / "images").iterdir():
+                if path.name not in names:
+                    path.unlink()  # a Job that was stopped had added it
             footage = SfmInput(self.folder / "images", tuple(names))
             self._check_count(names)
         headers, bad = readable(footage, max_pixels(None))
