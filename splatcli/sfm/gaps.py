@@ -23,9 +23,7 @@ def find_gaps(names: Sequence[str], models: Iterable[set[str]]) -> list[tuple[st
     """Return the neighbours among ``names``, in order of time, that no model of ``models`` has both of."""
     owner = {name: number for number, model in enumerate(models) for name in model}
     return [
-        (first, second)
-        for first, second in pairwise(names)
-        if first not in owner or owner[first] != owner.get(second)
+        (first, second) for first, second in pairwise(names) if first not in owner or owner[first] != owner.get(second)
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -45,9 +45,8 @@ def write_more_frames(
     """
     numbers = {index: number for number, stretch in enumerate(stretches) for index in stretch}
     total = max(numbers, default=-1) + 1
-    with _opened(video) as plugin:
-        frames = islice(imageio.imiter(video, plugin=plugin), total)
-        scored = _scored(frames, total, progress, only=numbers)
+    with _opened(video) as plugin, closing(imageio.imiter(video, plugin=plugin)) as frames:
+        scored = _scored(islice(frames, total), total, progress, only=numbers)
         return _written(_best_of_each(((numbers[item[0]], item, score) for item, score in scored)), folder)
 
 

@@ -16,32 +16,124 @@ from splatcli.scene.georeference import similarity_of
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
+from splatcli.sfm.run import lines
 from splatcli.sfm.worker import Job, centers_of
 from tests.sfm import corner
 
-#: The pose of each frame: slow, a pan of 30 degrees within six frames, slow. Of any three one is chosen.
-POSES = (*np.repeat([0, 0.5, 1], 3), 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, *np.repeat([7, 7.5, 8], 3))
+#: The pose of each frame: slow, 60 degrees within six frames, slow. Of any three frames one is chosen.
+POSES = (*np.repeat([-3, -2.5, -2], 3), -1.5, 0.5, 2.5, 4.5, 6.5, 8.5, *np.repeat([9, 9.5, 10], 3))
 CHOSEN = 8
-#: Frames that the pan blurs, so that neighbours are chosen instead.
+#: Frames that the pan blurs, so that their neighbours are chosen.
 PAN = range(10, 14)
+
+
+def write_video(path: Path, frames: list[Image.Image]) -> Path:
+    pytest.importorskip("imageio_ffmpeg", reason="imageio-ffmpeg is not installed: pip install 'splatcli[video]'")
+    stacked = np.stack([np.asarray(frame) for frame in frames])
+    imageio.imwrite(path, stacked, plugin="FFMPEG", fps=10, codec="libx264", quality=10, macro_block_size=2)
+    return path
+
+
+def pictures(poses: tuple[float, ...]) -> dict[float, Image.Image]:
+    return {pose: Image.fromarray(corner.image(pose)) for pose in set(poses)}
 
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("imageio_ffmpeg")
-    path = tmp_path_factory.mktemp("walk") / "walk.mp4"
-    frames = []
-    for index, pose in enumerate(POSES):
-        frame = Image.fromarray(corner.image(pose))
-        frames.append(np.asarray(frame.filter(ImageFilter.GaussianBlur(0.6)) if index in PAN else frame))
-    imageio.imwrite(path, np.stack(frames), plugin="FFMPEG", fps=10, codec="libx264", quality=10, macro_block_size=2)
-    return path
+    made = pictures(POSES)
+    blur = ImageFilter.GaussianBlur(0.5)
+    frames = [made[pose].filter(blur) if index in PAN else made[pose] for index, pose in enumerate(POSES)]
+    return write_video(tmp_path_factory.mktemp("walk") / "walk.mp4", frames)
+
+
+#: imageio's reader leaves the pipes of ffmpeg to the garbage collector.
+pipes_stay_open = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+def frames_in(folder: Path) -> list[int]:
+    return sorted(int(path.stem.removeprefix("frame_")) for path in (folder / "images").iterdir())
 
 
 def test_frames_of_a_fast_pan_join_what_they_lie_between(walk: Path, tmp_path: Path, monkeypatch, capfd) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run(["sfm", str(walk), "--frames", str(CHOSEN), "--camera-model", "SIMPLE_RADIAL", "-o", "made", "--json"]) == 0
-    said = capfd.readouterr()
-    facts = json.loads(said.out.splitlines()[-1])
-    print(facts["added_frames"], facts["retried"], facts["registered"])
-    assert 0
+    asked = ["--frames", str(CHOSEN), "--camera-model", "SIMPLE_RADIAL"]
+    assert run(["sfm", str(walk), *asked, "-o", "made", "--json"]) == 0
+    facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 4, "after": 8, "of": 8, "kept": 3}
+    assert (facts["registered"], facts["total"], facts["other_models"], facts["retried"]) == (11, 11, [], None)
+    row = next(line for line in lines(facts) if line.startswith("more frames"))
+    assert "3 kept: 8 instead of 4 of the first 8 registered" in row
+    indices = frames_in(Path("made"))
+    assert len(indices) == 11
+    assert len(set(indices) & set(PAN)) == 3
+    centers = centers_of(pycolmap.Reconstruction("made/sparse/0"))
+    found = np.stack([centers[f"frame_{index:06d}.png"] for index in indices])
+    matrices = [corner.pose(POSES[index]) for index in indices]
+    true = np.stack([-matrix[:3, :3].T @ matrix[:3, 3] for matrix in matrices])
+    away = np.linalg.norm(similarity_of(found, true)(found) - true, axis=1)
+    assert away.max() < 0.02 * np.linalg.norm(true[0] - true[-1])
+
+
+def stop(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def job(video: Path, folder: Path, frames: int, stop_at: str = "") -> Job:
+    folder.mkdir(exist_ok=True)
+    options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=1000)
+
+    def tell(phase: str, done: int, total: int) -> None:
+        if phase == stop_at:
+            raise KeyboardInterrupt
+
+    return Job(find_input(video), options, folder, threads=1, gpu=False, tell=tell)
+
+
+@pipes_stay_open
+def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path: Path, monkeypatch) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        job(walk, tmp_path / "scene", CHOSEN, "more matching").run()
+    chosen = frames_in(tmp_path / "scene")
+    assert len(chosen) == CHOSEN
+    last = job(walk, tmp_path / "scene", CHOSEN)
+    with monkeypatch.context() as patched:
+        patched.setattr(Job, "_write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            last.run()
+    added = frames_in(tmp_path / "scene")
+    assert len(added) == CHOSEN + 3
+    told = job(walk, tmp_path / "scene", CHOSEN).run()
+    assert (told["added_frames"]["of"], told["registered"], told["total"]) == (CHOSEN, 11, 11)
+    assert frames_in(tmp_path / "scene") == added
+    assert json.loads((tmp_path / "scene/work/frames.json").read_text()) == [f"frame_{i:06d}.png" for i in chosen]
+
+
+@pipes_stay_open
+def test_frames_that_join_nothing_are_left_out(tmp_path: Path) -> None:
+    made = pictures((-3, -2.5, -2, 9, 9.5, 10))
+    grey = Image.new("RGB", (corner.WIDTH, corner.HEIGHT), (90, 90, 90))
+    sides = [[made[pose] for pose in np.repeat(part, 3)] for part in ([-3, -2.5, -2], [9, 9.5, 10])]
+    video = write_video(tmp_path / "cut.mp4", [*sides[0][:-1], grey, grey, *sides[1][1:]])
+    told = job(video, tmp_path / "scene", 6).run()
+    assert told["added_frames"] == {"gaps": 1, "frames": 3, "before": 3, "after": 3, "of": 6, "kept": 0}
+    assert (told["registered"], told["total"], told["other_models"]) == (3, 6, [3])
+    assert len(frames_in(tmp_path / "scene")) == 6
+
+
+def test_gaps_lie_between_neighbours_that_share_no_model() -> None:
+    names = list("abcdef")
+    assert find_gaps(names, [{"a", "b", "d"}, {"e", "f"}]) == [("b", "c"), ("c", "d"), ("d", "e")]
+    assert find_gaps(names, [set(names)]) == []
+    assert find_gaps(names[:3], []) == [("a", "b"), ("b", "c")]
+
+
+def test_stretches_leave_out_what_was_chosen_and_are_as_many_as_asked() -> None:
+    gap = ("frame_000010.png", "frame_000020.png")
+    assert stretches_in([gap], 9) == [range(11, 14), range(14, 17), range(17, 20)]
+    assert stretches_in([gap, ("frame_000020.png", "frame_000022.png")], 5) == [
+        range(11, 15),
+        range(15, 20),
+        range(21, 22),
+    ]
+    assert stretches_in([("frame_000003.png", "frame_000004.png")], 9) == []
+    assert stretches_in([], 9) == []
