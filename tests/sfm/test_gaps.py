@@ -78,23 +78,14 @@ def stop(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def job(video: Path, folder: Path, frames: int, stop_at: str = "") -> Job:
+def job(video: Path, folder: Path, frames: int) -> Job:
     folder.mkdir(exist_ok=True)
     options = SfmOptions(camera_model="SIMPLE_RADIAL", frames=frames, max_features=1000)
-
-    def tell(phase: str, done: int, total: int) -> None:
-        if phase == stop_at:
-            raise KeyboardInterrupt
-
-    return Job(find_input(video), options, folder, threads=1, gpu=False, tell=tell)
+    return Job(find_input(video), options, folder, threads=1, gpu=False, tell=lambda *_: None)
 
 
 @pipes_stay_open
 def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path: Path, monkeypatch) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        job(walk, tmp_path / "scene", CHOSEN, "more matching").run()
-    chosen = frames_in(tmp_path / "scene")
-    assert len(chosen) == CHOSEN
     last = job(walk, tmp_path / "scene", CHOSEN)
     with monkeypatch.context() as patched:
         patched.setattr(Job, "_write", stop)
@@ -102,21 +93,23 @@ def test_a_job_that_was_stopped_among_added_frames_goes_on(walk: Path, tmp_path:
             last.run()
     added = frames_in(tmp_path / "scene")
     assert len(added) == CHOSEN + 3
-    told = job(walk, tmp_path / "scene", CHOSEN).run()
-    assert (told["added_frames"]["of"], told["registered"], told["total"]) == (CHOSEN, 11, 11)
+    facts = job(walk, tmp_path / "scene", CHOSEN).run()
+    assert (facts["added_frames"]["of"], facts["registered"], facts["total"]) == (CHOSEN, 11, 11)
     assert frames_in(tmp_path / "scene") == added
-    assert json.loads((tmp_path / "scene/work/frames.json").read_text()) == [f"frame_{i:06d}.png" for i in chosen]
+    chosen = json.loads((tmp_path / "scene/work/frames.json").read_text())
+    assert len(chosen) == CHOSEN
 
 
 @pipes_stay_open
-def test_frames_that_join_nothing_are_left_out(tmp_path: Path) -> None:
+def test_frames_that_join_nothing_are_left_out(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(Job, "_retry", lambda _, mapped: (mapped.models, None))  # it takes longer than all else
     made = pictures((-3, -2.5, -2, 9, 9.5, 10))
     grey = Image.new("RGB", (corner.WIDTH, corner.HEIGHT), (90, 90, 90))
     sides = [[made[pose] for pose in np.repeat(part, 3)] for part in ([-3, -2.5, -2], [9, 9.5, 10])]
     video = write_video(tmp_path / "cut.mp4", [*sides[0][:-1], grey, grey, *sides[1][1:]])
-    told = job(video, tmp_path / "scene", 6).run()
-    assert told["added_frames"] == {"gaps": 1, "frames": 3, "before": 3, "after": 3, "of": 6, "kept": 0}
-    assert (told["registered"], told["total"], told["other_models"]) == (3, 6, [3])
+    facts = job(video, tmp_path / "scene", 6).run()
+    assert facts["added_frames"] == {"gaps": 1, "frames": 3, "before": 3, "after": 3, "of": 6, "kept": 0}
+    assert (facts["registered"], facts["total"], facts["other_models"]) == (3, 6, [3])
     assert len(frames_in(tmp_path / "scene")) == 6
 
 
