@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -45,7 +45,9 @@ def write_more_frames(
     """
     numbers = {index: number for number, stretch in enumerate(stretches) for index in stretch}
     total = max(numbers, default=-1) + 1
-    with _opened(video) as plugin, closing(imageio.imiter(video, plugin=plugin)) as frames:
+    with _opened(video) as plugin, ExitStack() as stack:
+        frames: Any = imageio.imiter(video, plugin=plugin)
+        stack.callback(frames.close)
         scored = _scored(islice(frames, total), total, progress, only=numbers)
         return _written(_best_of_each(((numbers[item[0]], item, score) for item, score in scored)), folder)
 
