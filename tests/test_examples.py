@@ -77,9 +77,8 @@ def test_own_strategy(scene: Path, tmp_path: Path) -> None:
     exchanged = re.findall(r"step (\d+): (\d+) removed, (\d+) cloned", text)
     assert len(exchanged) == 5
     assert all(int(removed) == int(cloned) > 0 for _, removed, cloned in exchanged)
-    start = splatcli.Scene.open(scene).points
-    assert start is not None
-    assert len(splatcli.Model.load(tmp_path / "run")) == len(start.xyz)
+    start = splatcli.Model.load(tmp_path / "run/ckpts/ckpt_000000.pt")
+    assert len(splatcli.Model.load(tmp_path / "run")) == len(start)
 
 
 def test_fit_image(scene: Path, tmp_path: Path) -> None:
