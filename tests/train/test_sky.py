@@ -115,8 +115,8 @@ def test_a_fifth_of_the_cap_are_tried_and_0_adds_none(tmp_path: Path) -> None:
     scene = plain(tmp_path / "plain")
     sparse = len(points_of(scene))
 
-    def start(**model: object) -> tuple[int, list[str]]:
-        config = Config.model_validate({"model": model, "strategy": {"cap_max": 20_000}})
+    def start(blocks: str | None = None, **model: object) -> tuple[int, list[str]]:
+        config = Config.model_validate({"data": {"blocks": blocks}, "model": model, "strategy": {"cap_max": 20_000}})
         gaussians, notes = initial_gaussians(config, scene, torch.Generator().manual_seed(0))
         return len(gaussians), notes
 
@@ -124,6 +124,7 @@ def test_a_fifth_of_the_cap_are_tried_and_0_adds_none(tmp_path: Path) -> None:
     assert count == sparse + len(sky_points(scene, points_of(scene), 4_000)[0])
     assert any("sky" in note for note in notes)
     assert start(sky_points=0) == (sparse, [])
+    assert start(blocks="2x1") == (sparse, []), "the points of a block are those of its region"
 
 
 def test_train_says_how_many_points_of_the_sky_it_adds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
