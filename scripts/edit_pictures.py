@@ -1,7 +1,7 @@
 """The picture of the operations in docs/edit.md: one command a tile, all seen by one camera.
 
-    splat train data/samples/courtyard -r 2 -n 3000 --cap-max 20000 -o output/scene
-    python scripts/edit_pictures.py output/scene docs/pictures/operations.jpg
+splat train data/samples/courtyard -r 2 -n 3000 --cap-max 20000 -o output/scene
+python scripts/edit_pictures.py output/scene docs/pictures/operations.jpg
 """
 
 from __future__ import annotations
