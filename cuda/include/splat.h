@@ -23,7 +23,7 @@
 extern "C" {
 #endif
 
-#define SPLAT_ABI_VERSION 12
+#define SPLAT_ABI_VERSION 13
 #define SPLAT_CHUNK 256      /* Gaussians a work unit; arrays over visible Gaussians have N rounded up to it */
 #define SPLAT_TILE 16        /* pixels a side */
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
@@ -197,6 +197,8 @@ typedef struct SplatLoss {
   double l1, ssim;      /* CPU: results, the means */
   double* means;        /* CUDA: [2] l1, ssim */
   const int64_t* counters; /* CUDA: as in SplatFrame, or NULL; nothing is done when the overflow flag is set */
+  const uint8_t* mask;  /* CPU, without v_image: [images, height, width], not 0 where SSIM is left out of the mean,
+                           which is NaN when no pixel remains; or NULL */
 } SplatLoss;
 
 int32_t splat_abi_version(void);

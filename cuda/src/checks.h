@@ -74,7 +74,7 @@ const char* fault(const SplatLoss* loss) {
   if (loss->channels != 1 && loss->channels != 3) return "channels is neither 1 nor 3";
   if (loss->border < 0 || 2 * int64_t(loss->border) >= loss->width || 2 * int64_t(loss->border) >= loss->height)
     return "the border leaves no pixel";
-  return nullptr;
+  return loss->mask != nullptr && loss->v_image != nullptr ? "with a mask there is no gradient" : nullptr;
 }
 const char* fault(const SplatAdam* adam) {
   if (!sized(adam)) return "SplatAdam has another size than in this library's splat.h";

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 from typing import Any
 
-ABI_VERSION = 12
+ABI_VERSION = 13
 CHUNK = 256
 TILE = 16
 PROJECTED = 16
@@ -198,6 +198,7 @@ class Loss(_Sized):
         ("ssim", c.c_double),
         ("means", c.c_void_p),
         ("counters", c.c_void_p),
+        ("mask", c.c_void_p),
     ]
 
 

@@ -51,16 +51,20 @@ def l1_ssim_loss(
 
 
 @torch.no_grad()
-def mean_ssim(x: Tensor, y: Tensor) -> float:
+def mean_ssim(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
     """Return the mean structural similarity of two images [H, W, 3] in 0..1 of one float dtype, with zero padding.
 
-    Sums over pixels are in float64. Without a compiler plain torch computes.
+    masked: [H, W] bool, pixels that are left out of the mean, as they are in both images; NaN when all are.
+    Sums over pixels are in float64. Without a compiler, and with ``masked`` on a GPU, plain torch computes.
     """
     try:
         backend = backend_for(x.device, x.dtype)
     except NoCompilerError:
-        return float(ssim_map_reference(x, y).mean())
-    _, ssim = _means(backend, x.contiguous()[None], y.contiguous()[None], None, 1.0, 0)
+        backend = None
+    if backend is None or (masked is not None and backend.deferred):
+        values = ssim_map_reference(x, y)
+        return float((values if masked is None else values[:, ~masked]).mean())
+    _, ssim = _means(backend, x.contiguous()[None], y.contiguous()[None], None, 1.0, 0, masked)
     return float(ssim)
 
 
@@ -127,9 +131,18 @@ def _run(backend: Backend, x: Tensor, y: Tensor, v_x: Tensor | None, ssim_lambda
 
 
 def _means(
-    backend: Backend, x: Tensor, y: Tensor, v_x: Tensor | None, ssim_lambda: float, border: int
+    backend: Backend,
+    x: Tensor,
+    y: Tensor,
+    v_x: Tensor | None,
+    ssim_lambda: float,
+    border: int,
+    masked: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return mean L1 and SSIM of images [B, H, W, 1 or 3], float64 scalars; fill v_x, the loss's gradient in x."""
+    """Return mean L1 and SSIM of images [B, H, W, 1 or 3], float64 scalars; fill v_x, the loss's gradient in x.
+
+    masked: [H, W] bool, of a single image on the CPU, pixels that are left out of the mean SSIM.
+    """
     images, height, width, channels = x.shape
     means = torch.empty(2, dtype=torch.float64, device=x.device)
     job = abi.Loss(
@@ -144,6 +157,9 @@ def _means(
         v_image=None if v_x is None else backend.pointer(v_x, *x.shape),
         means=backend.pointer(means, 2, dtype=torch.float64),
     )
+    if masked is not None:
+        mask = masked.contiguous()
+        job.mask = backend.pointer(mask, height, width, dtype=torch.bool)
     workspace = torch.empty(backend.call("loss_bytes", job), dtype=torch.uint8, device=x.device)
     job.workspace = address(workspace)
     backend.call("loss", job)

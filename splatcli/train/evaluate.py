@@ -20,7 +20,6 @@ from splatcli.progress import track
 from splatcli.rasterizer import render
 from splatcli.rasterizer.image_loss import mean_ssim
 from splatcli.rasterizer.memory_budget import MemoryBudget
-from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
@@ -52,9 +51,7 @@ def ssim(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
 
     masked: [H, W] bool, the masked pixels: black in both images and no window's centre; NaN when all are masked.
     """
-    if masked is None:
-        return mean_ssim(x, y)
-    return float(ssim_map_reference(mask_out(x, masked), mask_out(y, masked))[:, ~masked].mean())
+    return mean_ssim(mask_out(x, masked), mask_out(y, masked), masked)
 
 
 def mask_out(image: Tensor, masked: Tensor | None) -> Tensor:
@@ -71,15 +68,43 @@ def color_corrected(x: Tensor, y: Tensor, masked: Tensor | None = None) -> Tenso
     no part in the fit; the transform is applied to all. Where x does not vary in a colour, A is the smallest of the
     best fits.
     """
-    seen = slice(None) if masked is None else ~masked
-    source, target = (image.double()[seen].reshape(-1, 3) for image in (x, y))
-    source_mean, target_mean = source.mean(0), target.mean(0)
-    centred = source - source_mean
-    spread = centred.T @ centred / len(source)
-    shared = centred.T @ (target - target_mean) / len(source)
-    transform = torch.linalg.pinv(spread, atol=MIN_SPREAD, rtol=1e-10, hermitian=True) @ shared
-    fitted: Tensor = (x.double() - source_mean) @ transform + target_mean
-    return fitted.clamp(0.0, 1.0).to(x.dtype)
+    source, target = x.reshape(-1, 3), y.reshape(-1, 3)
+    sums = _colour_sums(source, target, None if masked is None else masked.reshape(-1, 1))
+    means = sums[6, :6] / sums[6, 6]
+    moments = sums[:3, :6] / sums[6, 6] - means[:3, None] * means
+    transform = torch.linalg.pinv(moments[:, :3], atol=MIN_SPREAD, rtol=1e-10, hermitian=True) @ moments[:, 3:]
+    offset = means[3:] + _PIVOT - (means[:3] + _PIVOT) @ transform
+    fitted = torch.empty_like(source)
+    for first in range(0, len(source), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        fitted[part] = torch.addmm(offset, source[part].double(), transform).clamp_(0.0, 1.0)
+    return fitted.view(x.shape)
+
+
+#: Pixels that color_corrected() takes at once, so that their numbers in float64 stay in a cache.
+_AT_ONCE = 1 << 14
+
+#: Colours are summed relative to this, so that squares and products cancel less.
+_PIVOT = 0.5
+
+
+def _colour_sums(x: Tensor, y: Tensor, masked: Tensor | None) -> Tensor:
+    """Return [7, 7] float64, the sums over pixels of all products of (x, y, 1), both colours less _PIVOT.
+
+    x, y: [N, 3]. masked: [N, 1] bool, the pixels that are left out.
+    """
+    sums = torch.zeros(7, 7, dtype=torch.float64, device=x.device)
+    columns = torch.empty(7, min(_AT_ONCE, len(x)), dtype=torch.float64, device=x.device)
+    for first in range(0, len(x), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        both = columns[:, : len(x[part])]
+        both[:3], both[3:6] = x[part].T, y[part].T
+        both[:6] -= _PIVOT
+        both[6] = 1.0
+        if masked is not None:
+            both.masked_fill_(masked[part].T, 0.0)
+        sums.addmm_(both, both.T)
+    return sums
 
 
 def quantised(image: Tensor) -> Tensor:

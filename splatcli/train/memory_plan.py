@@ -60,8 +60,10 @@ _ISECTS_POWER = 0.75
 #: While a view is scored, its intersections may need this part of what those of a step may need.
 _SCORE_ISECTS = 0.25
 
-#: Bytes of a pixel while a held-out view is scored: both images, their moments, and windows of them.
-_SCORE_PIXEL = 420
+#: Bytes of a pixel while a held-out view is scored: both images, and their differences in float64; 108 to 132 measured.
+_SCORE_PIXEL = 150
+#: The same with a mask on a GPU, where plain torch filters all moments of the images.
+_TORCH_SSIM_PIXEL = 420
 
 #: Bytes of a row while a refinement is computed, beside the new state.
 _REFINE_ROW = 64
@@ -88,7 +90,7 @@ class MemoryPlan:
     held: bytes of everything else; on the CPU of the process itself. images: bytes that training images may take.
     work: the largest image, and the intersections of the fullest view, for the present Gaussians. camera: of that view.
     densifies: whether the count can still grow. limit: bytes that the run may take in all. batched: whether gradients
-    of several views are summed. store: of shN.
+    of several views are summed. store: of shN. score_pixel: bytes of a pixel while a view is scored.
     """
 
     backend: Backend
@@ -100,6 +102,7 @@ class MemoryPlan:
     limit: int
     batched: bool = False
     store: TensorStorage = DEVICE_STORAGE
+    score_pixel: int = _SCORE_PIXEL
 
     def min_bytes(self) -> int:
         """Return the bytes without which not even a step in bands is possible."""
@@ -185,7 +188,7 @@ class MemoryPlan:
     def _scoring(self, work: Workload) -> int:
         """Return the bytes of scoring a view, beside the Gaussians that it renders."""
         isects = min(render_memory(self.backend, work).isects, int(_SCORE_ISECTS * self._max_isect_bytes()))
-        return isects + work.width * work.height * _SCORE_PIXEL
+        return isects + work.width * work.height * self.score_pixel
 
     def _between_steps(self, work: Workload) -> int:
         """Return the bytes of scoring a view, or of replacing rows by new ones, beside a step's buffers."""
@@ -283,6 +286,7 @@ def plan_memory(
         limit=limit,
         batched=config.train.batch_size > 1,
         store=store,
+        score_pixel=_TORCH_SSIM_PIXEL if backend.deferred and scene.images.masked else _SCORE_PIXEL,
     )
     if plan.is_absurd():
         raise plan.overflow(gaussians).refusal()

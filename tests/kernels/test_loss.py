@@ -223,6 +223,15 @@ def test_a_pixel_that_is_no_number_shows_in_the_loss_and_only_around_it() -> Non
     assert torch.equal(loss.v_image.isnan(), twin.v_image.isnan())
 
 
+def test_masks_are_refused() -> None:
+    backend, image = simulated(), random_image(1, 20, 10)
+    job = job_of(backend, image, image, 0.2)
+    mask, means = torch.zeros(10, 20, dtype=torch.bool), torch.zeros(2, dtype=torch.float64)
+    job.mask, job.means = mask.data_ptr(), means.data_ptr()
+    with pytest.raises(ResourceError, match="masks are for the CPU"):
+        backend.call("loss", job)
+
+
 def test_a_launch_that_fails_is_reported() -> None:
     image, target = random_image(1, 8, 8), random_image(2, 8, 8)
     emulator = Emulator(simulated().library)

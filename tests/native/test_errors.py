@@ -140,6 +140,10 @@ def set_view(**values: int) -> Callable[[dict[str, Any]], None]:
     return set_fields("view", **values)
 
 
+def set_mask_and_gradient(given: dict[str, Any]) -> None:
+    given["loss"].mask = given["loss"].v_image = given["loss"].image
+
+
 def set_gaussians(**values: int) -> Callable[[dict[str, Any]], None]:
     return set_fields("gaussians", **values)
 
@@ -162,6 +166,7 @@ def set_gaussians(**values: int) -> Callable[[dict[str, Any]], None]:
         ("loss", lambda given: setattr(given["loss"], "images", 2**31 - 1), "more than 2^31 - 1 rows"),
         ("loss", lambda given: setattr(given["loss"], "channels", 2), "neither 1 nor 3"),
         ("loss", lambda given: setattr(given["loss"], "border", 10**6), "border leaves no pixel"),
+        ("loss", set_mask_and_gradient, "with a mask there is no gradient"),
         ("adam", lambda given: setattr(given["adam"], "step", 0), "counted from 1"),
         # Numbers that would let the kernels read or write beyond what they were given.
         ("project", set_gaussians(shN_count=5), "sh"),

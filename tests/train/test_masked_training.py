@@ -83,10 +83,11 @@ def test_psnr_and_ssim_leave_hidden_pixels_out() -> None:
     changed[hidden] = 0.7
     assert psnr(changed, y, hidden) == psnr(x, y, hidden)
     assert ssim(changed, y, hidden) == ssim(x, y, hidden)
-    dark = [image.clone() for image in (x, y)]
+    dark = [image.double() for image in (x, y)]
     for image in dark:
         image[:, :13] = 0
     assert ssim(x, y, hidden) == pytest.approx(float(ssim_map_reference(*dark)[:, :, 13:].mean()))
+    assert math.isnan(ssim(x, y, torch.ones_like(hidden)))
     nothing = torch.zeros_like(hidden)
     assert psnr(x, y, nothing) == pytest.approx(psnr(x, y))
     assert ssim(x, y, nothing) == pytest.approx(ssim(x, y))

@@ -15,7 +15,17 @@ from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import image_loss
 from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import color_corrected, evaluate, load_image, mean_scores, protocol, psnr, quantised, ssim
+from splatcli.train.evaluate import (
+    color_corrected,
+    evaluate,
+    load_image,
+    mask_out,
+    mean_scores,
+    protocol,
+    psnr,
+    quantised,
+    ssim,
+)
 from tests.rasterizer.scenes import random_image
 from tests.train.worlds import made_scene, short_config
 
@@ -42,6 +52,12 @@ def test_ssim_is_that_of_plain_torch(size: tuple[int, int]) -> None:
         assert ssim(one, other) == pytest.approx(expected, abs=5e-7)
         assert ssim(one.double(), other.double()) == pytest.approx(expected, abs=1e-12)
     assert math.isnan(ssim(x * math.nan, y))
+    masked = random_image(3, *size)[..., 0] > 0.5
+    masked[0, 0] = False
+    dark = (mask_out(image.double(), masked) for image in (x, y))
+    expected = float(ssim_map_reference(*dark)[:, ~masked].mean())
+    assert ssim(x, y, masked) == pytest.approx(expected, abs=5e-7)
+    assert ssim(x.double(), y.double(), masked) == pytest.approx(expected, abs=1e-12)
 
 
 def test_ssim_without_a_compiler_is_that_of_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +67,8 @@ def test_ssim_without_a_compiler_is_that_of_plain_torch(monkeypatch: pytest.Monk
     x, y = (quantised(random_image(seed, 40, 30)) for seed in (1, 2))
     compiled = ssim(x, y)
     monkeypatch.setattr(image_loss, "backend_for", refuse)
-    plain = ssim(x, y)
+    plain, masked = ssim(x, y), x[..., 0] > 0.5
+    assert ssim(x, y, masked) == float(ssim_map_reference(mask_out(x, masked), mask_out(y, masked))[:, ~masked].mean())
     assert plain == float(ssim_map_reference(x, y).mean())
     assert plain == pytest.approx(compiled, abs=5e-6)
 
@@ -135,6 +152,20 @@ def test_colour_correction_is_the_least_squares_solution() -> None:
     fit = torch.linalg.lstsq(columns, y.reshape(-1, 3).double()).solution
     torch.testing.assert_close(color_corrected(x, y), (columns @ fit).float().reshape(x.shape), atol=1e-6, rtol=0)
     assert psnr(color_corrected(x, y), y) > psnr(x, y) + 0.1
+
+
+@pytest.mark.parametrize("hidden", [False, True])
+def test_colour_correction_is_that_of_its_definition(hidden: bool) -> None:
+    """cov(x, x)^+ cov(x, y) of centred colours, for more pixels than are summed at once."""
+    x = quantised(random_image(1, 211, 190)).double()
+    y = quantised(0.2 + 0.5 * x + 0.2 * random_image(2, 211, 190).double())
+    masked = random_image(3, 211, 190)[..., 0] > 0.7 if hidden else None
+    seen = torch.ones(190, 211, dtype=torch.bool) if masked is None else ~masked
+    source, target = x[seen], y[seen]
+    centred = source - source.mean(0)
+    transform = torch.linalg.pinv(centred.T @ centred) @ (centred.T @ (target - target.mean(0)))
+    expected = ((x - source.mean(0)) @ transform + target.mean(0)).clamp(0.0, 1.0)
+    torch.testing.assert_close(color_corrected(x, y, masked), expected, atol=1e-11, rtol=0)
 
 
 def test_hidden_pixels_take_no_part_in_the_fit() -> None:

@@ -46,6 +46,19 @@ double numbers_within(const SplatLoss& loss, int border) {
   return splat::numbers_within(loss.width, loss.height, loss.channels, loss.images, border);
 }
 
+// Numbers whose SSIM counts.
+double numbers_of_ssim(const SplatLoss& loss) {
+  if (loss.mask == nullptr) return numbers_within(loss, loss.border);
+  int64_t pixels = 0;
+  for (int64_t row = 0; row < int64_t(loss.images) * loss.height; ++row) {
+    const int64_t y = row % loss.height;
+    if (y < loss.border || y >= loss.height - loss.border) continue;
+    const uint8_t* mask = loss.mask + row * loss.width;
+    pixels += std::count(mask + loss.border, mask + loss.width - loss.border, uint8_t(0));
+  }
+  return double(pixels) * loss.channels;
+}
+
 // Rows of `N` quantities, filtered along x, waiting to be filtered along y.
 template <class Real, int N, int kChannels>
 struct Ring {
@@ -172,6 +185,7 @@ struct LossSweeps {
     const auto window = ring.window((y + kTaps) % kTaps);
     const int64_t row = strip.image_row + y;
     const int c0 = strip.c0;
+    const uint8_t* mask = loss.mask == nullptr ? nullptr : loss.mask + row * loss.width;
     // Columns of the strip whose windows count; elsewhere the maps are 0.
     const int border = loss.border * kChannels;
     const bool counts = y >= loss.border && y < strips.height - loss.border;
@@ -187,13 +201,14 @@ struct LossSweeps {
       const F ssim = ssim_pixel_vjp(f[0], f[1], squares, xy, &derivative[0], &derivative[1], &derivative[2]);
       if constexpr (kGradient)
         for (int m = 0; m < kMaps; ++m) derivative[m].store(map_row(m, row) + c0 + c);
-      if (c >= begin && c + kLanes <= end) {
+      if (mask == nullptr && c >= begin && c + kLanes <= end) {
         total += ssim;
         continue;
       }
       Real lanes[kLanes];
       ssim.store(lanes);
-      for (int k = std::max(0, begin - c); k < std::min(kLanes, end - c); ++k) rest += double(lanes[k]);
+      for (int k = std::max(0, begin - c); k < std::min(kLanes, end - c); ++k)
+        if (mask == nullptr || mask[(c0 + c + k) / kChannels] == 0) rest += double(lanes[k]);
     }
     for (int m = 0; kGradient && m < kMaps; ++m) {
       Real* map = map_row(m, row) + c0;
@@ -265,7 +280,7 @@ void Stages<Real>::loss(const SplatCall& call, SplatLoss& loss) {
     loss.l1 = loss.ssim = 0;
     for (int64_t job = 0; job < strips.jobs(); ++job)
       loss.l1 += partials[2 * job], loss.ssim += partials[2 * job + 1];
-    loss.l1 /= numbers_within(loss, 0), loss.ssim /= numbers_within(loss, loss.border);
+    loss.l1 /= numbers_within(loss, 0), loss.ssim /= numbers_of_ssim(loss);
     if (loss.v_image != nullptr) parallel_for(call.threads, strips.jobs(), [&](int64_t job) { sweeps.gradient(job); });
   };
   if (loss.channels == 1) run(LossSweeps<Real, 1>{loss, strips, maps, partials});

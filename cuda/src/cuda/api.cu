@@ -108,6 +108,7 @@ SPLAT_EXPORT int64_t splat_loss_bytes(const SplatCall* call, const SplatLoss* lo
 SPLAT_EXPORT int32_t splat_loss(const SplatCall* call, SplatLoss* loss) {
   if (const char* f = first_fault(call, loss)) return fail(__func__, f);
   if (loss->means == nullptr) return fail(__func__, "means are missing");
+  if (loss->mask != nullptr) return fail(__func__, "masks are for the CPU");
   return enter(__func__, call, [&] { gpu::loss(*call, *loss); });
 }
 
