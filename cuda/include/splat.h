@@ -29,6 +29,7 @@ extern "C" {
 #define SPLAT_PROJECTED 16   /* reals of a projected Gaussian */
 #define SPLAT_ISECT_GRAD 16  /* reals of the gradient of a tile intersection */
 #define SPLAT_POSE 16        /* reals of a chunk's partial sum of the pose gradient */
+#define SPLAT_BOUNDS 8       /* reals of the bounds of a chunk, see SplatView */
 #define SPLAT_CHANNELS_AT_ONCE 64 /* channels whose gradients splat_blend_vjp sums in a pass over the intersections */
 
 /* SplatFrame.counters */
@@ -70,6 +71,9 @@ typedef struct SplatView {
   double fx, fy, cx, cy; /* pixels */
   double z_near, z_far;  /* world units */
   const void* filter_3d; /* real [n] standard deviation of each Gaussian's 3D filter, world units; NULL: none */
+  const void* bounds;    /* CPU, for splat_project: real [M / SPLAT_CHUNK, SPLAT_BOUNDS], of each chunk's Gaussians the
+                            least and largest mean x y z, the largest log-scale and filter_3d; chunks that the view
+                            cannot see are skipped. Or NULL; CUDA does not read it */
 } SplatView;
 
 /* Raw parameters, or anything of the same shape (gradients, moments). */

@@ -12,6 +12,7 @@ PROJECTED = 16
 ISECT_GRAD = 16
 POSE = 16
 CHANNELS_AT_ONCE = 64
+BOUNDS = 8
 #: Places in Frame.counters.
 COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4
@@ -60,6 +61,7 @@ class View(_Sized):
         ("z_near", c.c_double),
         ("z_far", c.c_double),
         ("filter_3d", c.c_void_p),
+        ("bounds", c.c_void_p),
     ]
 
 

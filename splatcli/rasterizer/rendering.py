@@ -70,6 +70,7 @@ def render(
     backend: Backend | None = None,
     budget: MemoryBudget | None = None,
     z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    bounds: Tensor | None = None,
 ) -> Render:
     """Render one view, differentiably in all parameters, the background and the pose.
 
@@ -83,6 +84,8 @@ def render(
     budget: bytes for tile intersections; by default nine tenths of the free memory. A view that does not fit at once is
         rendered in bands of tile rows, with the same bits.
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+    bounds: chunk_bounds() of these Gaussians and ``smoothing``: on a CPU chunks outside the view are skipped, with the
+        same bits. The caller sees to it that they hold.
 
     Autocast has no effect: half-precision inputs are computed in float32 and get gradients in their own dtype; float64
     is computed in float64. Results are bit-identical for any number of threads. Without a compiler the plain torch
@@ -100,6 +103,7 @@ def render(
         backend=backend,
         budget=budget,
         z_range=z_range,
+        bounds=bounds,
     ).blend()
 
 
@@ -125,6 +129,7 @@ class ViewRender:
         budget: MemoryBudget | None = None,
         z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
         colors: Tensor | None = None,
+        bounds: Tensor | None = None,
     ) -> None:
         """Project."""
         if sh_degree is None:
@@ -183,6 +188,10 @@ class ViewRender:
         )
         if self._smoothing is not None:
             self.view.filter_3d = backend.pointer(self._smoothing, len(gaussians))
+        self._bounds = None if bounds is None or backend.device.type != "cpu" else prepare(bounds)
+        if self._bounds is not None:
+            chunks = -(-len(gaussians) // abi.CHUNK)
+            self.view.bounds = backend.pointer(self._bounds, chunks, abi.BOUNDS)
         self.arrays = self.frame.project(self.view, Gaussians(*(tensor.detach() for tensor in self.parameters)))
 
     def project(self) -> Projected:

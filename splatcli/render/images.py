@@ -32,6 +32,7 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import OutputError, UsageError
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
+from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import Render
 from splatcli.scene.camera import Camera
@@ -48,6 +49,8 @@ _COVERED = 0.5
 NEAR_FAR = (2.0, 98.0)
 #: Number of views that the depth range is measured on, and the factor by which they are shrunk.
 _RANGE_VIEWS, _RANGE_SHRINK = 12, 4
+#: Bounds of chunks are made for this view of a renderer: one view alone takes longer with them.
+_BOUNDED_FROM = 2
 #: Gaussians per chunk in shortest_axes().
 _CHUNK = 1 << 18
 
@@ -84,16 +87,24 @@ class RenderedMaps:
 
 
 class ModelRenderer:
-    """Renders views of one model. with_normals: also render normals, which takes a second render a view."""
+    """Renders views of one model, whose Gaussians stay as they are meanwhile.
+
+    with_normals: also render normals, which takes a second render a view.
+    """
 
     def __init__(self, gaussians: Gaussians, settings: RenderSettings, *, with_normals: bool = False) -> None:
         self._gaussians = gaussians
         self._settings = settings
         self._axes = shortest_axes(gaussians) if with_normals else None
+        self._rendered = 0
+        self._bounds: Tensor | None = None
 
     def render_maps(self, camera: Camera) -> RenderedMaps:
         """Render one view. Raise ResourceError as ``render``."""
-        shown = _render(self._gaussians, camera, self._settings)
+        self._rendered += 1
+        if self._rendered == _BOUNDED_FROM:
+            self._bounds = chunk_bounds(self._gaussians)
+        shown = _render(self._gaussians, camera, self._settings, self._bounds)
         alpha, depth = shown.alpha.cpu().numpy(), shown.depth.cpu().numpy()
         with np.errstate(divide="ignore", invalid="ignore"):
             mean = np.where(alpha > 0, depth / alpha, np.float32(np.inf))
@@ -125,7 +136,8 @@ class ModelRenderer:
         coloured = replace(gaussians, sh0=normals / (2 * SH_C0), shN=gaussians.sh0[:, None][:, :0])
         with torch.no_grad():
             grey = torch.full((3,), 0.5).to(axes)
-            image = render(coloured, camera, background=grey, antialiased=self._settings.antialiased).image
+            antialiased = self._settings.antialiased
+            image = render(coloured, camera, background=grey, antialiased=antialiased, bounds=self._bounds).image
         summed = 2 * image.cpu().numpy() - 1
         length = np.linalg.norm(summed, axis=-1, keepdims=True)
         # Opposite normals cancel out, and only rounding errors are left.
@@ -318,11 +330,17 @@ def render_pixels(gaussians: Gaussians, camera: Camera, settings: RenderSettings
     return to_uint8(_render(gaussians, camera, settings).image)
 
 
-def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings) -> Render:
+def _render(gaussians: Gaussians, camera: Camera, settings: RenderSettings, bounds: Tensor | None = None) -> Render:
     background = torch.tensor(settings.background, dtype=torch.float32, device=gaussians.device)
-    degree, antialiased = settings.sh_degree, settings.antialiased
     with torch.no_grad():
-        shown = render(gaussians, camera, sh_degree=degree, background=background, antialiased=antialiased)
+        shown = render(
+            gaussians,
+            camera,
+            sh_degree=settings.sh_degree,
+            background=background,
+            antialiased=settings.antialiased,
+            bounds=bounds,
+        )
         return shown if settings.recolour is None else replace(shown, image=settings.recolour(camera, shown.image))
 
 

@@ -330,6 +330,10 @@ class _Records:
             yield index
         if self.total > _REPORT_RECORDS:
             report(f"reading {self.path.name}", self.total, self.total)
+        self.check_end()
+
+    def check_end(self) -> None:
+        """Raise SceneError for bytes that are left."""
         if self.offset != len(self.data):
             raise self.fault(
                 f"has {len(self.data) - self.offset:,} bytes after its last record, at byte {self.offset:,}"
@@ -422,22 +426,63 @@ def _check_rigs(model: Model) -> None:
 
 def _points_binary(path: Path, limit: int, with_tracks: bool) -> RawPoints | None:
     with _Records.of(path) as file:
-        starts, lengths = [], []
-        for _ in file.each("point", _POINT.size):
-            starts.append(file.offset)
-            lengths.append(file.take(_POINT)[-1])
-            file.skip(_TRACK_SIZE * lengths[-1])
+        starts, lengths = _point_places(file)
         total = len(starts)
         step = stride(total, limit)
         starts, lengths = starts[::step], lengths[::step]
-        heads = b"".join(file.data[start : start + _POINT_HEAD.itemsize] for start in starts)
-        tracks = b""
+        heads = _gather(file.data, starts, _POINT_HEAD.itemsize)
+        images = np.zeros(0, np.int64)
         if with_tracks:
-            places = zip([start + _POINT.size for start in starts], lengths, strict=True)
-            tracks = b"".join(file.data[place : place + _TRACK_SIZE * length] for place, length in places)
-    table = np.frombuffer(heads, dtype=_POINT_HEAD)
-    images = np.frombuffer(tracks, dtype="<u4")[::2].astype(np.int64)
+            # Where each observation of each track lies.
+            within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            places = np.repeat(starts + _POINT.size, lengths) + _TRACK_SIZE * within
+            images = _gather(file.data, places, 4).view("<u4")[:, 0].astype(np.int64)
+    table = heads.view(_POINT_HEAD)[:, 0]
     return _in_order(table["id"], table["xyz"], table["rgb"], path, total, images, lengths)
+
+
+def _point_places(file: _Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the first byte of each point of a file and the length of its track; the lengths alone are read."""
+    file.total = total = file.count(_POINT.size, "points")
+    file.kind = "point"
+    starts, lengths = np.empty(total, np.int64), np.empty(total, np.int64)
+    data, size, at, unpack = file.data, len(file.data), file.offset, _COUNT.unpack_from
+    head, to_length = _POINT.size, _POINT.size - _COUNT.size
+    for begin in range(0, total, _REPORT_RECORDS):
+        if begin:
+            report(f"reading {file.path.name}", begin, total)
+        places: list[int] = []
+        counts: list[int] = []
+        for _ in range(min(_REPORT_RECORDS, total - begin)):
+            after, count = at + head, 0
+            if after <= size:
+                count = unpack(data, at + to_length)[0]
+                after += _TRACK_SIZE * count
+            if after > size:  # again, with checks that say what is missing
+                file.index, file.offset = begin + len(places), at
+                file.skip(head)
+                file.skip(_TRACK_SIZE * count)
+            places.append(at)
+            counts.append(count)
+            at = after
+        starts[begin : begin + len(places)], lengths[begin : begin + len(places)] = places, counts
+    file.index, file.offset = max(0, total - 1), at
+    if total > _REPORT_RECORDS:
+        report(f"reading {file.path.name}", total, total)
+    file.check_end()
+    return starts, lengths
+
+
+def _gather(data: mmap.mmap, places: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
+    """Return [P, size] the bytes of ``data`` from each of ``places`` [P] on."""
+    found = np.empty((len(places), size), np.uint8)
+    with memoryview(data) as view:
+        source = np.frombuffer(view, np.uint8)
+        for begin in range(0, len(places), _REPORT_RECORDS):
+            part = slice(begin, begin + _REPORT_RECORDS)
+            found[part] = source[places[part, None] + np.arange(size)]
+        del source  # the file cannot be closed before
+    return found
 
 
 # --- Text files ------------------------------------------------------------------------------------------------------
@@ -541,7 +586,9 @@ def _points_text(path: Path, limit: int, with_tracks: bool) -> RawPoints | None:
         raise _point_fault(path) or SceneError(f"cannot be read: {error}", where=path, remedy=_REMEDY) from None
     rgb = np.clip(np.nan_to_num(table[:, 4:]), 0, 255)
     numbers = np.concatenate(images) if images else np.zeros(0, np.int64)
-    return _in_order(table[:, 0], table[:, 1:4], rgb, path, total, numbers, list(map(len, images)))
+    return _in_order(
+        table[:, 0], table[:, 1:4], rgb, path, total, numbers, np.array([len(mine) for mine in images], np.int64)
+    )
 
 
 def _point_fault(path: Path) -> SceneError | None:
@@ -583,7 +630,7 @@ def _in_order(
     path: Path,
     total: int,
     images: NDArray[np.int64],
-    lengths: list[int],
+    lengths: NDArray[np.int64],
 ) -> RawPoints | None:
     """Return the points in the order of their ids; None for none.
 

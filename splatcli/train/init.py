@@ -141,6 +141,23 @@ def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
     return np.maximum(mean, MIN_SQUARED_DISTANCE)
 
 
+def distinct_rows(xyz: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the rows of finite points [P, 3] that repeat no earlier one, ascending."""
+    order = np.argsort(xyz[:, 0], kind="stable")
+    along = xyz[order, 0]
+    alike = along[1:] == along[:-1]
+    # Only points with an x that another has can repeat it.
+    shared = np.zeros(len(xyz), np.bool_)
+    shared[1:] = alike
+    shared[:-1] |= alike
+    rows = np.sort(order[shared])
+    kept = np.ones(len(xyz), np.bool_)
+    kept[rows] = False
+    if len(rows):
+        kept[rows[np.unique(xyz[rows], axis=0, return_index=True)[1]]] = True
+    return np.flatnonzero(kept)
+
+
 def thinned(xyz: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     """Return ``count`` rows of points ``xyz`` [P, 3], P >= count, ascending: dense regions lose more than sparse ones.
 
@@ -175,7 +192,7 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
             where=scene.root,
             remedy="repair the reconstruction, or start with --init random",
         )
-    first = np.sort(np.unique(xyz, axis=0, return_index=True)[1])
+    first = distinct_rows(xyz)
     if len(first) < len(xyz):
         notes.append(f"dropped {len(xyz) - len(first)} points that repeat another")
     xyz, rgb = xyz[first], rgb[first]

@@ -35,6 +35,9 @@ FREE = 0.04
 #: Cells along the longer side of an image, in which the distance to the nearest point is measured.
 CELLS = 100
 
+#: Sparse points that are projected at once, so that their numbers stay in a cache.
+_AT_ONCE = 1 << 13
+
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
@@ -110,10 +113,11 @@ def _distance_to_points(
     its longer side; infinite where it shows none."""
     cell = max(camera.width, camera.height) / CELLS
     empty = np.ones((math.ceil(camera.height / cell), math.ceil(camera.width / cell)), np.bool_)
-    u, v, inside = _pixels(camera, sparse)
-    if not inside.any():
+    for first in range(0, len(sparse), _AT_ONCE):
+        u, v, inside = _pixels(camera, sparse[first : first + _AT_ONCE])
+        empty[(v[inside] / cell).astype(np.intp), (u[inside] / cell).astype(np.intp)] = False
+    if empty.all():
         return np.full(len(column), np.inf)
-    empty[(v[inside] / cell).astype(np.intp), (u[inside] / cell).astype(np.intp)] = False
     distance: Floats = ndimage.distance_transform_edt(empty)
     return np.asarray(distance[(row / cell).astype(np.intp), (column / cell).astype(np.intp)] / CELLS)
 

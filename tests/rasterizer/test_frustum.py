@@ -1,4 +1,4 @@
-"""Sixteen neighbours outside the view are rejected by a bound; what is seen must not depend on neighbours."""
+"""Neighbours outside the view are rejected by bounds, of sixteen or of a chunk; what is seen stays the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
+from splatcli.native import abi
+from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.context import RasterContext, view_of
+from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import ISAS, NEEDS_COMPILER, float32, float64
 
@@ -64,13 +67,18 @@ def gaussians_about(camera: Camera) -> Gaussians:
     return Gaussians(means, uniform(-1, 1, 4), log_scales, uniform(-2, 12), uniform(-1, 1, 3), uniform(-1, 1, 0, 3))
 
 
-def seen_ids(build: str, camera: Camera, gaussians: Gaussians, sizes: Tensor | None) -> Tensor:
+def seen_ids(
+    build: str, camera: Camera, gaussians: Gaussians, sizes: Tensor | None, *, bounded: bool = False
+) -> Tensor:
     backend = float64() if build == "float64" else float32(build)
     gaussians = gaussians.map(lambda tensor: tensor.to(backend.dtype))
     view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
     if sizes is not None:
         sizes = sizes.to(backend.dtype)
         view.filter_3d = backend.pointer(sizes, len(gaussians))
+    if bounded:
+        bounds = chunk_bounds(gaussians, sizes)
+        view.bounds = backend.pointer(bounds, -(-len(gaussians) // abi.CHUNK), abi.BOUNDS)
     frame = RasterContext(backend)
     frame.project(view, gaussians)
     return frame.visible_slots()[0]
@@ -96,6 +104,47 @@ def test_the_bound_rejects_only_what_the_exact_tests_reject(build: str, name: st
     assert (without % LANES == 0).sum() == COUNT  # the companions are in view
     assert torch.equal(found[found % LANES != 0], without[without % LANES != 0])
     assert 0.03 * COUNT < (found % LANES == 1).sum() < 0.9 * COUNT
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("name", CAMERAS)
+@pytest.mark.parametrize("build", [*ISAS, "float64"])
+def test_bounds_of_chunks_reject_only_what_the_exact_tests_reject(build: str, name: str, filtered: bool) -> None:
+    camera = camera_of(name)
+    each = gaussians_about(camera)
+    # Copies and near copies fill a chunk each; those of random neighbours are rarely skipped, and the last is not full.
+    random = torch.Generator().manual_seed(6)
+    spread = torch.exp(3.0 * torch.rand(COUNT, 1, generator=random) - 6.0) * each.log_scales[:, :1].exp()
+    near = each.map(lambda tensor: tensor.repeat_interleave(abi.CHUNK // 4, 0))
+    shift = torch.randn(len(near), 3, generator=random) * spread.repeat_interleave(abi.CHUNK // 4, 0)
+    near = replace(near, means=near.means + shift)
+    gaussians = Gaussians(*(torch.cat([a, b[:-7]]) for (_, a), (_, b) in zip(near.items(), each.items(), strict=True)))
+    sizes = (0.3 * gaussians.log_scales[:, 0].exp()).nan_to_num().clamp(max=1e3) if filtered else None
+    found = seen_ids(build, camera, gaussians, sizes, bounded=True)
+    assert torch.equal(found, seen_ids(build, camera, gaussians, sizes))
+    assert 0.03 * len(gaussians) < len(found) < 0.9 * len(gaussians)
+
+
+def test_chunks_outside_the_view_are_not_read() -> None:
+    camera, backend = camera_of("wide"), float32()
+    ahead = torch.from_numpy(np.linalg.inv(camera.viewmat) @ np.array([*ray(camera), 1.0]))[:3].float()
+    gaussians = gaussians_about(camera).map(lambda tensor: tensor[1:2].repeat_interleave(3 * abi.CHUNK, 0))
+    gaussians = replace(
+        gaussians, means=ahead.repeat(3 * abi.CHUNK, 1), log_scales=torch.full((3 * abi.CHUNK, 3), -5.0)
+    )
+    gaussians.logit_opacities[:] = 3.0
+    bounds = chunk_bounds(gaussians)
+    assert torch.equal(bounds[1], torch.tensor([*ahead, *ahead, -5.0, 0.0]))
+    bounds[1, :6] *= -1.0  # not so, but the only way to see that a chunk is skipped
+    images = [render(gaussians, camera, sh_degree=0, backend=backend, bounds=b) for b in (None, bounds)]
+    view = view_of(camera, sh_degree=0, antialiased=False, with_depth=False)
+    view.bounds = backend.pointer(bounds, 3, abi.BOUNDS)
+    frame = RasterContext(backend)
+    frame.project(view, gaussians)
+    ids = frame.visible_slots()[0]
+    assert len(ids) == 2 * abi.CHUNK
+    assert not ((ids >= abi.CHUNK) & (ids < 2 * abi.CHUNK)).any()
+    assert not torch.equal(images[0].image, images[1].image)
 
 
 def ray(camera: Camera) -> tuple[float, float, float]:

@@ -16,7 +16,8 @@ namespace splat {
 namespace {
 
 // A bound of where Gaussians can be seen, from mean and largest scale alone. Sixteen neighbours that all lie outside
-// need no covariance. What it rejects, the exact tests reject too, whatever either rounds.
+// need no covariance, and a chunk whose bounds lie outside is not read. What it rejects, the exact tests reject too,
+// whatever either rounds.
 //
 // 3.4 bounds the standard deviation on an image axis: s f |row of J R| / z, with x/z clamped. At opacity 1 the support
 // ends at sqrt(2 ln 255) = 3.33 of them (5.1). All is multiplied by z.
@@ -34,6 +35,16 @@ struct Frustum {
     SPLAT_INLINE typename F::Mask misses(F along, F z, F in_front, F scale, F error) const {
       const F distance = abs_(along * F(focal) + z * F(offset)) * F(0.999);
       return distance > in_front * F(half) + scale * F(per_scale) + error * F(per_error);
+    }
+    // The same for all points of a box around `centre` with half sides `extent`; `row` is that of the rotation.
+    bool misses(const View<Real>& v, int row, const double* centre, const double* extent, double in_front, double scale,
+                double error) const {
+      double middle = double(v.translation[row]) * focal + double(v.translation[2]) * offset, reach = 0;
+      for (int k = 0; k < 3; ++k) {
+        const double slope = double(v.rotation[3 * row + k]) * focal + double(v.rotation[6 + k]) * offset;
+        middle += slope * centre[k], reach += std::abs(slope) * extent[k];
+      }
+      return (std::abs(middle) - reach) * 0.999 > in_front * half + scale * per_scale + error * per_error;
     }
   };
   const View<Real>& view;
@@ -70,6 +81,24 @@ struct Frustum {
     const F in_front = max_(pc[2], F(0));
     return (behind | x.misses(pc[0], pc[2], in_front, scale, error) | y.misses(pc[1], pc[2], in_front, scale, error))
                .bits() == kAll;
+  }
+  // Whether nothing within the bounds of a chunk can be seen; false where anything is NaN.
+  bool misses(const Real* bounds) const {
+    double centre[3], extent[3], terms = translation;
+    for (int k = 0; k < 3; ++k) {
+      const double low = bounds[k], high = bounds[3 + k];
+      centre[k] = 0.5 * (low + high), extent[k] = 0.5 * (high - low);
+      terms += std::max(std::abs(low), std::abs(high)) * entries;
+    }
+    const double error = terms * kRounding;
+    double z = view.translation[2], reach = 0;
+    for (int k = 0; k < 3; ++k)
+      z += double(view.rotation[6 + k]) * centre[k], reach += std::abs(double(view.rotation[6 + k])) * extent[k];
+    if (z + reach < view.z_near - error) return true;
+    const double in_front = std::max(z + reach, 0.0);
+    const double scale = std::exp(double(bounds[6])) * 1.001 + (filtered ? double(bounds[7]) : 0.0);
+    return x.misses(view, 0, centre, extent, in_front, scale, error) ||
+           y.misses(view, 1, centre, extent, in_front, scale, error);
   }
   static constexpr uint32_t kAll = (1u << kLanes) - 1u;
 };
@@ -158,6 +187,10 @@ struct ChunkProjector {
     const int count = int(std::min(kChunk, gaussians.n - chunk * kChunk));
     int visible = 0;
     int64_t bound = 0;
+    if (view.bounds != nullptr && frustum.misses(static_cast<const Real*>(view.bounds) + chunk * SPLAT_BOUNDS)) {
+      frame.chunk_counts[2 * chunk] = frame.chunk_counts[2 * chunk + 1] = 0;
+      return;
+    }
     for (int i = 0; i < count; i += kLanes) bound += geometry(chunk, i, std::min(kLanes, count - i), visible);
     if (lazy != nullptr) catch_up_shN<Real>(gaussians, *lazy, frame.ids + chunk * kChunk, visible, view.sh_degree);
     for (int i = 0; i < visible; i += kLanes) colours(chunk, i, std::min(kLanes, visible - i));
