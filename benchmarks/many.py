@@ -1,4 +1,4 @@
-"""What a scene of 1,000 photos of 12 megapixels and 3 million points takes to start and to train, and 10 million to show.
+"""What a scene of 1,000 photos and 3 million points takes to start and to train, and 10 million Gaussians to show.
 
     python -m benchmarks.many FOLDER [--views N] [--points N] [--rendered N] [--steps N] [--out FILE]
 
@@ -208,7 +208,8 @@ def main() -> None:
         ply = options.folder / f"wall_{options.rendered}.ply"
         write_ply(ply, options.rendered)
         views = ["--views", "orbit", "--frames", "2", "--size", "x".join(map(str, RENDERED))]
-        result["render"] = run("render", str(ply), *views, "-q", "-o", str(options.folder / "pictures"))
+        about = ["--data", str(scene), "-q", "-o", str(options.folder / "pictures")]
+        result["render"] = run("render", str(ply), *views, *about)
         result["render"] |= {"gaussians": options.rendered, "frames": 2}
     print(json.dumps(result, indent=1))
     if options.out:
