@@ -113,6 +113,18 @@ struct ChunkProjector {
   const View<Real> pinhole;
   const Frustum<Real> frustum;
 
+  // The upper bounds of the tiles that sixteen projected Gaussians reach.
+  SPLAT_INLINE void count_tiles(const F* rows, int64_t* tiles) const {
+    Real x[kLanes], y[kLanes], half_x[kLanes], half_y[kLanes];
+    rows[kProjX].store(x), rows[kProjY].store(y), rows[kProjHalfX].store(half_x), rows[kProjHalfY].store(half_y);
+    const int32_t across = tiles_across(view.width), down = tiles_across(view.height);
+    const Real width = Real(view.width), height = Real(view.height);
+    for (int k = 0; k < kLanes; ++k) {  // vectorised by the compiler
+      const TileRect r = tile_rect(x[k], y[k], half_x[k], half_y[k], across, down, width, height);
+      tiles[k] = area(r);
+    }
+  }
+
   // Geometry of lanes `first`..: appends the survivors to the chunk's projected Gaussians; returns the upper bound of
   // their tile intersections.
   int64_t geometry(int64_t chunk, int first, int count, int& visible) const {
@@ -134,28 +146,26 @@ struct ChunkProjector {
     uint32_t bits = alive.bits() & ((1u << count) - 1u);
     if (bits == 0) return 0;
 
-    Real fields[kProjectedSize][kLanes];
-    g.mean2d[0].store(fields[kProjX]);
-    g.mean2d[1].store(fields[kProjY]);
-    (g.conic.a * F(0.5 * kLog2E)).store(fields[kProjA]);
-    (g.conic.b * F(kLog2E)).store(fields[kProjB]);
-    (g.conic.c * F(0.5 * kLog2E)).store(fields[kProjC]);
-    g.log2_opacity.store(fields[kProjLog2Opacity]);
-    g.pc[2].store(fields[kProjDepth]);
-    half_x.store(fields[kProjHalfX]);
-    half_y.store(fields[kProjHalfY]);
+    F rows[kProjectedSize];
+    for (F& field : rows) field = F(0);
+    rows[kProjX] = g.mean2d[0], rows[kProjY] = g.mean2d[1];
+    rows[kProjA] = g.conic.a * F(0.5 * kLog2E), rows[kProjB] = g.conic.b * F(kLog2E);
+    rows[kProjC] = g.conic.c * F(0.5 * kLog2E);
+    rows[kProjLog2Opacity] = g.log2_opacity;
+    rows[kProjDepth] = g.pc[2];
+    rows[kProjHalfX] = half_x, rows[kProjHalfY] = half_y;
+    int64_t tiles[kLanes];
+    count_tiles(rows, tiles);
+    transpose_16(rows);
 
     int64_t bound = 0;
     for (; bits != 0; bits &= bits - 1) {
       const int k = __builtin_ctz(bits);
-      Real* proj = static_cast<Real*>(frame.projected) + (chunk * kChunk + visible) * kProjectedSize;
-      for (int f : {kProjX, kProjY, kProjA, kProjB, kProjC, kProjLog2Opacity, kProjDepth, kProjHalfX, kProjHalfY})
-        proj[f] = fields[f][k];
-      const int64_t tiles = projected_tiles(view, proj);
-      if (tiles == 0) continue;  // the slot is taken by the next one
+      if (tiles[k] == 0) continue;
+      rows[k].store(static_cast<Real*>(frame.projected) + (chunk * kChunk + visible) * kProjectedSize);
       frame.ids[chunk * kChunk + visible] = int32_t(chunk * kChunk + first + k);
-      frame.tiles_per_gauss[chunk * kChunk + visible] = uint32_t(tiles);
-      bound += tiles;
+      frame.tiles_per_gauss[chunk * kChunk + visible] = uint32_t(tiles[k]);
+      bound += tiles[k];
       ++visible;
     }
     return bound;
