@@ -187,6 +187,14 @@ def write_ply(path: Path, count: int) -> None:
             file.write(table.tobytes())
 
 
+def row(result: dict[str, Any]) -> str:
+    """Return the training of one scene as a row of a Markdown table."""
+    train = result["train"]
+    cells = [f"{result['views']:,}", f"{result['points']:,}", f"{train['peak_gib']:.1f} GiB"]
+    cells += [f"{train[key]:.1f} s" for key in ("first_step_begins_cpu_s", "first_step_ends_cpu_s")]
+    return f"| {' | '.join(cells)} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
