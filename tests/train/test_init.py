@@ -12,7 +12,14 @@ from splatcli.config import Config
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.points import PointCloud, morton_order
 from splatcli.scene.scene import Scene
-from splatcli.train.init import START_SHARE, auto_cap, initial_gaussians, mean_squared_distance, thinned
+from splatcli.train.init import (
+    START_SHARE,
+    auto_cap,
+    distinct_rows,
+    initial_gaussians,
+    mean_squared_distance,
+    thinned,
+)
 from tests.train.worlds import made_scene, random_gaussians
 
 
@@ -237,3 +244,15 @@ def test_a_given_model_above_the_cap_or_empty_is_refused() -> None:
         initial_gaussians(settings, made_scene(), generator(), random_gaussians(7))
     with pytest.raises(UsageError, match="no Gaussians"):
         initial_gaussians(settings, made_scene(), generator(), random_gaussians(0))
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 300, 5000])
+@pytest.mark.parametrize("values", [1, 4, 60])
+def test_distinct_rows_are_the_first_of_each_point(count: int, values: int) -> None:
+    random = np.random.default_rng(count + values)
+    points = random.integers(-values, values + 1, (count, 3)).astype(np.float32)
+    points[random.random((count, 3)) < 0.2] *= -1.0  # zeros of both signs are one
+    points[::7] += random.random((len(points[::7]), 3)).astype(np.float32)
+    seen: set[tuple[float, ...]] = set()
+    first = [row for row, point in enumerate(map(tuple, points)) if not (point in seen or seen.add(point))]
+    assert distinct_rows(points).tolist() == first
