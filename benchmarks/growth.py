@@ -48,8 +48,8 @@ LABELS = {
 }
 STAGES = tuple(LABELS)
 
-#: From this exponent on a stage grows faster than its count, beyond what caches and noise explain.
-SUPERLINEAR = 1.15
+#: From this exponent of a whole curve on a stage grows faster than its count, beyond what caches and noise explain.
+SUPERLINEAR = 1.1
 
 
 @dataclass(frozen=True)
@@ -162,6 +162,11 @@ def exponents(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
     return found
 
 
+def overall(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the exponents between the first and the last count of one curve."""
+    return {name: each[0] for name, each in exponents([rows[0], rows[-1]]).items()} if len(rows) > 1 else {}
+
+
 def bytes_of_each(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the bytes of a Gaussian, a tile intersection and a pixel that explain the peaks best (least squares).
 
@@ -223,7 +228,7 @@ def main() -> None:
     curves = {}
     for kind in ("gaussians", "pixels", "views"):
         if mine := [row for row in rows if row["kind"] == kind]:
-            curves[kind] = {"rows": mine, "exponents": exponents(mine)}
+            curves[kind] = {"rows": mine, "exponents": exponents(mine), "overall": overall(mine)}
             print(table(mine), json.dumps(curves[kind]["exponents"]), sep="\n")
     single = [row for row in rows if row["kind"] != "views"]
     bytes_each = bytes_of_each(single) if len(single) > 3 else {}

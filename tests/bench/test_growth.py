@@ -55,6 +55,7 @@ def row(kind: str, gaussians: int, isects: int, pixels: int, ms: float) -> dict[
 def test_exponents_are_slopes_of_logarithms() -> None:
     rows = [row("pixels", 10, 10, n, ms) for n, ms in ((100, 1.0), (200, 2.0), (400, 8.0))]
     assert growth.exponents(rows) == {"bin": [1.0, 2.0], "step": [1.0, 2.0]}
+    assert growth.overall(rows) == {"bin": 1.5, "step": 1.5}
 
 
 def test_bytes_of_each_count_are_found() -> None:
@@ -70,9 +71,12 @@ def test_the_documentation_shows_the_stored_result_and_nothing_grows_faster_than
     for curve in result["curves"].values():
         assert growth.table(curve["rows"]) in times
         assert curve["exponents"] == growth.exponents(curve["rows"])
-    largest = max(max(each) for curve in result["curves"].values() for each in curve["exponents"].values())
+        assert curve["overall"] == growth.overall(curve["rows"])
+    largest = max(max(curve["overall"].values()) for curve in result["curves"].values())
     assert largest < growth.SUPERLINEAR
-    assert f"largest exponent between neighbours of a curve is {largest}" in " ".join(times.split())
+    steepest = max(max(each) for curve in result["curves"].values() for each in curve["exponents"].values())
+    words = f"largest exponent of a whole curve is {largest}, and between neighbours {steepest} "
+    assert words in " ".join(times.split())
     single = [row for kind in ("gaussians", "pixels") for row in result["curves"][kind]["rows"]]
     assert growth.memory_table(single) in memory
     assert result["bytes_of_each"] == growth.bytes_of_each(single)
