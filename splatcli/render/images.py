@@ -102,7 +102,7 @@ class ModelRenderer:
     def render_maps(self, camera: Camera) -> RenderedMaps:
         """Render one view. Raise ResourceError as ``render``."""
         self._rendered += 1
-        if self._rendered == _BOUNDED_FROM:
+        if self._rendered == _BOUNDED_FROM and self._gaussians.device.type == "cpu":
             self._bounds = chunk_bounds(self._gaussians)
         shown = _render(self._gaussians, camera, self._settings, self._bounds)
         alpha, depth = shown.alpha.cpu().numpy(), shown.depth.cpu().numpy()

@@ -34,6 +34,12 @@ MIN_MSE = 1e-10
 #: A smaller variance is rounding: one pixel in ten million that differs by one of 256 levels has more.
 MIN_SPREAD = 1e-13
 
+#: Pixels that color_corrected() takes at once, so that their numbers in float64 stay in a cache.
+_AT_ONCE = 1 << 14
+
+#: Colours are summed relative to this, so that squares and products cancel less.
+_PIVOT = 0.5
+
 
 def psnr(x: Tensor, y: Tensor, masked: Tensor | None = None) -> float:
     """Return the peak signal-to-noise ratio in dB of two images [H, W, 3] with values in 0..1; at most 100.
@@ -79,13 +85,6 @@ def color_corrected(x: Tensor, y: Tensor, masked: Tensor | None = None) -> Tenso
         part = slice(first, first + _AT_ONCE)
         fitted[part] = torch.addmm(offset, source[part].double(), transform).clamp_(0.0, 1.0)
     return fitted.view(x.shape)
-
-
-#: Pixels that color_corrected() takes at once, so that their numbers in float64 stay in a cache.
-_AT_ONCE = 1 << 14
-
-#: Colours are summed relative to this, so that squares and products cancel less.
-_PIVOT = 0.5
 
 
 def _colour_sums(x: Tensor, y: Tensor, masked: Tensor | None) -> Tensor:

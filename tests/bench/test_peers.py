@@ -121,3 +121,5 @@ def test_the_documentation_has_the_stored_ratios() -> None:
     text = " ".join((ROOT / "docs" / "cpu.md").read_text(encoding="utf-8").split())
     assert peers.sentence(result) in text
     assert f"{result['gaussians']:,} Gaussians" in text
+    ratios = {entry["program"]: entry["ratio"] for entry in result["programs"]}
+    assert f"{ratios[peers.GSPLAT]:.0f} times as long" in (ROOT / "README.md").read_text(encoding="utf-8")

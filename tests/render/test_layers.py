@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,8 @@ from splatcli.render.images import (
     turbo,
 )
 from splatcli.scene.camera import Camera
+from splatcli.scene.points import morton_order
+from tests.rasterizer.scenes import random_camera, random_gaussians
 
 TILT = math.radians(30)
 #: At the origin of the world, looking along +z.
@@ -121,3 +124,19 @@ def test_images_are_joined_side_by_side() -> None:
     assert joined.shape == (4, 8, 3)
     assert not joined[:, :3].any()
     assert joined[:, 3:].all()
+
+
+def test_later_views_of_a_renderer_have_the_bits_of_the_first() -> None:
+    """From the second view on, chunks outside the view are skipped."""
+    gaussians = random_gaussians(0, 3000, dtype=torch.float32)
+    order = torch.from_numpy(morton_order(gaussians.means.numpy()))
+    gaussians = gaussians.map(lambda tensor: tensor[order])
+    renderer = ModelRenderer(gaussians, RenderSettings(), with_normals=True)
+    for seed in range(4):
+        camera = random_camera(seed, 60, 40)
+        camera = replace(camera, fx=6 * camera.fx, fy=6 * camera.fy)
+        maps = renderer.render_maps(camera)
+        first = ModelRenderer(gaussians, RenderSettings(), with_normals=True).render_maps(camera)
+        assert torch.equal(maps.rgb, first.rgb)
+        assert np.array_equal(maps.depth, first.depth)
+        assert np.array_equal(maps.normals, first.normals)
