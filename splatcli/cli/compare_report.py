@@ -101,7 +101,7 @@ class Report:
         a, b = (model.path for model in self.models)
         return [
             f"A against B is {alike:.1f} dB only: the models may be of different scenes, or in different frames\n"
-            f"  help: splat edit {b} --align-to {a} -o aligned.ply brings a run into the frame of another one"
+            f"  help: splat edit {b} --align-to {a} -o aligned.ply brings one into the frame of the other"
         ]
 
     def page(self, shown: Shown) -> bytes:

@@ -181,8 +181,8 @@ class EditArguments:
         _option(
             "--align-to",
             metavar="OTHER",
-            text="Rotate, scale and move so that the training cameras of a checkpoint come onto those of the same "
-            "images in OTHER: a run, a checkpoint or a scene.",
+            text="Rotate, scale and move onto OTHER: a run, a checkpoint, a scene or a file of splats. The training "
+            "cameras come onto those of the same images; where one of both has none, Gaussians onto Gaussians.",
         ),
     ] = None
     scale: Annotated[
@@ -365,8 +365,8 @@ def edit(args: EditArguments) -> int:
         dropped: list[Gaussians] | None = None if args.picture is None else []
         trained: tuple[Checkpoint, Scene] | None = None
         up: NDArray[np.float64] | None = None
-        own = [_with_places(operations, out) for operations in own]
-        together = _with_places(together, out)
+        own = [_with_others(operations, out) for operations in own]
+        together = _with_others(together, out)
         for path, operations in zip(given, own, strict=True):
             model = _load(path, operations, args, out)
             cameras = _training_cameras(model)
@@ -476,8 +476,8 @@ def _operations(ordered: list[str], models: int) -> tuple[list[list[Operation]],
     return own, together
 
 
-def _with_places(operations: list[Operation], out: Output) -> list[Operation]:
-    """Return the operations; those that align with another know where its cameras are."""
+def _with_others(operations: list[Operation], out: Output) -> list[Operation]:
+    """Return the operations; those that align with another model or scene know its cameras and Gaussians."""
     from splatcli.cli.model import find_model, is_run_folder, load_model
     from splatcli.config import DataConfig
     from splatcli.edit.operations import AlignTo
@@ -486,18 +486,16 @@ def _with_places(operations: list[Operation], out: Output) -> list[Operation]:
     done: list[Operation] = []
     for one in operations:
         if isinstance(one, AlignTo):
+            cameras, gaussians = [], None
             if one.path.is_dir() and not is_run_folder(one.path):
                 cameras = read_scene(one.path, DataConfig()).cameras
             else:
                 other = load_model(find_model(one.path, out=out), echo=out.note)
-                if other.checkpoint is None:
-                    raise UsageError(
-                        "it has no cameras", where=one.label, remedy="name a run, a checkpoint or a scene of COLMAP"
-                    )
-                cameras = other.checkpoint.refined_cameras()
-            done.append(replace(one, places={camera.name: camera.center for camera in cameras}))
-        else:
-            done.append(one)
+                cameras = [] if other.checkpoint is None else other.checkpoint.refined_cameras()
+                gaussians = replace(other.gaussians, shN=other.gaussians.shN[:, :0].clone())
+            places = {camera.name: camera.center for camera in cameras}
+            one = replace(one, places=places, gaussians=gaussians)
+        done.append(one)
     return done
 
 

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.edit.align import AlignmentError, align
 from splatcli.edit.clean import LEVELS, Photos, floaters
 from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
 from splatcli.edit.simplify import simplify
@@ -86,14 +87,17 @@ class Level:
 
 @dataclass(frozen=True)
 class AlignTo:
-    """The similarity transform that brings the training cameras onto those of the same names in another model or scene.
+    """The similarity transform onto another model or scene.
 
-    path: of the other. places: name of a camera there -> its position [3], which the caller fills in.
+    It brings the training cameras onto those of the same names in the other one; where one of the two has no cameras,
+    the Gaussians onto its Gaussians. The caller fills in what the other one has.
+    path: of the other. places: name of a camera there -> its position [3]. gaussians: None of a scene.
     """
 
     label: str
     path: Path
     places: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    gaussians: Gaussians | None = None
 
 
 @dataclass(frozen=True)
@@ -337,7 +341,7 @@ def apply_operations(
             pending = _levelled(gaussians, cameras, up, total, one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
         elif isinstance(one, AlignTo):
-            pending, detail = _aligned([move_camera(camera, total) for camera in cameras], one)
+            pending, detail = _aligned(gaussians, [move_camera(camera, total) for camera in cameras], one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed", detail))
         elif isinstance(one, Keep):
             gaussians, others = _kept(gaussians, one)
@@ -401,16 +405,30 @@ def _levelled(
     return rotation_between(up, np.array(one.axis))
 
 
-def _aligned(cameras: Sequence[Camera], one: AlignTo) -> tuple[Similarity, str]:
-    """Return the similarity, and how well the cameras agree then. cameras: in the coordinates of the moment."""
-    if not cameras:
+def _aligned(gaussians: Gaussians, cameras: Sequence[Camera], one: AlignTo) -> tuple[Similarity, str]:
+    """Return the similarity, and how well both agree then. cameras: in the coordinates of the moment."""
+    if cameras and one.places:
+        return _aligned_by_cameras(cameras, one)
+    if one.gaussians is None:
         raise UsageError(
-            "the model has no cameras to align",
+            "the model has no cameras, and a scene has no Gaussians to align with",
             where=one.label,
-            remedy="edit the run or its checkpoint; a file of splats is moved by --translate, --rotate and --scale",
+            remedy="name a run of that scene, or a file of splats",
         )
+    try:
+        found = align(gaussians, one.gaussians)
+    except AlignmentError as reason:
+        raise UsageError(
+            str(reason),
+            where=one.label,
+            remedy="bring the model roughly into place first: --rotate, --scale and --translate before --align-to",
+        ) from None
+    return found.similarity, f"; {found.share:.0%} of the Gaussians agree, {found.distance:.3g} apart in the median"
+
+
+def _aligned_by_cameras(cameras: Sequence[Camera], one: AlignTo) -> tuple[Similarity, str]:
     shared = [camera for camera in cameras if camera.name in one.places]
-    remedy = "both must be made of the same images, under the same names"
+    remedy = "both must be made of the same images, under the same names; files of splats are aligned by Gaussians"
     if len(shared) < MIN_POSITIONS:
         raise UsageError(
             f"{len(shared)} of {len(cameras)} training cameras are in it by name, at least {MIN_POSITIONS} are needed",

@@ -332,13 +332,15 @@ def test_a_model_is_aligned_with_a_scene(splat: Splat, finished_run: Path, tiny_
     assert (back.means - same.means).abs().max() < 1e-4
 
 
-def test_what_cannot_be_aligned_is_named(splat: Splat, finished_run: Path, moved: Path, model: Path, tmp_path) -> None:
+def test_what_cannot_be_aligned_is_named(
+    splat: Splat, finished_run: Path, tiny_scene: Path, moved: Path, model: Path, tmp_path: Path
+) -> None:
     checkpoint = load_checkpoint(moved)
     checkpoint.cameras = [replace(camera, name=f"other/{camera.name}") for camera in checkpoint.cameras]
     save_checkpoint(tmp_path / "renamed.pt", checkpoint)
     for words, reason in (
-        ((model, "--align-to", moved), "the model has no cameras to align"),
-        ((finished_run, "--align-to", model), "it has no cameras"),
+        ((model, "--align-to", tiny_scene), "the model has no cameras, and a scene has no Gaussians"),
+        ((model, "--align-to", moved), "bring the model roughly into place first"),
         ((finished_run, "--align-to", tmp_path / "renamed.pt"), "training cameras are in it by name, at least 5"),
         ((finished_run, "--align-to", tmp_path / "none"), "there is no such model"),
     ):
