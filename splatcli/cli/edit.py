@@ -17,6 +17,7 @@ from splatcli.errors import OutputError, SceneError, UsageError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from splatcli.checkpoint.state import Checkpoint
     from splatcli.cli.console import Output
@@ -59,6 +60,8 @@ _OPTIONAL = {"--clean": (("light", "normal", "strong"), "normal")}
 _ORDERED = "--ordered-operation"
 #: The value of --overlap that drops Gaussians.
 _DENSEST = "densest"
+#: The end of the name of a checkpoint.
+_CHECKPOINT = ".pt"
 #: Targets of operations beside the number of a model: all models together, and a model that is not named yet.
 _ALL, _NONE = "all", "none"
 
@@ -150,8 +153,8 @@ class EditArguments:
         typer.Option(
             *_OUTPUT,
             metavar="FILE",
-            help="File to write; the end of its name selects the format, as for splat export. - writes a PLY to "
-            "stdout.  [required]",
+            help="File to write; the end of its name selects the format, as for splat export, and .pt a checkpoint for "
+            "splat resume, where Gaussians are only dropped. - writes a PLY to stdout.  [required]",
             show_default=False,
         ),
     ] = None
@@ -292,12 +295,10 @@ class EditArguments:
             raise UsageError("no file to write is named", where="-o", remedy="splat edit MODEL -o edited.ply --scale 2")
         if any((self.translate, self.rotate, self.scale)):
             raise UsageError("an operation is in one word with another flag", where="-t, -r, -s", remedy="-w -t 0,0,1")
-        if self.output is not None and self.output.suffix.lower() in (".pt", ".pth", ".ckpt"):
-            raise UsageError(
-                "an edited model is no state of a run: Adam's moments and the images belong to the model before",
-                where="-o",
-                remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
-            )
+        if self.output is not None and self.output.suffix.lower() in (".pth", ".ckpt"):
+            raise UsageError("checkpoints of other programs are only read", where="-o", remedy="-o edited.pt")
+        if self.writes_checkpoint:
+            self._check_checkpoint()
         if self.overlap not in ("keep", _DENSEST):
             raise UsageError(f"there is no {self.overlap!r}", where="--overlap", remedy="keep or densest")
         if self.overlap == _DENSEST and len(self.models or []) < 2:
@@ -315,6 +316,23 @@ class EditArguments:
                 "cameras alone are not edited",
                 where="-o",
                 remedy="splat export MODEL -o cameras.json, or -o edited.ply",
+            )
+
+    @property
+    def writes_checkpoint(self) -> bool:
+        return self.output is not None and self.output.suffix.lower() == _CHECKPOINT
+
+    def _check_checkpoint(self) -> None:
+        remedy = "-o edited.ply; to train on: splat train SCENE --init edited.ply"
+        if len(self.models or []) > 1:
+            raise UsageError("several models are no state of one run", where="-o", remedy=remedy)
+        if self.refine is not None:
+            raise UsageError("--refine does not train the state of the run", where="-o", remedy=remedy)
+        if self.output is not None and self.output.absolute().parent.name == "ckpts":
+            raise UsageError(
+                "a run writes its own checkpoints there",
+                where=self.output,
+                remedy="-o edited.pt; splat resume edited.pt continues in a run folder of its own",
             )
 
 
@@ -336,120 +354,240 @@ def edit(args: EditArguments) -> int:
       splat edit output/scene -o phone.sog --simplify 25% --refine 500
       splat edit output/scene -o clean.ply --clean
       splat edit east.ply west.ply -o both.ply --overlap densest
+      splat edit output/scene -o clean.pt --clean && splat resume clean.pt --iterations 10000
       splat edit scene.ply --crop-out box:-1,-1,-1,1,1,1 --dry-run --picture edit.png
     """
-    from splatcli.cli.console import open_output, stdout_or
-    from splatcli.edit.operations import AlignTo, Clean, Move, apply_operations, merged
-    from splatcli.edit.overlap import resolve_overlap
-    from splatcli.edit.transform import move_camera
-    from splatcli.formats.registry import format_to_write
-    from splatcli.render.images import write_bytes
+    from splatcli.cli.console import open_output
 
-    output = None if args.output is None else stdout_or(args.output)
-    to_stdout = str(output) == "-"
-    chosen = None if output is None else format_to_write(output, "ply" if to_stdout else None)
-    given: list[Path | None] = [*args.models] if args.models else [None]
-    own, together = _operations(args.ordered or [], len(given))
-    replaces = output is not None and output.is_file()
-    for file in (output, args.picture):
-        if file is not None and file.is_file() and not args.overwrite:
-            raise OutputError("the file is already there", where=file, remedy="-w replaces it")
+    own, together = _operations(args.ordered or [], len(args.models or [None]))
+    target = _Target.of(args, [*own[0], *together])
     with open_output(json=args.json, quiet=args.quiet) as out:
-        parts: list[Gaussians] = []
-        effects: list[dict[str, Any]] = []
-        loaded: list[Path] = []
-        offsets: dict[Path, tuple[float, ...]] = {}
-        metadata: ExportMetadata | None = None
-        seen: list[Camera] = []
-        photos: Photos | None = None
-        dropped: list[Gaussians] | None = None if args.picture is None else []
-        trained: tuple[Checkpoint, Scene] | None = None
-        up: NDArray[np.float64] | None = None
         own = [_with_others(operations, out) for operations in own]
         together = _with_others(together, out)
-        for path, operations in zip(given, own, strict=True):
-            model = _load(path, operations, args, out)
-            cameras = _training_cameras(model)
-            if args.refine is not None:
-                trained = _run_to_refine(model, [*operations, *together], args.data)
-            alone = [*operations, *(together if len(given) == 1 else [])]
-            known = _photos(model, args.data, out) if any(isinstance(one, Clean) for one in alone) else None
-            gone: list[Gaussians] | None = None if dropped is None else []
-            part, similarity, some = apply_operations(
-                model.gaussians,
-                operations,
-                nonfinite=model.dropped,
-                cameras=cameras,
-                photos=known,
-                up=_known_up(model),
-                dropped=gone,
-            )
-            if dropped is not None and gone is not None:
-                dropped += gone
-            if len(given) == 1:
-                seen, photos = [move_camera(camera, similarity) for camera in cameras], known
-                up = None if (known_up := _known_up(model)) is None else similarity.rotation @ known_up
-            if metadata is None:
-                metadata = _metadata(model, operations, together, similarity, chosen, out)
-            elif model.checkpoint is not None and metadata.antialiased != model.checkpoint.config.train.antialiased:
-                out.warn(f"{model.path}: it and {loaded[0]} were not both trained with --antialiased")
-            offset = None if model.checkpoint is None else tuple(model.checkpoint.dataset.offset)
-            other = next((path for path, known in offsets.items() if known != offset), None)
-            if (
-                offset is not None
-                and other is not None
-                and not any(isinstance(one, Move | AlignTo) for one in operations)
-            ):
-                shift = ",".join(f"{a - b:.9g}" for a, b in zip(offset, offsets[other], strict=True))
-                out.warn(
-                    f"{model.path}: it is stored at another offset from the input than {other}; if the two belong "
-                    f"together, name --translate {shift} after it"
-                )
-            if offset is not None:
-                offsets[model.path] = offset
-            loaded.append(model.path)
-            parts.append(part)
-            effects += _report(some, model.path, out, dry_run=args.dry_run)
-            del model
-        if args.overlap == _DENSEST:
-            parts, some = resolve_overlap(parts, dropped)
-            for path, one in zip(loaded, some, strict=True):
-                effects += _report([one], path, out, dry_run=args.dry_run)
-        gaussians, similarity, some = apply_operations(
-            merged(parts), together, cameras=seen, photos=photos, up=up, dropped=dropped
-        )
-        effects += _report(some, None, out, dry_run=args.dry_run)
-        assert metadata is not None, "there is a model"
-        facts: dict[str, Any] = {"reads": loaded, "operations": effects, "num_gaussians": len(gaussians)}
-        if args.refine is not None and trained is not None:
-            gaussians, line = _refined(gaussians, *trained, args.refine, out, dry_run=args.dry_run)
-            facts["refine"] = {"steps": args.refine, "photos": len(trained[1].train), "line": line}
+        given: list[Path | None] = [*args.models] if args.models else [None]
+        parts = [_part(path, operations, together, args, out) for path, operations in zip(given, own, strict=True)]
+        _warn_of_differences(parts, out)
+        metadata = _metadata(parts[0], target, out)
+        whole = _together(parts, together, args, out)
+        metadata = _moved_metadata(metadata, whole.similarity)
+        if parts[0].to_refine is not None and args.refine is not None:
+            whole.gaussians, line = _refined(whole.gaussians, *parts[0].to_refine, args.refine, out, args.dry_run)
+            photos = len(parts[0].to_refine[1].train)
+            whole.facts["refine"] = {"steps": args.refine, "photos": photos, "line": line}
         if args.picture is not None:
-            seen = [move_camera(camera, similarity) for camera in seen]
-            up = None if up is None else similarity.rotation @ up
-            _draw(gaussians, dropped or [], seen, up, metadata.antialiased, args.picture)
-            facts["picture"] = args.picture
+            _draw(whole.gaussians, whole.dropped, whole.cameras, whole.up, metadata.antialiased, args.picture)
+            whole.facts["picture"] = args.picture
             out.note(f"{args.picture}: what is dropped, in red over what stays")
         if args.dry_run:
-            lines = [f"reads  {path}" for path in loaded]
-            lines += [one["line"] for one in effects]
-            lines += [facts["refine"]["line"]] if "refine" in facts else []
-            lines += [f"makes  {output or 'a file'}: {len(gaussians):,} Gaussians"]
-            out.result({"dry_run": True, "makes": output, "replaces": replaces, **facts}, lines)
-            return 0
-        assert chosen is not None, "there is an output"
-        assert output is not None, "checked with the arguments"
-        metadata = _moved_metadata(metadata, similarity)
-        if chosen.name == "ply" and not to_stdout:
-            _write_ply(gaussians, metadata, output, out)
+            lines = [f"reads  {part.path}" for part in parts]
+            lines += [one["line"] for one in whole.facts["operations"]]
+            lines += [whole.facts["refine"]["line"]] if "refine" in whole.facts else []
+            lines += [f"makes  {target.path or 'a file'}: {len(whole.gaussians):,} Gaussians"]
+            out.result({"dry_run": True, "makes": target.path, "replaces": target.replaces, **whole.facts}, lines)
         else:
-            payload = _encoded(gaussians, chosen, metadata, out)
-            if to_stdout:
-                out.data(payload)
-                return 0
-            write_bytes(output, payload)
-        out.result({"path": output, **facts}, [output])
+            target.write(whole, metadata, parts[0].checkpoint, out)
     return 0
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The output: a file of a format or stdout, or a checkpoint, which has no format.
+
+    path: None where nothing is written. replaces: whether something is there.
+    """
+
+    path: Path | None
+    format: Format | None
+    replaces: bool
+
+    @classmethod
+    def of(cls, args: EditArguments, operations: list[Operation]) -> _Target:
+        """operations: all of the first model. Raises UsageError, OutputError."""
+        from splatcli.cli.console import stdout_or
+        from splatcli.edit.run_state import check_droppable
+        from splatcli.formats.registry import format_to_write
+
+        for file in (args.output, args.picture):
+            if file is not None and file.is_file() and not args.overwrite:
+                raise OutputError("the file is already there", where=file, remedy="-w replaces it")
+        if args.output is None:
+            return cls(None, None, replaces=False)
+        path = stdout_or(args.output)
+        if args.writes_checkpoint:
+            check_droppable(operations)
+            return cls(path, None, path.is_file())
+        return cls(path, format_to_write(path, "ply" if str(path) == "-" else None), path.is_file())
+
+    def write(self, whole: _Whole, metadata: ExportMetadata, checkpoint: Checkpoint | None, out: Output) -> None:
+        """checkpoint: the one that was edited, where a checkpoint is written."""
+        from splatcli.checkpoint.file import save_checkpoint
+        from splatcli.edit.run_state import only_rows
+        from splatcli.render.images import make_parent_folder, write_bytes
+
+        assert self.path is not None, "checked with the arguments"
+        if self.format is None:
+            assert checkpoint is not None
+            assert whole.rows is not None, "Gaussians were dropped, and nothing else"
+            make_parent_folder(self.path)
+            save_checkpoint(self.path, only_rows(checkpoint, whole.rows))
+        elif self.format.name == "ply" and str(self.path) != "-":
+            _write_ply(whole.gaussians, metadata, self.path, out)
+        else:
+            payload = _encoded(whole.gaussians, self.format, metadata, out)
+            if str(self.path) == "-":
+                out.data(payload)
+                return
+            write_bytes(self.path, payload)
+        out.result({"path": self.path, **whole.facts}, [self.path])
+
+
+@dataclass
+class _Part:
+    """A model after its own operations.
+
+    effects: of these, as facts. dropped, cameras, up: in the coordinates of the result; cameras of training, None for
+    up where it is not known. moves: whether an operation of all of them moves it. rows: see Edited.
+    to_refine: what --refine needs. checkpoint: what a checkpoint as output needs.
+    antialiased, offset, notes: of its training; offset is None where it has none, notes say where it lies.
+    """
+
+    path: Path
+    gaussians: Gaussians
+    similarity: Similarity
+    effects: list[dict[str, Any]]
+    dropped: list[Gaussians]
+    cameras: list[Camera]
+    photos: Photos | None
+    up: NDArray[np.float64] | None
+    metadata: ExportMetadata
+    rows: Tensor | None
+    moves: bool
+    placed: bool
+    offset: tuple[float, ...] | None
+    notes: list[str]
+    to_refine: tuple[Checkpoint, Scene] | None
+    checkpoint: Checkpoint | None
+
+
+def _part(
+    path: Path | None, operations: list[Operation], together: list[Operation], args: EditArguments, out: Output
+) -> _Part:
+    """Read a model, apply its own operations, and print their effects. together: the operations of all models."""
+    from splatcli.edit.operations import AlignTo, Clean, Level, Move, apply_operations
+    from splatcli.edit.transform import move_camera
+    from splatcli.formats.format import ExportMetadata
+
+    alone = len(args.models or []) < 2
+    following = [*operations, *(together if alone else [])]
+    model = _load(path, operations, args, out)
+    checkpoint = model.checkpoint
+    if checkpoint is None and args.writes_checkpoint:
+        raise UsageError(
+            f"{model.path} is no checkpoint of splat, and holds no state of a run",
+            where="-o",
+            remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
+        )
+    to_refine = None if args.refine is None else _run_to_refine(model, following, args.data)
+    cameras, up = _training_cameras(model), _known_up(model)
+    photos = _photos(model, args.data, out) if any(isinstance(one, Clean) for one in following) else None
+    dropped: list[Gaussians] = []
+    edited = apply_operations(
+        model.gaussians,
+        operations,
+        nonfinite=model.dropped,
+        cameras=cameras,
+        photos=photos,
+        up=up,
+        dropped=None if args.picture is None else dropped,
+    )
+    notes: list[str] = []
+    if checkpoint is not None:
+        offset, place = checkpoint.dataset.offset, place_note(checkpoint)
+        notes = [*([offset_note(offset)] if any(offset) else []), *([place] if place else [])]
+    return _Part(
+        path=model.path,
+        gaussians=edited.gaussians,
+        similarity=edited.similarity,
+        effects=_report(edited.effects, model.path, out, dry_run=args.dry_run),
+        dropped=dropped,
+        cameras=[move_camera(camera, edited.similarity) for camera in cameras] if alone else [],
+        photos=photos if alone else None,
+        up=edited.similarity.rotation @ up if alone and up is not None else None,
+        metadata=_moved_metadata(ExportMetadata.of(checkpoint, []), edited.similarity),
+        rows=edited.rows,
+        moves=any(isinstance(one, Move | Level | AlignTo) for one in [*operations, *together]),
+        placed=any(isinstance(one, Move | AlignTo) for one in operations),
+        offset=None if checkpoint is None else tuple(checkpoint.dataset.offset),
+        notes=notes,
+        to_refine=to_refine,
+        checkpoint=checkpoint if args.writes_checkpoint else None,
+    )
+
+
+def _warn_of_differences(parts: list[_Part], out: Output) -> None:
+    """Warn of models that do not belong together as they are."""
+    first = parts[0]
+    known: list[_Part] = []
+    for part in parts:
+        if part.offset is None:
+            continue
+        if part is not first and part.metadata.antialiased != first.metadata.antialiased:
+            out.warn(f"{part.path}: it and {first.path} were not both trained with --antialiased")
+        other = next((one for one in known if one.offset != part.offset), None)
+        if other is not None and other.offset is not None and not part.placed:
+            shift = ",".join(f"{a - b:.9g}" for a, b in zip(part.offset, other.offset, strict=True))
+            out.warn(
+                f"{part.path}: it is stored at another offset from the input than {other.path}; if the two belong "
+                f"together, name --translate {shift} after it"
+            )
+        known.append(part)
+
+
+@dataclass
+class _Whole:
+    """All models together. facts: for --json. The others: as those of a part."""
+
+    gaussians: Gaussians
+    similarity: Similarity
+    dropped: list[Gaussians]
+    cameras: list[Camera]
+    up: NDArray[np.float64] | None
+    rows: Tensor | None
+    facts: dict[str, Any]
+
+
+def _together(parts: list[_Part], operations: list[Operation], args: EditArguments, out: Output) -> _Whole:
+    """Put the models together, apply the operations of all, and print their effects."""
+    from splatcli.edit.operations import apply_operations, merged
+    from splatcli.edit.overlap import resolve_overlap
+    from splatcli.edit.transform import move_camera
+
+    first = parts[0]
+    effects = [effect for part in parts for effect in part.effects]
+    dropped = None if args.picture is None else [gone for part in parts for gone in part.dropped]
+    left = [part.gaussians for part in parts]
+    if args.overlap == _DENSEST:
+        left, overlap = resolve_overlap(left, dropped)
+        for part, one in zip(parts, overlap, strict=True):
+            effects += _report([one], part.path, out, dry_run=args.dry_run)
+    edited = apply_operations(
+        merged(left), operations, cameras=first.cameras, photos=first.photos, up=first.up, dropped=dropped
+    )
+    effects += _report(edited.effects, None, out, dry_run=args.dry_run)
+    rows = None if first.rows is None or edited.rows is None or len(parts) > 1 else first.rows[edited.rows]
+    return _Whole(
+        gaussians=edited.gaussians,
+        similarity=edited.similarity,
+        dropped=dropped or [],
+        cameras=[move_camera(camera, edited.similarity) for camera in first.cameras],
+        up=None if first.up is None else edited.similarity.rotation @ first.up,
+        rows=rows,
+        facts={
+            "reads": [part.path for part in parts],
+            "operations": effects,
+            "num_gaussians": len(edited.gaussians),
+        },
+    )
 
 
 def _operations(ordered: list[str], models: int) -> tuple[list[list[Operation]], list[Operation]]:
@@ -598,7 +736,7 @@ def _run_to_refine(model: Model, operations: list[Operation], data: Path | None)
 
 
 def _refined(
-    gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: int, out: Output, *, dry_run: bool
+    gaussians: Gaussians, checkpoint: Checkpoint, scene: Scene, steps: int, out: Output, dry_run: bool
 ) -> tuple[Gaussians, str]:
     """Return the Gaussians after ``steps`` steps on the scene's photos, and the line that says so, which is printed."""
     from splatcli.edit.refine import refine
@@ -631,34 +769,19 @@ def _draw(
     write_bytes(path, png_bytes(draw(gaussians, gone, cameras, known, antialiased=antialiased)))
 
 
-def _metadata(
-    model: Model,
-    operations: list[Operation],
-    together: list[Operation],
-    similarity: Similarity,
-    chosen: Format | None,
-    out: Output,
-) -> ExportMetadata:
-    """Return the facts of a model beside its Gaussians after its own operations.
+def _metadata(part: _Part, target: _Target, out: Output) -> ExportMetadata:
+    """Return the facts of a model beside its Gaussians, and print which of them get lost.
 
     What maps coordinates to those of the input or to the Earth holds only where no operation moves the model.
     """
-    from splatcli.edit.operations import AlignTo, Level, Move
-    from splatcli.formats.format import ExportMetadata
-
-    comments: list[str] = []
-    if model.checkpoint is not None:
-        offset, place = model.checkpoint.dataset.offset, place_note(model.checkpoint)
-        found = [*([offset_note(offset)] if any(offset) else []), *([place] if place else [])]
-        if any(isinstance(one, Move | Level | AlignTo) for one in [*operations, *together]):
-            if found:
-                out.note("note: the model is moved, so that its place and its offset from the input are left out")
-        else:
-            comments = [f"splatcli: {text}" for text in found]
-            for text in found:
-                if chosen is not None and chosen.name not in COMMENTED:
-                    out.note(f"note: {text}; {chosen.title} has no place for that")
-    return _moved_metadata(ExportMetadata.of(model.checkpoint, comments), similarity)
+    if part.moves and part.notes:
+        out.note("note: the model is moved, so that its place and its offset from the input are left out")
+    if part.moves:
+        return part.metadata
+    if target.format is not None and target.format.name not in COMMENTED:
+        for text in part.notes:
+            out.note(f"note: {text}; {target.format.title} has no place for that")
+    return replace(part.metadata, comments=tuple(f"splatcli: {text}" for text in part.notes))
 
 
 def _moved_metadata(metadata: ExportMetadata, similarity: Similarity) -> ExportMetadata:

@@ -30,7 +30,7 @@ Indices = NDArray[np.int64]
 #: Gaussians of a lower opacity are left out, unless fewer than the least number that can be aligned would be left.
 OPAQUE, FEWEST = 0.1, 100
 #: Score of a fit that counts, and of a different one as a part of it that makes it ambiguous. Of two trainings of one
-#: scene, cropped alike or differently, the best has 0.14 to 0.51 and the next at most 0.4 times that; of different
+#: scene, cropped alike or differently, the best has 0.14 to 0.51 and the next at most 0.62 times that; of different
 #: scenes the best has at most 0.01.
 LEAST_SCORE, AMBIGUOUS = 0.1, 0.65
 #: Each stage: points of a cloud at most, the distances up to which pairs count, and different fits that go on.

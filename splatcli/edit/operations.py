@@ -308,6 +308,20 @@ def parse_operation(flag: str, text: str) -> Operation:
     return _PARSERS[flag](flag, text)
 
 
+@dataclass(frozen=True, eq=False)
+class Edited:
+    """The result of operations.
+
+    similarity: the product of the transforms. effects: of each operation.
+    rows: [M] int64, for each Gaussian the row among those given that it is; None where they were merged.
+    """
+
+    gaussians: Gaussians
+    similarity: Similarity
+    effects: list[Effect]
+    rows: Tensor | None
+
+
 def apply_operations(
     gaussians: Gaussians,
     operations: Sequence[Operation],
@@ -317,8 +331,8 @@ def apply_operations(
     photos: Photos | None = None,
     up: NDArray[np.float64] | None = None,
     dropped: list[Gaussians] | None = None,
-) -> tuple[Gaussians, Similarity, list[Effect]]:
-    """Return the edited Gaussians, the product of the transforms, and the effect of each operation.
+) -> Edited:
+    """Return the edited Gaussians and what became of them.
 
     Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
     values that the reader has dropped already, for the first KeepFinite. cameras: of the training images, in the
@@ -328,6 +342,7 @@ def apply_operations(
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
     effects = []
+    rows: Tensor | None = torch.arange(len(gaussians))
     total = pending = Similarity()
     gone: list[Gaussians] = [] if dropped is None else dropped
     for one in operations:
@@ -344,8 +359,8 @@ def apply_operations(
             pending, detail = _aligned(gaussians, [move_camera(camera, total) for camera in cameras], one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed", detail))
         elif isinstance(one, Keep):
-            gaussians, others = _kept(gaussians, one)
-            count = len(others)
+            gaussians, others, kept = _kept(gaussians, one)
+            rows, count = None if rows is None else rows[kept], len(others)
             if isinstance(one, KeepFinite):
                 count, nonfinite = count + nonfinite, 0
             elif dropped is not None:
@@ -361,10 +376,12 @@ def apply_operations(
             before, count = len(gaussians), one.count(len(gaussians))
             if count < before:
                 gaussians = simplify(gaussians, count, [move_camera(camera, total) for camera in cameras])
+                rows = None
             effects.append(Effect(one.label, before - count, count, "merged"))
         elif isinstance(one, Clean):
-            rows = floaters(gaussians, one.level, [move_camera(camera, total) for camera in cameras], photos)
-            gaussians, others = _kept(gaussians, Keep(one.label, lambda _, rows=rows: ~rows))  # type: ignore[misc]
+            floating = floaters(gaussians, one.level, [move_camera(camera, total) for camera in cameras], photos)
+            gaussians, others, kept = _kept(gaussians, Keep(one.label, lambda _, gone=floating: ~gone))  # type: ignore[misc]
+            rows = None if rows is None else rows[kept]
             if dropped is not None:
                 gone.append(others)
             effects.append(Effect(one.label, len(others), len(gaussians), "dropped", _evidence(one, cameras, photos)))
@@ -373,9 +390,10 @@ def apply_operations(
             touched = int((order != torch.arange(len(order))).sum())
             if touched:
                 gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
+                rows = None if rows is None else rows[order]
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
     gone[:] = [move_gaussians(part, pending) for part in gone]
-    return _moved(gaussians, pending), pending.after(total), effects
+    return Edited(_moved(gaussians, pending), pending.after(total), effects, rows)
 
 
 def _evidence(one: Clean, cameras: Sequence[Camera], photos: Photos | None) -> str:
@@ -455,8 +473,8 @@ def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
     return done
 
 
-def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians]:
-    """Return the Gaussians that stay, and the others."""
+def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians, Tensor]:
+    """Return the Gaussians that stay, the others, and [N] bool, which ones stay."""
     rows = one.keeps(gaussians)
     count = int(rows.sum())
     if not count:
@@ -466,7 +484,7 @@ def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians]:
             remedy="`splat info MODEL` gives the bounds of the positions; operations before this one count, too",
         )
     dropped = gaussians.map(lambda tensor: tensor[~rows])
-    return (gaussians.map(lambda tensor: tensor[rows]) if len(dropped) else gaussians), dropped
+    return (gaussians.map(lambda tensor: tensor[rows]) if len(dropped) else gaussians), dropped, rows
 
 
 def merged(parts: Sequence[Gaussians]) -> Gaussians:

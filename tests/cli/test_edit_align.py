@@ -45,8 +45,8 @@ def ball(count: int, seed: int) -> Points:
 def written(path: Path, points: Points, colours: Points | None = None) -> Path:
     """A PLY of small grey Gaussians, or of Gaussians of given SH coefficients."""
     rows = np.random.default_rng(len(points)).permutation(len(points))
-    sh0 = np.zeros((len(points), 3)) if colours is None else colours
-    means, sh0 = (torch.from_numpy(values[rows].astype(np.float32)) for values in (points, sh0))
+    given = points, np.zeros((len(points), 3)) if colours is None else colours
+    means, sh0 = (torch.from_numpy(values[rows].astype(np.float32)) for values in given)
     count = len(means)
     gaussians = Gaussians(
         means=means,
