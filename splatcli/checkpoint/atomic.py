@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import os
 import re
 import secrets
 import shutil
+import signal
 import stat
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import BinaryIO
 
 from splatcli.errors import DivergedError, OutputError, from_os_error, system_error
@@ -110,20 +114,23 @@ def write_atomically(
 def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what: str) -> None:
     """Write a folder through ``write``, which fills an empty one beside it, and put it at ``path`` when it is complete.
 
-    A folder that is at ``path`` is replaced with all that is in it: the caller has checked that it may be.
-    Raises OutputError; the old folder is then untouched and no temporary one is left, as after Ctrl-C.
+    A folder that is at ``path`` is replaced with all that is in it: the caller has checked that it may be. Those that
+    a killed process left beside it are removed afterwards.
+    Raises OutputError; the old folder is then untouched and no temporary one is left, as after Ctrl-C and SIGTERM.
     """
     target = Path(os.path.realpath(path))
-    temporary, old = (target.with_name(f"{target.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}") for _ in "ab")
+    stem = target.name[:50]
+    temporary, old = (target.with_name(f"{stem}.tmp.{os.getpid()}.{secrets.token_hex(4)}") for _ in "ab")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary.mkdir()
-        write(temporary)
-        for file in temporary.rglob("*"):
-            _sync(file)
-        if target.exists():
-            target.rename(old)
-        temporary.rename(target)
+        with ended_by_signals():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary.mkdir()
+            write(temporary)
+            for file in temporary.rglob("*"):
+                _sync(file)
+            if target.exists():
+                target.rename(old)
+            temporary.rename(target)
     except BaseException as error:
         if old.exists() and not target.exists():
             old.rename(target)
@@ -132,7 +139,43 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what
             raise from_os_error(error, OutputError, path) from error
         raise
     shutil.rmtree(old, ignore_errors=True)
+    for left in target.parent.glob(f"{glob.escape(stem)}.tmp.*"):
+        match = TEMPORARY.fullmatch(left.name)
+        if match is not None and left.is_dir() and not left.is_symlink() and not other_process_lives(int(match["pid"])):
+            shutil.rmtree(left, ignore_errors=True)
     sync_folder(target.parent)
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit meanwhile, as SIGINT raises KeyboardInterrupt, so that nothing is left."""
+    before = {}
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def other_process_lives(pid: int) -> bool:
+    """Return whether a process of this machine, and not this one, has the id."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _sync(path: Path) -> None:

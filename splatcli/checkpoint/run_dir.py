@@ -16,7 +16,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from splatcli.checkpoint.atomic import TEMPORARY, free_bytes, probe_folder, probe_room, sync_folder, write_atomically
+from splatcli.checkpoint.atomic import (
+    TEMPORARY,
+    free_bytes,
+    other_process_lives,
+    probe_folder,
+    probe_room,
+    sync_folder,
+    write_atomically,
+)
 from splatcli.checkpoint.container import read_container
 from splatcli.checkpoint.file import checkpoint_bytes, load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
@@ -481,18 +489,6 @@ def _remove_stale(folder: Path) -> None:
         return
     for path in files:
         match = TEMPORARY.fullmatch(path.name)
-        if match is not None and not _other_process_lives(int(match["pid"])):
+        if match is not None and not other_process_lives(int(match["pid"])):
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _other_process_lives(pid: int) -> bool:
-    if pid == os.getpid():
-        return False  # this process writes nothing while it opens the run
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
-from splatcli.cli.export import COMMENTED, offset_note, place_note
+from splatcli.cli.export import COMMENTED, LOD_LEVELS, offset_note, place_note, write_stream
 from splatcli.errors import OutputError, SceneError, UsageError
 
 if TYPE_CHECKING:
@@ -391,20 +391,22 @@ def edit(args: EditArguments) -> int:
 
 @dataclass(frozen=True)
 class _Target:
-    """The output: a file of a format or stdout, or a checkpoint, which has no format.
+    """The output: a file of a format or stdout, a streamed SOG, or a checkpoint, which has no format.
 
-    path: None where nothing is written. replaces: whether something is there.
+    path: None where nothing is written. replaces: whether something is there. folder: of a streamed SOG.
     """
 
     path: Path | None
     format: Format | None
     replaces: bool
+    folder: Path | None = None
 
     @classmethod
     def of(cls, args: EditArguments, operations: list[Operation]) -> _Target:
         """operations: all of the first model. Raises UsageError, OutputError."""
         from splatcli.cli.console import stdout_or
         from splatcli.edit.run_state import check_droppable
+        from splatcli.formats import streamed_sog
         from splatcli.formats.registry import format_to_write
 
         for file in (args.output, args.picture):
@@ -416,12 +418,17 @@ class _Target:
         if args.writes_checkpoint:
             check_droppable(operations)
             return cls(path, None, path.is_file())
+        folder = streamed_sog.folder_to_write(path, None)
+        if folder is not None:
+            streamed_sog.check_folder(folder, overwrite=args.overwrite)
+            return cls(folder, streamed_sog.FORMAT, folder.exists(), folder)
         return cls(path, format_to_write(path, "ply" if str(path) == "-" else None), path.is_file())
 
     def write(self, whole: _Whole, metadata: ExportMetadata, checkpoint: Checkpoint | None, out: Output) -> None:
         """checkpoint: the one that was edited, where a checkpoint is written."""
         from splatcli.checkpoint.file import save_checkpoint
         from splatcli.edit.run_state import only_rows
+        from splatcli.edit.simplify import contributions
         from splatcli.render.images import make_parent_folder, write_bytes
 
         assert self.path is not None, "checked with the arguments"
@@ -430,6 +437,14 @@ class _Target:
             assert whole.rows is not None, "Gaussians were dropped, and nothing else"
             make_parent_folder(self.path)
             save_checkpoint(self.path, only_rows(checkpoint, whole.rows))
+        elif self.folder is not None:
+            gaussians = _as_held(whole.gaussians, self.format, out)
+            masses = contributions(gaussians, whole.cameras) if whole.cameras else None
+            if masses is None:
+                out.note("note: without cameras of one run, none tell which Gaussians count")
+            facts = write_stream(gaussians, metadata, self.folder, LOD_LEVELS, masses, out)
+            out.result({**whole.facts, **facts}, [facts["path"]])
+            return
         elif self.format.name == "ply" and str(self.path) != "-":
             _write_ply(whole.gaussians, metadata, self.path, out)
         else:
@@ -813,13 +828,18 @@ def _write_ply(gaussians: Gaussians, metadata: ExportMetadata, output: Path, out
 
 def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out: Output) -> bytes:
     """Return the content of a file, and print what its format could not hold."""
-    from splatcli.formats.selection import select
-
-    if gaussians.sh_degree > chosen.sh_degree:
-        out.note(f"note: SH degree {gaussians.sh_degree} -> {chosen.sh_degree}, the most that {chosen.title} holds")
-        gaussians, _ = select(gaussians, sh_degree=chosen.sh_degree)
     assert chosen.write is not None, "format_to_write() gives formats that are written"
-    encoded = chosen.write(gaussians, metadata)
+    encoded = chosen.write(_as_held(gaussians, chosen, out), metadata)
     for note in encoded.notes:
         out.note(f"note: {note}")
     return encoded.payload
+
+
+def _as_held(gaussians: Gaussians, chosen: Format, out: Output) -> Gaussians:
+    """Return the Gaussians with the SH degree that a format holds, and print that it is lower."""
+    from splatcli.formats.selection import select
+
+    if gaussians.sh_degree <= chosen.sh_degree:
+        return gaussians
+    out.note(f"note: SH degree {gaussians.sh_degree} -> {chosen.sh_degree}, the most that {chosen.title} holds")
+    return select(gaussians, sh_degree=chosen.sh_degree)[0]

@@ -258,16 +258,29 @@ def _stream(
     gaussians: Gaussians, metadata: ExportMetadata, loaded: Model, folder: Path, args: ExportArguments, out: Output
 ) -> None:
     """Write a streamed SOG, or print what would be written with --dry-run."""
-    from splatcli.edit.simplify import simplify_in_steps
-    from splatcli.formats.streamed_sog import INDEX, level_counts, write_streamed
+    from splatcli.formats.streamed_sog import level_counts
 
-    levels = args.lod_levels or _LOD_LEVELS
+    levels = args.lod_levels or LOD_LEVELS
     if args.dry_run:
         counts = level_counts(len(gaussians), levels)
         words = f"a streamed SOG with levels of about {_listed(counts)} Gaussians"
         _plan(words, {"num_gaussians": len(gaussians), "levels": counts}, loaded, folder, out)
         return
-    masses = _contributions(gaussians, loaded, args, out)
+    facts = write_stream(gaussians, metadata, folder, levels, _contributions(gaussians, loaded, args, out), out)
+    out.result(facts, [facts["path"]])
+
+
+def write_stream(
+    gaussians: Gaussians,
+    metadata: ExportMetadata,
+    folder: Path,
+    levels: int,
+    masses: NDArray[np.float64] | None,
+    out: Output,
+) -> dict[str, Any]:
+    """Write a streamed SOG and return the facts. masses: [N], what each contributes to images, where that is known."""
+    from splatcli.edit.simplify import simplify_in_steps
+    from splatcli.formats.streamed_sog import INDEX, level_counts, write_streamed
 
     def coarser(part: Gaussians, rows: Tensor) -> Iterator[Gaussians]:
         of_part = None if masses is None else masses[rows.numpy()]
@@ -276,11 +289,11 @@ def _stream(
     written = write_streamed(gaussians, folder, metadata, coarser)
     out.note(f"levels of {_listed(written.counts)} Gaussians in {written.chunks} chunks, {written.bytes:,} bytes")
     facts = {"bytes": written.bytes, "num_gaussians": len(gaussians), "levels": written.counts}
-    out.result({"path": folder / INDEX, **facts, "chunks": written.chunks}, [folder / INDEX])
+    return {"path": folder / INDEX, **facts, "chunks": written.chunks}
 
 
 #: Levels of detail without --lod-levels.
-_LOD_LEVELS = 5
+LOD_LEVELS = 5
 
 
 def _listed(counts: Sequence[int]) -> str:

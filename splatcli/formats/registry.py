@@ -106,7 +106,11 @@ def is_own_checkpoint(path: Path) -> bool:
 
 
 def newest_import(folder: Path) -> Path | None:
-    """Return the newest model of another program's run folder, or the index of a SOG in a folder; None for neither."""
+    """Return the newest model of another program's run folder, or the index of a SOG in a folder; None for neither.
+
+    Raises ModelFileError for the folder of a streamed SOG without its index.
+    """
+    streamed_sog.check_index(folder)
     indices = (folder / name for name in (streamed_sog.INDEX, "meta.json"))
     return newest_foreign(folder) or next((path for path in indices if path.is_file()), None)
 

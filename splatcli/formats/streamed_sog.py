@@ -12,6 +12,7 @@ level are in memory beside the model.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -46,6 +47,9 @@ CHUNK = 1 << 19
 BLOCK = 1 << 19
 #: Of positions along an axis, the share at either end that does not decide which axis is divided.
 _STRAYS = 0.01
+
+#: Name of a chunk's folder: level and number.
+_CHUNK = re.compile(r"\d+_\d+")
 
 Indices = NDArray[np.int64]
 #: Yields levels 1, 2, ... of some of the Gaussians. They get the rows of these, [M].
@@ -246,6 +250,22 @@ def folder_to_write(output: Path, name: str | None) -> Path | None:
     if output.name == INDEX and name in (None, "lod"):
         return output.parent
     return output if name == "lod" or (name is None and output.suffix.lower() == SUFFIX) else None
+
+
+def check_index(folder: Path) -> None:
+    """Raise ModelFileError for a folder of chunks without an index, and for an empty one named like a streamed SOG."""
+    if (folder / INDEX).exists():
+        return
+    chunks = sorted(path.parent.name for path in folder.glob("*_*/meta.json") if _CHUNK.fullmatch(path.parent.name))
+    empty = folder.suffix.lower() == SUFFIX and not any(folder.iterdir())
+    if not chunks and not empty:
+        return
+    alone = f"; each chunk is a SOG of its own, such as {chunks[0]}/meta.json" if chunks else ""
+    raise ModelFileError(
+        f"this is the folder of a streamed SOG without its index {INDEX}",
+        where=folder,
+        remedy=f"copy all of the folder again, or export the model again{alone}",
+    )
 
 
 def check_folder(folder: Path, *, overwrite: bool) -> None:

@@ -22,14 +22,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from splatcli import errors
+from splatcli.checkpoint.atomic import ended_by_signals
 from splatcli.errors import OutputError, ResourceError, SplatError
 from splatcli.scene import heif
 from splatcli.scene.find_images import listed, unread_note
@@ -77,7 +76,7 @@ def run_sfm(
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
         return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
-    with _ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
+    with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
         threads = len(os.sched_getaffinity(0))
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
         facts = {"source": str(footage.path), **facts, "not_read": list(footage.unread), "key": key}
@@ -247,25 +246,6 @@ def _put(made: Path, folder: Path) -> None:
     except OSError as error:
         raise OutputError(f"cannot be put in its place: {error.strerror}", where=folder) from None
     shutil.rmtree(old, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit meanwhile, as SIGINT raises KeyboardInterrupt, so that nothing is left."""
-    before = {}
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:
-                before[number] = signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 Tell = Callable[[str, int, int], None]

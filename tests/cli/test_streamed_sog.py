@@ -175,23 +175,102 @@ def test_what_goes_wrong_leaves_nothing_new(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ply", "scene.lod"]
 
 
-def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
-    """Sent when the first level is written and the second one is being made."""
-    code = (
-        "import os, signal, sys\n"
-        "import splatcli.edit.simplify as simplify\n"
-        "def slow(*_):\n"
-        "    assert [name for name in os.listdir(sys.argv[1]) if '.tmp.' in name]\n"
-        "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "simplify._cheapest_pairs = slow\n"
-        "from splatcli.cli.commands import run\n"
-        "sys.exit(run(['export', sys.argv[2], '-o', sys.argv[1] + '/scene.lod']))\n"
-    )
-    words = [sys.executable, "-c", code, str(tmp_path), str(model)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env={**os.environ})
-    assert done.returncode in (130, -signal.SIGINT), done.stderr
+#: Sends itself a signal when the first level is written and the second one is being made.
+SIGNALLED = """
+import os, sys
+import splatcli.edit.simplify as simplify
+def slow(*_):
+    assert [name for name in os.listdir(sys.argv[1]) if '.tmp.' in name]
+    os.kill(os.getpid(), int(sys.argv[2]))
+simplify._cheapest_pairs = slow
+from splatcli.cli.commands import run
+sys.exit(run([*sys.argv[3:], '-o', sys.argv[1] + '/scene.lod', '-w']))
+"""
+
+
+def signalled(number: int, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", SIGNALLED, str(folder), str(int(number)), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+
+
+@pytest.mark.parametrize("command", ["export", "edit"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing(number: signal.Signals, command: str, model: Path, tmp_path: Path) -> None:
+    done = signalled(number, tmp_path, command, model)
+    assert done.returncode in (128 + number, -number), done.stderr
     assert "Traceback" not in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["a.ply"]
+    assert exported(model, "-o", tmp_path / "scene.lod", "--lod-levels", 1) == 0
+    before = contents(tmp_path / "scene.lod")
+    assert signalled(number, tmp_path, command, model).returncode in (128 + number, -number)
+    assert contents(tmp_path / "scene.lod") == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.ply", "scene.lod"]
+
+
+def test_what_a_killed_process_leaves_is_removed_by_the_next_export(model: Path, tmp_path: Path) -> None:
+    assert signalled(signal.SIGKILL, tmp_path, "export", model).returncode == -signal.SIGKILL
+    (left,) = (path for path in tmp_path.iterdir() if ".tmp." in path.name)
+    mine = tmp_path / "scene.lod.tmp.notes"
+    mine.mkdir()
+    living = tmp_path / f"scene.lod.tmp.{os.getppid()}.0123abcd"
+    living.mkdir()
+    assert exported(model, "-o", tmp_path / "scene.lod", "--lod-levels", 1) == 0
+    assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.ply", "scene.lod", mine.name, living.name])
+
+
+def test_an_edit_writes_what_an_export_writes(
+    model: Path, finished_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, given in (("file", model), ("run", finished_run)):
+        one, other = tmp_path / f"{name}-a.lod", tmp_path / f"{name}-b.lod"
+        assert exported(given, "-o", one) == 0
+        capfd.readouterr()
+        assert run(["edit", str(given), "--filter", "opacity>=0", "-o", f"{other}/", "--json"]) == 0
+        facts = json.loads(capfd.readouterr().out.splitlines()[-1])
+        assert facts["path"] == str(other / "lod-meta.json")
+        assert facts["levels"] == index_of(other)["counts"]
+        assert len(facts["operations"]) == 1
+        assert contents(one) == contents(other)
+        assert run(["edit", str(given), "--scale", "2", "-o", str(other)]) == 8
+        assert run(["edit", str(given), "--scale", "2", "-o", str(other), "-w"]) == 0
+        assert contents(one) != contents(other)
+
+
+def test_a_moved_run_keeps_what_its_cameras_tell(finished_run: Path, tmp_path: Path) -> None:
+    """The cameras move along, so that the same Gaussians are merged, but for those that rounding decides."""
+    assert exported(finished_run, "-o", tmp_path / "a.lod", "--lod-levels", 2) == 0
+    words = ("--translate", "8,0,0", "-o", str(tmp_path / "b.lod"))
+    assert run(["edit", str(finished_run), *words]) == 0
+    one, other = (read(tmp_path / name / "1_0" / "meta.json").means for name in ("a.lod", "b.lod"))
+    near = torch.cdist(one.double() + torch.tensor([8.0, 0, 0]), other.double()).amin(dim=1)
+    assert float((near < 0.02).double().mean()) > 0.9
+
+
+@pytest.mark.parametrize("command", ["info", "export", "edit", "render", "compare"])
+def test_a_folder_without_its_index_is_named(
+    command: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "scene.lod"
+    assert exported(model, "-o", folder, "--lod-levels", 1) == 0
+    (folder / "lod-meta.json").unlink()
+    words = {
+        "info": [],
+        "export": ["-o", str(tmp_path / "x.ply")],
+        "edit": ["--scale", "2", "-o", str(tmp_path / "x.ply")],
+        "render": ["-o", str(tmp_path / "x.png")],
+        "compare": [str(model)],
+    }
+    assert run([command, str(folder), *words[command]]) == 5
+    said = capfd.readouterr().err
+    assert "folder of a streamed SOG without its index lod-meta.json" in said
+    assert "0_0/meta.json" in said
+    for path in (folder / "0_0").iterdir():
+        path.unlink()
+    (folder / "0_0").rmdir()
+    assert run([command, str(folder), *words[command]]) == 5
+    assert "without its index" in capfd.readouterr().err
+    assert not list(tmp_path.glob("x.*"))
 
 
 def test_a_dry_run_tells_the_levels_and_writes_nothing(
