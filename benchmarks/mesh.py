@@ -1,20 +1,27 @@
 """Accuracy and completeness of meshes of the sample scene, whose surfaces are known, and pictures of meshes.
 
     splat train data/samples/courtyard -n 3000 -o output/courtyard
+    PYTHONPATH=. python benchmarks/mesh.py measure output/courtyard --out benchmarks/results/mesh.json
     splat mesh output/courtyard -o court.ply --crop sphere:0,0,0.6,2.3
     PYTHONPATH=. python benchmarks/mesh.py compare court.ply
     PYTHONPATH=. python benchmarks/mesh.py draw court.ply court.jpg --eye 2.6,-2.2,1.9 --target 0,0.2,0.4 --up 0,0,1
 
 The true surface is what the cameras of the scene see of it, a point a pixel, within 2.1 m of (0, 0, 0.6). Accuracy is
 the distance of the mesh's vertices from the tangent plane of the nearest true point, or from that point where it is
-beside it. Completeness is the share of true points within a distance of the mesh.
+beside it. Completeness is the share of true points within a distance of the mesh. `measure` makes a mesh for each of
+RESOLUTIONS in a process of its own, and adds its processor time and its peak of memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import os
+import platform
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +42,9 @@ SEED = 7
 #: A true point is beside a vertex when it is so far along the surface, metres.
 BESIDE = 0.03
 WITHIN = (0.02, 0.05, 0.1)
+#: Voxels along the longest side of the region.
+RESOLUTIONS = (128, 256, 400)
+CROP = f"sphere:{','.join(f'{value:g}' for value in MIDDLE)},2.3"
 
 
 def read(path: Path) -> tuple[Doubles, NDArray[np.int64], Doubles]:
@@ -84,6 +94,47 @@ def compare(path: Path) -> dict[str, object]:
     }
 
 
+def measure(run: Path) -> dict[str, object]:
+    """Return the figures of a mesh of each resolution: metres, seconds of processor time, GB of memory at the peak."""
+    meshes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for resolution in RESOLUTIONS:
+            path = Path(folder) / f"{resolution}.ply"
+            words = ["mesh", str(run), "-o", str(path), "--crop", CROP, "--resolution", str(resolution), "--json"]
+            with subprocess.Popen([sys.executable, "-m", "splatcli", *words], stdout=subprocess.PIPE) as process:
+                assert process.stdout is not None
+                facts = json.loads(process.stdout.read().splitlines()[-1])
+                _, status, used = os.wait4(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
+            figures = {
+                "resolution": resolution,
+                "voxel": round(facts["voxel"], 4),
+                **compare(path),
+                "seconds": round(used.ru_utime + used.ru_stime, 1),
+                "memory_gb": round(used.ru_maxrss * 1024 / 1e9, 2),
+            }
+            meshes.append({name: value for name, value in figures.items() if name != "mesh"})
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": _said("git", "rev-parse", "--short", "HEAD"),
+        "machine": f"{_processor()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+        "gaussians": json.loads(_said(sys.executable, "-m", "splatcli", "info", str(run), "--json"))["num_gaussians"],
+        "meshes": meshes,
+    }
+
+
+def _said(*words: str) -> str:
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
+
+
 def draw(path: Path, target: Path, eye: Doubles, focus: Doubles, up: Doubles, size: int) -> None:
     """Write a picture: the mesh with its colours, and beside it shaded grey."""
     vertices, faces, colours = read(path)
@@ -123,6 +174,9 @@ def main() -> None:
     jobs = parser.add_subparsers(dest="job", required=True)
     one = jobs.add_parser("compare")
     one.add_argument("meshes", nargs="+", type=Path)
+    three = jobs.add_parser("measure")
+    three.add_argument("run", type=Path)
+    three.add_argument("--out", type=Path)
     two = jobs.add_parser("draw")
     two.add_argument("mesh", type=Path)
     two.add_argument("picture", type=Path)
@@ -132,6 +186,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.job == "compare":
         print(json.dumps([compare(path) for path in given.meshes], indent=1))
+    elif given.job == "measure":
+        text = json.dumps(measure(given.run), indent=1)
+        print(text)
+        if given.out is not None:
+            given.out.write_text(text + "\n", encoding="utf-8")
     else:
         draw(given.mesh, given.picture, given.eye, given.target, given.up, given.size)
 

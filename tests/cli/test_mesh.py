@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 import torch
 from plyfile import PlyData
 
-from splatcli.formats.ply import write_ply_file
+from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
+from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.mesh.shell import shell
 from splatcli.render.camera_files import cameras_json
@@ -159,6 +161,99 @@ def test_views_of_a_file(splat: Splat, model: Path, cameras: Path, tmp_path: Pat
     assert done.code == 0, done.err
     assert "has no cameras" not in done.err
     assert "open; voxels" in done.err or "closed; voxels" in done.err
+
+
+@pytest.fixture(scope="module")
+def two_balls(model: Path) -> Path:
+    """The ball, and beside it one of a third of its size, and a tiny one."""
+    parts = [ball()]
+    for scale, place in ((0.33, 2.0), (0.12, -1.6)):
+        small = ball()
+        middle = torch.from_numpy(MIDDLE).float()
+        small.means = middle + scale * (small.means - middle) + torch.tensor([place, 0, 0])
+        small.log_scales = small.log_scales + math.log(scale)
+        parts.append(small)
+    path = model.with_name("balls.ply")
+    columns = zip(*(part.items() for part in parts), strict=True)
+    write_ply_file(Gaussians(**{row[0][0]: torch.cat([tensor for _, tensor in row]) for row in columns}), path)
+    return path
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize(
+    ("words", "kept", "farthest"),
+    [
+        (("--keep-components", "1"), 1, 1.0),
+        (("--keep-components", "2"), 2, 2.33),
+        (("--keep-components", "3"), 3, 2.33),
+        (("--keep-components", "0%"), None, 2.33),
+        (("--keep-components", "5000"), None, 2.33),
+        (("--keep-components", "4%"), 2, 2.33),
+        (("--keep-components", "50%"), 1, 1.0),
+        ((), 3, 2.33),
+    ],
+)
+def test_small_parts_are_dropped(
+    words: tuple[str, ...], kept: int | None, farthest: float, splat: Splat, two_balls: Path, tmp_path: Path
+) -> None:
+    shown = ("--resolution", "96", "--views", tmp_path / "views.json")
+    (tmp_path / "views.json").write_text(cameras_json(shell(read_ply(two_balls))[::3], (0.0, 0.0, 0.0)))
+    done = splat("mesh", two_balls, "-o", tmp_path / "x.ply", *shown, *words, "--json")
+    assert done.code == 0, done.err
+    facts = done.objects[-1]
+    assert facts["components_found"] > 3  # specks, too
+    assert facts["components"] == (kept or facts["components_found"])
+    vertices, _, _ = read_ply_mesh(tmp_path / "x.ply")
+    assert (vertices - MIDDLE)[:, 0].max() == pytest.approx(farthest, abs=0.06)
+
+
+@NEEDS_COMPILER
+def test_a_model_without_cameras_takes_those_of_a_scene(
+    splat: Splat, finished_run: Path, exported_ply: Path, tiny_scene: Path, tmp_path: Path
+) -> None:
+    words = ("--voxel", "0.5", "--max-depth", "30")
+    for name, given in (("a.ply", (finished_run,)), ("b.ply", (exported_ply, "--data", tiny_scene))):
+        done = splat("mesh", *given, "-o", tmp_path / name, *words)
+        assert done.code == 0, done.err
+        assert "has no cameras" not in done.err
+    one, other = (read_ply_mesh(tmp_path / name)[0] for name in ("a.ply", "b.ply"))
+    assert one.shape == other.shape
+    assert np.abs(one - other).max() < 1e-3
+    refused = splat("mesh", exported_ply, "--data", tmp_path / "none", "-o", tmp_path / "c.ply", *words)
+    assert refused.code == 3
+    assert not (tmp_path / "c.ply").exists()
+
+
+@NEEDS_COMPILER
+def test_a_scene_with_a_place_stands_upright_in_a_glb(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
+    """Its z is up; that of any other model is thought to be down y, as in a PLY."""
+    checkpoint = load_checkpoint(next((finished_run / "ckpts").glob("*.pt")))
+    checkpoint.dataset = replace(checkpoint.dataset, offset=(1000.0, 2000.5, 0.0), place=(47.25, -8.5, 430.25))
+    save_checkpoint(tmp_path / "placed.pt", checkpoint)
+    words = ("--voxel", "0.5", "--max-depth", "30")
+    for name in ("x.ply", "x.glb", "x.obj"):
+        done = splat("mesh", tmp_path / "placed.pt", "-o", tmp_path / name, *words)
+        assert done.code == 0, done.err
+        assert "add 1000 2000.5 0 to positions" in done.err
+        content = (tmp_path / name).read_bytes()
+        assert b"add 1000 2000.5 0 to positions" in content
+        assert b"47.25 -8.5 430.25" in content
+    assert splat("mesh", finished_run, "-o", tmp_path / "plain.glb", *words).code == 0
+    own, _, _ = read_ply_mesh(tmp_path / "x.ply")
+    up = read_glb_mesh(tmp_path / "x.glb")[0] * [-1, -1, 1]  # as the file has it
+    assert np.abs(up - np.stack([own[:, 0], own[:, 2], -own[:, 1]], axis=1)).max() < 1e-5
+    assert np.abs(read_glb_mesh(tmp_path / "plain.glb")[0] - own).max() < 1e-5
+    assert np.abs(read_obj_mesh(tmp_path / "x.obj")[0] - own).max() < 1e-4
+
+
+@NEEDS_COMPILER
+def test_the_region_holds_the_surface_and_a_margin(
+    splat: Splat, model: Path, seen: tuple[str, ...], tmp_path: Path
+) -> None:
+    """98 % of the surface of a ball is 2 wide, but for the caps of an axis; 3 % at each side make 1.06 of it."""
+    done = splat("mesh", model, "-o", tmp_path / "x.ply", *seen, "--json")
+    facts = done.objects[-1]
+    assert facts["voxel"] * 40 == pytest.approx(2 * 0.98 * 1.06, rel=0.02)
 
 
 @NEEDS_COMPILER
