@@ -10,11 +10,12 @@ import dataclasses
 import difflib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,7 +33,9 @@ from splatcli.native.backend import resolve_device
 from splatcli.output import free_folder
 from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
+from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
 from splatcli.render.images import RenderSettings, parse_background, write_bytes
+from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.georeference import place_text
@@ -187,6 +190,42 @@ class Model:
             background=torch.as_tensor(behind, dtype=torch.float32, device=self.gaussians.device),
             antialiased=self.settings.antialiased if antialiased is None else antialiased,
         )
+
+    def compare(
+        self, other: Model | EngineScene, cameras: Sequence[Camera] | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Return the PSNR in dB and the SSIM of each view, {name: {"psnr": ..., "ssim": ...}}, as ``splat compare``.
+
+        other: a scene, whose images the renders are compared with, without masked pixels; or a model, rendered from its
+        own camera of that name where it has one, over the background of this one.
+        cameras: in the coordinates of this model, or of the scene; None: the held-out views of the scene (the others
+        where none is held out), or the views that both models have. Views without an image of their size are left out.
+        Raises UsageError where no view is left.
+        """
+        shift = np.subtract(self.offset, other.offset)
+        mine, truth, theirs = Rendered(self.gaussians, self.settings), None, None
+        if isinstance(other, Model):
+            names = {camera.name for camera in other.cameras}
+            shared = [camera for camera in self.cameras if camera.name in names]
+            settings = dataclasses.replace(other.settings, background=self.settings.background)
+            theirs = Rendered(other.gaussians, settings, own_cameras(other.cameras, shift))
+        else:
+            shared = [other.cameras[index] for index in other.test or other.train]
+            mine = dataclasses.replace(mine, camera=own_cameras(self.cameras, -shift))
+            truth = GroundTruth(other)
+        comparer, side, found = Comparer(mine, theirs, truth), "a" if theirs is None else "ab", {}
+        for camera in shared if cameras is None else cameras:
+            images = comparer.images(camera)
+            if images is not None:
+                figures = score(camera, images).figures
+                found[camera.name] = {"psnr": figures[f"psnr_{side}"], "ssim": figures[f"ssim_{side}"]}
+        if not found:
+            raise UsageError(
+                "there is no view to compare",
+                where="Model.compare()",
+                remedy="name views of both: cameras=scene.cameras",
+            )
+        return found
 
     def export(
         self,

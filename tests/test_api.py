@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +118,33 @@ def test_a_ply_comes_back_exactly(tmp_path: Path) -> None:
 
 
 @NEEDS_COMPILER
+@NEEDS_COMPILER
+def test_a_comparison_is_that_of_the_command(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def figures(*words: object) -> dict[str, dict[str, float]]:
+        capfd.readouterr()
+        assert run(["compare", *map(str, words), "--device", "cpu", "--json"]) == 0
+        found = json.loads(capfd.readouterr().out.splitlines()[-1])
+        side = "a" if found["b"] is None else "ab"
+        return {one["name"]: {name: one[f"{name}_{side}"] for name in ("psnr", "ssim")} for one in found["views"]}
+
+    model, scene = splatcli.Model.load(trained), splatcli.Scene.open(trained.parent / "scene")
+    assert model.compare(scene) == figures(trained)
+    every = model.compare(scene, scene.cameras)
+    assert every == figures(trained, "--views", "all")
+    assert len(every) == len(scene) > len(scene.test) > 0
+    model.export(tmp_path / "small.spz", sh_degree=0)
+    small = splatcli.Model.load(tmp_path / "small.spz")
+    views = [scene.cameras[index] for index in scene.test]
+    assert model.compare(small, views) == figures(trained, tmp_path / "small.spz")
+    same = model.compare(model)
+    assert same.keys() == every.keys()
+    assert all(one == {"psnr": 100.0, "ssim": pytest.approx(1.0)} for one in same.values())
+    far = dataclasses.replace(model, offset=(0.0, 0.0, 5.0), cameras=())
+    assert model.compare(far, views) != model.compare(model, views)
+    with pytest.raises(UsageError, match="no view to compare"):
+        model.compare(small)
+
+
 def test_a_model_of_tensors_renders_with_gradients() -> None:
     gaussians = random_gaussians(20)
     gaussians.means.requires_grad_()

@@ -123,6 +123,10 @@ _GOOD = [
     *["render model.ply --views cameras.json --background 0.1,0.2,0.3 -o pictures"] * 3,
     *["render run/ckpts/ckpt_000005.pt --views test -o - --json"] * 3,
     *["export run -o out.ply", "export model.ply -o - -q", "export run -o cameras2.json --json"] * 4,
+    *["compare run model.ply -o out.html --pictures 2", "compare model.ply scene --json"] * 2,
+    *["compare model.ply model.ply --frames 2 -o out -w", "compare run --views train --background white -q"] * 2,
+    *["edit run -o out.ply --crop sphere:0,0,0,9 --filter opacity>0", "edit model.ply -o out.sog -t 1,0,0 -w"] * 2,
+    *["edit run --filter opacity>0 -o out.pt", "edit model.ply -o out.lod --scale 2 -w --json"] * 2,
     *["eval run --data scene --sheet sheet.png --json", "info run", "info model.ply --json"] * 4,
 ]
 
