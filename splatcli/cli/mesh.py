@@ -171,6 +171,10 @@ def mesh(args: MeshArguments) -> int:
     return 0
 
 
+#: Cameras around a model that has none.
+_VIEWS = 64
+
+
 def _kept(text: str) -> tuple[int | None, float]:
     """Return (the number of components to keep, or None; the least share of the largest). Raises UsageError."""
     number = text.removesuffix("%")
@@ -190,12 +194,12 @@ def _kept(text: str) -> tuple[int | None, float]:
 def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
     """Return the cameras whose depths are fused. Raises UsageError where there are none."""
     from splatcli.cli.render import views_of
-    from splatcli.mesh.shell import VIEWS, shell
+    from splatcli.render.outside import views_from_all_sides
     from splatcli.render.selection import PathOptions
 
     if args.views is None and args.data is None and loaded.checkpoint is None:
-        out.note(f"note: the model has no cameras, {VIEWS} around it are used; --views cameras.json names better ones")
-        return shell(loaded.gaussians)
+        out.note(f"note: the model has no cameras, {_VIEWS} around it are used; --views cameras.json names better ones")
+        return views_from_all_sides(loaded.gaussians.means, _VIEWS)
     chosen, _ = views_of(loaded, args.views or "train", args.data, None, PathOptions())
     return chosen.cameras
 

@@ -1,4 +1,4 @@
-"""Views of a model from outside, for models without cameras."""
+"""Views of a model from outside, for models without cameras: on a circle around it, or from all sides."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.render.camera_paths import look_at
 from splatcli.scene.camera import Camera
 
 #: Up in a PLY of which nothing is known.
 PLY_UP = np.array([0.0, -1.0, 0.0])
-#: Pixels of a view's sides; its field of view in degrees, and how many degrees it stands above the horizon.
-_SIDE, _FIELD, _ABOVE = 960, 45.0, 30.0
+#: The field of view of all in degrees, and how many degrees those on a circle stand above the horizon.
+_FIELD, _ABOVE = 45.0, 30.0
+#: Pixels of the sides, on a circle and from all sides.
+_SIDE, _SIDE_OF_ALL = 960, 512
 #: Share of the means that a view shows: stray Gaussians lie far out.
-_WITHIN = 0.9
+_WITHIN, _WITHIN_ALL = 0.9, 0.95
+#: The golden angle, by which points of a Fibonacci sphere turn.
+_GOLDEN = math.pi * (3 - 5**0.5)
 
 
 def views_from_outside(means: Tensor, up: NDArray[np.float64], count: int = 1) -> list[Camera]:
@@ -23,37 +28,37 @@ def views_from_outside(means: Tensor, up: NDArray[np.float64], count: int = 1) -
 
     up: [3] unit. The circle is about the median of the means.
     """
-    means = means.double()
-    middle = means.median(dim=0).values
-    distances = (means - middle).norm(dim=1)
-    radius = max(float(_quantile(distances, _WITHIN)), 1e-6)
-    away = radius * 1.1 / math.sin(math.radians(_FIELD) / 2)
     axis = np.eye(3)[int(np.argmin(np.abs(up)))] * -1.0
     x = axis - (axis @ up) * up
     x /= np.linalg.norm(x)
-    y = np.cross(up, x)
-    turns = [2 * math.pi * index / count for index in range(count)]
-    levels = [math.cos(turn) * x + math.sin(turn) * y for turn in turns]
-    center = middle.cpu().numpy()
-    return [_toward(center, level, up, away, f"outside_{index:02d}") for index, level in enumerate(levels)]
-
-
-def _toward(
-    target: NDArray[np.float64], level: NDArray[np.float64], up: NDArray[np.float64], away: float, name: str
-) -> Camera:
-    """Return the camera that faces ``target`` from the horizontal direction ``level``, ``away`` units from it."""
+    turns = 2 * math.pi * np.arange(count)[:, None] / count
+    level = np.cos(turns) * x + np.sin(turns) * np.cross(up, x)
     tilt = math.radians(_ABOVE)
-    back = math.cos(tilt) * level + math.sin(tilt) * up
-    center = target + away * back
-    right = np.cross(-back, up)
-    right /= np.linalg.norm(right)
-    viewmat = np.eye(4)
-    viewmat[:3, :3] = np.stack([right, np.cross(-back, right), -back])
-    viewmat[:3, 3] = -viewmat[:3, :3] @ center
-    focal = 0.5 * _SIDE / math.tan(math.radians(_FIELD) / 2)
-    return Camera(name, _SIDE, _SIDE, focal, focal, _SIDE / 2, _SIDE / 2, viewmat)
+    return _looking_in(means, math.cos(tilt) * level + math.sin(tilt) * up, up, _WITHIN, _SIDE, "outside")
 
 
-def _quantile(values: Tensor, share: float) -> Tensor:
+def views_from_all_sides(means: Tensor, count: int) -> list[Camera]:
+    """Return ``count`` square cameras evenly on a sphere around means [N, 3], about their median."""
+    height = 1 - (2 * np.arange(count) + 1) / count
+    level, angle = np.sqrt(1 - height**2), _GOLDEN * np.arange(count)
+    directions = np.stack([level * np.cos(angle), height, level * np.sin(angle)], axis=1)
+    return _looking_in(means, directions, PLY_UP, _WITHIN_ALL, _SIDE_OF_ALL, "shell")
+
+
+def _looking_in(
+    means: Tensor, directions: NDArray[np.float64], up: NDArray[np.float64], within: float, side: int, name: str
+) -> list[Camera]:
+    """Return a camera in each of the directions [F, 3], unit, that shows the share ``within`` of the means."""
+    means = means.double()
+    middle = means.median(dim=0).values
+    distances = (means - middle).norm(dim=1)
     # torch.quantile() refuses more than 16 million values.
-    return values.kthvalue(max(1, math.ceil(share * len(values)))).values
+    radius = max(float(distances.kthvalue(max(1, math.ceil(within * len(distances)))).values), 1e-6)
+    half = math.radians(_FIELD) / 2
+    center = middle.cpu().numpy()
+    poses = look_at(center + 1.1 * radius / math.sin(half) * directions, center, up)
+    focal = 0.5 * side / math.tan(half)
+    return [
+        Camera(f"{name}_{index:02d}", side, side, focal, focal, side / 2, side / 2, np.linalg.inv(pose))
+        for index, pose in enumerate(poses)
+    ]

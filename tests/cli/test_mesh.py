@@ -16,8 +16,8 @@ from plyfile import PlyData
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import SH_C0, Gaussians
-from splatcli.mesh.shell import shell
 from splatcli.render.camera_files import cameras_json
+from splatcli.render.outside import views_from_all_sides
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -53,7 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def seen(model: Path) -> tuple[str, ...]:
     """Flags for few voxels and half of the cameras of the shell."""
     path = model.with_name("few.json")
-    path.write_text(cameras_json(shell(ball())[::2], (0.0, 0.0, 0.0)))
+    path.write_text(cameras_json(views_from_all_sides(ball().means, 64)[::2], (0.0, 0.0, 0.0)))
     return (*QUICK, "--views", str(path))
 
 
@@ -197,7 +197,9 @@ def test_small_parts_are_dropped(
     words: tuple[str, ...], kept: int | None, farthest: float, splat: Splat, two_balls: Path, tmp_path: Path
 ) -> None:
     shown = ("--resolution", "96", "--views", tmp_path / "views.json")
-    (tmp_path / "views.json").write_text(cameras_json(shell(read_ply(two_balls))[::3], (0.0, 0.0, 0.0)))
+    (tmp_path / "views.json").write_text(
+        cameras_json(views_from_all_sides(read_ply(two_balls).means, 22), (0.0, 0.0, 0.0))
+    )
     done = splat("mesh", two_balls, "-o", tmp_path / "x.ply", *shown, *words, "--json")
     assert done.code == 0, done.err
     facts = done.objects[-1]
