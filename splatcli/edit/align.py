@@ -82,7 +82,7 @@ class Alignment:
 def align(source: Gaussians, target: Gaussians) -> Alignment:
     """Return the similarity that brings ``source`` onto ``target``, by their opaque Gaussians.
 
-    A million Gaussians take as long as 200,000. Raises AlignmentError where it is not determined.
+    Of more than 200,000 so many at random are used. Raises AlignmentError where it is not determined.
     """
     one, other = _Cloud.of(source, "the model"), _Cloud.of(target, "the other one")
     as_given = Similarity(one.spread / other.spread, shift=(one.centre - other.centre) / other.spread)
