@@ -1,12 +1,19 @@
 """Fewer Gaussians that look alike: neighbours are merged in pairs, the pair first whose loss is least.
 
-A Gaussian has a mass m: what it contributes to the images of known cameras, the sum of its blend weights over their
-pixels; without cameras opacity x (s1 s2 + s1 s3 + s2 s3), about what it covers from a direction at random. Two become
-the one with their mean and covariance by mass (equal moments) and the mean of their colours; its opacity is their mean,
-and its size what then keeps opacity x area. The loss of a pair is Runnalls' bound of the Kullback-Leibler divergence
-between the two and the one, with colour as three more dimensions of a fixed standard deviation:
+A Gaussian has a mass m. Without cameras that is a = opacity x (s1 s2 + s1 s3 + s2 s3), about what it covers from a
+direction at random. With cameras it is sqrt(b (b + a)), where b is the sum of its blend weights over the pixels of
+their images, and a is scaled to the same mean: what other views may show counts as well, and what no view shows is 0.
+Two become the one with their mean and covariance by mass (equal moments) and the mean of their colours. Its opacity is
+a weighted geometric mean of two: their mean, and what keeps opacity x area. The first one alone makes the model larger
+than it was, the second one makes it transparent.
 
-    ((m1 + m2) (log|S| + 3 log(1 + w1 w2 |c1 - c2|^2 / (3 sd^2))) - m1 log|S1| - m2 log|S2|) / 2,  w = m / (m1 + m2)
+The loss of a pair is Runnalls' bound of the Kullback-Leibler divergence between the two and the one, by the root of
+their mass, with colour as three more dimensions of a fixed standard deviation:
+
+    sqrt(m1 + m2) (log|S| + 3 log(1 + w1 w2 |c1 - c2|^2 / (3 sd^2)) - w1 log|S1| - w2 log|S2|) / 2,  w = m / (m1 + m2)
+
+The root leaves more to Gaussians of little mass than their part of the images. Held-out views of models that fit the
+training views better than others are closer so.
 
 A. R. Runnalls, "Kullback-Leibler approach to Gaussian mixture reduction", IEEE Transactions on Aerospace and Electronic
 Systems 43(3), 2007.
@@ -36,12 +43,16 @@ Indices = NDArray[np.int64]
 #: Neighbours that a Gaussian may be merged with.
 NEIGHBOURS = 12
 #: The share of the Gaussians that one round merges at most, with and without cameras. Later rounds know what the merged
-#: ones look like; but where masses are a guess, it is better to merge each once before any is merged again.
-ROUND_SHARE, BLIND_ROUND_SHARE = 0.15, 0.5
+#: ones look like; but it is better to merge most once before any is merged again.
+ROUND_SHARE, BLIND_ROUND_SHARE = 0.47, 0.5
+#: Mass of a Gaussian that no view shows, at most, times the mean; these are merged first.
+UNSEEN = 1e-5
+#: Weight of the mean opacity of two, beside the opacity that keeps opacity x area, in the one that they become.
+KEPT_OPACITY = 0.6
 #: Standard deviation of colours, RGB of 0 to 1.
-COLOUR_DEVIATION = 0.03
+COLOUR_DEVIATION = 0.08
 #: Shortest standard deviation in a loss, times the longest: discs are thinner than what pixels tell.
-THINNEST = 0.05
+THINNEST = 0.12
 #: Views whose blend weights are summed, and pixels of their longer side.
 VIEWS, VIEW_SIDE = 100, 640
 #: Pairs whose losses are computed at once; bounds the memory.
@@ -115,10 +126,13 @@ class _Mixture:
 
     @classmethod
     def of(cls, gaussians: Gaussians, masses: Floats | None) -> _Mixture:
-        """masses: without them opacity x area."""
+        """masses: what contributions() tells; without them opacity x area."""
         scales = gaussians.log_scales.double().exp().numpy()
         opacities = gaussians.logit_opacities.double().sigmoid().numpy()
-        known = opacities * _areas(scales) if masses is None else masses
+        known = opacities * _areas(scales)
+        if masses is not None:
+            known *= masses.mean() / max(float(known.mean()), np.finfo(np.float64).tiny)
+            known = np.sqrt(masses * (masses + known))
         return cls(
             gaussians.means.double().numpy(),
             rotation_matrices(gaussians.quats.double()).numpy(),
@@ -150,27 +164,27 @@ class _Mixture:
         variances, axes = np.linalg.eigh(covariance)
         axes[np.linalg.det(axes) < 0, :, 0] *= -1  # a rotation, and no reflection
         scales = np.sqrt(np.maximum(variances, np.finfo(np.float32).tiny))
-        # Moments alone would thin out what is opaque: the merged one covers the gap between the two as well.
-        covered = sum(self.opacities[rows] * _areas(self.scales[rows]) for rows in (first, second))
+        area = _areas(scales)
+        covering = sum(self.opacities[rows] * _areas(self.scales[rows]) for rows in (first, second)) / area
         opacity = share * self.opacities[first] + (1 - share) * self.opacities[second]
-        scales *= np.minimum(1.0, np.sqrt(covered / (_areas(scales) * opacity)))[:, None]
+        kept = np.maximum(1.0, opacity / covering) ** KEPT_OPACITY * covering
         weight = share[:, None, None].astype(np.float32)
         changed = {
             "means": self.means[second] + share[:, None] * gap,
             "axes": axes,
             "scales": scales,
-            "opacities": np.minimum(covered / _areas(scales), np.maximum(opacity, _MOST_OPAQUE)),
+            "opacities": np.minimum(kept, np.maximum(opacity, _MOST_OPAQUE)),
             "masses": total,
             "colours": weight * self.colours[first] + (1 - weight) * self.colours[second],
             "origins": np.full(len(first), -1),
         }
-        kept = np.ones(len(self), dtype=bool)
-        kept[second] = False
+        left = np.ones(len(self), dtype=bool)
+        left[second] = False
         columns = {}
         for name, values in changed.items():
             column = getattr(self, name).copy()
             column[first] = values
-            columns[name] = column[kept]
+            columns[name] = column[left]
         return _Mixture(**columns)
 
     def gaussians(self, given: Gaussians) -> Gaussians:
@@ -203,7 +217,7 @@ def _areas(scales: Floats) -> Floats:
 
 
 def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
-    """Return at most ``most`` disjoint pairs of small loss, and at least one."""
+    """Return at most ``most`` disjoint pairs of small loss, and at least one; if no view shows some, those alone."""
     neighbours = min(NEIGHBOURS, len(model) - 1)
     workers = len(os.sched_getaffinity(0))
     _, found = cKDTree(model.means).query(model.means, neighbours + 1, workers=workers)
@@ -219,6 +233,10 @@ def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
     order = np.argsort(losses, kind="stable")
     first, second = first[order], second[order]
     chosen = _disjoint(first, second, len(model))[:most]
+    # A round of a large share would go on to what views show before all is merged that they do not.
+    unseen = np.maximum(model.masses[first[chosen]], model.masses[second[chosen]]) < UNSEEN * model.masses.mean()
+    if unseen.any():
+        chosen = chosen[unseen]
     return first[chosen], second[chosen]
 
 
@@ -233,7 +251,8 @@ def _losses(model: _Mixture, covariances: Floats, first: Indices, second: Indice
     colours = SH_C0 * (model.colours[first, 0] - model.colours[second, 0]).astype(np.float64)
     apart = 3 * np.log1p(mixed * (colours**2).sum(axis=1) / (3 * COLOUR_DEVIATION**2))
     volumes = [_log_determinants(matrix) for matrix in (whole, covariances[first], covariances[second])]
-    return np.asarray(0.5 * ((one + other) * (volumes[0] + apart) - one * volumes[1] - other * volumes[2]))
+    divergence = 0.5 * (volumes[0] + apart - share * volumes[1] - (1 - share) * volumes[2])
+    return np.asarray(np.sqrt(one + other) * divergence)
 
 
 def _log_determinants(matrices: Floats) -> Floats:

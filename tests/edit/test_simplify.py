@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from splatcli.edit.simplify import _disjoint, _Mixture, contributions, simplify
+from splatcli.edit.simplify import KEPT_OPACITY, _disjoint, _Mixture, contributions, simplify
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import render
@@ -27,11 +27,15 @@ def covariances(gaussians: Gaussians) -> torch.Tensor:
     return root @ root.transpose(1, 2)
 
 
-def test_two_become_one_with_their_mean_and_a_part_of_their_covariance() -> None:
+def covered_areas(gaussians: Gaussians) -> torch.Tensor:
+    x, y, z = gaussians.log_scales.double().exp().T
+    return x * y + x * z + y * z
+
+
+def test_two_become_one_with_their_mean_and_covariance() -> None:
     pair = scene(2, 2, seed=3)
     one = simplify(pair, 1)
-    scales = pair.log_scales.double().exp()
-    areas = scales[:, 0] * scales[:, 1] + scales[:, 0] * scales[:, 2] + scales[:, 1] * scales[:, 2]
+    areas = covered_areas(pair)
     opacities = pair.logit_opacities.double().sigmoid()
     share = opacities * areas / (opacities * areas).sum()
     mean = (share[:, None] * pair.means.double()).sum(dim=0)
@@ -40,14 +44,12 @@ def test_two_become_one_with_their_mean_and_a_part_of_their_covariance() -> None
     assert torch.allclose(one.shN[0].double(), (share[:, None, None] * pair.shN.double()).sum(dim=0), atol=1e-6)
     gap = pair.means.double() - mean
     whole = (share[:, None, None] * (covariances(pair) + gap[:, :, None] * gap[:, None, :])).sum(dim=0)
-    found = covariances(one)[0]
-    ratio = float(found.trace() / whole.trace())
-    assert 0 < ratio <= 1 + 1e-6
-    assert torch.allclose(found, ratio * whole, atol=1e-6 * float(whole.trace()))
-    # What both cover is kept.
-    size = one.log_scales[0].double().exp()
-    covered = (size[0] * size[1] + size[0] * size[2] + size[1] * size[2]) * one.logit_opacities[0].double().sigmoid()
-    assert float(covered) == pytest.approx(float((opacities * areas).sum()), rel=1e-5)
+    assert torch.allclose(covariances(one)[0], whole, atol=1e-6 * float(whole.trace()))
+    # Between what keeps opacity x area and the mean of the two.
+    keeps = float((opacities * areas).sum() / covered_areas(one)[0])
+    between = (share * opacities).sum() ** KEPT_OPACITY * keeps ** (1 - KEPT_OPACITY)
+    assert keeps < float((share * opacities).sum())
+    assert float(one.logit_opacities[0].double().sigmoid()) == pytest.approx(float(between), rel=1e-5)
 
 
 def test_equal_gaussians_become_the_same_one() -> None:
@@ -110,7 +112,10 @@ def test_contributions_are_the_blend_weights_of_the_images() -> None:
     without = gaussians.map(torch.clone)
     without.logit_opacities[0] = -30.0
     assert contributions(without, [view])[0] == 0.0
-    assert _Mixture.of(without, contributions(without, [view])).masses.min() > 0
+    masses = _Mixture.of(without, contributions(without, [view])).masses
+    assert masses.min() > 0
+    assert masses.argmin() == 0
+    assert masses[0] < 1e-6 * masses.max()
 
 
 def test_what_no_camera_needs_goes_first() -> None:
