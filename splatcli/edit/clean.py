@@ -7,9 +7,13 @@ it. An image is linear in the opacity of one Gaussian, so that with the error e 
     sum 2 e d_i + sum d_i^2
 
 The first sum is a gradient with respect to opacities. The second one is the mean of (sum r d_i)^2 over random signs r
-of pixels and channels (Hutchinson's estimate); a view takes one sample. A Gaussian is in empty space where the surface
+of pixels and channels (Hutchinson's estimate), of SAMPLES in each view. A Gaussian is in empty space where the surface
 at its pixels is farther from the camera than the Gaussian. Floaters hide each other and change the error at the pixels
 of others, so the worst go first, and the sums are computed again.
+
+The sum over the training views alone would also choose Gaussians that many views need and a few photos contradict, for
+instance where these are blurred; held-out views need them, too. So views that lose error by a removal lose little
+beside those that save some. A Gaussian that training fitted to one photo is known by the views other than that one.
 
 M. F. Hutchinson, "A stochastic estimator of the trace of the influence matrix for Laplacian smoothing splines",
 Communications in Statistics - Simulation and Computation 18(3), 1989.
@@ -17,6 +21,7 @@ Communications in Statistics - Simulation and Computation 18(3), 1989.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +44,15 @@ LEVELS = ("light", "normal", "strong")
 #: Squared error over the pixels and channels of all views, colours of 0 to 1, that the removal of a floater saves at
 #: least; a round each, by level.
 SAVED = {"normal": (64.0, 16.0, 4.0), "strong": (64.0, 16.0, 4.0, 1.0)}
+#: What some views lose by the removal of a floater is below this share of what the others save.
+LOST = 0.2
+#: All views but the one that saves most lose at most this share of that together.
+BEST_LOST = 0.1
+#: Of a floater that one view fits: what the other views lose is below this share of what they save, and they save more
+#: than this share of the bound without the best of them.
+FITTED_LOST, FITTED_REST = 0.05, 0.25
+#: They are looked for in rounds of this bound.
+FITTED_BOUND = 1.0
 #: Least share of a floater's blend weight that lies in views that see through it.
 SEEN_THROUGH = 0.2
 #: A view sees through a Gaussian where the surface is farther by this share of its depth (the mean of inverse depths,
@@ -46,8 +60,12 @@ SEEN_THROUGH = 0.2
 GAP = 0.1
 #: A pixel shows a surface above this alpha.
 OPAQUE = 0.5
-#: An unseen Gaussian covers fewer pixels of all views together, although it is in the frame of one.
-UNSEEN = 1.0
+#: An unseen Gaussian covers fewer pixels of all views together, although it is in the frame of one. Of those below 1
+#: pixel, held-out views show some.
+UNSEEN = 0.3
+#: Samples of random signs in each view. Their mean less its standard deviation is SURE times the mean.
+SAMPLES = 4
+SURE = 1 - math.sqrt(2 / SAMPLES)
 #: Pixels of a view's longer side.
 VIEW_SIDE = 640
 #: Two Gaussians touch where their distance is below REACH times the sum of their longest standard deviations; among the
@@ -100,7 +118,10 @@ def _contradicted(gaussians: Gaussians, bounds: Sequence[float], cameras: Sequen
         if seen is None:
             task = f"floaters, round {number} of {len(bounds)}"
             seen = _Views.of(_rows(gaussians, left), cameras, photos, task)
-        floats = (seen.saved > bound) & (seen.through >= SEEN_THROUGH * seen.weights)
+        floats = seen.contradicted(bound)
+        if bound <= FITTED_BOUND:
+            floats |= seen.fitted(bound)
+        floats &= seen.through >= SEEN_THROUGH * seen.weights
         if floats.any():
             left, seen = left[~floats], None
     return _all_but(left, len(gaussians))
@@ -151,17 +172,34 @@ class _Views:
     """Sums over the training views for each Gaussian, [N] float64 each.
 
     weights: sum of its blend weights over the pixels. through: the part of it in views that see through the Gaussian.
-    saved: the squared error that its removal saves.
+    saved: the squared error that its removal saves; negative where it adds error. gained: the same of the views that
+    save some. lost: what it adds in the others, at least. most_saved, least_saved, most_lost: the largest and smallest
+    of saved and the largest of lost of one view.
     """
 
     weights: Tensor
     through: Tensor
     saved: Tensor
+    gained: Tensor
+    lost: Tensor
+    most_saved: Tensor
+    least_saved: Tensor
+    most_lost: Tensor
+
+    def contradicted(self, bound: float) -> Tensor:
+        """Return [N] bool: the removal saves more than the bound, and views in which it adds error add little."""
+        others = self.saved - self.most_saved
+        return (self.saved > bound) & (self.lost < LOST * self.gained) & (others >= -BEST_LOST * self.most_saved)
+
+    def fitted(self, bound: float) -> Tensor:
+        """Return [N] bool: without the view that loses most the removal saves more than the bound, in two at least."""
+        saved, lost = self.saved - self.least_saved, self.lost - self.most_lost
+        return (saved > bound) & (lost < FITTED_LOST * self.gained) & (saved - self.most_saved > FITTED_REST * bound)
 
     @classmethod
     def of(cls, gaussians: Gaussians, cameras: Sequence[Camera], photos: Photos | None, task: str) -> _Views:
         """photos: None sums the weights alone."""
-        total = cls(*(torch.zeros(len(gaussians), dtype=torch.float64) for _ in range(3)))
+        total = cls(*(torch.zeros(len(gaussians), dtype=torch.float64) for _ in range(8)))
         signs = torch.Generator().manual_seed(0)
         opacities = gaussians.logit_opacities.clone().requires_grad_()
         moving = replace(gaussians, logit_opacities=opacities)
@@ -178,13 +216,27 @@ class _Views:
             shown = render(moving, small, background=background, antialiased=photos.antialiased)
             total._add_surfaces(gaussians, small, shown, photos.antialiased)
             error, counted = _error(shown.image.detach(), *_reduced(found, small), photos.fit_colours)
-            noise = torch.randint(0, 2, error.shape, generator=signs).float() * 2 - 1
             (first,) = torch.autograd.grad(shown.image, opacities, 2 * error, retain_graph=True)
-            (sample,) = torch.autograd.grad(shown.image, opacities, noise * counted)
+            squares = torch.zeros_like(total.saved)
+            for _ in range(SAMPLES):
+                noise = torch.randint(0, 2, error.shape, generator=signs).float() * 2 - 1
+                (sample,) = torch.autograd.grad(shown.image, opacities, noise * counted, retain_graph=True)
+                squares += sample.double() ** 2 / SAMPLES
             # The gradient by a factor of the opacity; the removal is that factor from 1 to 0.
             scale = (1 - gaussians.logit_opacities.double().sigmoid()).clamp(min=_LEAST_TRANSPARENCY)
-            total.saved += first.double() / scale - (sample.double() / scale) ** 2
+            total._add_saved(first.double() / scale, squares / scale**2)
         return total
+
+    def _add_saved(self, first: Tensor, second: Tensor) -> None:
+        """first, second: [N] of one view, minus the first of the two sums of the module, and the second one."""
+        saved = first - second
+        lost = (SURE * second - first).clamp(min=0)
+        self.saved += saved
+        self.gained += saved.clamp(min=0)
+        self.lost += lost
+        self.most_saved = torch.maximum(self.most_saved, saved)
+        self.least_saved = torch.minimum(self.least_saved, saved)
+        self.most_lost = torch.maximum(self.most_lost, lost)
 
     def _add_surfaces(self, gaussians: Gaussians, camera: Camera, shown: Render, antialiased: bool) -> None:
         alpha = shown.alpha.detach()
