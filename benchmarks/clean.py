@@ -1,6 +1,6 @@
 """What splat edit --clean costs on trained models, and how many of planted floaters it finds.
 
-    PYTHONPATH=. python benchmarks/clean.py RUN [RUN ...] > clean.jsonl
+    PYTHONPATH=. python benchmarks/clean.py RUN [RUN ...] > clean.json
 
 RUN is a folder of `splat train`. Floaters of four kinds are put into free space in front of the surfaces that training
 views show, and behind them. Levels run with cameras and photos, and without both; the change of the held-out views'
@@ -19,11 +19,13 @@ import torch
 from numpy.typing import NDArray
 
 import splatcli
+from benchmarks.origin import origin
 from splatcli.api import build_config
 from splatcli.edit.clean import LEVELS, Photos, floaters
 from splatcli.edit.operations import merged
 from splatcli.gaussians import SH_C0, Gaussians
 
+COMMAND = "PYTHONPATH=. python benchmarks/clean.py RUN [RUN ...]"
 KINDS = ("fog", "needles", "clusters", "behind")
 #: Floaters of a kind, and Gaussians of a cluster.
 COUNT, CLUSTER = 20, 5
@@ -140,8 +142,8 @@ def measure(run: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
-    for run in parser.parse_args().runs:
-        print(json.dumps(measure(run)), flush=True)
+    scenes = [measure(run) for run in parser.parse_args().runs]
+    print(json.dumps({"command": COMMAND, **origin(), "scenes": scenes}, indent=1))
 
 
 if __name__ == "__main__":

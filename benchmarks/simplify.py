@@ -18,12 +18,16 @@ from pathlib import Path
 import torch
 
 import splatcli
+from benchmarks.origin import origin
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.edit.refine import refine, scene_of
 from splatcli.edit.simplify import simplify
 from splatcli.formats.ply import read_ply, write_ply_file
 from splatcli.gaussians import Gaussians
 
+COMMAND = "PYTHONPATH=. python benchmarks/simplify.py RUN [RUN ...] --splat-transform cli.mjs"
+#: The version that the column splat-transform is of.
+OTHER = "2.7.1"
 SHARES = (0.5, 0.25, 0.1)
 STEPS = 500
 
@@ -84,7 +88,8 @@ def main() -> None:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--splat-transform", type=Path)
     arguments = parser.parse_args()
-    print(json.dumps([measure(run, arguments.splat_transform) for run in arguments.runs], indent=1))
+    runs = [measure(run, arguments.splat_transform) for run in arguments.runs]
+    print(json.dumps({"command": COMMAND, **origin(), "splat-transform": OTHER, "runs": runs}, indent=1))
 
 
 if __name__ == "__main__":
