@@ -19,6 +19,7 @@ import torch
 
 import splatcli
 from benchmarks.origin import origin
+from splatcli.api import build_config
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.edit.refine import refine, scene_of
 from splatcli.edit.simplify import simplify
@@ -50,9 +51,9 @@ def measure(run: Path, program: Path | None) -> dict[str, object]:
     checkpoint = load_checkpoint(model.path)
     photos = scene_of(checkpoint, None)
     config = json.loads((run / "config.json").read_text())
-    data = config.get("data", config)
-    settings = {key: data[key] for key in ("resolution", "test_every") if data.get(key) is not None}
-    scene = splatcli.Scene.open(data["scene"], **settings)
+    config = build_config({f"data.{key}": value for key, value in config.get("data", config).items()})
+    white = model.settings.background[0] > 0.5
+    scene = splatcli.Scene.read(config.data, (255, 255, 255) if white else (0, 0, 0))
     gaussians, cameras = model.gaussians, [model.cameras[index] for index in scene.train]
     curve = []
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +77,7 @@ def measure(run: Path, program: Path | None) -> dict[str, object]:
                 point["splat-transform"] = psnr(read_ply(target), model, scene)
             curve.append({key: round(value, 2) if isinstance(value, float) else value for key, value in point.items()})
     return {
-        "scene": Path(data["scene"]).name,
+        "scene": run.name,
         "gaussians": len(gaussians),
         "psnr": round(psnr(gaussians, model, scene), 2),
         "curve": curve,

@@ -44,13 +44,13 @@ def test_photos_bring_back_what_a_merger_lost(
     monkeypatch.chdir(tmp_path)
     before = files_below(good_run, tiny_scene)
     merged = splat("edit", good_run, "-o", "merged.ply", "--simplify", "30%", "--json").objects[-1]
-    words = ("edit", good_run, "--simplify", "30%", "--refine", "60", "--json")
+    words = ("edit", good_run, "--simplify", "30%", "--refine", "200", "--json")
     done = splat(*words, "-o", "refined.ply")
     assert done.code == 0, done.err
     facts = done.objects[-1]
     assert facts["num_gaussians"] == merged["num_gaussians"]
-    assert (facts["refine"]["steps"], facts["refine"]["photos"]) == (60, 8)
-    assert "60 steps on the photos of 8 training views" in done.err
+    assert (facts["refine"]["steps"], facts["refine"]["photos"]) == (200, 8)
+    assert "200 steps on the photos of 8 training views" in done.err
     assert splat(*words, "-o", "again.ply").code == 0
     assert Path("again.ply").read_bytes() == Path("refined.ply").read_bytes()
     assert files_below(tmp_path) == {tmp_path / f"{name}.ply" for name in ("merged", "refined", "again")}
