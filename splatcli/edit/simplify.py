@@ -217,7 +217,7 @@ def _areas(scales: Floats) -> Floats:
 
 
 def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
-    """Return at most ``most`` disjoint pairs of small loss, and at least one; if no view shows some, those alone."""
+    """Return at most ``most`` disjoint pairs of small loss, and at least one; if no view shows many, those alone."""
     neighbours = min(NEIGHBOURS, len(model) - 1)
     workers = len(os.sched_getaffinity(0))
     _, found = cKDTree(model.means).query(model.means, neighbours + 1, workers=workers)
@@ -235,7 +235,7 @@ def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
     chosen = _disjoint(first, second, len(model))[:most]
     # A round of a large share would go on to what views show before all is merged that they do not.
     unseen = np.maximum(model.masses[first[chosen]], model.masses[second[chosen]]) < UNSEEN * model.masses.mean()
-    if unseen.any():
+    if 100 * int(unseen.sum()) > most:  # for a few, a round takes as long
         chosen = chosen[unseen]
     return first[chosen], second[chosen]
 
