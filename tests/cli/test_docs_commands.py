@@ -66,6 +66,7 @@ SMALLER = {
     "1280x720": "64x36",
     "640x480": "64x48",
     "--iterations 30000": "--iterations 50",
+    "--iterations 10000": "--iterations 50",
     "--stop-at 1000": "--stop-at 20",
     "-r 2 ": "",
     "-r 4 ": "",
