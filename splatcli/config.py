@@ -522,6 +522,13 @@ class TrainConfig(Section):
     filter_3d: Annotated[bool, Flag("--filter-3d")] = Field(
         False, description="Apply Mip-Splatting's 3D smoothing filter, for close-ups and zooms."
     )
+    dropout: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="Part of the Gaussians that a step leaves out at the end of the run, rising linearly from 0 "
+        "(DropGaussian); for captures of few photos that fit the training views and miss the others.",
+    )
     depth_lambda: float = Field(
         0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."
     )

@@ -19,6 +19,7 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
 from splatcli.train.densify import Strategy
+from splatcli.train.dropout import dropout_filter, dropout_rate, dropped
 from splatcli.train.evaluate import BACKGROUNDS
 from splatcli.train.events import Stepped
 from splatcli.train.monitor import check_loss
@@ -192,9 +193,23 @@ def step_inputs(
         absgrad=strategy.absgrad,
         view_params=_view_params(state, step, row, camera),
         depth=image.depth,
-        filter_3d=state.filter_3d,
+        filter_3d=_filter_3d(state, step),
         shard=state.shard,
     )
+
+
+def _filter_3d(state: TrainState, step: int) -> Tensor | None:
+    """Return the sizes of the 3D filter in step number ``step``, which has the Gaussians that dropout leaves out.
+
+    All views of a step have the same; all processes draw for all rows.
+    """
+    rate = dropout_rate(state.config, step)
+    if rate == 0.0:
+        return state.filter_3d
+    rows = dropped(state.config.train.seed, step, state.count, rate)
+    if state.shard is not None:
+        rows = rows[state.shard.rows]
+    return dropout_filter(state.filter_3d, to_device(rows, state.gaussians.device))
 
 
 def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> ViewParams | None:

@@ -26,7 +26,7 @@ pytestmark = NEEDS_COMPILER
 RUNS = {
     "default": batch_config(4),
     "mcmc": batch_config(4, strategy={"name": "mcmc", "opacity_reg": 0.01, "scale_reg": 0.01, "cap_max": 60}),
-    "still": batch_config(4, schedule={"refine_start": 1000}),
+    "still": batch_config(4, schedule={"refine_start": 1000}, train={"dropout": 0.4}),
     "views": batch_config(4, views={"pose_opt": True, "exposure": True}, train={"filter_3d": True}),
 }
 Runs = dict[str, dict[str, Any]]

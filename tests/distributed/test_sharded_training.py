@@ -39,8 +39,10 @@ pytestmark = NEEDS_COMPILER
 RUNS = {
     "default": batch_config(4, guard={"probe_every": 6, "probe_views": 3}),
     "mcmc": batch_config(4, strategy={"name": "mcmc", "opacity_reg": 0.01, "scale_reg": 0.01, "cap_max": 60}),
-    "filtered": batch_config(4, views={"exposure": True}, train={"filter_3d": True, "antialiased": True}),
-    "absgrad": batch_config(5, strategy={"name": "absgrad"}, views={"bilateral_grid": True}),
+    "filtered": batch_config(
+        4, views={"exposure": True}, train={"filter_3d": True, "antialiased": True, "dropout": 0.4}
+    ),
+    "absgrad": batch_config(5, strategy={"name": "absgrad"}, train={"dropout": 0.4}, views={"bilateral_grid": True}),
     "pictured": batch_config(4, data={"depths": "auto"}, schedule={"num_downscales": 1, "resolution_schedule": 5}),
 }
 Runs = dict[str, dict[str, Any]]
