@@ -18,7 +18,6 @@ import argparse
 import ctypes
 import datetime
 import json
-import platform
 import shlex
 import subprocess
 import tempfile
@@ -31,6 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.origin import processor
 from splatcli import __version__
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.native import abi
@@ -228,7 +228,7 @@ def measure(checkpoint_path: Path, resolution: float | None, rounds: int) -> dic
     return {
         "date": datetime.date.today().isoformat(),
         "version": __version__,
-        "machine": f"{_processor()}, 1 thread, {isa}; a shared machine",
+        "machine": f"{processor()}, 1 thread, {isa}; a shared machine",
         "scene": Path(checkpoint.dataset.root).name,
         "size": f"{camera.width}x{camera.height}",
         **vars(counts),
@@ -247,14 +247,6 @@ def _shares(seconds: float, work: tuple[float, float], peaks: Peaks) -> dict[str
         "of_operations": round(operations / peaks.operations / seconds, 3),
         "of_bandwidth": round(moved / peaks.bytes / seconds, 3),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
 
 
 def table(result: dict[str, Any]) -> str:

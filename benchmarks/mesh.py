@@ -18,7 +18,6 @@ import argparse
 import datetime
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -33,6 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "samples")
 
 from courtyard_maker.cameras import views
 from courtyard_maker.world import cast, things
+
+from benchmarks.origin import processor
 
 Doubles = NDArray[np.float64]
 
@@ -117,7 +118,7 @@ def measure(run: Path) -> dict[str, object]:
     return {
         "date": datetime.date.today().isoformat(),
         "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "machine": f"{_processor()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+        "machine": f"{processor()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
         "gaussians": json.loads(_said(sys.executable, "-m", "splatcli", "info", str(run), "--json"))["num_gaussians"],
         "meshes": meshes,
     }
@@ -125,14 +126,6 @@ def measure(run: Path) -> dict[str, object]:
 
 def _said(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.machine()
 
 
 def draw(path: Path, target: Path, eye: Doubles, focus: Doubles, up: Doubles, size: int) -> None:
