@@ -348,6 +348,42 @@ SPLAT_INLINE void store_first(Lanes<T, 16> a, T* p, int count) {
   for (int i = 0; i < count; ++i) p[i] = x[i];
 }
 
+// Sixteen consecutive numbers of an array and those up to sixteen before and after them; the array begins and ends with
+// sixteen numbers that advance() does not stop at. AVX-512 moves lanes between registers: a load across a cache line
+// takes as long as two.
+template <class T>
+struct Neighbours {
+  const T* at;
+#if SPLAT_VECTOR_BYTES == 64
+  __m512 left, middle, right;
+#endif
+  SPLAT_INLINE explicit Neighbours(const T* array) : at(array) {
+#if SPLAT_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) middle = _mm512_loadu_ps(array), right = _mm512_loadu_ps(array + 16);
+#endif
+  }
+  SPLAT_INLINE void advance() {
+    at += 16;
+#if SPLAT_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) left = middle, middle = right, right = _mm512_loadu_ps(at + 16);
+#endif
+  }
+  // The sixteen numbers that begin `by` numbers from here.
+  template <int by>
+  SPLAT_INLINE Lanes<T, 16> shifted() const {
+#if SPLAT_VECTOR_BYTES == 64
+    if constexpr (sizeof(T) == 4) {
+      if constexpr (by == 0) return {(typename Lanes<T, 16>::Raw)middle};
+      const auto bits = [](__m512 x) { return _mm512_castps_si512(x); };
+      const __m512i lanes = by < 0 ? _mm512_alignr_epi32(bits(middle), bits(left), by < 0 ? 16 + by : 0)
+                                   : _mm512_alignr_epi32(bits(right), bits(middle), by < 0 ? 0 : by);
+      return {(typename Lanes<T, 16>::Raw)_mm512_castsi512_ps(lanes)};
+    }
+#endif
+    return Lanes<T, 16>::load(at + by);
+  }
+};
+
 // Sixteen bytes as numbers.
 template <class T>
 SPLAT_INLINE Lanes<T, 16> load_bytes(const uint8_t* p) {
