@@ -138,7 +138,7 @@ class Counts:
             "bin": (self.boxes * 16 * 20, v * (64 + 8 + 3 * 16) + 34 * i),
             "blend": (self.touched * (alpha + exp2 + 8), 70 * i + 16 * self.pixels),
             # Seven maps filtered both ways with 16 operations each, squares, SSIM with derivatives, the sum.
-            "loss": (numbers * (7 * 2 * 16 + 4 + 40 + 8), numbers * (2 * (4 + 1) + 2 * 12 + 4)),
+            "loss": (numbers * (7 * 2 * 16 + 4 + 40 + 8), numbers * (2 * (4 + 1) + 4)),
             "blend_vjp": (self.touched * (alpha + exp2 + 32), 138 * i + 32 * self.pixels),
             # The sum of gradients, geometry and colours with their adjoints, Adam with 14 a number.
             "project_vjp": (
