@@ -506,7 +506,7 @@ def run_mapper(
     models = pycolmap.incremental_mapping(
         database, folder, folder, options, initial_image_pair_callback=start, next_image_callback=go_on
     )
-    return _largest_first(models)
+    return largest_first(models)
 
 
 def run_global_mapper(
@@ -536,11 +536,19 @@ def run_global_mapper(
     folder.mkdir()
     models = pycolmap.global_mapping(database, folder, folder, options)
     progress(total, total)
-    return _largest_first(models)
+    return largest_first(models)
 
 
-def _largest_first(models: Mapping[int, pycolmap.Reconstruction]) -> list[pycolmap.Reconstruction]:
-    return sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D()))
+def largest_first(models: Mapping[int, pycolmap.Reconstruction]) -> list[pycolmap.Reconstruction]:
+    """Return the models without those whose images larger ones have too: mappers may try the same images twice."""
+    kept: list[pycolmap.Reconstruction] = []
+    known: set[int] = set()
+    for model in sorted(models.values(), key=lambda model: (-model.num_reg_images(), -model.num_points3D())):
+        images = set(model.reg_image_ids())
+        if images - known:
+            kept.append(model)
+            known |= images
+    return kept
 
 
 def _rig_cameras(database: Path) -> set[int]:

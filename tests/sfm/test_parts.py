@@ -17,6 +17,7 @@ from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs
 from splatcli.sfm.options import MODELS, SfmOptions
 from splatcli.sfm.run import doubts, lines
 from splatcli.sfm.video import sharpest, sharpness
+from splatcli.sfm.worker import largest_first
 from tests.sfm import corner
 from tests.sfm.conftest import write_noise
 
@@ -43,6 +44,29 @@ def test_blur_lowers_sharpness() -> None:
 )
 def test_the_sharpest_of_each_stretch_is_kept(scores, total: int, count: int, kept: list[int]) -> None:
     assert list(sharpest(enumerate(scores), total, count)) == kept
+
+
+class Piece:
+    """Registered images and a number of points, as a pycolmap.Reconstruction has them."""
+
+    def __init__(self, images: set[int], points: int) -> None:
+        self._images, self._points = images, points
+
+    def reg_image_ids(self) -> list[int]:
+        return sorted(self._images)
+
+    def num_reg_images(self) -> int:
+        return len(self._images)
+
+    def num_points3D(self) -> int:  # noqa: N802
+        return self._points
+
+
+def test_a_model_whose_images_a_larger_one_has_is_no_piece() -> None:
+    """The mapper starts anew with images that it later adds to another model."""
+    small, large, own, partly = Piece({2, 9}, 30), Piece(set(range(8)) | {9}, 90), Piece({11, 12}, 5), Piece({7, 8}, 9)
+    found = largest_first({0: small, 1: large, 2: own, 3: partly})
+    assert found == [large, partly, own]
 
 
 @pytest.mark.parametrize(
