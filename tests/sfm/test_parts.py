@@ -58,7 +58,7 @@ class Piece:
     def num_reg_images(self) -> int:
         return len(self._images)
 
-    def num_points3D(self) -> int:  # noqa: N802
+    def num_points3D(self) -> int:
         return self._points
 
 
