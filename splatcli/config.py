@@ -522,12 +522,13 @@ class TrainConfig(Section):
     filter_3d: Annotated[bool, Flag("--filter-3d")] = Field(
         False, description="Apply Mip-Splatting's 3D smoothing filter, for close-ups and zooms."
     )
-    dropout: float = Field(
-        0.0,
+    dropout: float | None = Field(
+        None,
         ge=0,
         lt=1,
         description="Part of the Gaussians that a step leaves out at the end of the run, rising linearly from 0 "
-        "(DropGaussian); for captures of few photos that fit the training views and miss the others.",
+        "(DropGaussian); none: 0.2 where training views are 20 degrees or more apart as seen from the sparse points (80 % "
+        "quantile of the angles to the next view), else 0.",
     )
     depth_lambda: float = Field(
         0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."
@@ -834,17 +835,22 @@ def with_settings(config: Config, values: dict[str, Any]) -> Config:
         raise _out_of_range(error, None, values) from None
 
 
-def resolve(config: Config, *, auto_cap: int | None = None, memory_cap: int | None = None) -> Config:
+def resolve(
+    config: Config, *, auto_cap: int | None = None, memory_cap: int | None = None, dropout: float | None = None
+) -> Config:
     """Return the final settings of a run that begins.
 
     auto_cap: the number that replaces ``strategy.cap_max = "auto"``, by the scene's images.
     memory_cap: the number of Gaussians for which the memory suffices.
+    dropout: the rate that replaces ``train.dropout = None``, by the scene's views.
     """
     values: dict[str, Any] = {}
     if config.strategy.cap_max == "auto" and auto_cap is not None:
         values["strategy.cap_max"] = auto_cap
     if memory_cap is not None:
         values["memory.cap"] = memory_cap
+    if config.train.dropout is None and dropout is not None:
+        values["train.dropout"] = dropout
     return with_settings(config, values)
 
 

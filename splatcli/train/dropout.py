@@ -2,7 +2,8 @@
 
 Where few images show a place, training can fit each of them with Gaussians that views between them contradict.
 Gaussians that are missing in a step make the others explain what they covered. All are there when a view is scored,
-rendered or exported. Captures that fit well without dropout lose by it (docs/quality.md).
+rendered or exported. Captures of views close to each other lose by it, so that it is on by default where views are far
+apart only (docs/quality.md).
 
 A Gaussian is left out by a 3D filter (docs/math.md 2.4) so wide that no opacity remains: it is culled, has no gradient,
 and Adam treats it as one that the view does not see.
@@ -10,11 +11,23 @@ and Adam treats it as one that the view does not see.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from scipy.spatial import cKDTree
 from torch import Tensor
 
-from splatcli.config import Config
+from splatcli.config import Config, resolve
+from splatcli.scene.camera import Camera
+from splatcli.scene.scene import Scene
+
+#: Scenes whose views are so many degrees apart, see view_spacing(), have this rate by default.
+SPACING, RATE = 20.0, 0.2
+
+#: Sparse points that view_spacing() looks at, and the quantile of the angles that it takes.
+_POINTS, _QUANTILE = 500, 0.8
 
 #: Size of the 3D filter of a Gaussian that is left out, world units; its square is finite in float32.
 _WIDE = 1e18
@@ -26,12 +39,50 @@ _UINT64 = (1 << 64) - 1
 _LEVELS = 256
 
 
+def resolve_dropout(config: Config, scene: Scene) -> tuple[Config, list[str]]:
+    """Return the settings of a run on ``scene`` with a number for ``train.dropout``, and a note for the user."""
+    if config.train.dropout is not None:
+        return config, []
+    spacing = 0.0
+    if scene.points is not None:
+        spacing = view_spacing([scene.cameras[view] for view in scene.train], scene.points.xyz)
+    if not spacing >= SPACING:
+        return resolve(config, dropout=0.0), []
+    note = (
+        f"training views are up to {spacing:.0f} degrees apart: {100 * RATE:.0f} % of the Gaussians are left out of each "
+        "step towards the end, so that none fits one view alone; --set train.dropout=0 keeps all"
+    )
+    return resolve(config, dropout=RATE), [note]
+
+
+def view_spacing(cameras: list[Camera], xyz: NDArray[np.float32]) -> float:
+    """Return how far apart views are, in degrees: the angle at a point between the rays to a camera and the next one.
+
+    xyz: [P, 3] sparse points, of which some, evenly spread in their order, are looked at. The result is the 80 %
+    quantile over all points and the cameras in whose images they lie; a point in a single image has no angle. NaN
+    without any.
+    """
+    points = xyz[:: max(1, len(xyz) // _POINTS)].astype(np.float64)
+    centers = np.array([camera.center for camera in cameras]).reshape(-1, 3)
+    shown = np.array([camera.pixels_of(points)[2] for camera in cameras]).reshape(-1, len(points))
+    angles = []
+    for point, showing in zip(points, shown.T, strict=True):
+        rays = centers[showing] - point
+        if len(rays) < 2:
+            continue
+        rays /= np.maximum(np.linalg.norm(rays, axis=1, keepdims=True), 1e-300)
+        apart, _ = cKDTree(rays).query(rays, k=2)
+        angles.append(np.degrees(2.0 * np.arcsin(np.minimum(0.5 * apart[:, 1], 1.0))))
+    return float(np.quantile(np.concatenate(angles), _QUANTILE)) if angles else math.nan
+
+
 def dropout_rate(config: Config, step: int) -> float:
     """Return the part of the Gaussians that step number ``step`` leaves out.
 
-    It rises linearly from 0 to ``train.dropout`` at step ``schedule.lr_steps``, and stays there.
+    It rises linearly from 0 to ``train.dropout`` at step ``schedule.lr_steps``, and stays there. None is that of a run
+    that began before there was dropout: 0.
     """
-    return config.train.dropout * min(1.0, step / config.schedule.lr_steps)
+    return (config.train.dropout or 0.0) * min(1.0, step / config.schedule.lr_steps)
 
 
 def dropped(seed: int, step: int, count: int, rate: float) -> Tensor:

@@ -64,7 +64,7 @@ def sky_points(
     free = np.zeros((count, directions), np.bool_)
     for view, flags in zip(views, free, strict=True):
         camera = scene.cameras[view]
-        column, row, inside = _pixels(camera, sphere)
+        column, row, inside = camera.pixels_of(sphere)
         shown += inside
         flags[:] = inside & (_distance_to_points(camera, sparse, column, row) > FREE)
     free &= free.sum(axis=0) >= np.maximum(MIN_VIEWS, FREE_SHARE * shown)
@@ -92,20 +92,6 @@ def even_directions(count: int) -> Floats:
     return np.stack([ring * around.real, ring * around.imag, z], axis=1)
 
 
-def _pixels(camera: Camera, points: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], Flags]:
-    """Return column and row of each of ``points`` [P, 3], and whether it is in the image; 0, 0 where it is not."""
-    # Sums in a fixed order for any number of threads: every process of a run starts from the same points.
-    x, y, z = (
-        (row[0] * points[:, 0] + row[1] * points[:, 1]) + (row[2] * points[:, 2] + row[3]) for row in camera.viewmat[:3]
-    )
-    before = z > 0.0
-    depth = np.where(before, z, 1.0)
-    u = np.floor(camera.fx * x / depth + camera.cx)
-    v = np.floor(camera.fy * y / depth + camera.cy)
-    inside = before & (u >= 0) & (u < camera.width) & (v >= 0) & (v < camera.height)
-    return np.where(inside, u, 0).astype(np.intp), np.where(inside, v, 0).astype(np.intp), inside
-
-
 def _distance_to_points(
     camera: Camera, sparse: Floats, column: NDArray[np.intp], row: NDArray[np.intp]
 ) -> NDArray[np.float64]:
@@ -114,7 +100,7 @@ def _distance_to_points(
     cell = max(camera.width, camera.height) / CELLS
     empty = np.ones((math.ceil(camera.height / cell), math.ceil(camera.width / cell)), np.bool_)
     for first in range(0, len(sparse), _AT_ONCE):
-        u, v, inside = _pixels(camera, sparse[first : first + _AT_ONCE])
+        u, v, inside = camera.pixels_of(sparse[first : first + _AT_ONCE])
         empty[(v[inside] / cell).astype(np.intp), (u[inside] / cell).astype(np.intp)] = False
     if empty.all():
         return np.full(len(column), np.inf)
@@ -135,7 +121,7 @@ def _colours(scene: Scene, views: list[int], sphere: Floats, free: Flags) -> NDA
             image = scene.images.image(view)
         except SceneError:
             continue  # training on it reports the error
-        column, row, _ = _pixels(scene.cameras[view], sphere)
+        column, row, _ = scene.cameras[view].pixels_of(sphere)
         shows = flags.copy()
         if image.masked is not None:
             shows &= ~image.masked[row, column]

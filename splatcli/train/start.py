@@ -25,6 +25,7 @@ from splatcli.scene.inspect import mask_notes, scene_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
+from splatcli.train.dropout import resolve_dropout
 from splatcli.train.init import initial_gaussians, resolve_cap
 from splatcli.train.memory_plan import plan_memory
 from splatcli.train.per_view_params import PerViewParams
@@ -310,6 +311,8 @@ def planned_config(
     Raises ResourceError where the memory cannot suffice.
     """
     config, notes = resolve_cap(config, scene, len(gaussians))
+    config, more = resolve_dropout(config, scene)
+    notes = [*notes, *more]
     if not planned:
         return config, notes
     own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
