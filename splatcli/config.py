@@ -527,8 +527,8 @@ class TrainConfig(Section):
         ge=0,
         lt=1,
         description="Part of the Gaussians that a step leaves out at the end of the run, rising linearly from 0 "
-        "(DropGaussian); none: 0.2 where training views are 20 degrees or more apart as seen from the sparse points (80 % "
-        "quantile of the angles to the next view), else 0.",
+        "(DropGaussian); none: 0.2 where training views are 20 degrees or more apart as seen from the sparse "
+        "points (80 % quantile of the angles to the next view), else 0.",
     )
     depth_lambda: float = Field(
         0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."

@@ -49,8 +49,8 @@ def resolve_dropout(config: Config, scene: Scene) -> tuple[Config, list[str]]:
     if not spacing >= SPACING:
         return resolve(config, dropout=0.0), []
     note = (
-        f"training views are up to {spacing:.0f} degrees apart: {100 * RATE:.0f} % of the Gaussians are left out of each "
-        "step towards the end, so that none fits one view alone; --set train.dropout=0 keeps all"
+        f"training views are up to {spacing:.0f} degrees apart: steps leave out up to {100 * RATE:.0f} % of the "
+        "Gaussians, so that none fits one view alone; --set train.dropout=0 keeps all"
     )
     return resolve(config, dropout=RATE), [note]
 
@@ -62,9 +62,11 @@ def view_spacing(cameras: list[Camera], xyz: NDArray[np.float32]) -> float:
     quantile over all points and the cameras in whose images they lie; a point in a single image has no angle. NaN
     without any.
     """
+    if not cameras or not len(xyz):
+        return math.nan
     points = xyz[:: max(1, len(xyz) // _POINTS)].astype(np.float64)
-    centers = np.array([camera.center for camera in cameras]).reshape(-1, 3)
-    shown = np.array([camera.pixels_of(points)[2] for camera in cameras]).reshape(-1, len(points))
+    centers = np.stack([camera.center for camera in cameras])
+    shown = np.stack([camera.pixels_of(points)[2] for camera in cameras])
     angles = []
     for point, showing in zip(points, shown.T, strict=True):
         rays = centers[showing] - point

@@ -1,4 +1,4 @@
-"""``train.dropout`` from the command line: it changes a run, and a resumed run leaves out the same Gaussians."""
+"""``train.dropout`` from the command line: by default for views far apart; a resumed run leaves out the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.gaussians import GROUPS
 from tests.cli.conftest import Splat
-from tests.cli.tiny import QUICK
+from tests.cli.tiny import QUICK, add_points, write_scene
 
 
 def test_whole_runs_resume_with_the_same_gaussians_left_out(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
@@ -27,3 +27,14 @@ def test_whole_runs_resume_with_the_same_gaussians_left_out(splat: Splat, tiny_s
     without = load_checkpoint(Path(plain.lines[0]))
     assert not torch.equal(without.gaussians.means[:5], one.gaussians.means[:5])
     assert splat(*words, "--set", "train.dropout=1", "-o", tmp_path / "all").code == 2
+
+
+def test_views_far_apart_have_dropout_by_default(splat: Splat, tmp_path: Path) -> None:
+    scene = add_points(write_scene(tmp_path / "scene"))  # eight of ten views around a ball
+    ran = splat("train", scene, "-n", 3, *QUICK, "-o", tmp_path / "run")
+    assert ran.code == 0, ran.err
+    assert "43 degrees apart: steps leave out up to 20 % of the Gaussians" in " ".join(ran.err.split())
+    assert load_checkpoint(Path(ran.lines[0])).config.train.dropout == 0.2
+    without = splat("train", scene, "-n", 3, *QUICK, "--set", "train.dropout=0", "-o", tmp_path / "without")
+    assert (without.code, "degrees apart" in without.err) == (0, False)
+    assert load_checkpoint(Path(without.lines[0])).config.train.dropout == 0.0

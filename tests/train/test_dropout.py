@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -13,11 +17,11 @@ from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.reference import render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import StepInputs
-from splatcli.train.dropout import dropout_filter, dropout_rate, dropped
+from splatcli.train.dropout import dropout_filter, dropout_rate, dropped, resolve_dropout, view_spacing
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER, float32, float64
 from tests.rasterizer.scenes import random_scene
-from tests.train.worlds import MemoryRun, PlainEngine, short_config, start_plain
+from tests.train.worlds import MemoryRun, PlainEngine, made_scene, ring_cameras, short_config, start_plain
 
 COUNT = 80
 
@@ -42,6 +46,30 @@ def test_the_rate_rises_from_zero_to_the_end_of_the_schedule() -> None:
         [0, 0.1, 0.2, 0.4, 0.4]
     )
     assert dropout_rate(build_config({}), 30_000) == 0.0
+
+
+def test_the_spacing_of_views_is_the_angle_to_the_next_one() -> None:
+    points = np.random.default_rng(1).normal(size=(1_200, 3)).astype(np.float32) * 0.1
+    for views in (6, 12, 40):
+        assert view_spacing(ring_cameras(views), points) == pytest.approx(360.0 / views, rel=0.1)
+    twice = [camera for camera in ring_cameras(6) for _ in range(2)]
+    assert view_spacing(twice, points) == pytest.approx(0.0, abs=1e-6)
+    behind = points + np.float32([0.0, 0.0, 500.0])
+    assert math.isnan(view_spacing(ring_cameras(6), behind))  # no image has them
+    assert math.isnan(view_spacing(ring_cameras(1), points))
+    assert math.isnan(view_spacing([], points))
+    assert math.isnan(view_spacing(ring_cameras(6), points[:0]))
+
+
+@pytest.mark.parametrize(("views", "given", "rate"), [(8, None, 0.2), (40, None, 0.0), (8, 0.0, 0.0), (40, 0.3, 0.3)])
+def test_the_rate_of_a_run_follows_the_spacing_unless_it_is_given(views: int, given: float | None, rate: float) -> None:
+    scene = made_scene(views)
+    config, notes = resolve_dropout(build_config({"train.dropout": given}), scene)
+    assert config.train.dropout == rate
+    assert len(notes) == (given is None and views == 8)
+    assert all("degrees apart: steps leave out up to 20 % of the Gaussians" in note for note in notes)
+    config, notes = resolve_dropout(build_config({}), dataclasses.replace(scene, points=None))
+    assert (config.train.dropout, notes) == (0.0, [])
 
 
 @NEEDS_COMPILER
