@@ -58,7 +58,7 @@ def resolve_dropout(config: Config, scene: Scene) -> tuple[Config, list[str]]:
 def view_spacing(cameras: list[Camera], xyz: NDArray[np.float32]) -> float:
     """Return how far apart views are, in degrees: the angle at a point between the rays to a camera and the next one.
 
-    xyz: [P, 3] sparse points, of which some, evenly spread in their order, are looked at. The result is the 80 %
+    xyz: [P, 3] sparse points, of which some are used, evenly spread in their order. The result is the 80 %
     quantile over all points and the cameras in whose images they lie; a point in a single image has no angle. NaN
     without any.
     """
