@@ -56,7 +56,7 @@ class SfmArguments:
             "--matching",
             metavar="HOW",
             help="exhaustive: all pairs of images; retrieval: images that look alike; sequential: these and neighbours "
-            "in name order.  [default: auto, exhaustive for up to 200 images, else sequential]",
+            "in name order.  [default: auto, exhaustive for up to 60 images, else sequential]",
         ),
     ] = None
     mapper: Annotated[

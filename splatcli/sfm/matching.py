@@ -106,8 +106,11 @@ def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> Non
     path.write_text("".join(f"{names[i]} {names[j]}\n" for i, j in pairs), encoding="utf-8")
 
 
-#: Up to so many images every pair is matched: 20,000 pairs.
-EXHAUSTIVE_UP_TO = 200
+#: Up to so many images every pair is matched. Of more, chosen pairs register as many and are a third to half of all
+#: (docs/sfm.md).
+EXHAUSTIVE_UP_TO = 60
+#: Images that a model lacks are matched with all others if those are no more pairs than this.
+MOST_RETRIED = 20_000
 #: Neighbours in name order that are matched on either side, and beyond them those at distances 16, 32, ... 512.
 OVERLAP = 10
 _FAR = tuple(2**k for k in range(4, 10))
@@ -141,6 +144,18 @@ def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int)
         steps = (*range(1, OVERLAP + 1), *_FAR)
         pairs |= {(i, i + step) for i in range(count) for step in steps if i + step < count}
     return sorted(pairs)
+
+
+def pairs_to_retry(pairs: Sequence[Pair], lacking: set[int], source: Sequence[str | None]) -> list[Pair]:
+    """Return the pairs of the images ``lacking`` with all others, ascending; of ``pairs`` where they are too many.
+
+    source: of each image the panorama that it is a face of, or None; faces of one panorama are no pair.
+    """
+    count = len(source)
+    if len(lacking) * count <= MOST_RETRIED:
+        pairs = sorted({(min(i, j), max(i, j)) for i in lacking for j in range(count) if i != j})
+        return [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
+    return [(i, j) for i, j in pairs if i in lacking or j in lacking]
 
 
 def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> list[Pair]:

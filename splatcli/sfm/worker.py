@@ -32,7 +32,7 @@ from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
 from splatcli.sfm.gaps import find_gaps, stretches_in
 from splatcli.sfm.images import SfmInput, readable
 from splatcli.sfm.lens import choose_lenses
-from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again
+from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
 from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
 from splatcli.sfm.panorama import face_camera, is_panorama, write_faces, write_masks
 from splatcli.sfm.video import sharpest, sharpness, write_frames, write_more_frames
@@ -103,7 +103,7 @@ class Job:
         how = how_to_match(self.options.matching, len(stored), video=self.footage.is_video)
         pairs = choose_pairs(how, [item.sample for item in stored], self.options.seed)
         # The faces of a panorama are at one place, and known to each other.
-        source = [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
+        source = sources(stored)
         pairs = [(i, j) for i, j in pairs if source[i] is None or source[i] != source[j]]
         keys = [str(images.index(item.image)) for item in stored]
         seed = self.options.seed
@@ -225,7 +225,7 @@ class Job:
         return kept
 
     def _retry(self, mapped: Mapped) -> tuple[list[pycolmap.Reconstruction], dict[str, Any] | None]:
-        """Match the images that the largest model lacks again, loosely, and map anew.
+        """Match the images that the largest model lacks again, loosely and with all others, and map anew.
 
         Returns the models that are to be used, those of ``mapped`` unless the largest registers more images now, and
         the facts of the try, or None if no image is lacking.
@@ -247,7 +247,7 @@ class Job:
             gpu=self.gpu,
             progress=self._phase("matching again"),
         )
-        held = again([(i, j) for i, j in pairs if i in lacking or j in lacking])
+        held = again(pairs_to_retry(pairs, lacking, sources(stored)))
         # A registered image that holds with a lacking one needs more points for it: those it shares with others.
         beside = {index for pair in held for index in pair} - lacking
         again([(i, j) for i, j in pairs if (i in beside or j in beside) and not {i, j} & lacking])
@@ -446,6 +446,11 @@ class Job:
         sparse = self.folder / "sparse" / str(number)
         sparse.mkdir(parents=True)
         model.write_binary(sparse)
+
+
+def sources(stored: list[Stored]) -> list[str | None]:
+    """Return of each image the panorama that it is a face of, or None."""
+    return [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
 
 
 def remove_unfinished(folder: Path, *, keep_images: bool) -> None:

@@ -13,7 +13,7 @@ from splatcli.scene.decode import Header
 from splatcli.sfm import video
 from splatcli.sfm.features import first_guess, focal_share, lens_key
 from splatcli.sfm.images import find_input, orientation_of
-from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match
+from splatcli.sfm.matching import EXHAUSTIVE_UP_TO, OVERLAP, alike, choose_pairs, how_to_match, pairs_to_retry
 from splatcli.sfm.options import MODELS, SfmOptions
 from splatcli.sfm.run import doubts, lines
 from splatcli.sfm.video import sharpest, sharpness
@@ -44,6 +44,17 @@ def test_blur_lowers_sharpness() -> None:
 )
 def test_the_sharpest_of_each_stretch_is_kept(scores, total: int, count: int, kept: list[int]) -> None:
     assert list(sharpest(enumerate(scores), total, count)) == kept
+
+
+def test_images_that_a_model_lacks_are_matched_with_all_others() -> None:
+    none: list[str | None] = [None] * 5
+    assert pairs_to_retry([(0, 1)], {3}, none) == [(0, 3), (1, 3), (2, 3), (3, 4)]
+    faces = ["a", "a", "b", None, None]
+    assert pairs_to_retry([], {1}, faces) == [(1, 2), (1, 3), (1, 4)]
+    assert pairs_to_retry([], {3}, faces) == [(0, 3), (1, 3), (2, 3), (3, 4)]
+    many: list[str | None] = [None] * 300
+    assert pairs_to_retry([(0, 1), (1, 200), (2, 3)], set(range(1, 100, 2)) | {1}, many)[-1] == (99, 299)
+    assert pairs_to_retry([(0, 1), (1, 200), (2, 4)], set(range(1, 300, 2)), many) == [(0, 1), (1, 200)]
 
 
 class Piece:

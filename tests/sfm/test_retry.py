@@ -111,3 +111,12 @@ def test_pairs_that_would_be_lost_keep_their_matches(database: Path, monkeypatch
     monkeypatch.setattr(matching, "_LOOSE_INLIERS", 1.0)  # no geometry explains every match
     assert call(matching.match_again, database, copy, names, pairs[:3]) == pairs[:3]
     assert inliers(copy) == before
+
+
+def test_pairs_that_were_never_matched_can_be_retried(database: Path) -> None:
+    call(matching.match, database, list("01234"), [(0, 1), (1, 2)])
+    copy = database.with_name("copy.db")
+    copy.write_bytes(database.read_bytes())
+    retried = matching.pairs_to_retry([(0, 1), (1, 2)], {3, 4}, [None] * 5)
+    assert call(matching.match_again, database, copy, list("01234"), retried) == [(0, 3), (1, 3), (2, 3)]
+    assert sorted(inliers(copy)) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
