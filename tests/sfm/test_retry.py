@@ -119,4 +119,5 @@ def test_pairs_that_were_never_matched_can_be_retried(database: Path) -> None:
     copy.write_bytes(database.read_bytes())
     retried = matching.pairs_to_retry([(0, 1), (1, 2)], {3, 4}, [None] * 5)
     assert call(matching.match_again, database, copy, list("01234"), retried) == [(0, 3), (1, 3), (2, 3)]
-    assert sorted(inliers(copy)) == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
+    holding = [pair for pair, count in sorted(inliers(copy).items()) if count]
+    assert holding == [(0, 1), (0, 3), (1, 2), (1, 3), (2, 3)]
