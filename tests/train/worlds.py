@@ -267,7 +267,7 @@ def short_config(iterations: int = 40, **sections: dict[str, object]) -> Config:
             "lr_steps": iterations,
         },
         "strategy": {"grow_grad2d": 2e-4, "grow_scale3d": 0.06, "prune_scale3d": 0.1},
-        "train": {"iterations": iterations, "background": "random"},
+        "train": {"iterations": iterations, "background": "random", "dropout": 0.0},
         "save": {"steps": ()},
     }
     for name, section in sections.items():
