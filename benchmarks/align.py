@@ -12,10 +12,8 @@ middle. Seconds are processor time.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import math
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +23,7 @@ import torch
 from scipy.spatial.transform import Rotation
 
 import splatcli
+from benchmarks.origin import origin
 from splatcli.edit.align import AlignmentError, align
 from splatcli.edit.simplify import simplify
 from splatcli.edit.transform import Similarity, move_gaussians
@@ -94,10 +93,7 @@ def main() -> None:
     pairs = list(zip(models[::2], models[1::2], strict=True))
     names = [f"{one.name} {other.name}" for one, other in zip(given.runs[::2], given.runs[1::2], strict=True)]
     result = {
-        "date": datetime.date.today().isoformat(),
-        "commit": subprocess.check_output(
-            ["git", "rev-parse", "--short", "HEAD"], text=True, cwd=Path(__file__).parent
-        ).strip(),
+        **origin(),
         "parts": {
             part: {name: measure(cut(one), keep(other)) for name, (one, other) in zip(names, pairs, strict=True)}
             for part, (cut, keep) in PARTS.items()

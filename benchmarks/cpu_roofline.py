@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import json
 import shlex
 import subprocess
@@ -30,8 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.origin import processor
-from splatcli import __version__
+from benchmarks.origin import origin
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.native import abi
 from splatcli.native.backend import Backend, chosen_isa, load_cpu
@@ -226,9 +224,9 @@ def measure(checkpoint_path: Path, resolution: float | None, rounds: int) -> dic
     )
     count(engine.frame, counts, abi.View(width=camera.width, height=camera.height))
     return {
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": f"{processor()}, 1 thread, {isa}; a shared machine",
+        **origin(),
+        "threads": 1,
+        "isa": isa,
         "scene": Path(checkpoint.dataset.root).name,
         "size": f"{camera.width}x{camera.height}",
         **vars(counts),

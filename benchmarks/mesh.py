@@ -15,7 +15,6 @@ RESOLUTIONS in a process of its own, and adds its processor time and its peak of
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "samples")
 from courtyard_maker.cameras import views
 from courtyard_maker.world import cast, things
 
-from benchmarks.origin import processor
+from benchmarks.origin import origin
 
 Doubles = NDArray[np.float64]
 
@@ -116,9 +115,8 @@ def measure(run: Path) -> dict[str, object]:
             }
             meshes.append({name: value for name, value in figures.items() if name != "mesh"})
     return {
-        "date": datetime.date.today().isoformat(),
-        "commit": _said("git", "rev-parse", "--short", "HEAD"),
-        "machine": f"{processor()}, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')}",
+        **origin(),
+        "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
         "gaussians": json.loads(_said(sys.executable, "-m", "splatcli", "info", str(run), "--json"))["num_gaussians"],
         "meshes": meshes,
     }

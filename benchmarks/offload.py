@@ -1,6 +1,6 @@
 """Measure what --offload saves and costs on the CPU: the process's own memory, processor time, bytes read from disk.
 
-    python benchmarks/offload.py FOLDER [--gaussians 500000] [--seen 0.03] [--steps 60] [--rounds 3] [--out FILE]
+    python -m benchmarks.offload FOLDER [--gaussians 500000] [--seen 0.03] [--steps 60] [--rounds 3] [--out FILE]
 
 FOLDER, on the disk in question, takes the files. A plain of Gaussians is trained on views from above that each see a
 part of it, in a process of its own for each kind of run: "resident", "offloaded"; "evicted", offloaded with all pages
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import datetime
 import hashlib
 import json
-import platform
 import subprocess
 import sys
 import time
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.origin import origin
 from splatcli.config import Config
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend, default_threads
@@ -151,14 +150,14 @@ def main() -> None:
     rows = []
     for _ in range(arguments.rounds):
         for kind in KINDS:
-            done = subprocess.run([sys.executable, *sys.argv, "--kind", kind], stdout=subprocess.PIPE, check=True)
+            done = subprocess.run([sys.executable, "-m", "benchmarks.offload", *sys.argv[1:], "--kind", kind], stdout=subprocess.PIPE, check=True)
             rows.append(json.loads(done.stdout))
             print(rows[-1], flush=True)
     assert len({row["digest"] for row in rows if "unordered" not in row["kind"]}) == 1, "the bits differ"
     run = {
-        "command": " ".join([sys.argv[0], "FOLDER", *sys.argv[2:]]),
-        "date": str(datetime.date.today()),
-        "machine": f"{platform.machine()}, {default_threads()} threads",
+        "command": " ".join(["python -m benchmarks.offload", "FOLDER", *sys.argv[2:]]),
+        **origin(),
+        "threads": default_threads(),
     }
     if arguments.out:
         arguments.out.write_text(json.dumps({**run, "rows": rows}, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """How long a training step takes on this machine, stage by stage, beside plain torch doing the same work.
 
-    python benchmarks/step.py CHECKPOINT [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
+    python -m benchmarks.step CHECKPOINT [-r F] [--steps 100] [--threads N] [--isa avx512|avx2|portable] [--out FILE]
 
 CHECKPOINT is a trained run's (its scene must still be where it was): the Gaussians are used as they are, and steps
 run on copies; -r takes the images at another size than the run did. Times are medians and 10 % quantiles in
@@ -12,9 +12,7 @@ matrix product that says what the machine gives at this moment.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
 import resource
 import statistics
 import sys
@@ -28,7 +26,7 @@ from typing import Any
 import torch
 from torch.nn.functional import conv2d
 
-from splatcli import __version__
+from benchmarks.origin import origin
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.native.backend import Backend, best_isa, default_threads, load_cpu
 from splatcli.rasterizer import AdamState, DensifyStats, NativeEngine
@@ -161,9 +159,9 @@ def main() -> None:
     camera = scene.cameras[views[0]]
     result = {
         "command": " ".join(["python", *sys.argv]),
-        "date": datetime.date.today().isoformat(),
-        "version": __version__,
-        "machine": f"{platform.processor() or platform.machine()}, {options.threads} threads, {options.isa}",
+        **origin(),
+        "threads": options.threads,
+        "isa": options.isa,
         "scene": Path(checkpoint.dataset.root).name,
         "size": f"{camera.width}x{camera.height}",
         "gaussians": len(gaussians),
