@@ -150,7 +150,11 @@ def main() -> None:
     rows = []
     for _ in range(arguments.rounds):
         for kind in KINDS:
-            done = subprocess.run([sys.executable, "-m", "benchmarks.offload", *sys.argv[1:], "--kind", kind], stdout=subprocess.PIPE, check=True)
+            done = subprocess.run(
+                [sys.executable, "-m", "benchmarks.offload", *sys.argv[1:], "--kind", kind],
+                stdout=subprocess.PIPE,
+                check=True,
+            )
             rows.append(json.loads(done.stdout))
             print(rows[-1], flush=True)
     assert len({row["digest"] for row in rows if "unordered" not in row["kind"]}) == 1, "the bits differ"

@@ -693,7 +693,8 @@ def test_row(case: Case, expect: Expect) -> None:
 def test_the_good_scene_is_trained_without_a_warning(expect: Expect) -> None:
     err = expect(Case(0, "nothing is wrong", nothing, code=0))
     notes = [line for line in err.splitlines() if line.startswith("note: ")]
-    assert [note[:12] for note in notes] == ["note: added ", "note: growth", "note: memory"], "the notes of every run"
+    beginnings = ["note: added ", "note: growth", "note: traini", "note: memory"]  # its views are far apart
+    assert [note[:12] for note in notes] == beginnings, "the notes of every run"
     assert "warning" not in err
 
 
