@@ -36,7 +36,10 @@ class Camera:
         return -product(rotation.T, translation[:, None])[:, 0]
 
     def pixels_of(self, points: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Return column and row of each of ``points`` [P, 3], and whether it is in the image; 0, 0 where it is not."""
+        """Return column and row of each of ``points`` [P, 3], world units, and whether it is in the image.
+
+        Both are 0 where it is not.
+        """
         # Sums in a fixed order for any number of threads: every process of a run starts from the same points.
         x, y, z = (
             (row[0] * points[:, 0] + row[1] * points[:, 1]) + (row[2] * points[:, 2] + row[3])

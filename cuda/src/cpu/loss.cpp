@@ -4,7 +4,8 @@
 // Rows run through a ring of filtered rows, strip by strip, so that they stay in the first-level cache. The first sweep
 // filters x, y, (x + y)^2 and (x - y)^2, which hold all that SSIM asks of x^2, y^2 and xy, and gives three derivative
 // maps; the second filters these. A job makes both sweeps over a few strips side by side, with the maps of what its
-// second sweep sees, so that they stay in the second-level cache: an eighth to a third of the maps is computed twice.
+// second sweep sees, so that they stay in the second-level cache: a quarter of the maps is computed twice in jobs of
+// five strips, a half in jobs of one.
 #include <algorithm>
 #include <vector>
 
