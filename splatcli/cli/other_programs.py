@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,121 +13,219 @@ from splatcli.cli.options import Command
 from splatcli.errors import UsageError
 
 #: Flags of the original program, gsplat and nerfstudio -> what stands for them; "" takes the value alone, a name with
-#: "=" is a setting.
+#: "=" is a setting. Here and below "_" is written "-", which both mean the same in gsplat and nerfstudio.
 _FLAGS = {
     "-s": "",
-    "--source_path": "",
     "--source-path": "",
     "--data": "",
-    "--data_dir": "",
     "--data-dir": "",
     "-m": "-o",
-    "--model_path": "-o",
     "--model-path": "-o",
-    "--result_dir": "-o",
     "--result-dir": "-o",
     "--output-dir": "-o",
-    "--output_dir": "-o",
+    "-i": "--images",
+    "-d": "--depths",
     "--max-num-iterations": "-n",
-    "--max_num_iterations": "-n",
-    "--max_steps": "-n",
-    "--sh_degree": "--sh-degree",
-    "--test_every": "--test-every",
-    "--cap_max": "--cap-max",
-    "--data_factor": "-r",
+    "--max-steps": "-n",
     "--data-factor": "-r",
-    "--start_checkpoint": "--init",
-    "--init_type": "--init",
-    "--init_num_pts": "model.random_points=",
-    "--densify_grad_threshold": "strategy.grow_grad2d=",
-    "--densify_from_iter": "schedule.refine_start=",
-    "--densify_until_iter": "schedule.refine_stop=",
-    "--densification_interval": "schedule.refine_every=",
-    "--opacity_reset_interval": "schedule.reset_every=",
-    "--percent_dense": "strategy.grow_scale3d=",
-    "--lambda_dssim": "train.ssim_lambda=",
-    "--ssim_lambda": "train.ssim_lambda=",
-    "--position_lr_init": "optim.means_lr=",
-    "--position_lr_final": "optim.means_lr_final=",
-    "--feature_lr": "optim.sh0_lr=",
-    "--opacity_lr": "optim.logit_opacities_lr=",
-    "--scaling_lr": "optim.log_scales_lr=",
-    "--rotation_lr": "optim.quats_lr=",
+    "--start-checkpoint": "--init",
+    "--init-type": "--init",
+    "--init-num-pts": "model.random_points=",
+    "--init-opa": "model.init_opacity=",
+    "--sh-degree-interval": "schedule.sh_degree_interval=",
+    "--densify-grad-threshold": "strategy.grow_grad2d=",
+    "--densify-from-iter": "schedule.refine_start=",
+    "--densify-until-iter": "schedule.refine_stop=",
+    "--densification-interval": "schedule.refine_every=",
+    "--opacity-reset-interval": "schedule.reset_every=",
+    "--percent-dense": "strategy.grow_scale3d=",
+    "--lambda-dssim": "train.ssim_lambda=",
+    "--ssim-lambda": "train.ssim_lambda=",
+    "--position-lr-init": "optim.means_lr=",
+    "--position-lr-final": "optim.means_lr_final=",
+    "--feature-lr": "optim.sh0_lr=",
+    "--opacity-lr": "optim.logit_opacities_lr=",
+    "--opacities-lr": "optim.logit_opacities_lr=",
+    "--scaling-lr": "optim.log_scales_lr=",
+    "--scales-lr": "optim.log_scales_lr=",
+    "--rotation-lr": "optim.quats_lr=",
     "--strategy.grow-grad2d": "strategy.grow_grad2d=",
     "--strategy.grow-scale3d": "strategy.grow_scale3d=",
     "--strategy.prune-opa": "strategy.prune_opacity=",
+    "--strategy.min-opacity": "strategy.prune_opacity=",
+    "--strategy.prune-scale3d": "strategy.prune_scale3d=",
+    "--strategy.noise-lr": "strategy.noise_lr=",
     "--strategy.refine-start-iter": "schedule.refine_start=",
     "--strategy.refine-stop-iter": "schedule.refine_stop=",
     "--strategy.refine-every": "schedule.refine_every=",
     "--strategy.reset-every": "schedule.reset_every=",
     "--strategy.cap-max": "--cap-max",
+    "--pipeline.model.sh-degree": "--sh-degree",
+    "--pipeline.model.sh-degree-interval": "schedule.sh_degree_interval=",
+    "--pipeline.model.densify-grad-thresh": "strategy.grow_grad2d=",
+    "--pipeline.model.densify-size-thresh": "strategy.grow_scale3d=",
+    "--pipeline.model.cull-alpha-thresh": "strategy.prune_opacity=",
+    "--pipeline.model.max-gs-num": "--cap-max",
+    "--pipeline.model.refine-every": "schedule.refine_every=",
+    "--pipeline.model.warmup-length": "schedule.refine_start=",
+    "--pipeline.model.stop-split-at": "schedule.refine_stop=",
+    "--pipeline.model.ssim-lambda": "train.ssim_lambda=",
 }
 
-#: Flags that take several numbers -> the setting that is their list.
-_LISTS = {"--save_iterations": "save.steps=", "--checkpoint_iterations": "save.steps=", "--save_steps": "save.steps="}
+#: Flags that take several numbers -> the setting that is their list; none where splat needs no such list.
+_LISTS = {
+    "--save-iterations": "save.steps=",
+    "--checkpoint-iterations": "save.steps=",
+    "--save-steps": "save.steps=",
+    "--test-iterations": None,
+    "--eval-steps": None,
+    "--ply-steps": None,
+}
 
 #: Switches of theirs -> ours; none where splat does so anyway.
-_SWITCHES = {
-    "--white_background": ["--white-background"],
-    "--random_background": ["--random-background"],
+_SWITCHES: dict[str, list[str]] = {
+    "-w": ["--white-background"],
+    "--random-bkgd": ["--random-background"],
     "--antialiasing": ["--antialiased"],
-    "--train_test_exp": ["--exposure"],
-    "--pose_opt": ["--pose-opt"],
-    "--use_bilateral_grid": ["--bilateral-grid"],
+    "--train-test-exp": ["--exposure"],
+    "--use-bilateral-grid": ["--bilateral-grid"],
+    "--strategy.revised-opacity": ["--set", "strategy.revised_opacity=true"],
+    "--strategy.absgrad": ["--strategy", "absgrad"],
+    "--pipeline.model.use-absgrad": ["--strategy", "absgrad"],
+    "--pipeline.model.use-bilateral-grid": ["--bilateral-grid"],
+    "--pipeline.model.random-init": ["--init", "random"],
     "--eval": [],
     "--packed": [],
-    "--disable_viewer": [],
+    "--disable-viewer": [],
+    "--normalize-world-space": [],
+    "--no-normalize-world-space": [],
+    "--save-ply": [],
+    "--debug": [],
+    "--detect-anomaly": [],
 }
+
+#: Switches that are on by default here -> what stands for theirs with False.
+_OFF = {name: ["--strategy", "adc"] for name in ("--strategy.absgrad", "--pipeline.model.use-absgrad")}
+
+#: Flags with one of a few words -> what stands for each word.
+_CHOICES: dict[str, dict[str, list[str]]] = {
+    "--post-processing": {"bilateral_grid": ["--bilateral-grid"], "ppisp": ["--ppisp"], "none": []},
+    "--camera-model": {"pinhole": []},
+    "--optimizer-type": {"default": [], "sparse_adam": []},
+    "--pipeline.model.camera-optimizer.mode": {"SO3xR3": ["--pose-opt"], "SE3": ["--pose-opt"], "off": []},
+    "--pipeline.model.rasterize-mode": {"antialiased": ["--antialiased"], "classic": []},
+    "--pipeline.model.strategy": {"mcmc": ["--strategy", "mcmc"], "default": []},
+    "--pipeline.model.background-color": {
+        "white": ["--white-background"],
+        "random": ["--random-background"],
+        "black": [],
+    },
+}
+
+#: Flags that have no meaning here, with one value.
+_WITHOUT_MEANING = {"--data-device", "--ip", "--port", "--vis", "--lpips-net", "--viewer.quit-on-train-completion"}
+
+#: Flags that take one value.
+_WITH_VALUE = {*_FLAGS, *_CHOICES, *_WITHOUT_MEANING, "--load-dir", "--ckpt", "--steps-scaler"}
+
+#: The words with which their programs begin -> what stands for them.
+_METHODS: dict[str, list[str]] = {
+    "default": [],
+    "mcmc": ["--strategy", "mcmc"],
+    "splatfacto": [],
+    "splatfacto-mcmc": ["--strategy", "mcmc"],
+    "splatfacto-big": [],
+}
+
+#: The steps of gsplat's trainer, which ``--steps_scaler`` multiplies.
+_THEIR_STEPS = 30_000
 
 
 class TrainCommand(Command):
     """Answers the flags of other programs with the command line that they stand for."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ours = translated(args)
-        if ours is not None and not ctx.resilient_parsing:
-            theirs = next(word for word in args if word.partition("=")[0] in (*_FLAGS, *_LISTS, *_SWITCHES))
-            raise UsageError(
-                "this is a flag of another program",
-                where=theirs.partition("=")[0],
-                remedy=f"splat train {shlex.join(ours)}",
-            )
+        if not ctx.resilient_parsing:
+            own = {name for one in self.get_params(ctx) for name in (*one.opts, *one.secondary_opts)}
+            found = translated(args, own)
+            if found is not None:
+                command, theirs = found
+                raise UsageError("this is a flag of another program", where=theirs, remedy=f"splat {command}")
         return super().parse_args(ctx, args)
 
 
-def translated(words: Sequence[str]) -> list[str] | None:
-    """Return the words after ``splat train`` that mean the same; None where there is no flag of another program."""
+def translated(words: Sequence[str], own: Container[str]) -> tuple[str, str] | None:
+    """Return the command that means the same as the words after ``splat train``, and the first flag of theirs.
+
+    own: the flags of ``splat train``, which are also known with "_" in place of "-". None where no flag of another
+    program is among the words.
+    """
     scene: list[str] = []
     others: list[str] = []
+    theirs: list[str] = []
+    evaluated = ""
     pending = deque(words)
-    changed = False
     while pending:
         word = pending.popleft()
-        name, equals, value = word.partition("=")
+        written, equals, value = word.partition("=")
+        name = written.replace("_", "-") if written.startswith("--") else written
         if word == "--":
             others += [word, *pending]
-            pending.clear()
-        elif name in _SWITCHES:
-            changed = True
-            others += _SWITCHES[name]
+            break
+        if written in own or not written.startswith("-"):
+            others.append(word)
+            continue
+        if name in _WITH_VALUE and not equals:
+            value = pending.popleft() if pending else "..."
+        if name in _CHOICES and value not in _CHOICES[name]:
+            others += [word] if equals else [word, value]
+            continue
+        theirs.append(written)
+        if name in _SWITCHES:
+            # A value is optional: nerfstudio writes one.
+            said = value if equals else pending.popleft() if pending and pending[0] in ("True", "False") else "True"
+            others += _SWITCHES[name] if said != "False" else _OFF.get(name, [])
         elif name in _LISTS:
-            changed = True
             numbers = [value] if equals else []
             while pending and pending[0].isdecimal():
                 numbers.append(pending.popleft())
-            others += ["--set", f"{_LISTS[name]}[{','.join(numbers)}]"]
+            others += ["--set", f"{_LISTS[name]}[{','.join(numbers)}]"] if _LISTS[name] else []
+        elif name == "--load-dir":
+            return shlex.join(["resume", value]), theirs[0]
+        elif name == "--ckpt":
+            evaluated = value
+            while pending and not pending[0].startswith("-"):  # other shards, which are found beside the first
+                pending.popleft()
+        elif name == "--steps-scaler":
+            others += ["-n", _scaled(value)]
+        elif name in _CHOICES:
+            others += _CHOICES[name][value]
+        elif name in _FLAGS and not _FLAGS[name]:
+            scene.append(value)
+        elif name in _FLAGS and _FLAGS[name].endswith("="):
+            others += ["--set", f"{_FLAGS[name]}{value}"]
         elif name in _FLAGS:
-            changed = True
-            value = value if equals else pending.popleft() if pending else "..."
-            if not _FLAGS[name]:
-                scene.append(value)
-            elif _FLAGS[name].endswith("="):
-                others += ["--set", f"{_FLAGS[name]}{value}"]
-            else:
-                others += [_FLAGS[name], value]
-        else:
+            others += [_FLAGS[name], value]
+        elif name in own:
+            others.append(name + equals + value)
+        elif name not in _WITHOUT_MEANING:
+            theirs.pop()
             others.append(word)
-    return [*scene, *others] if changed else None
+    if not theirs:
+        return None
+    if evaluated:
+        return shlex.join(["eval", evaluated, "--data", *(scene or ["SCENE"])]), theirs[0]
+    if scene and others and others[0] in _METHODS:
+        others[:1] = _METHODS[others[0]]
+    return shlex.join(["train", *scene, *others]), theirs[0]
+
+
+def _scaled(factor: str) -> str:
+    """Return the steps of gsplat's trainer times ``factor``."""
+    try:
+        return str(round(_THEIR_STEPS * float(factor)))
+    except (ValueError, OverflowError):
+        return "..."
 
 
 def scene_to_train(path: Path, *, is_layout_given: bool) -> tuple[Path, str | None]:

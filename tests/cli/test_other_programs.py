@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import typer
 
 from splatcli.cli.commands import app
-from splatcli.cli.other_programs import _FLAGS, _LISTS, _SWITCHES, scene_to_train
+from splatcli.cli.other_programs import _CHOICES, _FLAGS, _LISTS, _METHODS, _OFF, _SWITCHES, scene_to_train
 from splatcli.config import Config, flat_settings
 from tests.cli.tiny import QUICK
 from tests.running import Splat
@@ -31,6 +32,25 @@ from tests.running import Splat
         ("X --strategy.grow-grad2d=2e-4", "--strategy.grow-grad2d", "splat train X --set strategy.grow_grad2d=2e-4"),
         ("X --antialiasing --packed", "--antialiasing", "splat train X --antialiased"),
         ("-r 2 -s", "-s", "splat train ... -r 2"),
+        ("default --data_dir X --data_factor 4 --result_dir Y", "--data_dir", "splat train X -r 4 -o Y"),
+        ("mcmc --data-dir X --cap-max 9", "--data-dir", "splat train X --strategy mcmc --cap-max 9"),
+        ("splatfacto-mcmc --data X", "--data", "splat train X --strategy mcmc"),
+        ("X --strategy.absgrad True -n 7", "--strategy.absgrad", "splat train X --strategy absgrad -n 7"),
+        ("X --strategy.absgrad=False", "--strategy.absgrad", "splat train X --strategy adc"),
+        ("X --strategy.refine_every 50", "--strategy.refine_every", "splat train X --set schedule.refine_every=50"),
+        ("X --post_processing ppisp -q", "--post_processing", "splat train X --ppisp -q"),
+        ("X --steps_scaler 0.25", "--steps_scaler", "splat train X -n 7500"),
+        ("X --batch_size=4 --depth_loss", "--batch_size", "splat train X --batch-size=4 --depth-loss"),
+        ("X --random_bkgd", "--random_bkgd", "splat train X --random-background"),
+        ("default --data_dir X --ckpt a.pt b.pt", "--data_dir", "splat eval a.pt --data X"),
+        ("X --data_device cpu --test_iterations 7 30 -q", "--data_device", "splat train X -q"),
+        ("X -w -d depths -i images_4", "-w", "splat train X --white-background --depths depths --images images_4"),
+        ("splatfacto --data X --load-dir Y", "--data", "splat resume Y"),
+        (
+            "X --pipeline.model.camera-optimizer.mode SO3xR3 --pipeline.model.use_bilateral_grid True",
+            "--pipeline.model.camera-optimizer.mode",
+            "splat train X --pose-opt --bilateral-grid",
+        ),
     ],
 )
 def test_flags_of_other_programs_get_the_command_that_they_mean(
@@ -41,14 +61,39 @@ def test_flags_of_other_programs_get_the_command_that_they_mean(
     assert done.err.splitlines()[1:] == [f"  where: {where}", f"  help: {command}"]
 
 
+def test_a_choice_without_a_counterpart_stays_an_unknown_flag(splat: Splat) -> None:
+    done = splat("train", "X", "--camera_model", "fisheye")
+    assert done.code == 2
+    assert "there is no option --camera_model" in done.err
+
+
+@pytest.mark.parametrize("guide", ["from-gsplat", "from-3dgs"])
+def test_flags_in_the_tables_of_a_guide_are_answered(guide: str, splat: Splat) -> None:
+    """A flag that differs from ours is answered with what its row says."""
+    answered = 0
+    page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
+    for theirs, ours in re.findall(r"^\| `((?:default |mcmc |-)[^`]*)`[^|]* \| ([^|]*) \|$", page, re.MULTILINE):
+        done = splat("train", *shlex.split(theirs), *(() if "--data_dir" in theirs else ("garden",)), "--dry-run")
+        if "this is a flag of another program" not in done.err:
+            assert theirs.split()[0] in ours  # the same flag
+            continue
+        answered += 1
+        for flag in re.findall(r"(?<![\w-])-[\w-]+", ours.partition(";")[0].partition(",")[0]):
+            assert flag in done.err.partition("help: ")[2], theirs
+    assert answered > 6
+
+
 def test_what_stands_for_a_flag_exists() -> None:
-    settings = [target.rstrip("=") for target in {*_FLAGS.values(), *_LISTS.values()} if target.endswith("=")]
+    targets = [target for target in {*_FLAGS.values(), *_LISTS.values()} if target]
+    settings = [target.rstrip("=") for target in targets if target.endswith("=")]
     assert set(settings) <= flat_settings(Config()).keys()
     command = typer.main.get_command(app).commands["train"]  # type: ignore[attr-defined]
     context = command.make_context("train", ["X"], resilient_parsing=True)
     ours = {name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
     flags = {target for target in _FLAGS.values() if target and not target.endswith("=")}
-    assert flags | {word for words in _SWITCHES.values() for word in words} <= ours
+    choices = [words for table in _CHOICES.values() for words in table.values()]
+    words = [word for words in (*_SWITCHES.values(), *_METHODS.values(), *_OFF.values(), *choices) for word in words]
+    assert flags | {word for word in words if word.startswith("-")} <= ours
 
 
 def test_a_run_and_a_checkpoint_are_resumed(splat: Splat, finished_run: Path) -> None:
