@@ -102,7 +102,7 @@ class Volume:
         reach = TRUNCATION * self.region.voxel
         for chunk in torch.split(near, _AT_ONCE):
             local = (self._corners[chunk] @ rotation.T + shift)[:, None] + turned
-            distance = _sampled(depth, camera, local.view(-1, 3)).view(len(chunk), -1)
+            distance = _sampled(depth, camera, local.view(-1, 3)).view(len(chunk), SIDE**3)
             known = distance > -reach
             self._sums[chunk] += torch.where(known, (distance / reach).clamp(max=1.0), 0.0)
             self._weights[chunk] += known

@@ -314,6 +314,24 @@ def test_an_existing_file_stays_without_overwrite(
 
 
 @NEEDS_COMPILER
+def test_a_view_that_sees_none_of_the_region_changes_nothing(
+    splat: Splat, model: Path, seen: tuple[str, ...], tmp_path: Path
+) -> None:
+    """As of a crop to a small part of a scene."""
+    cameras = views_from_all_sides(ball().means, 64)[::2]
+    turned = cameras[0].viewmat.copy()
+    turned[[0, 2]] *= -1  # half a turn about its y axis
+    away = tmp_path / "away.json"
+    away.write_text(cameras_json([*cameras, replace(cameras[0], name="away", viewmat=turned)], (0.0, 0.0, 0.0)))
+    reports = []
+    for words in (seen, (*QUICK, "--views", away)):
+        done = splat("mesh", model, "-o", tmp_path / "x.ply", *words, "-w", "--json")
+        assert done.code == 0, done.err
+        reports.append(done.objects[-1])
+    assert reports[0]["num_triangles"] == pytest.approx(reports[1]["num_triangles"], rel=0.01)
+
+
+@NEEDS_COMPILER
 def test_views_that_see_nothing_and_files_that_are_no_model(splat: Splat, cameras: Path, tmp_path: Path) -> None:
     far = ball()
     far.means[:] += 1000
