@@ -60,6 +60,13 @@ def examine(path: Path, read: Callable[[zipfile.ZipFile], None]) -> None:
         raise ModelFileError(f"truncated or extended: {size} bytes do not end as a zip", where=path, remedy=DAMAGED)
     try:
         with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            if names and all(name.endswith(".npy") for name in names):
+                raise ModelFileError(
+                    f"a NumPy archive (.npz), not a model: it holds {', '.join(names[:3])}{', ...' * (len(names) > 3)}",
+                    where=path,
+                    remedy="name a checkpoint or a file of splats; splatcli.Model(Gaussians(...)) makes one of arrays",
+                )
             problems = _member_problems(archive, size)
             if not problems:
                 read(archive)

@@ -436,6 +436,12 @@ def _vertex_of(header: PlyHeader, path: Path) -> PlyElement:
     return vertex
 
 
+_USE_OF_POINTS = (
+    "name the PLY that a training wrote, as point_cloud/iteration_30000/point_cloud.ply; points to start from are read "
+    "with the scene: points3D.* of a COLMAP model, ply_file_path of transforms.json"
+)
+
+
 def _check_columns(vertex: PlyElement, path: Path) -> int:
     """Return the number of f_rest columns. Raises ModelFileError when a column is missing."""
     present = vertex.properties.keys()
@@ -452,7 +458,11 @@ def _check_columns(vertex: PlyElement, path: Path) -> int:
         )
         if not present & set(_SH0) and present & {"red", "r", "diffuse_red"} and "opacity" in present:
             looks = "an export with plain rgb colours"
-        raise ModelFileError(f"it has no {', '.join(missing)}; it looks like {looks}", where=path)
+        raise ModelFileError(
+            f"it has no {', '.join(missing)}; it looks like {looks}",
+            where=path,
+            remedy=_USE_OF_POINTS if looks == "a point cloud" else None,
+        )
     if "filter_3D" in present:
         raise ModelFileError(
             "it has a filter_3D column (Mip-Splatting), which changes scales and opacities",

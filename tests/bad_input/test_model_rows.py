@@ -25,6 +25,11 @@ Make = Callable[[Path], Path]
 TABLES = tables_of(60)
 
 
+def numpy_archive(folder: Path) -> Path:
+    np.savez(folder / "a.npz", means=np.zeros((4, 3)), scales=np.zeros((4, 3)))
+    return folder / "a.npz"
+
+
 def in_given(make: Make) -> Harm:
     """A model made in the folder ``given``."""
 
@@ -296,9 +301,10 @@ ROWS = [
         "a point cloud",
         "a.ply",
         without(*[f"{n}_{i}" for n, k in (("scale", 3), ("rot", 4), ("f_dc", 3)) for i in range(k)], "opacity"),
-        "it looks like a point cloud",
+        "points to start from are read with the scene",
         reported=True,
     ),
+    Row(51, "a NumPy archive", "a.npz", numpy_archive, "it holds means.npy, scales.npy"),
     Row(51, "rgb colours", "a.ply", rgb_export, "an export with plain rgb colours", reported=True),
     Row(
         52,
