@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from splatcli.cli.console import is_styled
@@ -60,6 +61,30 @@ def write_panels(formatter: Any, panels: dict[str, Records]) -> None:
     for title, records in panels.items():
         for line in panel_lines(title, records, formatter.width):
             formatter.write(line + "\n")
+
+
+def folded(command: str, width: int) -> Iterator[str]:
+    """Yield the lines of an indented shell command, continued with a backslash where it is longer than ``width``.
+
+    A flag and its value, and text in quotes, stay on one line.
+    """
+    indent = command[: len(command) - len(command.lstrip())]
+    words = re.findall(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""", command)
+    pieces = [words[0]] if words else [""]
+    for before, word in pairwise(words):
+        if before.startswith("-") and not word.startswith(("-", "|", "&", ">")):
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    line = indent + pieces[0]
+    for number, piece in enumerate(pieces[1:], 2):
+        room = width if number == len(pieces) else width - 2  # of the backslash
+        if len(line) + 1 + len(piece) <= room:
+            line += f" {piece}"
+        else:
+            yield f"{line} \\"
+            line = f"{indent}    {piece}"
+    yield line
 
 
 def _fits_boxes(width: int) -> bool:

@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from splatcli.cli.console import announce
-from splatcli.cli.help import Records, in_order, write_panels
+from splatcli.cli.help import Records, folded, in_order, write_panels
 from splatcli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,6 +48,16 @@ class Command(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         arguments = [one.metavar for one in self.get_params(ctx) if one.param_type_name == "argument"]
         return ["[OPTIONS]", *arguments]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        text, _, examples = inspect.cleandoc(self.help or "").partition("\b\nExamples:\n")
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
+        if examples:
+            formatter.write("\n  Examples:\n")
+            for example in examples.splitlines():
+                formatter.write("".join(f"{line}\n" for line in folded(f"  {example}", formatter.width)))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         panels: dict[str, Records] = {}
@@ -90,14 +100,16 @@ class Group(TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         commands = [(name, self.commands[name]) for name in self.list_commands(ctx)]
-        limit = formatter.width - 6 - max(len(name) for name, _ in commands)
         panels: dict[str, Records] = {}
         for name, command in commands:
             panel = str(getattr(command, "rich_help_panel", None) or "Commands")
-            panels.setdefault(panel, []).append((name, command.get_short_help_str(limit)))
+            panels.setdefault(panel, []).append((name, command.get_short_help_str(_WHOLE)))
         records = [record for one in self.get_params(ctx) if (record := one.get_help_record(ctx)) is not None]
         write_panels(formatter, {**panels, "Options": records})
 
+
+#: More characters than the first sentence of a command's help has.
+_WHOLE = 1000
 
 #: Where a context notes that all flags are wanted.
 _HELP_ALL = "splatcli.help_all"

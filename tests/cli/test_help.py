@@ -83,6 +83,24 @@ def test_the_help_of_a_command_with_many_flags_is_short(command: str, splat: Spl
     assert len(short.lines) < 0.85 * len(every.lines)
 
 
+def test_help_fits_80_columns_and_cuts_nothing_off(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A longer example is continued on the next line, and still is the command of docs/cli.md."""
+    monkeypatch.setenv("COLUMNS", "80")
+    group = typer.main.get_command(app)
+    continued = 0
+    assert splat("--help").out.count("...") == 1  # [ARGS]...
+    for words in [(), *((name,) for name in group.commands)]:  # type: ignore[attr-defined]
+        for flag in ("--help", "--help-all")[: 1 + len(words)]:
+            text = splat(*words, flag).out
+            assert max(map(len, text.splitlines())) <= 80, words
+        page = splat("docs", "cli").out
+        for example in text.replace("\\\n", "\\").partition("Examples:\n")[2].partition("\n\n")[0].splitlines():
+            continued += "\\" in example
+            whole = re.sub(r" *\\ *", " ", example.strip())
+            assert f"\n{whole}\n" in page
+    assert continued > 8
+
+
 def test_help_is_in_boxes_on_a_terminal() -> None:
     screen = on_terminal("train", "--help", columns=80)
     assert screen.code == 0
