@@ -516,6 +516,13 @@ class TrainConfig(Section):
         Flag("--white-background", value="white", help="Train and render over white."),
         Flag("--random-background", value="random", help="Train over a new colour in each step."),
     ] = Field("black", description="Background: black, white, or random, which is a new colour in each step.")
+    random_background_start: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="Part of `schedule.lr_steps` after which the background is random instead of black, so "
+        "that dark surfaces become opaque; 1: never. It excludes a white background.",
+    )
     antialiased: Annotated[bool, Flag("--antialiased")] = Field(
         False, description="Preserve the brightness of Gaussians smaller than a pixel (Mip-Splatting's 2D filter)."
     )
@@ -536,6 +543,13 @@ class TrainConfig(Section):
     eval_every: int = Field(
         0, ge=0, description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only."
     )
+
+    @model_validator(mode="after")
+    def _has_one_background_of_scores(self) -> TrainConfig:
+        # Images with transparency then keep it, and are scored over black.
+        if self.background == "white" and self.random_background_start < 1.0:
+            raise ValueError("random_background_start takes a black background, not a white one")
+        return self
 
 
 class ViewsConfig(Section):

@@ -27,6 +27,7 @@ from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir
+from splatcli.train.evaluate import training_image_background
 from splatcli.train.events import Evaluated, Stepped
 from splatcli.train.trainer import Trainer
 
@@ -54,9 +55,8 @@ class SceneData(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         """Read the scene, once in each process. Raises SceneError."""
         if self.scene is None:
-            background = (255, 255, 255) if self.config.train.background == "white" else (0, 0, 0)
-            transparent = None if self.config.train.background == "random" else background
-            self.scene = read_scene(Path(self.config.data.scene), self.config.data, background=transparent)
+            background = training_image_background(self.config)
+            self.scene = read_scene(Path(self.config.data.scene), self.config.data, background=background)
 
     def train_dataloader(self) -> DataLoader[int]:
         return DataLoader(_Steps(self.config.train.iterations), batch_size=None)

@@ -92,7 +92,7 @@ class Stepper:
         camera, image = self._view(state, step, row)
         state.sampler.next()
         self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
-        background = training_background(state)
+        background = training_background(state, step)
         reported: list[Stepped] = []
         views = state.config.views
         if views.ppisp or (views.trained and any(name == camera.name for _, name, _, _ in self._pending)):
@@ -121,7 +121,7 @@ class Stepper:
         scene, group = self.images.scene, engine.group
         sampler, generator = state.sampler.state(), state.generators["background"].get_state()
         rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
-        backgrounds = [training_background(state) for _ in rows]
+        backgrounds = [training_background(state, step) for _ in rows]
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
         cameras = [scene_camera(state, scene, step, row) for row in rows]
@@ -218,12 +218,13 @@ def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> View
     return state.per_view_params.of(row, camera, state.config, extent, step, device)
 
 
-def training_background(state: TrainState) -> Tensor:
-    """Return the colour [3] behind the Gaussians of a view, on their device; a random one is drawn."""
-    name, device = state.config.train.background, state.gaussians.device
-    if name == "random":
+def training_background(state: TrainState, step: int) -> Tensor:
+    """Return the colour [3] behind the Gaussians of a view of ``step``, on their device; a random one is drawn."""
+    train, device = state.config.train, state.gaussians.device
+    start = train.random_background_start
+    if train.background == "random" or (start < 1.0 and step > start * state.config.schedule.lr_steps):
         return to_device(torch.rand(3, generator=state.generators["background"]), device)
-    return _named_background(name, device)
+    return _named_background(train.background, device)
 
 
 @functools.cache

@@ -161,6 +161,14 @@ def test_a_random_background_is_new_each_step() -> None:
     assert len({tuple(call["background"].tolist()) for call in engine.calls}) == 12  # type: ignore[attr-defined]
 
 
+def test_a_background_becomes_random_after_its_part_of_the_schedule() -> None:
+    trainer, _, engine = started(short_config(12, train={"background": "black", "random_background_start": 0.5}))
+    list(trainer.run())
+    colours = [tuple(call["background"].tolist()) for call in engine.calls]  # type: ignore[attr-defined]
+    assert set(colours[:6]) == {(0.0, 0.0, 0.0)}
+    assert len(set(colours[6:])) == 6
+
+
 @pytest.fixture(scope="module")
 def uninterrupted() -> dict[int, str]:
     """The digests of a run that nothing stops."""
