@@ -133,6 +133,10 @@ def _show_blocks(place: Path, run: NewRun, blocks: list[int], device: str, out: 
     show_blocks(Path(run.config.data.scene), place, plans, device, out)
 
 
+#: Mean share of the views that show a block from which on a note says that blocks save no time.
+_LITTLE_SAVED = 0.9
+
+
 def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     """Report the contents of each block. Raise UsageError if blocks hold almost all, SceneError if almost nothing."""
     from splatcli.scene.partition import block_contents, check_blocks
@@ -154,6 +158,12 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     more = [] if len(lines) <= _LISTED else [f"... and {len(lines) - _LISTED} more blocks"]
     out.note("\n".join([*lines[:_LISTED], *more]))
     check_blocks(scene, shape, held, config.data.block_share)
+    runs = sum(one.views for one in held) / len(scene.train)
+    if runs > _LITTLE_SAVED * len(held):
+        out.note(
+            f"note: nearly all views show each block, as around an object: blocks bound memory, and take the time of "
+            f"{runs:.1f} runs over the whole"
+        )
 
 
 def merge_run(place: Path, target: Path | None, out: Output) -> None:

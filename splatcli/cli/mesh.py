@@ -198,7 +198,10 @@ def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
     from splatcli.render.selection import PathOptions
 
     if args.views is None and args.data is None and loaded.checkpoint is None:
-        out.note(f"note: the model has no cameras, {_VIEWS} around it are used; --views cameras.json names better ones")
+        out.note(
+            f"note: the model has no cameras, {_VIEWS} around it are used; "
+            "--views cameras.json or --data SCENE has better ones"
+        )
         return views_from_all_sides(loaded.gaussians.means, _VIEWS)
     chosen, _ = views_of(loaded, args.views or "train", args.data, None, PathOptions())
     return chosen.cameras

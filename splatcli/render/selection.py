@@ -96,7 +96,11 @@ def select_views(
         file = read_camera_file(path)
         return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
     if not cameras:
-        raise UsageError(_NO_CAMERAS, where="--views", remedy="name a camera file: --views cameras.json")
+        raise UsageError(
+            _NO_CAMERAS,
+            where="--views",
+            remedy="name the scene with --data SCENE, or a camera file: --views cameras.json",
+        )
     indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
     if not indices:
         raise UsageError(

@@ -166,6 +166,14 @@ def test_a_folder_is_for_one_cut_of_one_scene(merged_run: Path, ball: Path, spla
 COURTYARD = Path(__file__).resolve().parents[2] / "data/samples/courtyard"
 
 
+def test_a_note_says_that_blocks_round_an_object_save_no_time(splat: Splat, ball: Path, tmp_path: Path) -> None:
+    words = ("--blocks", "2x1", "--dry-run", "-o", tmp_path / "run")
+    done = splat("train", ball, *words, *ANYWAY)
+    assert done.code == 0, done.err
+    assert "nearly all views show each block" in done.err
+    assert "the time of 2.0 runs" in done.err
+
+
 def test_blocks_that_save_nothing_are_refused_before_anything_is_trained(splat: Splat, tmp_path: Path) -> None:
     """Every view of the sample scene shows half of it or more."""
     done = splat("train", COURTYARD, "-r", 8, "--blocks", "2x1", "-o", tmp_path / "run", "--json")

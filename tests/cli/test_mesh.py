@@ -268,7 +268,7 @@ def test_the_region_holds_the_surface_and_a_margin(
         (("-o", "x.ply", "--voxel", "0.1", "--resolution", "64"), 2, "leave one out"),
         (("-o", "x.ply", "--keep-components", "0"), 2, "neither a number nor a share"),
         (("-o", "x.ply", "--crop", "sphere:90,0,0,1"), 2, "none of the 4,000 Gaussians is left"),
-        (("-o", "x.ply", "--views", "train"), 2, "the model has no cameras"),
+        (("-o", "x.ply", "--views", "train"), 2, "name the scene with --data SCENE, or a camera file"),
         (("-o", "x.ply", "--max-depth", "0.01"), 2, "no surface is nearer"),
         (("-o", "x.ply", "--voxel", "1e-7"), 4, "fits; or keep a part with --crop"),
     ],
