@@ -188,7 +188,11 @@ def _measure(
         "protocol": {**protocol(config, scene, indices), **ground_truth.protocol(), "views_of": views},
     }
     lines = [f"{name} {value:.{_digits(name)}f}" for name, value in mean.items()]
-    return facts, [*lines, f"num_gaussians {len(model.gaussians)}"], _remarks(scores, fitted, views)
+    return (
+        facts,
+        [*lines, f"num_gaussians {len(model.gaussians)}"],
+        _remarks(scores, fitted, views, shown=extremes is not None),
+    )
 
 
 def _table(facts: dict[str, Any]) -> Table:
@@ -211,16 +215,19 @@ def _table(facts: dict[str, Any]) -> Table:
 FITTED_DB = 1.0
 
 
-def _remarks(scores: list[ViewScore], fitted: list[float], views: str) -> list[str]:
-    """Return what is suspicious in the scores, with remedies. fitted: PSNR with the render's colours fitted."""
+def _remarks(scores: list[ViewScore], fitted: list[float], views: str, *, shown: bool) -> list[str]:
+    """Return what is suspicious in the scores, with remedies.
+
+    fitted: PSNR with the render's colours fitted. shown: a contact sheet is written.
+    """
     from splatcli.train.evaluate import outlier_note
 
     remarks = []
     note = outlier_note(scores, {score.name: value for score, value in zip(scores, fitted, strict=True)})
     if note is not None:
         remarks.append(
-            f"{note}\n  help: --views {views} --sheet sheet.png shows them; a view that no other covers, a wrong pose "
-            "and fog before the camera look different"
+            f"{note}\n  help: {'see the sheet' if shown else f'--views {views} --sheet sheet.png shows them'}; a view "
+            "that no other covers, a wrong pose and fog before the camera look different"
         )
     mean, corrected = sum(score.psnr for score in scores) / len(scores), sum(fitted) / len(fitted)
     if corrected - mean > FITTED_DB:

@@ -430,7 +430,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
 def lines(facts: dict[str, Any]) -> list[str]:
     """The report as a table of two columns."""
     rows = [
-        ("images placed", f"{facts['registered']} of {facts['total']}"),
+        ("images registered", f"{facts['registered']} of {facts['total']}"),
         ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
         *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
@@ -445,7 +445,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
     ]
     if len(facts["cameras"]) > _SHOWN:
         rows.insert(3 + _SHOWN, ("", f"and {len(facts['cameras']) - _SHOWN} more cameras"))
-    for title, names in (("not placed", facts["unregistered"]), ("not readable", sorted(facts["unreadable"]))):
+    for title, names in (("not registered", facts["unregistered"]), ("not readable", sorted(facts["unreadable"]))):
         if names:
             rows.append((title, listed(names, _NAMED)))
     return [f"{title:<20}{text}" for title, text in rows]

@@ -35,7 +35,10 @@ def test_eval_names_a_view_far_below_the_others(splat: Splat, tiny_scene: Path, 
     assert "1 of 10 views is far below the median PSNR of" in done.err
     assert "view_04.png" in done.err
     assert "with its colours fitted" in done.err
-    assert "--sheet" in done.err
+    assert "--views all --sheet sheet.png shows them" in done.err
+    with_sheet = splat("eval", good_run, "--data", scene, "--views", "all", "--sheet", tmp_path / "sheet.png")
+    assert "help: see the sheet" in with_sheet.err
+    assert "--sheet" not in with_sheet.err
     assert "far below" not in done.out
     assert "far below" not in splat("eval", good_run, "--data", scene, "--views", "all", "-q").err
 

@@ -255,7 +255,7 @@ def test_the_report_tells_what_counts() -> None:
     ):
         assert said in text
     assert text.count("focal length 31.0 and 32.0 pixels") == 5
-    assert "not placed          x.jpg" in text
+    assert "not registered      x.jpg" in text
     assert "not readable        y.jpg" in text
 
 
