@@ -8,8 +8,8 @@ import torch
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.gaussians import GROUPS
-from tests.cli.conftest import Splat
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.running import Splat
 
 
 def test_whole_runs_resume_with_the_same_gaussians_left_out(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:

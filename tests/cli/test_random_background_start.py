@@ -11,8 +11,8 @@ import torch
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.gaussians import GROUPS
-from tests.cli.conftest import Splat
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.running import Splat
 
 START = ("--set", "train.random_background_start=0.4")
 
