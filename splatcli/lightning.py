@@ -8,6 +8,7 @@ device. torch's autograd computes nothing, so that ``precision`` does not change
 
 from __future__ import annotations
 
+import atexit
 import tempfile
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.distributed.process_group import ProcessGroup, wrap_default_group
+from splatcli.distributed.process_group import ProcessGroup, destroy_default_group, wrap_default_group
 from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
@@ -181,7 +182,9 @@ class SplatModule(pl.LightningModule):
         """Let the ranks leave together after a fit that ended well."""
         if self.group is not None and not self.group.monitor.failed:
             self.group.close()
+            self.group.destroy()
             self.group = None
+            atexit.register(destroy_default_group)
 
 
 def stored_run(checkpoint: dict[str, Any]) -> Checkpoint:

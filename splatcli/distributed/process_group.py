@@ -94,15 +94,21 @@ class ProcessGroup:
         *,
         control: dist.ProcessGroup,
         data: dist.ProcessGroup,
+        joined: bool = False,
         patience: float = PATIENCE,
     ) -> None:
-        """control: a gloo group. data: the group for tensors, NCCL where they are on GPUs."""
+        """control: a gloo group. data: the group for tensors, NCCL where they are on GPUs.
+
+        joined: torch's default process group was made for this one, and ends with it.
+        """
         self.rank, self.size = rank, size
         self._scalars = max(SCALARS, _HEAD + 2 * size)
         self.patience = patience
         self.sent: dict[str, int] = {}
         self._store = store
-        self._control, self._data = control, data
+        self._control, self._data, self._joined = control, data, joined
+        #: No collective has begun and not ended well.
+        self._idle = True
         self._on_gpu = dist.get_backend(data) == "nccl"
         self._number = 0
         self.monitor = HeartbeatMonitor(store.clone(), rank, size)  # type: ignore[attr-defined]  # torch's stubs miss it
@@ -305,12 +311,14 @@ class ProcessGroup:
         a GPU has to be waited for all the same.
         """
         self.monitor.enter(what)
+        self._idle = False
         try:
             work = begin()
             assert work is not None
             if in_stream:
                 work.wait()
                 verify()
+                self._idle = True
                 return
             waited, before = 0.0, time.monotonic()
             while not self._arrived(work):
@@ -321,6 +329,7 @@ class ProcessGroup:
                 self.monitor.check()
                 self.monitor.check_wait(waited, self.patience)
             verify()
+            self._idle = True
         except RuntimeError as error:
             raise self._lost(what, error) from None
         finally:
@@ -376,12 +385,20 @@ class ProcessGroup:
         self.monitor.close()
 
     def destroy(self) -> None:
-        """End torch's process groups that join() made, and their threads, after close().
+        """End torch's process groups that were made for this one, and their threads; after close().
 
-        A thread of gloo that drops its last collective while Python shuts down aborts the process.
+        A thread of gloo that drops its last collective while Python shuts down aborts the process. After a collective
+        that did not end well this does nothing: its thread would be waited for.
         """
+        if not self._idle:
+            return
+        made = () if self._joined else (self._control, self._data)
         del self._control, self._data
-        dist.destroy_process_group()
+        if self._joined:
+            dist.destroy_process_group()
+        for group in made:
+            with contextlib.suppress(ValueError):  # it has ended with the default group
+                dist.destroy_process_group(group)
 
 
 def _bit_sum(rows: Tensor) -> int:
@@ -478,7 +495,13 @@ def join(place: Place, device: torch.device, *, patience: float = PATIENCE, meet
             remedy="GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name the network between the machines",
         ) from None
     return ProcessGroup(
-        dist.PrefixStore("splat", store), place.rank, place.size, control=control, data=data, patience=patience
+        dist.PrefixStore("splat", store),
+        place.rank,
+        place.size,
+        control=control,
+        data=data,
+        joined=True,
+        patience=patience,
     )
 
 
@@ -585,6 +608,15 @@ def default_group(device: torch.device, *, meeting: float = MEETING) -> ProcessG
 
 
 def _leave() -> None:
-    """Tell the other ranks that this process leaves in good order."""
+    """Tell the other ranks that this process leaves in good order, and end the threads of its group."""
+    global _default
     if _default is not None:
         _default[2].monitor.close()
+        _default[2].destroy()
+    _default = None
+
+
+def destroy_default_group() -> None:
+    """End torch's default process group, and its threads, where a framework has left it to the end of Python."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,21 @@ from typing import Any
 import lightning.pytorch as pl
 
 from splatcli.train.data_parallel import state_digest
+from tests.distributed.ranks import gloo_threads
 
 
 class WriteResults(pl.Callback):
-    """Writes OUT/rank_R.json when the training of a SplatModule ends."""
+    """Writes OUT/rank_R.json when the training of a SplatModule ends, OUT/threads_R when Python does."""
 
     def __init__(self, out: str) -> None:
         self.out = out
         self.losses: list[float] = []
+
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        """Come before the module, so that what it does at the end of Python is done before."""
+        if stage == "fit":
+            left = Path(self.out).resolve() / f"threads_{trainer.global_rank}"
+            atexit.register(lambda: left.write_text(str(gloo_threads())))
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         self.losses.append(float(trainer.callback_metrics["train_loss"]))

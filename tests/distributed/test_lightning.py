@@ -64,6 +64,7 @@ def test_a_run_under_lightning_has_the_same_bits(
         assert (rank["digest"], rank["steps"], rank["global_step"]) == (digest, STEPS, STEPS)
         assert rank["parameters"] == ["turn"]  # nothing that grows is in a bucket
     assert ranks_results[0]["psnr"] > 0.0
+    assert [(tmp_path / f"threads_{r}").read_text() for r in range(ranks)] == ["0"] * ranks
     if strategy == "ddp_spawn":
         return
 

@@ -110,33 +110,46 @@ def test_one_rank_works_while_the_other_sleeps() -> None:
     assert together[1] is None
 
 
-RANK = """
+JOINED = """
 import os, torch
-from pathlib import Path
 from splatcli.distributed.process_group import Place, join
-
-def gloo():
-    return sum("gloo" in path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+from tests.distributed.ranks import gloo_threads
 
 group = join(Place.of(os.environ), torch.device("cpu"))
 group.all_gather_scalars("a view", [1.0])
-during = gloo()
+during = gloo_threads()
 group.close()
 group.destroy()
-print(during > 0, gloo())
+print(during > 0, gloo_threads())
+"""
+
+#: The default group is the script's own, which ends it, or leaves that to the end of Python; two are made of it.
+DEFAULT = """
+import atexit, sys, torch
+import torch.distributed as dist
+from splatcli.distributed.process_group import default_group
+from tests.distributed.ranks import gloo_threads
+
+dist.init_process_group("gloo")
+atexit.register(lambda: print(during > 0, gloo_threads() - during // 3 * dist.is_initialized()))
+group = default_group(torch.device("cpu"))
+group.all_gather_scalars("a view", [1.0])
+during = gloo_threads()
+if "destroy" in sys.argv:
+    dist.destroy_process_group()
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="lists its threads in /proc")
-def test_a_rank_that_has_ended_leaves_no_thread_of_gloo() -> None:
-    """One that still drops its last exchange while Python shuts down aborts the process, once in a while."""
+@pytest.mark.parametrize("script", [[JOINED], [DEFAULT], [DEFAULT, "destroy"]], ids=["joined", "left", "destroyed"])
+def test_a_rank_that_has_ended_leaves_no_thread_of_gloo(script: list[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK],
+            [sys.executable, "-c", *script],
             env={**os.environ, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
