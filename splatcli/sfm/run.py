@@ -22,6 +22,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -429,11 +430,12 @@ def doubts(facts: dict[str, Any]) -> list[str]:
 
 def lines(facts: dict[str, Any]) -> list[str]:
     """The report as a table of two columns."""
+    cameras = _cameras(facts["cameras"])
     rows = [
         ("images registered", f"{facts['registered']} of {facts['total']}"),
         ("reprojection error", f"{facts['reprojection_error_px']:.3f} pixels"),
         ("points", f"{facts['points']:,}, each seen in {facts['track_length']:.1f} images"),
-        *(("camera", _camera(camera)) for camera in facts["cameras"][:_SHOWN]),
+        *(("camera", text) for text in cameras[:_SHOWN]),
         *(("lens", _lens(lens)) for lens in facts.get("lenses", [])[:_SHOWN]),
         *([("panoramas", f"{len(facts['panoramas'])}, each cut into faces")] if facts.get("panoramas") else []),
         *([("masks", f"of {facts['masks']} images; what they hide gave no features")] if facts.get("masks") else []),
@@ -443,8 +445,8 @@ def lines(facts: dict[str, Any]) -> list[str]:
         *_retried(facts.get("retried")),
         ("time", f"{sum(facts['seconds'].values()):.0f} s with {facts['threads']} threads"),
     ]
-    if len(facts["cameras"]) > _SHOWN:
-        rows.insert(3 + _SHOWN, ("", f"and {len(facts['cameras']) - _SHOWN} more cameras"))
+    if len(cameras) > _SHOWN:
+        rows.insert(3 + _SHOWN, ("", f"and {len(cameras) - _SHOWN} more cameras"))
     for title, names in (("not registered", facts["unregistered"]), ("not readable", sorted(facts["unreadable"]))):
         if names:
             rows.append((title, listed(names, _NAMED)))
@@ -502,6 +504,11 @@ def _placed(facts: dict[str, Any]) -> list[tuple[str, str]]:
 _SILENT = ("off", "videos", "no image has")
 
 
-def _camera(camera: dict[str, Any]) -> str:
-    focal = " and ".join(f"{value:.1f}" for value in camera["focal_px"])
-    return f"{camera['model']}, {camera['width']}x{camera['height']}, focal length {focal} pixels"
+def _cameras(cameras: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each kind of camera, as the six faces of a panorama are of one."""
+    counts = Counter(
+        f"{camera['model']}, {camera['width']}x{camera['height']}, focal length "
+        f"{' and '.join(f'{value:.1f}' for value in camera['focal_px'])} pixels"
+        for camera in cameras
+    )
+    return [f"{text}; {count} cameras" if count > 1 else text for text, count in counts.items()]

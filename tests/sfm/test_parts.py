@@ -205,7 +205,8 @@ REPORT = {
     "points": 1234,
     "reprojection_error_px": 0.5,
     "track_length": 4.25,
-    "cameras": [{"model": "OPENCV", "width": 40, "height": 30, "focal_px": [31.0, 32.0]}] * 7,
+    "cameras": [{"model": "OPENCV", "width": 40, "height": 30, "focal_px": [31.0, focal]} for focal in range(32, 39)]
+    + [{"model": "PINHOLE", "width": 50, "height": 50, "focal_px": [25.0]}] * 6,
     "matching": "exhaustive",
     "pairs": 45,
     "verified_pairs": 30,
@@ -249,12 +250,14 @@ def test_the_report_tells_what_counts() -> None:
         "0.500 pixels",
         "1,234",
         "4.2 images",
-        "and 2 more cameras",
+        "and 3 more cameras",
         "30 of 45",
         "5 s with 2 threads",
     ):
         assert said in text
-    assert text.count("focal length 31.0 and 32.0 pixels") == 5
+    assert text.count("focal length 31.0 and 3") == 5
+    faces = lines({**REPORT, "cameras": REPORT["cameras"][-6:]})  # type: ignore[index]
+    assert "camera              PINHOLE, 50x50, focal length 25.0 pixels; 6 cameras" in faces
     assert "not registered      x.jpg" in text
     assert "not readable        y.jpg" in text
 
