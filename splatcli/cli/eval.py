@@ -147,7 +147,7 @@ def _measure(
     from splatcli.render.images import RenderSettings, render_pixels
     from splatcli.render.scoring import means
     from splatcli.render.selection import select_views
-    from splatcli.train.evaluate import protocol
+    from splatcli.train.evaluate import protocol, unlike_note
 
     checkpoint = model.checkpoint
     settings = RenderSettings() if checkpoint is None else RenderSettings.trained(checkpoint)
@@ -177,6 +177,9 @@ def _measure(
             where=scene.root,
             remedy="evaluate other views (--views all), or correct the masks",
         )
+    unlike = None
+    if checkpoint is None:
+        unlike = unlike_note(sum(score.psnr for score in scores) / len(scores), scene.root)
     mean = means(figures)
     facts: dict[str, Any] = {
         **mean,
@@ -191,7 +194,7 @@ def _measure(
     return (
         facts,
         [*lines, f"num_gaussians {len(model.gaussians)}"],
-        _remarks(scores, fitted, views, shown=extremes is not None),
+        ([] if unlike is None else [unlike]) + _remarks(scores, fitted, views, shown=extremes is not None),
     )
 
 

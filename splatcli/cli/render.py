@@ -351,7 +351,9 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
         near_far = opts.depth_range or model_renderer.depth_range(chosen.cameras)
         near, far = near_far
         out.note(f"depth colours: red at {near:.4g} and nearer, violet at {far:.4g} and farther (Turbo over 1/depth)")
-    session = _RenderSession(ViewRenderer(model_renderer, kinds, ground_truth, near_far), chosen.cameras, out)
+    foreign = None if scene is None or model.checkpoint is not None else scene.root
+    renderer = ViewRenderer(model_renderer, kinds, ground_truth, near_far)
+    session = _RenderSession(renderer, chosen.cameras, out, foreign)
     facts: dict[str, Any] = {"depth_range": near_far} if near_far[1] else {}
     if target.is_video:
         _write_video(session, chosen, target, opts, len(kinds), facts, out)
@@ -377,12 +379,16 @@ def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> 
 
 
 class _RenderSession:
-    """Renders the views one after the other and collects their scores."""
+    """Renders the views one after the other and collects their scores.
 
-    def __init__(self, renderer: ViewRenderer, cameras: list[Camera], out: Output) -> None:
+    foreign: the scene of the views, where nothing says that the model was trained on it.
+    """
+
+    def __init__(self, renderer: ViewRenderer, cameras: list[Camera], out: Output, foreign: Path | None) -> None:
         self._renderer = renderer
         self.cameras = cameras
         self._out = out
+        self._foreign = foreign
         self._scores: list[ViewScore] = []
 
     def rendered_views(self) -> Iterator[RenderedView]:
@@ -402,12 +408,14 @@ class _RenderSession:
 
     def figures(self) -> dict[str, float | None]:
         """Return mean PSNR and SSIM of the views that have images, and print them."""
-        from splatcli.train.evaluate import mean_scores
+        from splatcli.train.evaluate import mean_scores, unlike_note
 
         if not self._scores:
             return {"psnr": None, "ssim": None}
         psnr, ssim = mean_scores(self._scores)
         self._out.note(f"mean over {len(self._scores)} views: PSNR {psnr:.2f} dB  SSIM {ssim:.4f}")
+        if self._foreign is not None and (note := unlike_note(psnr, self._foreign)) is not None:
+            self._out.warn(note)
         return {"psnr": psnr, "ssim": ssim}
 
 

@@ -232,7 +232,11 @@ def resolve_target(output: Path | None, format: str | None, count: int, default:
         )
     suffix = output.suffix.lower()
     if suffix in _OTHER_VIDEOS:
-        raise UsageError("videos are MP4 files", where=output, remedy=f"-o {output.with_suffix('.mp4')}")
+        raise UsageError(
+            "videos are MP4 files",
+            where=output,
+            remedy=f"-o {output.with_suffix('.mp4')}; or pipe frames to ffmpeg: --format raw -o - (docs/cameras.md)",
+        )
     if suffix.removeprefix(".") not in ("png", "exr", "mp4") or output.is_dir():
         if format == "mp4":
             raise UsageError("a video is one file", where=output, remedy=f"-o {output / 'video.mp4'}")

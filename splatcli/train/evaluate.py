@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypedDict
 
 import torch
@@ -175,6 +176,20 @@ def outlier_note(views: Sequence[ViewScore], fitted: Mapping[str, float] | None 
         named.append(f"and {len(found) - LISTED} more")
     verb = "is" if len(found) == 1 else "are"
     return f"{len(found)} of {len(views)} views {verb} far below the median PSNR of {middle:.1f} dB: {', '.join(named)}"
+
+
+#: A mean PSNR below this is one of images that show different things, in dB.
+UNLIKE_DB = 12.0
+
+
+def unlike_note(psnr: float, scene: Path) -> str | None:
+    """Return a sentence about a model that does not fit ``scene``, None where a mean PSNR in dB is that of a model."""
+    if psnr >= UNLIKE_DB:
+        return None
+    return (
+        f"the renders do not resemble the images of {scene}: the model may be of another scene, or in another frame\n"
+        "  help: name the scene that it was trained on, or bring it into the frame: splat edit MODEL --align-to RUN"
+    )
 
 
 def load_image(scene: Scene, index: int, device: torch.device | str) -> tuple[Tensor, Tensor | None]:

@@ -241,3 +241,15 @@ def test_scales_and_rotations_saved_activated_are_refused_before_anything_large_
     assert "60.1 GiB" in reported["ended"][2][1]
     assert reported["peak"] < 900 << 10  # kilobytes, most of which is torch itself
     assert not (tmp_path / "run").exists()
+
+
+def test_views_of_another_scene_are_doubted(splat: Splat, tiny_scene: Path, finished_run: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved.ply"
+    assert splat("edit", finished_run, "--translate", "0.8,0,0", "-o", moved, "-q").code == 0
+    rendered = splat("render", moved, "--data", tiny_scene, "--views", "-o", tmp_path / "a")
+    scored = splat("eval", moved, "--data", tiny_scene)
+    for done in (rendered, scored):
+        assert done.code == 0, done.err
+        assert "may be of another scene, or in another frame" in " ".join(done.err.split())
+    own = splat("render", finished_run, "--data", tiny_scene, "--views", "-o", tmp_path / "b")
+    assert "another scene" not in own.err
