@@ -516,13 +516,6 @@ class TrainConfig(Section):
         Flag("--white-background", value="white", help="Train and render over white."),
         Flag("--random-background", value="random", help="Train over a new colour in each step."),
     ] = Field("black", description="Background: black, white, or random, which is a new colour in each step.")
-    random_background_start: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="Part of `schedule.lr_steps` after which the background is random instead of black, so "
-        "that dark surfaces become opaque; 1: never. It excludes a white background.",
-    )
     antialiased: Annotated[bool, Flag("--antialiased")] = Field(
         False, description="Preserve the brightness of Gaussians smaller than a pixel (Mip-Splatting's 2D filter)."
     )
@@ -537,19 +530,18 @@ class TrainConfig(Section):
         "(DropGaussian); none: 0.2 where training views are 20 degrees or more apart as seen from the sparse "
         "points (80 % quantile of the angles to the next view), else 0.",
     )
+    alpha_lambda: float = Field(
+        0.2,
+        ge=0,
+        description="Weight of the mean of (1 - alpha)^2 in the loss of the second half of a run over black, so that "
+        "dark surfaces become opaque. Pixels of at most 5 in 255 do not count: they may show the background.",
+    )
     depth_lambda: float = Field(
         0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."
     )
     eval_every: int = Field(
         0, ge=0, description="Steps from one evaluation on the held-out views to the next; 0 evaluates at the end only."
     )
-
-    @model_validator(mode="after")
-    def _has_one_background_of_scores(self) -> TrainConfig:
-        # Images with transparency then keep it, and are scored over black.
-        if self.background == "white" and self.random_background_start < 1.0:
-            raise ValueError("random_background_start takes a black background, not a white one")
-        return self
 
 
 class ViewsConfig(Section):
@@ -868,8 +860,19 @@ def resolve(
     return with_settings(config, values)
 
 
-def parse_config(data: dict[str, Any]) -> Config:
-    """Return the settings that are stored with a run, validated. Raises pydantic.ValidationError."""
+#: Settings that runs of earlier versions lack, with the values that they had in effect.
+_LATER: dict[str, dict[str, Any]] = {"train": {"alpha_lambda": 0.0}}
+
+
+def parse_config(data: Any) -> Config:
+    """Return the settings that are stored with a run, validated; a run of an earlier version goes on as it began.
+
+    Raises pydantic.ValidationError.
+    """
+    if isinstance(data, dict):
+        for section, values in _LATER.items():
+            if isinstance(data.get(section), dict):
+                data = {**data, section: {**values, **data[section]}}
     return Config.model_validate(data)
 
 

@@ -11,6 +11,7 @@ from splatcli.errors import UsageError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.alpha_loss import alpha_loss_reference
 from splatcli.rasterizer.batch import apply_gradients
 from splatcli.rasterizer.depth_loss import depth_loss_reference
 from splatcli.rasterizer.reference_engine import recolour_reference
@@ -26,7 +27,8 @@ Loss = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 class LossEngine(SyncEngine):
     """A StepEngine: the native renderer as a node of autograd, the caller's loss, and the native Adam.
 
-    What else a step has (regularisation, noise, depths, per-view parameters, statistics) is as in the fused engines.
+    What else a step has (regularisation, noise, terms of depth and alpha, per-view parameters, statistics) is as in the
+    fused engines.
     Raises ResourceError where there are no kernels for the device.
     """
 
@@ -72,8 +74,11 @@ class LossEngine(SyncEngine):
             _check_scalar(loss)
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(drawn.alpha, drawn.depth, inputs.depth)
+            minimised = loss
+            if inputs.alpha_lambda > 0.0:
+                minimised = loss + alpha_loss_reference(drawn.alpha, inputs.target, inputs.mask, inputs.alpha_lambda)
             trained = [*(leaf for _, leaf in leaves.items()), *(t for t in (probe, pose, colours) if t is not None)]
-            found = iter(torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True))
+            found = iter(torch.autograd.grad(minimised, trained, allow_unused=True, materialize_grads=True))
         gradients = Gaussians(**{name: next(found).contiguous() for name in GROUPS})
         if stats is not None:
             _add_stats(stats, rendered, next(found), inputs)

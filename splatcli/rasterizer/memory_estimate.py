@@ -211,6 +211,10 @@ _EXPOSED_PIXEL = 3 * _FLOAT
 _DEPTH_PIXEL = 3 * _FLOAT
 _KNOWN_PIXEL = 8 + 8 * _FLOAT
 
+#: Bytes of each pixel with the alpha term: the gradient of alpha; and which pixels count, with its temporaries.
+_ALPHA_PIXEL = _FLOAT
+_COUNTS_PIXEL = 4
+
 #: Bytes of each row of pixels with bilateral grids: the maps at both ends of its pieces and their gradient, twice.
 _GRID_LINE = 4 * _FLOAT * 12 * 8 * 2 * 15
 
@@ -252,8 +256,8 @@ class MemoryEstimate:
 class Workload:
     """One view of so many Gaussians, to be rendered or trained.
 
-    exposed, gridded, ppisp: with a trained exposure, bilateral grid, or PPISP. depths: with known depths. offloads:
-    with shN and its moments outside the device, see rasterizer/offload.py.
+    exposed, gridded, ppisp: with a trained exposure, bilateral grid, or PPISP. depths: with known depths. alpha: with
+    the alpha term of the loss. offloads: with shN and its moments outside the device, see rasterizer/offload.py.
     """
 
     gaussians: int
@@ -265,6 +269,7 @@ class Workload:
     gridded: bool = False
     ppisp: bool = False
     depths: bool = False
+    alpha: bool = False
     offloads: bool = False
 
 
@@ -293,7 +298,7 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
     size = abi.Loss(width=work.width, height=work.height, target_is_u8=True, channels=3, images=1)
     frame = _frame_bytes(backend, work)
     image = _STEP_PIXEL + (_EXPOSED_PIXEL if work.exposed or work.gridded or work.ppisp else 0)
-    image += _DEPTH_PIXEL if work.depths else 0
+    image += (_DEPTH_PIXEL if work.depths else 0) + (_ALPHA_PIXEL if work.alpha else 0)
     images = pixels * image + backend.call("loss_bytes", size)
     if work.gridded:
         at_a_time = min(pixels, AT_A_TIME["cuda" if backend.deferred else "cpu"])
@@ -302,10 +307,11 @@ def step_memory(backend: Backend, work: Workload) -> MemoryEstimate:
         images += min(pixels, ppisp.AT_A_TIME["cuda" if backend.deferred else "cpu"]) * ppisp.BAND_BYTES
     isects = _isect_bytes(backend, work, round_capacity(work.isects.boxes), with_grads=True)
     slack = 1.0 + (_SLACK if backend.deferred else 0.0)
+    photo = _PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0) + (_COUNTS_PIXEL if work.alpha else 0)
     return MemoryEstimate(
         state=state_bytes(work.gaussians, work.sh_degree, offloads=work.offloads),
         frame=int(slack * frame),
-        pixels=int(slack * images) + pixels * (_PHOTO_PIXEL + (_KNOWN_PIXEL if work.depths else 0)),
+        pixels=int(slack * images) + pixels * photo,
         isects=int(slack * isects),
         lost=_lost(backend, frame + images + isects),
     )

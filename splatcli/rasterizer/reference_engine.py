@@ -7,6 +7,7 @@ from torch import Tensor
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
+from splatcli.rasterizer.alpha_loss import alpha_loss_reference
 from splatcli.rasterizer.depth_loss import depth_loss_reference
 from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.ppisp import DARK, PIECES
@@ -71,10 +72,13 @@ class ReferenceEngine(SyncEngine):
             loss = loss_reference(image, inputs.target.to(image.dtype) / 255.0, inputs.ssim_lambda)
             if inputs.depth is not None:
                 loss = loss + depth_loss_reference(alpha, depth, inputs.depth)
+            minimised = loss
+            if inputs.alpha_lambda > 0.0:
+                minimised = loss + alpha_loss_reference(alpha, inputs.target, inputs.mask, inputs.alpha_lambda)
             groups = [getattr(leaves, name) for name in GROUPS]
             trained = [tensor for tensor in (pose, colours) if tensor is not None]
             found = torch.autograd.grad(
-                loss,
+                minimised,
                 [*groups, magnitudes if inputs.absgrad else splats.means2d, *trained],
                 allow_unused=True,
                 materialize_grads=True,

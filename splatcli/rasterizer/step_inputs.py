@@ -136,6 +136,7 @@ class StepInputs:
     filter_3d: [N] sizes of the Gaussians' 3D filter, see rasterizer/filter_3d.py; None: there is none.
     shard: the part of all Gaussians that this process holds; None: all.
     depth: known depths of the view; their term is part of the reported loss. None: no depth is rendered.
+    alpha_lambda: weight of the alpha term of the loss, see rasterizer/alpha_loss.py; the reported loss is without it.
     """
 
     camera: Camera
@@ -151,6 +152,7 @@ class StepInputs:
     absgrad: bool = False
     view_params: ViewParams | None = None
     depth: DepthTarget | None = None
+    alpha_lambda: float = 0.0
     filter_3d: Tensor | None = None
     shard: Shard | None = None
 

@@ -17,6 +17,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend, address
 from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer.adam import AdamState, decay_table
+from splatcli.rasterizer.alpha_loss import alpha_loss_vjp
 from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.depth_loss import depth_loss
 from splatcli.rasterizer.memory_budget import Arena, MemoryBudget, round_capacity
@@ -154,6 +155,10 @@ class TrainStepPipeline:
         if known is not None and depth is not None:
             v_alpha, v_depth = self._plane("v_alpha", camera), self._plane("v_depth", camera)
             self.depth_term.copy_(depth_loss(alpha, depth, known, v_alpha, v_depth))
+        if inputs.alpha_lambda > 0.0:
+            by_alpha = self._plane("v_alpha" if v_alpha is None else "by_alpha", camera)
+            alpha_loss_vjp(alpha, inputs.target, inputs.mask, inputs.alpha_lambda, by_alpha)
+            v_alpha = by_alpha if v_alpha is None else v_alpha.add_(by_alpha)
         out, v_out = frame.images(view, image, alpha, depth), frame.images(view, v_image, v_alpha, v_depth)
         frame.blend_vjp(view, inputs.background, out, v_out)
         return loss

@@ -245,9 +245,8 @@ def image_background(config: Config) -> Rgb:
 
 
 def training_image_background(config: Config) -> Rgb | None:
-    """Return R G B in 0..255 under transparent images in training; None where a step has a random background."""
-    train = config.train
-    return None if train.background == "random" or train.random_background_start < 1.0 else image_background(config)
+    """Return R G B in 0..255 under transparent images in training; None for random backgrounds."""
+    return None if config.train.background == "random" else image_background(config)
 
 
 #: Figures of a view that processes exchange, beside a flag whether there are any.

@@ -279,6 +279,7 @@ def plan_memory(
             ppisp=config.views.ppisp,
             gridded=config.views.bilateral_grid,
             depths=config.depth_lambda > 0.0,
+            alpha=config.train.alpha_lambda > 0.0 and config.train.background == "black",
             offloads=store.offloads,
         ),
         camera=camera,

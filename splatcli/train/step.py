@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from splatcli.config import Config
 from splatcli.rasterizer.batch import BatchEngine, batch_engine_for
 from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.sharded import ShardedEngine, sharded_engine_for
@@ -92,7 +93,7 @@ class Stepper:
         camera, image = self._view(state, step, row)
         state.sampler.next()
         self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD))
-        background = training_background(state, step)
+        background = training_background(state)
         reported: list[Stepped] = []
         views = state.config.views
         if views.ppisp or (views.trained and any(name == camera.name for _, name, _, _ in self._pending)):
@@ -121,7 +122,7 @@ class Stepper:
         scene, group = self.images.scene, engine.group
         sampler, generator = state.sampler.state(), state.generators["background"].get_state()
         rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
-        backgrounds = [training_background(state, step) for _ in rows]
+        backgrounds = [training_background(state) for _ in rows]
         rank, size = (0, 1) if group is None else (group.rank, group.size)
         self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
         cameras = [scene_camera(state, scene, step, row) for row in rows]
@@ -193,6 +194,7 @@ def step_inputs(
         absgrad=strategy.absgrad,
         view_params=_view_params(state, step, row, camera),
         depth=image.depth,
+        alpha_lambda=_alpha_lambda(config, step) if image.opaque else 0.0,
         filter_3d=_filter_3d(state, step),
         shard=state.shard,
     )
@@ -218,13 +220,18 @@ def _view_params(state: TrainState, step: int, row: int, camera: Camera) -> View
     return state.per_view_params.of(row, camera, state.config, extent, step, device)
 
 
-def training_background(state: TrainState, step: int) -> Tensor:
-    """Return the colour [3] behind the Gaussians of a view of ``step``, on their device; a random one is drawn."""
-    train, device = state.config.train, state.gaussians.device
-    start = train.random_background_start
-    if train.background == "random" or (start < 1.0 and step > start * state.config.schedule.lr_steps):
+def _alpha_lambda(config: Config, step: int) -> float:
+    """Return the weight of the alpha term in step number ``step`` on an opaque image."""
+    train, late = config.train, 2 * step > config.schedule.lr_steps
+    return train.alpha_lambda if late and train.background == "black" else 0.0
+
+
+def training_background(state: TrainState) -> Tensor:
+    """Return the colour [3] behind the Gaussians of a view, on their device; a random one is drawn."""
+    name, device = state.config.train.background, state.gaussians.device
+    if name == "random":
         return to_device(torch.rand(3, generator=state.generators["background"]), device)
-    return _named_background(train.background, device)
+    return _named_background(name, device)
 
 
 @functools.cache

@@ -30,12 +30,14 @@ class TrainingImage:
     """A training image on the training device; as scene.images.LoadedImage, in tensors.
 
     depth: its known depths; None without depth supervision.
+    opaque: whether the photo has no transparency, not even under a background.
     """
 
     pixels: Tensor
     masked: Tensor | None
     alpha: Tensor | None = None
     depth: DepthTarget | None = None
+    opaque: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -70,9 +72,9 @@ class TrainingImage:
         alpha = None if self.alpha is None else mean(self.alpha[None])[0]
         depth = None if self.depth is None else self.depth.reduced((self.pixels.shape[0], self.pixels.shape[1]), size)
         if self.masked is None:
-            return TrainingImage(pixels, None, alpha, depth)
+            return TrainingImage(pixels, None, alpha, depth, self.opaque)
         masked = torch.nn.functional.adaptive_max_pool2d(self.masked[None].float(), size)[0] > 0.0
-        return TrainingImage(pixels.masked_fill_(masked[..., None], 0), masked, alpha, depth)
+        return TrainingImage(pixels.masked_fill_(masked[..., None], 0), masked, alpha, depth, self.opaque)
 
 
 def reduced(camera: Camera, image: TrainingImage, divisor: int) -> tuple[Camera, TrainingImage]:
@@ -101,6 +103,7 @@ class TrainingImages:
         self.device = device
         self._bytes_left = training_image_bytes(scene, device, limit) if device.type == "cuda" else 0
         self._on_device: dict[int, TrainingImage] = {}
+        self._opaque: dict[int, bool] = {}
         #: Reduced images, all by the same divisor, and the bytes that more of them may take.
         self._reduced: dict[int, tuple[Camera, TrainingImage]] = {}
         self._divisor = self._reduced_bytes_left = 0
@@ -113,6 +116,9 @@ class TrainingImages:
         photo = self.scene.images.image(view)
         parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.masked, photo.alpha))
         image = TrainingImage(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
+        if view not in self._opaque:
+            self._opaque[view] = not self.scene.images.may_be_transparent(view)
+        image = replace(image, opaque=self._opaque[view])
         if self.depth_lambda > 0.0:
             image = replace(image, depth=self._depth(view, photo))
         if self.device.type == "cuda" and image.nbytes <= self._bytes_left:

@@ -69,13 +69,13 @@ def test_a_step_on_a_gpu_has_no_buffer_that_was_not_predicted(
     engine.submit(
         gaussians,
         adam,
-        StepInputs(camera, target, dict.fromkeys(GROUPS, 0.0), 1, torch.zeros(3), 0.2, False, stats),
+        StepInputs(camera, target, dict.fromkeys(GROUPS, 0.0), 1, torch.zeros(3), 0.2, False, stats, alpha_lambda=0.1),
     )
     engine.drain()
-    reported = step_memory(backend, Workload(n, 1, 70, 50, isects))
+    reported = step_memory(backend, Workload(n, 1, 70, 50, isects, alpha=True))
     beside = reported.frame + reported.pixels + reported.isects
-    # The photo, which is no buffer, takes 4 bytes a pixel of it.
-    assert allocated(arenas) <= beside - 4 * 70 * 50 <= 1.6 * allocated(arenas)
+    # The photo, and which of its pixels count, are no buffers, and take 8 bytes a pixel of it.
+    assert allocated(arenas) <= beside - 8 * 70 * 50 <= 1.6 * allocated(arenas)
 
 
 @NEEDS_COMPILER

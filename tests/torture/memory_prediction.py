@@ -163,7 +163,8 @@ def _measured(case: Case, device: torch.device) -> Measured:
     counts = [predict_isects(model, camera) for camera in cameras]
     fullest = max(range(len(cameras)), key=lambda i: counts[i].boxes)
     camera = cameras[fullest]
-    work = Workload(case.gaussians, case.sh_degree, camera.width, camera.height, counts[fullest], offloads=case.offload)
+    size = (camera.width, camera.height)
+    work = Workload(case.gaussians, case.sh_degree, *size, counts[fullest], alpha=True, offloads=case.offload)
     footprint = (step_memory if case.work == "step" else render_memory)(backend, work)
     return Measured(case.name, footprint.total, actual, counts[fullest].isects, counts[fullest].visible)
 
@@ -201,7 +202,7 @@ def _work_in(case: Case, backend: Backend, store: TensorStorage) -> int:
         engine.submit(
             gaussians,
             adam,
-            StepInputs(camera, target, lrs, case.sh_degree, background, 0.2, False, stats),
+            StepInputs(camera, target, lrs, case.sh_degree, background, 0.2, False, stats, alpha_lambda=0.1),
         )
         own = max(own, held_memory(backend.device, offloads=True))
     engine.drain()

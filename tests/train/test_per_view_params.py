@@ -104,7 +104,7 @@ def trained(scene: Scene, steps: int, given: Gaussians | None = None, **views: o
         {
             "model": {"sh_degree": 0},
             "schedule": {"refine_start": steps, "refine_stop": steps, "reset_every": 10 * steps, "lr_steps": steps},
-            "train": {"iterations": steps, "dropout": 0.0},
+            "train": {"iterations": steps, "dropout": 0.0, "alpha_lambda": 0.0},  # truth() is translucent
             "save": {"steps": ()},
             "views": views,
         }

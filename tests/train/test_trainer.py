@@ -161,12 +161,11 @@ def test_a_random_background_is_new_each_step() -> None:
     assert len({tuple(call["background"].tolist()) for call in engine.calls}) == 12  # type: ignore[attr-defined]
 
 
-def test_a_background_becomes_random_after_its_part_of_the_schedule() -> None:
-    trainer, _, engine = started(short_config(12, train={"background": "black", "random_background_start": 0.5}))
+@pytest.mark.parametrize(("name", "late"), [("black", 0.2), ("white", 0.0), ("random", 0.0)])
+def test_the_alpha_term_comes_in_the_second_half_over_black(name: str, late: float) -> None:
+    trainer, _, engine = started(short_config(12, train={"background": name}))
     list(trainer.run())
-    colours = [tuple(call["background"].tolist()) for call in engine.calls]  # type: ignore[attr-defined]
-    assert set(colours[:6]) == {(0.0, 0.0, 0.0)}
-    assert len(set(colours[6:])) == 6
+    assert [call["alpha_lambda"] for call in engine.calls] == [0.0] * 6 + [late] * 6  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")

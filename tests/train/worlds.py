@@ -164,6 +164,7 @@ class PlainEngine(SyncEngine):
                 "sh_degree": sh_degree,
                 "background": background.clone(),
                 "regularisation": inputs.regularisation,
+                "alpha_lambda": inputs.alpha_lambda,
             }
         )
         push = float(target.float().mean()) / 255.0 - 0.5 + float(background.sum()) + 0.1 * sh_degree
