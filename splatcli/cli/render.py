@@ -298,10 +298,12 @@ def views_of(
         return select_views(views, given, range(len(given)), [], path_options), None
     if model is not None and model.checkpoint is not None:
         own = model.checkpoint
+        path_options = replace(path_options, georeferenced=own.dataset.place is not None)
         return select_views(views, own.refined_cameras(), own.train, own.test, path_options), None
     if data is None or views.lower().endswith(".json"):
         return select_views(views, [], [], [], path_options), None
     scene = read_scene(data, DataConfig())
+    path_options = replace(path_options, georeferenced=scene.place is not None)
     return select_views(views, scene.cameras, scene.train, scene.test, path_options), scene
 
 

@@ -60,10 +60,15 @@ class Rig:
     focus: Doubles | None
 
     @classmethod
-    def of(cls, poses: Doubles, focus: Doubles | None = None) -> Rig:
-        """Return the rig of these poses, at least one. Raise UsageError if they have no common up direction."""
+    def of(cls, poses: Doubles, focus: Doubles | None = None, up: Doubles | None = None) -> Rig:
+        """Return the rig of these poses, at least one. Raise UsageError if they have no common up direction.
+
+        focus, up: [3], where they are known; up is unit.
+        """
         return cls(
-            poses, common_vertical(poses), focus_point(poses) if focus is None else np.asarray(focus, np.float64)
+            poses,
+            common_vertical(poses) if up is None else np.asarray(up, np.float64),
+            focus_point(poses) if focus is None else np.asarray(focus, np.float64),
         )
 
     @property

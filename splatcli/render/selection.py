@@ -61,6 +61,7 @@ class PathOptions:
     nearest: order cameras by the nearest that is left, not by name.
     focus: the point to look at, if not the focus of the cameras.
     distance: returns the distance of the scene from a camera, for cameras without a focus.
+    georeferenced: z is up, whatever the cameras say: those of a flight look down.
     """
 
     frames: int | None = None
@@ -68,6 +69,10 @@ class PathOptions:
     nearest: bool = False
     focus: tuple[float, float, float] | None = None
     distance: Callable[[Camera], float] | None = None
+    georeferenced: bool = False
+
+
+_Z_UP = np.array([0.0, 0.0, 1.0])
 
 
 def select_views(
@@ -132,7 +137,8 @@ def _path(name: str, cameras: list[Camera], options: PathOptions) -> Views:
         path, _ = through(key_poses, frames, loop=options.loop)
     else:
         focus = None if options.focus is None else np.array(options.focus)
-        rig = Rig.of(poses, focus)
+        # A spiral keeps to the up of images, which cameras that look down have too.
+        rig = Rig.of(poses, focus, _Z_UP if options.georeferenced and name != "spiral" else None)
         path = _around(name, rig, frames, options)
         if name == "orbit" and (arc := circle(rig).arc) is not None:
             degrees = np.degrees(arc[1] - arc[0])

@@ -10,13 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
+from scipy.spatial.transform import Rotation
 
 from splatcli.cli.render import _complete_views
 from splatcli.errors import SceneError, UsageError
 from splatcli.render.camera_files import cameras_json, read_cameras
 from splatcli.render.selection import PathOptions, Views, select_views
 from splatcli.scene.camera import Camera
-from tests.cli.tiny import look_at_origin
+from splatcli.scene.georeference import write_sidecar
+from tests.cli.tiny import QUICK, look_at_origin, write_scene
+from tests.running import Splat
 
 
 def camera(name: str = "a/b.png", angle: float = 0.3) -> Camera:
@@ -200,3 +203,26 @@ def test_the_order_of_a_path_is_by_name_or_nearest() -> None:
     assert_allclose(named[-1].center, cameras[2].center, atol=1e-9)
     assert_allclose(nearest[-1].center, cameras[1].center, atol=1e-9)
     assert_allclose(named[0].center, nearest[0].center)
+
+
+def test_z_is_up_in_a_georeferenced_scene(splat: Splat, tmp_path: Path) -> None:
+    """Cameras that look down on the ball; their images' up is north."""
+    scene = write_scene(tmp_path / "scene")
+    document = json.loads((scene / "transforms.json").read_text())
+    for i, frame in enumerate(document["frames"]):
+        c2w = np.diag([1.0, 1.0, 1.0, 1.0])
+        c2w[:3, 3] = [0.5 * (i % 4), 0.5 * (i // 4), 4.0]
+        c2w[:3, :3] = Rotation.from_euler("xyz", [-8 + 8 * (i // 4), 4 - 4 * (i % 4), 0], degrees=True).as_matrix()
+        frame["transform_matrix"] = c2w.tolist()
+    (scene / "transforms.json").write_text(json.dumps(document))
+    heights = []
+    for placed in (False, True):
+        if placed:
+            write_sidecar(scene, {"origin": {"latitude": 46.0, "longitude": 7.0, "height": 500.0}})
+        run, path = tmp_path / f"run-{placed}", tmp_path / f"{placed}.json"
+        assert splat("train", scene, "-n", 1, "-q", *QUICK, "-o", run).code == 0
+        words = ("--views", "orbit", "--frames", 6, "--save-cameras", path, "-o", tmp_path / "out", "-q")
+        assert splat("render", run, *words).code == 0
+        heights.append([np.linalg.inv(camera.viewmat)[2, 3] for camera in read_cameras(path)])
+    assert np.ptp(heights[0]) > 0.01
+    assert np.ptp(heights[1]) < 1e-6

@@ -128,6 +128,17 @@ def test_up_does_not_lean_with_the_pitch_of_cameras_in_an_arc() -> None:
     assert np.degrees(np.arccos(mean_up(ring(height=4.0)[:4]) @ UP)) > 20.0
 
 
+def test_a_georeferenced_flight_has_an_orbit_at_one_height() -> None:
+    z = np.array([0.0, 0.0, 1.0])
+    places = np.stack(np.meshgrid(np.linspace(-2.0, 2.0, 4), np.linspace(-1.0, 3.0, 4)), axis=-1).reshape(-1, 2)
+    centers = np.column_stack([places, np.full(16, 10.0)])
+    down = look_at(centers, np.array([0.0, 1.0, -60.0]), np.array([0.0, 1.0, 0.0]))
+    assert abs(Rig.of(down).up @ z) < 0.1  # the images' up, north
+    path = orbit(Rig.of(down, up=z), 8)
+    assert_allclose(path[:, 2, 3], 10.0, atol=1e-9)
+    assert_allclose(path[:, 2, 0], 0.0, atol=1e-12)  # level
+
+
 def test_rolled_cameras_have_the_mean_up() -> None:
     cameras = ring()[:7]
     cameras[::2, :3, :3] = cameras[::2, :3, :3] @ Rotation.from_euler("z", 50, degrees=True).as_matrix()
