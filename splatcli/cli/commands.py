@@ -30,6 +30,7 @@ from splatcli.cli import (
 )
 from splatcli.cli import eval as eval_command
 from splatcli.cli.console import Output, set_plain, take_stdout_error
+from splatcli.cli.edit_order import EditCommand
 from splatcli.cli.error_report import report_error
 from splatcli.cli.help import GUIDE
 from splatcli.cli.options import Group, add_command
@@ -125,7 +126,7 @@ add_command(app, "merge", blocks.merge, panel=_MODELS)
 add_command(app, "render", render.render, render.RenderCommand, panel=_RESULTS, everyday=_OF_RENDER)
 add_command(app, "export", export.export, panel=_RESULTS, everyday=_OF_EXPORT)
 add_command(app, "mesh", mesh.mesh, panel=_RESULTS, everyday=_OF_MESH)
-add_command(app, "edit", edit.edit, edit.EditCommand, panel=_RESULTS, everyday=_OF_EDIT)
+add_command(app, "edit", edit.edit, EditCommand, panel=_RESULTS, everyday=_OF_EDIT)
 add_command(app, "view", view.view, panel=_RESULTS)
 add_command(app, "eval", eval_command.evaluate, panel=_RESULTS)
 add_command(app, "compare", compare.compare, panel=_RESULTS, everyday=_OF_COMPARE)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from splatcli.cli import options
+from splatcli.cli.edit_order import ORDERED, OUTPUT, operations_by_model
 from splatcli.cli.export import COMMENTED, LOD_LEVELS, offset_note, place_note, write_stream
 from splatcli.errors import OutputError, SceneError, UsageError
 
@@ -30,101 +29,10 @@ if TYPE_CHECKING:
     from splatcli.scene.camera import Camera
     from splatcli.scene.scene import Scene
 
-#: Every name of an operation's flag, and the long one.
-_OPERATIONS = {
-    "-t": "--translate",
-    "-r": "--rotate",
-    "-s": "--scale",
-    **{
-        name: name
-        for name in (
-            *(
-                "--translate",
-                "--rotate",
-                "--level",
-                "--align-to",
-                "--scale",
-                "--scale-from",
-                "--crop",
-                "--crop-out",
-                "--filter",
-            ),
-            *("--sh-degree", "--simplify", "--clean", "--reorder"),
-        )
-    },
-}
-_OUTPUT = ("-o", "--output")
-#: Operations whose value may be left out: the values that they take, and the one that is meant then.
-_OPTIONAL = {"--clean": (("light", "normal", "strong"), "normal")}
-#: The hidden option that carries operations in their order: "TARGET FLAG VALUE".
-_ORDERED = "--ordered-operation"
 #: The value of --overlap that drops Gaussians.
 _DENSEST = "densest"
 #: The end of the name of a checkpoint.
 _CHECKPOINT = ".pt"
-#: Targets of operations beside the number of a model: all models together, and a model that is not named yet.
-_ALL, _NONE = "all", "none"
-
-
-class EditCommand(options.Command):
-    """Keeps the order of operations among each other, the models and ``-o``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        takes_value = {
-            name
-            for one in self.get_params(ctx)
-            if one.param_type_name == "option" and not one.is_flag
-            for name in one.opts
-        }
-        return super().parse_args(ctx, in_order(args, takes_value))
-
-
-def in_order(words: Sequence[str], takes_value: set[str]) -> list[str]:
-    """Return a command line in which each operation says what it applies to.
-
-    That is the model named last before it; after ``-o`` all models together. takes_value: names of options with one.
-    """
-    done: list[str] = []
-    target, models = _NONE, 0
-    pending = deque(words)
-    while pending:
-        word = pending.popleft()
-        if word == "--":
-            return [*done, word, *pending]
-        if word == "-" or not word.startswith("-"):
-            target, models = str(models), models + 1
-            done.append(word)
-            continue
-        name, value = _split(word, takes_value)
-        if name == _ORDERED:
-            raise UsageError("there is no such option", where=name, remedy="splat edit --help-all")
-        if name not in takes_value:
-            done.append(word)
-            continue
-        if value is None and name in _OPTIONAL:
-            values, default = _OPTIONAL[name]
-            value = pending.popleft() if pending and pending[0] in values else default
-        if value is None and pending:
-            value = pending.popleft()
-        if value is None:
-            done.append(word)  # and the parser says that a value is missing
-        elif name in _OPERATIONS:
-            done += [_ORDERED, f"{target} {_OPERATIONS[name]} {value}"]
-        else:
-            done += [word] if word != name else [word, value]
-        if name in _OUTPUT:
-            target = _ALL
-    return done
-
-
-def _split(word: str, takes_value: set[str]) -> tuple[str, str | None]:
-    """Return the option in a word, and the value that is written in the same word."""
-    if word.startswith("--"):
-        name, equals, value = word.partition("=")
-        return name, value if equals else None
-    if word[:2] in takes_value:
-        return word[:2], word[2:] or None
-    return word, None
 
 
 def _option(*names: str, metavar: str, text: str) -> Any:
@@ -151,7 +59,7 @@ class EditArguments:
     output: Annotated[
         Path | None,
         typer.Option(
-            *_OUTPUT,
+            *OUTPUT,
             metavar="FILE",
             help="File to write; the end of its name selects the format, as for splat export, and .pt a checkpoint for "
             "splat resume, where Gaussians are only dropped. - writes a PLY to stdout.  [required]",
@@ -249,7 +157,7 @@ class EditArguments:
             "--reorder", metavar="morton", text="Sort Gaussians along a Z curve: neighbours in space, in the file."
         ),
     ] = None
-    ordered: Annotated[list[str] | None, typer.Option(_ORDERED, hidden=True)] = None
+    ordered: Annotated[list[str] | None, typer.Option(ORDERED, hidden=True)] = None
     refine: Annotated[
         int | None,
         typer.Option(
@@ -359,7 +267,7 @@ def edit(args: EditArguments) -> int:
     """
     from splatcli.cli.console import open_output
 
-    own, together = _operations(args.ordered or [], len(args.models or [None]))
+    own, together = operations_by_model(args.ordered or [], len(args.models or [None]))
     target = _Target.of(args, [*own[0], *together])
     with open_output(json=args.json, quiet=args.quiet) as out:
         own = [_with_others(operations, out) for operations in own]
@@ -603,30 +511,6 @@ def _together(parts: list[_Part], operations: list[Operation], args: EditArgumen
             "num_gaussians": len(edited.gaussians),
         },
     )
-
-
-def _operations(ordered: list[str], models: int) -> tuple[list[list[Operation]], list[Operation]]:
-    """Return the operations of each model, and those of all together. Raises UsageError."""
-    from splatcli.edit.operations import parse_operation
-
-    own: list[list[Operation]] = [[] for _ in range(models)]
-    together: list[Operation] = []
-    for text in ordered:
-        target, flag, value = (*text.split(" ", 2), "", "")[:3]
-        operation = parse_operation(flag, value)
-        if target == _ALL:
-            together.append(operation)
-        elif target != _NONE:
-            own[int(target)].append(operation)
-        elif models == 1:
-            own[0].append(operation)
-        else:
-            raise UsageError(
-                "it stands before all of several models",
-                where=f"{flag} {value}",
-                remedy="name it after a model for that one, after -o FILE for all together",
-            )
-    return own, together
 
 
 def _with_others(operations: list[Operation], out: Output) -> list[Operation]:
