@@ -82,3 +82,8 @@ class Checkpoint:
             for row, index in enumerate(self.train):
                 cameras[index] = apply_pose_delta(cameras[index], poses[row].double().numpy())
         return cameras
+
+    def training_cameras(self) -> list[Camera]:
+        """Return the cameras of the training views, with their trained poses."""
+        cameras = self.refined_cameras()
+        return [cameras[index] for index in self.train]

@@ -312,8 +312,7 @@ def _contributions(
     if any(loaded.checkpoint.dataset.offset) and args.frame is Frame.INPUT:
         out.note("note: with --frame input the cameras do not tell which Gaussians count")
         return None
-    cameras = loaded.checkpoint.refined_cameras()
-    return contributions(gaussians, [cameras[index] for index in loaded.checkpoint.train])
+    return contributions(gaussians, loaded.checkpoint.training_cameras())
 
 
 def _cameras(loaded: Model, out: Output) -> bytes:
