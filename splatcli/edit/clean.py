@@ -25,6 +25,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -34,11 +35,14 @@ from scipy.sparse.csgraph import connected_components
 from scipy.spatial import cKDTree
 from torch import Tensor
 
+from splatcli.checkpoint.state import Checkpoint
+from splatcli.errors import SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import color_corrected
+from splatcli.scene.read import read_scene
+from splatcli.train.evaluate import BACKGROUNDS, color_corrected, evaluation_background, image_background
 
 LEVELS = ("light", "normal", "strong")
 #: Squared error over the pixels and channels of all views, colours of 0 to 1, that the removal of a floater saves at
@@ -90,6 +94,28 @@ class Photos:
     background: tuple[float, float, float] = (0.0, 0.0, 0.0)
     antialiased: bool = False
     fit_colours: bool = False
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: Checkpoint, data: Path | None = None) -> Photos:
+        """Return the photos of a checkpoint's training views.
+
+        data: the scene, where it has moved. Raises SceneError where it is gone or lacks one of the photos.
+        """
+        config = checkpoint.config
+        root = data or Path(checkpoint.dataset.root)
+        scene = read_scene(root, config.data.without_depths(), background=image_background(config))
+        index = {camera.name: row for row, camera in enumerate(scene.cameras) if scene.images.has(row)}
+        missing = next((one.name for one in checkpoint.training_cameras() if one.name not in index), None)
+        if missing is not None:
+            raise SceneError(f"the scene has no image {missing}", where=root, remedy="name its scene: --data DIR")
+
+        def load(name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
+            image = scene.images.image(index[name])
+            return image.pixels, image.masked
+
+        background = BACKGROUNDS[evaluation_background(config)]
+        coloured = any(not name.startswith("pose") for name in checkpoint.views)
+        return cls(load, background, config.train.antialiased, coloured)
 
 
 def floaters(gaussians: Gaussians, level: str, cameras: Sequence[Camera] = (), photos: Photos | None = None) -> Tensor:

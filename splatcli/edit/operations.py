@@ -6,7 +6,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from splatcli.checkpoint.state import Checkpoint
 from splatcli.edit.align import AlignmentError, align
 from splatcli.edit.clean import LEVELS, Photos, floaters
 from splatcli.edit.level import rotation_between, up_of_cameras, up_of_gaussians
 from splatcli.edit.simplify import simplify
-from splatcli.edit.transform import Similarity, move_camera, move_gaussians
+from splatcli.edit.transform import Similarity, move_camera, move_gaussians, move_metadata
 from splatcli.errors import UsageError
+from splatcli.formats.format import ExportMetadata
 from splatcli.formats.selection import Crop
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.scene.camera import Camera
@@ -309,51 +311,55 @@ def parse_operation(flag: str, text: str) -> Operation:
 
 
 @dataclass(frozen=True, eq=False)
-class Edited:
-    """The result of operations.
+class EditedModel:
+    """A model before or after operations: Gaussians and what goes with them, all in the same coordinates.
 
-    similarity: the product of the transforms. effects: of each operation.
-    rows: [M] int64, for each Gaussian the row among those given that it is; None where they were merged.
+    cameras: of the training images. photos: of these cameras, for Clean. up: [3] unit, where the scene has a place on
+    the Earth. metadata: for the file.
+    rows: [N] int64, for each Gaussian its row in the model as it was read; None where Gaussians were merged.
+    dropped: Gaussians that were left out; None collects none.
     """
 
     gaussians: Gaussians
-    similarity: Similarity
-    effects: list[Effect]
-    rows: Tensor | None
+    metadata: ExportMetadata
+    cameras: Sequence[Camera] = ()
+    photos: Photos | None = None
+    up: NDArray[np.float64] | None = None
+    rows: Tensor | None = None
+    dropped: Sequence[Gaussians] | None = None
+
+    @classmethod
+    def as_read(cls, gaussians: Gaussians, checkpoint: Checkpoint | None) -> EditedModel:
+        """Return a model before all operations. checkpoint: its own; a file of splats has none, hence no cameras."""
+        metadata, rows = ExportMetadata.of(checkpoint), torch.arange(len(gaussians))
+        if checkpoint is None:
+            return cls(gaussians, metadata, rows=rows)
+        up = None if checkpoint.dataset.place is None else np.array([0.0, 0.0, 1.0])
+        return cls(gaussians, metadata, checkpoint.training_cameras(), up=up, rows=rows)
 
 
 def apply_operations(
-    gaussians: Gaussians,
-    operations: Sequence[Operation],
-    *,
-    nonfinite: int = 0,
-    cameras: Sequence[Camera] = (),
-    photos: Photos | None = None,
-    up: NDArray[np.float64] | None = None,
-    dropped: list[Gaussians] | None = None,
-) -> Edited:
-    """Return the edited Gaussians and what became of them.
+    model: EditedModel, operations: Sequence[Operation], *, nonfinite: int = 0
+) -> tuple[EditedModel, list[Effect]]:
+    """Return the model after the operations, and the effect of each of them.
 
     Neighbouring transforms are multiplied first, so that they round once. nonfinite: Gaussians with NaN or infinite
-    values that the reader has dropped already, for the first KeepFinite. cameras: of the training images, in the
-    coordinates of the Gaussians that are given. photos: of these cameras, for Clean.
-    up: [3] unit, in the same coordinates, where it is known.
-    dropped: takes the Gaussians that a choice leaves out, and moves those in it along with the model.
+    values that the reader has dropped already, for the first KeepFinite.
     Raises UsageError when no Gaussian is left or a value leaves the range of float32.
     """
     effects = []
-    rows: Tensor | None = torch.arange(len(gaussians))
+    gaussians, rows, cameras, photos = model.gaussians, model.rows, model.cameras, model.photos
+    gone = None if model.dropped is None else [*model.dropped]
     total = pending = Similarity()
-    gone: list[Gaussians] = [] if dropped is None else dropped
     for one in operations:
         if isinstance(one, Move):
             pending = one.similarity.after(pending)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
             continue
         gaussians, total = _moved(gaussians, pending), pending.after(total)
-        gone[:], pending = [move_gaussians(part, pending) for part in gone], Similarity()
+        gone, pending = _all_moved(gone, pending), Similarity()
         if isinstance(one, Level):
-            pending = _levelled(gaussians, cameras, up, total, one)
+            pending = _levelled(gaussians, cameras, model.up, total, one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
         elif isinstance(one, AlignTo):
             pending, detail = _aligned(gaussians, [move_camera(camera, total) for camera in cameras], one)
@@ -363,7 +369,7 @@ def apply_operations(
             rows, count = None if rows is None else rows[kept], len(others)
             if isinstance(one, KeepFinite):
                 count, nonfinite = count + nonfinite, 0
-            elif dropped is not None:
+            elif gone is not None:
                 gone.append(others)
             effects.append(Effect(one.label, count, len(gaussians), "dropped"))
         elif isinstance(one, LimitDegree):
@@ -382,7 +388,7 @@ def apply_operations(
             floating = floaters(gaussians, one.level, [move_camera(camera, total) for camera in cameras], photos)
             gaussians, others, kept = _kept(gaussians, Keep(one.label, lambda _, gone=floating: ~gone))  # type: ignore[misc]
             rows = None if rows is None else rows[kept]
-            if dropped is not None:
+            if gone is not None:
                 gone.append(others)
             effects.append(Effect(one.label, len(others), len(gaussians), "dropped", _evidence(one, cameras, photos)))
         else:
@@ -392,8 +398,17 @@ def apply_operations(
                 gaussians = gaussians.map(lambda tensor, order=order: tensor[order])  # type: ignore[misc]
                 rows = None if rows is None else rows[order]
             effects.append(Effect(one.label, touched, len(gaussians), "changed"))
-    gone[:] = [move_gaussians(part, pending) for part in gone]
-    return Edited(_moved(gaussians, pending), pending.after(total), effects, rows)
+    gone, total = _all_moved(gone, pending), pending.after(total)
+    edited = replace(
+        model,
+        gaussians=_moved(gaussians, pending),
+        metadata=move_metadata(model.metadata, total),
+        cameras=[move_camera(camera, total) for camera in cameras],
+        up=None if model.up is None else total.rotation @ model.up,
+        rows=rows,
+        dropped=gone,
+    )
+    return edited, effects
 
 
 def _evidence(one: Clean, cameras: Sequence[Camera], photos: Photos | None) -> str:
@@ -471,6 +486,10 @@ def _moved(gaussians: Gaussians, similarity: Similarity) -> Gaussians:
             remedy="choose a smaller shift or factor",
         )
     return done
+
+
+def _all_moved(dropped: list[Gaussians] | None, similarity: Similarity) -> list[Gaussians] | None:
+    return None if dropped is None else [move_gaussians(part, similarity) for part in dropped]
 
 
 def _kept(gaussians: Gaussians, one: Keep) -> tuple[Gaussians, Gaussians, Tensor]:

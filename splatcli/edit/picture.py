@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from splatcli.edit.operations import merged
+from splatcli.edit.level import up_of_cameras
+from splatcli.edit.operations import EditedModel, merged
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.images import side_by_side, to_uint8
@@ -22,19 +22,15 @@ _SIDE, _SMALL_SIDE, _COMPARED = 960, 160, 40
 _RED, _OVER = torch.tensor([1.0, 0.1, 0.05]), 0.3
 
 
-def draw(
-    left: Gaussians,
-    dropped: Gaussians,
-    cameras: Sequence[Camera],
-    up: NDArray[np.float64] | None,
-    *,
-    antialiased: bool = False,
-) -> NDArray[np.uint8]:
-    """Return [H, W, 3]: the camera that shows most of ``dropped``, and beside it a view from outside.
+def draw(model: EditedModel) -> NDArray[np.uint8]:
+    """Return [H, W, 3]: the camera that shows most of what is dropped, and beside it a view from outside.
 
-    Without cameras only the latter. All in the coordinates of the Gaussians. up: [3] unit; that of a PLY, -y, if None.
-    antialiased: as trained. Dropped Gaussians behind others are faintly seen through them.
+    Without cameras only the latter. Dropped Gaussians behind others are faintly seen through them. Up in the view from
+    outside is that of the model or its cameras, else that of a PLY, -y.
     """
+    left, cameras, antialiased = model.gaussians, model.cameras, model.metadata.antialiased
+    dropped = merged(model.dropped) if model.dropped else left.map(lambda tensor: tensor[:0])
+    up = up_of_cameras(cameras) if model.up is None and cameras else model.up
     (outside,) = views_from_outside(torch.cat([left.means, dropped.means]), PLY_UP if up is None else up)
     if not cameras:
         return _view(left, dropped, outside, antialiased)

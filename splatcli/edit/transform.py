@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.checkpoint.foreign.imported import Columns
+from splatcli.formats.format import ExportMetadata
 from splatcli.formats.transform import transformed
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
@@ -18,6 +19,8 @@ from splatcli.scene.camera import Camera
 
 #: Gaussians that are transformed at once; bounds the memory for float64.
 _ROWS = 1 << 16
+#: Directions that differ by less are the same.
+_SAME = 1e-9
 
 
 def _no_turn() -> NDArray[np.float64]:
@@ -118,3 +121,13 @@ def move_camera(camera: Camera, similarity: Similarity) -> Camera:
     viewmat[:3, :3] = camera.viewmat[:3, :3] @ similarity.rotation.T
     viewmat[:3, 3] = similarity.scale * camera.viewmat[:3, 3] - viewmat[:3, :3] @ similarity.shift
     return replace(camera, viewmat=viewmat)
+
+
+def move_metadata(metadata: ExportMetadata, similarity: Similarity) -> ExportMetadata:
+    """Return the facts for a file of the moved Gaussians: the first view and up move along."""
+    if similarity.is_identity:
+        return metadata
+    camera = None if metadata.camera is None else move_camera(metadata.camera, similarity)
+    up = None if metadata.up is None else similarity.rotation @ metadata.up
+    z_up = metadata.z_up and up is not None and bool(abs(up - [0.0, 0.0, 1.0]).max() < _SAME)
+    return replace(metadata, camera=camera, up=up, z_up=z_up)

@@ -1,0 +1,173 @@
+"""The output of ``splat edit``: a file of splats, a streamed SOG, a checkpoint, a picture; or what would be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from splatcli.cli.export import COMMENTED, LOD_LEVELS, write_stream
+from splatcli.errors import OutputError
+
+if TYPE_CHECKING:
+    from splatcli.checkpoint.state import Checkpoint
+    from splatcli.cli.console import Output
+    from splatcli.cli.edit import EditArguments
+    from splatcli.cli.edit_models import EditedPart, EditResult
+    from splatcli.edit.operations import Operation
+    from splatcli.formats.format import ExportMetadata, Format
+    from splatcli.gaussians import Gaussians
+
+
+@dataclass(frozen=True)
+class EditTarget:
+    """The output: a file of a format or stdout, a streamed SOG, or a checkpoint, which has no format.
+
+    path: None where nothing is written. replaces: whether something is there. folder: of a streamed SOG.
+    """
+
+    path: Path | None
+    format: Format | None
+    replaces: bool
+    folder: Path | None = None
+
+    @classmethod
+    def of(cls, args: EditArguments, operations: Sequence[Operation]) -> EditTarget:
+        """operations: all of the first model. Raises UsageError, OutputError."""
+        from splatcli.cli.console import stdout_or
+        from splatcli.edit.run_state import check_droppable
+        from splatcli.formats import streamed_sog
+        from splatcli.formats.registry import format_to_write
+
+        for file in (args.output, args.picture):
+            if file is not None and file.is_file() and not args.overwrite:
+                raise OutputError("the file is already there", where=file, remedy="-w replaces it")
+        if args.output is None:
+            return cls(None, None, replaces=False)
+        path = stdout_or(args.output)
+        if args.writes_checkpoint:
+            check_droppable(operations)
+            return cls(path, None, path.is_file())
+        folder = streamed_sog.folder_to_write(path, None)
+        if folder is not None:
+            streamed_sog.check_folder(folder, overwrite=args.overwrite)
+            return cls(folder, streamed_sog.FORMAT, folder.exists(), folder)
+        return cls(path, format_to_write(path, "ply" if str(path) == "-" else None), path.is_file())
+
+
+def place_comments(
+    part: EditedPart, together: Sequence[Operation], chosen: Format | None, out: Output
+) -> tuple[str, ...]:
+    """Return the comments that say where the model lies, and print which of them get lost.
+
+    They map coordinates to those of the input or to the Earth, which holds only where no operation moves the model.
+    together: the operations of all models. chosen: the format of the file, where it has one.
+    """
+    from splatcli.edit.operations import AlignTo, Level, Move
+
+    if any(isinstance(one, Move | Level | AlignTo) for one in [*part.operations, *together]):
+        if part.place:
+            out.note("note: the model is moved, so that its place and its offset from the input are left out")
+        return ()
+    if chosen is not None and chosen.name not in COMMENTED:
+        for text in part.place:
+            out.note(f"note: {text}; {chosen.title} has no place for that")
+    return tuple(f"splatcli: {text}" for text in part.place)
+
+
+def write_picture(result: EditResult, path: Path, out: Output) -> None:
+    """Write a PNG of what is dropped, and print that."""
+    from splatcli.edit.picture import draw
+    from splatcli.render.images import png_bytes, write_bytes
+
+    write_bytes(path, png_bytes(draw(result.model)))
+    result.facts["picture"] = path
+    out.note(f"{path}: what is dropped, in red over what stays")
+
+
+def show_plan(result: EditResult, target: EditTarget, out: Output) -> None:
+    """Print what ``--dry-run`` found, as the result."""
+    lines = [f"reads  {path}" for path in result.facts["reads"]]
+    lines += [one["line"] for one in result.facts["operations"]]
+    lines += [result.facts["refine"]["line"]] if "refine" in result.facts else []
+    lines += [f"makes  {target.path or 'a file'}: {len(result.model.gaussians):,} Gaussians"]
+    out.result({"dry_run": True, "makes": target.path, "replaces": target.replaces, **result.facts}, lines)
+
+
+def write_result(
+    result: EditResult, target: EditTarget, comments: Sequence[str], checkpoint: Checkpoint | None, out: Output
+) -> None:
+    """Write the output and print its path. checkpoint: the one that was edited, where a checkpoint is written."""
+    from splatcli.render.images import write_bytes
+
+    assert target.path is not None, "checked with the arguments"
+    gaussians, metadata = result.model.gaussians, replace(result.model.metadata, comments=comments)
+    if target.format is None:
+        _write_checkpoint(result, target.path, checkpoint)
+    elif target.folder is not None:
+        _write_stream(result, target.format, target.folder, metadata, out)
+        return
+    elif target.format.name == "ply" and str(target.path) != "-":
+        _write_ply(gaussians, metadata, target.path, out)
+    else:
+        payload = _encoded(gaussians, target.format, metadata, out)
+        if str(target.path) == "-":
+            out.data(payload)
+            return
+        write_bytes(target.path, payload)
+    out.result({"path": target.path, **result.facts}, [target.path])
+
+
+def _write_checkpoint(result: EditResult, path: Path, checkpoint: Checkpoint | None) -> None:
+    from splatcli.checkpoint.file import save_checkpoint
+    from splatcli.edit.run_state import only_rows
+    from splatcli.render.images import make_parent_folder
+
+    assert checkpoint is not None, "checked when the model was read"
+    assert result.model.rows is not None, "Gaussians were dropped, and nothing else"
+    make_parent_folder(path)
+    save_checkpoint(path, only_rows(checkpoint, result.model.rows))
+
+
+def _write_stream(result: EditResult, chosen: Format, folder: Path, metadata: ExportMetadata, out: Output) -> None:
+    """Write a streamed SOG and print the path of its index."""
+    from splatcli.edit.simplify import contributions
+
+    gaussians, cameras = _as_held(result.model.gaussians, chosen, out), result.model.cameras
+    masses = contributions(gaussians, cameras) if cameras else None
+    if masses is None:
+        out.note("note: without cameras of one run, none tell which Gaussians count")
+    facts = write_stream(gaussians, metadata, folder, LOD_LEVELS, masses, out)
+    out.result({**result.facts, **facts}, [facts["path"]])
+
+
+def _write_ply(gaussians: Gaussians, metadata: ExportMetadata, output: Path, out: Output) -> None:
+    """Write a PLY in parts: large models are edited into this format, and its content is as large as the model."""
+    from splatcli.formats.ply import ply_comments, write_ply_file
+    from splatcli.render.images import make_parent_folder
+
+    comments, notes = ply_comments(metadata)
+    make_parent_folder(output)
+    write_ply_file(gaussians, output, comments)
+    for note in notes:
+        out.note(f"note: {note}")
+
+
+def _encoded(gaussians: Gaussians, chosen: Format, metadata: ExportMetadata, out: Output) -> bytes:
+    """Return the content of a file, and print what its format could not hold."""
+    assert chosen.write is not None, "format_to_write() gives formats that are written"
+    encoded = chosen.write(_as_held(gaussians, chosen, out), metadata)
+    for note in encoded.notes:
+        out.note(f"note: {note}")
+    return encoded.payload
+
+
+def _as_held(gaussians: Gaussians, chosen: Format, out: Output) -> Gaussians:
+    """Return the Gaussians with the SH degree that a format holds, and print that it is lower."""
+    from splatcli.formats.selection import select
+
+    if gaussians.sh_degree <= chosen.sh_degree:
+        return gaussians
+    out.note(f"note: SH degree {gaussians.sh_degree} -> {chosen.sh_degree}, the most that {chosen.title} holds")
+    return select(gaussians, sh_degree=chosen.sh_degree)[0]
