@@ -101,11 +101,16 @@ class ViewRenderer:
         """Render one view. Raise SceneError if it needs an image that the scene does not have."""
         maps = self._renderer.render_maps(camera)
         compared = None
-        if self._ground_truth is not None and not self._ground_truth.is_fully_masked(camera.name):
+        fully_masked = self._ground_truth is not None and self._ground_truth.is_fully_masked(camera.name)
+        if self._ground_truth is not None and not fully_masked:
             compared = self._ground_truth.compare(camera.name, to_uint8(maps.rgb))
         made = layer_images(maps, self._kinds, self._near_far)
         if set(self._kinds) & set(COMPARED):
-            made |= self._compared(camera, compared)
+            if fully_masked:
+                hidden = np.full((camera.height, camera.width, 3), MASKED_COLOUR, np.uint8)
+                made |= {"photo": hidden, "error": hidden}
+            else:
+                made |= self._compared(camera, compared)
         score = None if compared is None else compared.score
         return RenderedView(camera, maps, {kind: made[kind] for kind in self._kinds if kind in made}, score)
 
@@ -113,7 +118,7 @@ class ViewRenderer:
     def _compared(camera: Camera, one: Comparison | None) -> dict[str, NDArray[np.uint8]]:
         if one is None:
             raise SceneError(
-                "this view has no image to compare with, or a mask hides all of it",
+                "this view has no image to compare with",
                 where=camera.name,
                 remedy="leave photo and error out of --what",
             )

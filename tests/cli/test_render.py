@@ -14,7 +14,7 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
 from splatcli.render.camera_files import cameras_json, read_camera_file
-from tests.cli.tiny import HEIGHT, VIEWS, WIDTH
+from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
 from tests.running import Done, Splat
 
 Shell = Callable[..., Done]
@@ -318,3 +318,19 @@ def test_a_video_of_views_of_two_sizes_wants_one(splat: Splat, finished_run: Pat
     done = splat("render", finished_run, "--views", tmp_path / "c.json", "-o", tmp_path / "x.mp4")
     assert done.code == 2
     assert f"--size {WIDTH}x{HEIGHT}" in done.err
+
+
+def test_an_image_that_a_mask_hides_whole_is_gray_in_comparisons(splat: Splat, tmp_path: Path) -> None:
+    """One such image must not keep the others from being written."""
+    scene = write_scene(tmp_path / "scene")
+    (scene / "masks").mkdir()
+    for index in range(VIEWS):
+        white = np.full((HEIGHT, WIDTH), 0 if index == 1 else 255, np.uint8)
+        imageio.imwrite(scene / "masks" / f"view_{index:02d}.png", white)
+    assert splat("train", scene, "-o", tmp_path / "run", "-n", 5, "-q", *QUICK).code == 0
+    done = splat("render", tmp_path / "run", "--views", "train", "--what", "photo,error", "-o", tmp_path / "out")
+    assert done.code == 0, done.err
+    for kind in ("photo", "error"):
+        shown = [imageio.imread(path) for path in sorted((tmp_path / "out" / kind).iterdir())]
+        assert [bool((image == 128).all()) for image in shown] == [True] + [False] * (len(shown) - 1)
+    assert "view_01.png: PSNR" not in done.err and "view_02.png: PSNR" in done.err
