@@ -97,6 +97,7 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
     from splatcli.train.evaluate import image_background
+    from splatcli.train.start import scene_folder
 
     data = args.data
     with open_output(json=args.json, quiet=args.quiet) as out:
@@ -119,7 +120,7 @@ def evaluate(args: EvalArguments) -> int:
                 remedy="name its scene: --data DIR",
             )
         config = Config() if checkpoint is None else checkpoint.config
-        root = Path(checkpoint.dataset.root) if checkpoint is not None and data is None else data
+        root = data if checkpoint is None else scene_folder(checkpoint, data)
         assert root is not None
         scene = read_scene(root, config.data.without_depths(), background=image_background(config))
         ground_truth = GroundTruth(scene, color_corrected=args.color_corrected, lpips=network)

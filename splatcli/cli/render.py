@@ -616,12 +616,13 @@ def photos_of(
     from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
     from splatcli.train.evaluate import image_background
+    from splatcli.train.start import scene_folder
 
     if scene is not None:
         return GroundTruth(scene)
     assert checkpoint is not None, "views with images belong to a run or a scene"
-    root = data or Path(checkpoint.dataset.root)
     try:
+        root = scene_folder(checkpoint, data)
         settings = checkpoint.config.data.without_depths()
         return GroundTruth(read_scene(root, settings, background=image_background(checkpoint.config)))
     except SceneError as error:

@@ -188,7 +188,7 @@ def resume_training(
     from splatcli.scene.read import read_scene
     from splatcli.train.densify import check_strategy
     from splatcli.train.evaluate import training_image_background
-    from splatcli.train.start import changed_config, check_iterations, check_loss
+    from splatcli.train.start import changed_config, check_iterations, check_loss, scene_folder
     from splatcli.train.trainer import Trainer
 
     if not is_own_checkpoint(path):
@@ -210,13 +210,7 @@ def resume_training(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
         check_iterations(config, checkpoint.step)
-        root = overrides.data or Path(checkpoint.dataset.root)
-        if overrides.data is None and not root.exists():
-            raise SceneError(
-                "the scene of this run does not exist",
-                where=root,
-                remedy="name its present folder: --data DIR",
-            )
+        root = scene_folder(checkpoint, overrides.data)
         check_batch(config, None if group is None else group.size)
         if sharded:
             check_sharded(config, viewer=live is not None)

@@ -63,6 +63,16 @@ def check_loss(checkpoint: Checkpoint, run: Path, *, given: bool) -> None:
         )
 
 
+def scene_folder(checkpoint: Checkpoint, data: Path | None) -> Path:
+    """Return the folder of a run's scene: ``data`` where it is given. Raise SceneError where the run's own is gone."""
+    root = data or Path(checkpoint.dataset.root)
+    if data is None and not root.exists():
+        raise SceneError(
+            "the scene of this run does not exist", where=root, remedy="name its present folder: --data DIR"
+        )
+    return root
+
+
 def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:
     """Raise SceneError, listing the differences, unless images, split and cameras are those of the run.
 

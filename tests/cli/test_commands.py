@@ -171,7 +171,11 @@ class TestResume:
         scene = write_scene(tmp_path / "before")
         splat("train", scene, "-o", tmp_path / "run", "-n", 6, "--stop-at", 3, "-q", *QUICK)
         scene = scene.rename(tmp_path / "after")
-        assert splat("resume", tmp_path / "run").code == 3
+        for words in (("resume",), ("eval",), ("compare",), ("render", "--views", "--what", "error")):
+            gone = splat(words[0], tmp_path / "run", *words[1:])
+            assert gone.code == 3
+            assert "the scene of this run does not exist" in gone.err
+            assert "--data DIR" in gone.err
         done = splat("resume", tmp_path / "run", "--data", scene, "-q")
         assert done.code == 0, done.err
 
