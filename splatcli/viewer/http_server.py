@@ -221,6 +221,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer("GET")
 
+    def do_HEAD(self) -> None:
+        self._answer("GET")  # as GET, without the content
+
     def do_POST(self) -> None:
         self.close_connection = True  # a body is not read: the path is the whole request
         self._answer("POST")
@@ -240,6 +243,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in (_HEADERS | dict(document.headers)).items():
             self.send_header(name, value)
         self.end_headers()
+        if self.command == "HEAD":
+            return
         content = memoryview(document.content)
         for start in range(0, len(content), _PIECE):
             self.wfile.write(content[start : start + _PIECE])  # each piece has the time limit

@@ -60,6 +60,14 @@ def test_a_request_is_handed_on_with_method_query_and_whether_our_own_page_asks(
     assert ask(server, "/echo")[2] == b"GET [] False"
 
 
+def test_head_is_get_without_the_content(server: PageServer) -> None:
+    of_get, of_head = (ask(server, "/", method) for method in ("GET", "HEAD"))
+    assert (of_head[0], of_head[2]) == (200, b"")
+    assert of_head[1]["Content-Length"] == of_get[1]["Content-Length"] == "4"
+    assert ask(server, "/other", "HEAD")[0] == 404
+    assert ask(server, "/", "HEAD", Host="evil.example")[0] == 403
+
+
 @pytest.mark.parametrize(
     ("path", "method", "status"),
     [
