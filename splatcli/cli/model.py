@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from splatcli.cli.console import Output
     from splatcli.gaussians import Gaussians
 
+#: Paths of a folder that is no run to look at for models, and models to name.
+_INSPECTED, _SHOWN = 1000, 3
 _HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
 
 
@@ -201,5 +204,23 @@ def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Pa
 
     found = newest_checkpoint(folder, out=out, allow_older=allow_older) or newest_import(folder)
     if found is None:
-        raise UsageError("this folder holds no run", where=folder, remedy=_HINT)
+        below = models_below(folder)
+        raise UsageError("this folder holds no run", where=folder, remedy=f"name {below}" if below else _HINT)
     return found
+
+
+def models_below(folder: Path) -> str | None:
+    """Return models in a folder that is no run, for a remedy: PLY files of splats, else runs up to three down."""
+    with os_errors(UnreadableError, folder):
+        found = sorted(path for path in islice(folder.glob("*.ply"), _INSPECTED) if _holds_splats(path))
+        for pattern in ("*", "*/*", "*/*/*"):
+            if not found:
+                inside = (path for path in islice(folder.glob(pattern), _INSPECTED) if path.is_dir())
+                found = sorted(path for path in inside if path.name != "ckpts" and is_run_folder(path))
+    return " or ".join(map(str, found[:_SHOWN])) + (", ..." if len(found) > _SHOWN else "") if found else None
+
+
+def _holds_splats(path: Path) -> bool:
+    """Return whether a PLY has the columns of splats, and is not the point cloud of a scene."""
+    with path.open("rb") as file:
+        return b" f_dc_0" in file.read(4096)

@@ -93,10 +93,12 @@ def format_of(path: Path) -> Format:
     if head.startswith((b"PK", b"\x80")):
         return CHECKPOINT
     suffixes = ", ".join(known.suffix for known in FORMATS if known.read is not None and known.suffix)
+    remedy = f"name a checkpoint, a run folder, or a file of splats ({suffixes})"
+    # nerfstudio's commands take config.yml, which lies in the run folder.
+    if newest_foreign(path.parent) is not None:
+        remedy = f"name the run folder that it lies in: {path.parent}"
     raise ModelFileError(
-        f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}",
-        where=path,
-        remedy=f"name a checkpoint, a run folder, or a file of splats ({suffixes})",
+        f"neither a checkpoint nor a file of splats: it starts with {head[:16]!r}", where=path, remedy=remedy
     )
 
 

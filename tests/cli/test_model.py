@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.cli.model import find_model
+from splatcli.cli.model import find_model, load_model
 from splatcli.errors import ModelFileError, UsageError
 from splatcli.formats.registry import format_of
 
@@ -81,6 +81,32 @@ def test_the_newest_ply_of_an_inria_run_is_taken(tmp_path: Path) -> None:
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no run"):
         find_model(tmp_path)
+
+
+def test_a_folder_around_runs_names_them(tmp_path: Path) -> None:
+    """nerfstudio has outputs/SCENE/splatfacto/DATE, the original program point_cloud/iteration_N/."""
+    run = tmp_path / "outputs" / "fox" / "splatfacto" / "2026-01-01"
+    (run / "nerfstudio_models").mkdir(parents=True)
+    (run / "nerfstudio_models" / "step-000029999.ckpt").write_bytes(b"PK\x03\x04")
+    for folder in (run.parent, tmp_path / "outputs", run.parents[1]):
+        with pytest.raises(UsageError) as caught:
+            find_model(folder)
+        assert caught.value.remedy == f"name {run}"
+    (run / "config.yml").write_text("!!python/object:nerfstudio.engine.trainer.TrainerConfig\n")
+    with pytest.raises(ModelFileError) as refused:
+        load_model(run / "config.yml")
+    assert refused.value.remedy == f"name the run folder that it lies in: {run}"
+
+
+def test_a_folder_of_files_of_splats_names_them_and_no_point_cloud(tmp_path: Path) -> None:
+    (tmp_path / "sparse_pc.ply").write_bytes(b"ply\nproperty float x\n")
+    with pytest.raises(UsageError, match="holds no run") as caught:
+        find_model(tmp_path)
+    assert "sparse_pc" not in str(caught.value.remedy)
+    (tmp_path / "point_cloud.ply").write_bytes(b"ply\nproperty float f_dc_0\n")
+    with pytest.raises(UsageError) as named:
+        find_model(tmp_path)
+    assert named.value.remedy == f"name {tmp_path / 'point_cloud.ply'}"
 
 
 def test_the_kind_is_detected_from_the_content(tmp_path: Path) -> None:
