@@ -120,6 +120,14 @@ def find_depth_maps(
     else:
         where = source.root / data.depths
         maps, missing = _in_folder(where, views, problems)
+        if missing and not maps:
+            endings = ", ".join(SUFFIXES)
+            raise SceneError(
+                f"no image has a depth map in this folder: looked for {views[0].name} with the ending {endings} beside "
+                "or in place of its own",
+                where=where,
+                remedy="name the maps after their images, as PNG, TIFF, .npy or .npz",
+            )
     if missing and not (data.skip_missing and maps):
         shown = ", ".join(missing[:SHOWN]) + (", ..." if len(missing) > SHOWN else "")
         problems.add(
@@ -256,7 +264,8 @@ def _size(file: DepthFile, max_pixels: int) -> tuple[int, int]:
             return shape[1], shape[0]
     header = read_header(path, max_pixels)
     if header.mode not in (_RELATIVE_MODES if file.relative else _MODES):
-        raise SceneError(f"holds a picture ({header.mode}), no depths", where=path, remedy=_FORMATS)
+        remedy = f"{_GRAY}, without transparency" if file.relative else _FORMATS
+        raise SceneError(f"holds a picture ({header.mode}), no depths", where=path, remedy=remedy)
     return header.width, header.height
 
 

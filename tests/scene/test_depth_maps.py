@@ -276,6 +276,17 @@ def test_missing_maps_are_named_and_may_be_skipped(tmp_path: Path) -> None:
         read_scene(tmp_path, DataConfig(depths="depths", skip_missing=True))
 
 
+def test_a_folder_without_a_map_of_any_image_says_what_was_looked_for(tmp_path: Path) -> None:
+    """As with JPEG files, which are not read; to put maps back or to skip them would not help."""
+    made.colmap_scene(tmp_path)
+    (tmp_path / "depths").mkdir()
+    for name in made.names():
+        Image.fromarray(made.picture(0)).save(tmp_path / "depths" / f"{Path(name).stem}.jpg")
+    with pytest.raises(SceneError, match=r"looked for 0000.png with the ending .npy, .npz, .png, ") as caught:
+        read_scene(tmp_path, DataConfig(depths="depths", skip_missing=True))
+    assert caught.value.remedy == "name the maps after their images, as PNG, TIFF, .npy or .npz"
+
+
 def test_maps_that_transforms_name_and_the_disk_lacks_are_named(tmp_path: Path) -> None:
     nerfstudio_maps(tmp_path)
     (tmp_path / "depths/0005.png.png").unlink()

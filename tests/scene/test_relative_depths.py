@@ -177,3 +177,16 @@ def test_training_takes_the_output_of_a_network_and_resumes(tmp_path: Path, capf
     assert run(["train", str(tmp_path / "scene"), "-n", "4", "-o", str(tmp_path / "run"), *flags]) == 0
     assert "8 of 8 relative depth maps hold inverse depth" in " ".join(capfd.readouterr().err.split())
     assert run(["resume", str(tmp_path / "run"), "-n", "6"]) == 0
+
+
+def test_pictures_with_transparency_are_refused_with_what_to_save(tmp_path: Path) -> None:
+    """The remedy must not be the flag that was given."""
+    scene_with_surface(tmp_path)
+    for i, name in enumerate(made.names()):
+        write_gray(tmp_path / "depths" / name, i)
+    made_with_alpha = Image.new("RGBA", (made.WIDTH, made.HEIGHT))
+    made_with_alpha.save(next(iter(sorted((tmp_path / "depths").iterdir()))))
+    with pytest.raises(SceneError, match=r"holds a picture \(RGBA\)") as caught:
+        read_scene(tmp_path, RELATIVE)
+    assert "without transparency" in str(caught.value.remedy)
+    assert "--depth-type" not in str(caught.value.remedy)
