@@ -215,7 +215,7 @@ def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -
     """The similarity from a model to control points by least squares, without those that contradict the others.
 
     Each point is placed in the model by the rays through its pixels. Raises SceneError when fewer than three points
-    are placed, or when they lie on one line.
+    are placed, when they lie on one line, and for a pixel outside of its image.
     """
     images = {model.image(number).name: number for number in model.reg_image_ids()}
     short: dict[str, list[str]] = {}
@@ -228,7 +228,9 @@ def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -
         rays = []
         for name, pixel in point.pixels.items():
             for full in [name] if name in images else short.get(Path(name).name, [])[:1]:
-                rays.append(_ray(model.image(images[full]), pixel))
+                image = model.image(images[full])
+                _check_inside(image, pixel, point.name, control.file)
+                rays.append(_ray(image, pixel))
         if len(rays) < MIN_IMAGES:
             missing[point.name] = f"{len(rays)} of its {len(point.pixels)} images are registered, {MIN_IMAGES} needed"
             continue
@@ -284,6 +286,18 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
         used = without
     check_spread(new[used], "control points that agree")
     return Fit.of(similarity_of(old[used], new[used]), used, old, new)
+
+
+def _check_inside(image: pycolmap.Image, pixel: tuple[float, float], point: str, file: str) -> None:
+    """Raise SceneError for a pixel outside of its image, as of the larger original of a reduced image."""
+    assert image.camera is not None
+    width, height = image.camera.width, image.camera.height
+    if not (0 <= pixel[0] <= width and 0 <= pixel[1] <= height):
+        raise SceneError(
+            f"point {point!r} is at pixel {pixel[0]:g}, {pixel[1]:g} of {image.name}, which is {width}x{height}",
+            where=file,
+            remedy="pixels are those of the image that is read, as it is shown: those of a larger original are scaled",
+        )
 
 
 def _ray(image: pycolmap.Image, pixel: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -156,6 +156,12 @@ def test_too_few_points_and_other_flags_are_refused(photos: Path, tmp_path: Path
     Path("gcp.txt").write_text("LOCAL\n" + rows(np.linspace([0, 0, 0], [0, 0, 1], 3)))
     assert run(["sfm", str(photos), "-o", "made", "--gcp", "gcp.txt"]) == 3
     assert "lie on one line" in capfd.readouterr().err
+    text = rows(POINTS)
+    wide = next(part for part in text.split() if part.endswith(".png"))
+    x, y = text.split()[3:5]
+    Path("gcp.txt").write_text("LOCAL\n" + text.replace(f"{x} {y}", f"{float(x) + 4 * corner.WIDTH} {y}", 1))
+    assert run(["sfm", str(photos), "-o", "made", "--gcp", "gcp.txt"]) == 3
+    assert f"of {wide}, which is {corner.WIDTH}x{corner.HEIGHT}" in capfd.readouterr().err
 
 
 def test_rays_meet_and_plain_values_come_back(tmp_path: Path) -> None:
