@@ -21,7 +21,7 @@ from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
-from splatcli.scene.inspect import mask_notes, scene_notes
+from splatcli.scene.inspect import mask_notes, masked_share, scene_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
@@ -292,7 +292,14 @@ def new_state(
 
 
 def check_trainable(config: Config, scene: Scene) -> None:
-    """Raise SceneError for a scene without views, scale, or the depth maps that the settings ask for."""
+    """Raise SceneError for a scene without views, pixels that masks leave, scale, or the depth maps of the settings."""
+    masked = masked_share(scene.images)
+    if masked is not None and masked[0] == 1.0:
+        raise SceneError(
+            f"masks hide every pixel of the {masked[1]} images inspected, and nothing is left to train on",
+            where=scene.root,
+            remedy="black or transparent hides, white counts: invert the masks, or --masks none",
+        )
     if not scene.train:
         raise SceneError("no view is left to train on", where=scene.root, remedy="hold out fewer: --test-every 8")
     if not scene.extent > 0:
