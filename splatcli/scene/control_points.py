@@ -35,6 +35,8 @@ MIN_POINTS, MIN_IMAGES = 3, 2
 _MIN_ANGLE = 1.0
 #: Points that remain when others are left out, and standard deviations from which a point contradicts the others.
 _CHECKED, _BLUNDER = 5, 12.0
+#: The least standard deviation for that, as a part of the extent of the points: points that fit exactly are made up.
+_LEAST_SIGMA = 1e-5
 _UTM = re.compile(r"WGS ?84 +UTM +(?:zone +)?(\d{1,2}) ?([NS])", re.IGNORECASE)
 _REMEDY = (
     "a first line with the coordinate system (EPSG:32632, or LOCAL), then lines of x y z pixel_x pixel_y image [point]"
@@ -271,6 +273,7 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
     """
     check_spread(new, "control points")
     check_spread(old, "control points in the model")
+    least = _LEAST_SIGMA * float(np.ptp(new, axis=0).max())
     used = np.ones(len(old), dtype=np.bool_)
     while used.sum() > _CHECKED:
         worst, without = 0.0, used
@@ -278,7 +281,7 @@ def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
             others = used.copy()
             others[index] = False
             fit = Fit.of(similarity_of(old[others], new[others]), others, old, new)
-            off = float(np.linalg.norm(fit.residuals[index])) / max(fit.sigma, 1e-9)
+            off = float(np.linalg.norm(fit.residuals[index])) / max(fit.sigma, least)
             if off > worst:
                 worst, without = off, others
         if worst <= _BLUNDER:

@@ -14,7 +14,7 @@ from splatcli.api import Scene
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.control_points import ControlPoints, nearest_to_rays, read_control_points
+from splatcli.scene.control_points import ControlPoints, _fit, nearest_to_rays, read_control_points
 from splatcli.scene.geodesy import to_enu
 from splatcli.scene.georeference import FILE
 from splatcli.sfm.worker import centers_of
@@ -83,6 +83,14 @@ def test_a_room_gets_its_surveyed_axes_and_transforms(photos: Path, tmp_path: Pa
         assert np.allclose([one.fx, one.fy, one.cx, one.cy], [other.fx, other.fy, other.cx, other.cy], rtol=1e-9)
     assert run(["info", "made"]) == 0
     assert "the COLMAP model is used, not transforms.json, which tells the same views" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(("metres", "kept"), [(0.002, 8), (0.5, 7)])
+def test_of_points_that_fit_exactly_none_contradicts_by_millimetres(metres: float, kept: int) -> None:
+    surveyed = np.random.default_rng(1).uniform(0.0, 60.0, (8, 3))
+    model = 0.1 * surveyed + 3.0
+    surveyed[2, 1] += metres
+    assert _fit(model, surveyed).used.sum() == kept
 
 
 def test_a_place_on_the_earth_by_utm_and_a_wrong_coordinate(photos: Path, tmp_path: Path, monkeypatch, capfd) -> None:
