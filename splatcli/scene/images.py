@@ -81,12 +81,14 @@ class LoadedImage:
     alpha: [H, W] uint8, 255 where nothing shows through; pixels are over black then, and the background is to be added
         (train/training_images.py). None where pixels are the picture as it is.
     depth: [H, W] float32 camera-space z in world units, 0 where it is not known; None where there is no map.
+    opaque: whether the picture has no transparency; pixels may be over a background.
     """
 
     pixels: NDArray[np.uint8]
     masked: NDArray[np.bool_] | None = None
     alpha: NDArray[np.uint8] | None = None
     depth: NDArray[np.float32] | None = None
+    opaque: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -286,6 +288,7 @@ class ImageStore:
             alpha = opacity if alpha is None else composite(alpha[..., None], opacity, _BLACK[:1])[..., 0]
         elif source.mask is not None:
             masked = read_mask(source.mask, source.mask_orientation)
+        opaque = alpha is None or bool((alpha == 255).all())
         if self.background is not None:
             alpha = None  # it has done its work
         if source.reduced != source.stored:
@@ -302,7 +305,8 @@ class ImageStore:
         if masked is not None:
             rgb[masked] = 0
             self._tell_if_all(masked, i)
-        return LoadedImage(rgb, masked, None if alpha is None else np.ascontiguousarray(alpha), self._depth(source))
+        alpha = None if alpha is None else np.ascontiguousarray(alpha)
+        return LoadedImage(rgb, masked, alpha, self._depth(source), opaque)
 
     def _depth(self, source: ImageSource) -> NDArray[np.float32] | None:
         if source.depth is None:

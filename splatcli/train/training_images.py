@@ -103,7 +103,6 @@ class TrainingImages:
         self.device = device
         self._bytes_left = training_image_bytes(scene, device, limit) if device.type == "cuda" else 0
         self._on_device: dict[int, TrainingImage] = {}
-        self._opaque: dict[int, bool] = {}
         #: Reduced images, all by the same divisor, and the bytes that more of them may take.
         self._reduced: dict[int, tuple[Camera, TrainingImage]] = {}
         self._divisor = self._reduced_bytes_left = 0
@@ -116,9 +115,7 @@ class TrainingImages:
         photo = self.scene.images.image(view)
         parts = (None if part is None else tensor_of(part) for part in (photo.pixels, photo.masked, photo.alpha))
         image = TrainingImage(*(None if part is None else to_device(part, self.device) for part in parts))  # type: ignore[arg-type]
-        if view not in self._opaque:
-            self._opaque[view] = not self.scene.images.may_be_transparent(view)
-        image = replace(image, opaque=self._opaque[view])
+        image = replace(image, opaque=photo.opaque)
         if self.depth_lambda > 0.0:
             image = replace(image, depth=self._depth(view, photo))
         if self.device.type == "cuda" and image.nbytes <= self._bytes_left:

@@ -251,7 +251,7 @@ class TestRender:
             white.append(imageio.imread(done.lines[0]).astype(int))
         # Through every pixel as much background shows as it is not covered; somewhere that is a lot.
         assert (white[0] >= black).all()
-        assert (white[0] - black).max() > 50
+        assert (white[0] - black).max() > 100
         assert (white[0] == white[1]).all()
         assert (white[0] == white[2]).all()
         done = splat("render", finished_run, "--background", "whitish")
