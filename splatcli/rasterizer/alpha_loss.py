@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,8 +15,20 @@ def alpha_loss_vjp(alpha: Tensor, target: Tensor, mask: Tensor | None, weight: f
 
     alpha, v_alpha: [H, W]. target: [H, W, 3] uint8. mask: [H, W] bool, True where a pixel does not count, or None.
     """
+    slope = 2.0 * weight / alpha.numel()
+    if alpha.device.type == "cpu":
+        # In NumPy: the threads that torch starts for a plane wait busily, and take the cores of the native library's.
+        red, green, blue = np.moveaxis(target.numpy(), 2, 0)
+        empty = np.maximum(np.maximum(red, green), blue) <= EMPTY
+        if mask is not None:
+            empty |= mask.numpy()
+        gradient = v_alpha.numpy()
+        np.subtract(alpha.numpy(), 1.0, out=gradient)
+        gradient *= slope
+        gradient[empty] = 0.0
+        return
     torch.sub(alpha, 1.0, out=v_alpha)
-    v_alpha.mul_(2.0 * weight / alpha.numel())
+    v_alpha.mul_(slope)
     v_alpha.masked_fill_(_empty(target, mask), 0.0)
 
 
@@ -26,7 +39,7 @@ def alpha_loss_reference(alpha: Tensor, target: Tensor, mask: Tensor | None, wei
 
 
 def _empty(target: Tensor, mask: Tensor | None) -> Tensor:
-    """Return [H, W], True in the pixels that do not count. Channels are compared one by one: it is twice as fast."""
+    """Return [H, W], True in the pixels that do not count."""
     red, green, blue = target.unbind(-1)
     empty = torch.maximum(torch.maximum(red, green), blue) <= EMPTY
     return empty if mask is None else empty.logical_or_(mask)
