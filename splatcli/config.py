@@ -534,7 +534,8 @@ class TrainConfig(Section):
         0.2,
         ge=0,
         description="Weight of the mean of (1 - alpha)^2 in the loss of the second half of a run over black, so that "
-        "dark surfaces become opaque. Pixels of at most 5 in 255 do not count: they may show the background.",
+        "dark surfaces become opaque. Pixels of at most 5 in 255 do not count, nor images with transparency: they may "
+        "be empty.",
     )
     depth_lambda: float = Field(
         0.1, ge=0, description="Weight of the depth term, which `data.depths` turns on: about the mean relative error."

@@ -15,18 +15,23 @@ def alpha_loss_vjp(alpha: Tensor, target: Tensor, mask: Tensor | None, weight: f
 
     alpha, v_alpha: [H, W]. target: [H, W, 3] uint8. mask: [H, W] bool, True where a pixel does not count, or None.
     """
-    slope = 2.0 * weight / alpha.numel()
-    if alpha.device.type == "cpu":
-        # In NumPy: the threads that torch starts for a plane wait busily, and take the cores of the native library's.
-        red, green, blue = np.moveaxis(target.numpy(), 2, 0)
-        empty = np.maximum(np.maximum(red, green), blue) <= EMPTY
-        if mask is not None:
-            empty |= mask.numpy()
-        gradient = v_alpha.numpy()
-        np.subtract(alpha.numpy(), 1.0, out=gradient)
-        gradient *= slope
-        gradient[empty] = 0.0
-        return
+    write = _write_by_numpy if alpha.device.type == "cpu" else _write_by_torch
+    write(alpha, target, mask, 2.0 * weight / alpha.numel(), v_alpha)
+
+
+def _write_by_numpy(alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, v_alpha: Tensor) -> None:
+    """For a CPU: the threads that torch starts for a plane wait busily, and take the cores of the native library's."""
+    red, green, blue = np.moveaxis(target.numpy(), 2, 0)
+    empty = np.maximum(np.maximum(red, green), blue) <= EMPTY
+    if mask is not None:
+        empty |= mask.numpy()
+    gradient = v_alpha.numpy()
+    np.subtract(alpha.numpy(), 1.0, out=gradient)
+    gradient *= slope
+    gradient[empty] = 0.0
+
+
+def _write_by_torch(alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, v_alpha: Tensor) -> None:
     torch.sub(alpha, 1.0, out=v_alpha)
     v_alpha.mul_(slope)
     v_alpha.masked_fill_(_empty(target, mask), 0.0)

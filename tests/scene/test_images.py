@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
@@ -121,3 +122,18 @@ def test_many_threads_get_the_right_images(tmp_path: Path) -> None:
         thread.join()
     store.close()
     assert wrong == []
+
+
+@pytest.mark.parametrize(("alpha", "opaque"), [(None, True), (255, True), (254, False)])
+def test_an_image_is_opaque_where_nothing_shows_through(tmp_path: Path, alpha: int | None, opaque: bool) -> None:
+    made.colmap_scene(tmp_path)
+    scene = read_scene(tmp_path, DataConfig())
+    path = scene.images.sources[0].path
+    picture = Image.open(path).convert("RGB")
+    if alpha is not None:
+        picture.putalpha(255)
+        picture.putpixel((3, 2), (10, 20, 30, alpha))
+    picture.save(path, format="PNG")
+    image = read_scene(tmp_path, DataConfig(), background=(0, 0, 0)).images.image(0)
+    assert image.opaque is opaque
+    assert image.alpha is None  # it is over the background
