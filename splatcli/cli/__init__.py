@@ -13,13 +13,14 @@ def main() -> int:
         # Schedulers send SIGUSR1 at any time, and by default it kills. Training handles it later.
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        from splatcli.cli.process import end_imports_at_once, refuse_pipes
+        from splatcli.cli.process import end_imports_at_once, let_idle_threads_sleep, refuse_pipes
 
         end_imports_at_once()
         refuse_pipes()
         if "--plain" in sys.argv:
             os.environ["SPLATCLI_PLAIN"] = "1"  # also for processes that the command starts with its own words
             sys.argv.remove("--plain")
+        let_idle_threads_sleep()
         from splatcli.cli.commands import run
     except KeyboardInterrupt:
         return 130
