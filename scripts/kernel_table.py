@@ -87,9 +87,14 @@ def _plain(mangled: str) -> str:
     if shutil.which("c++filt") is None:
         return mangled
     name = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout.strip()
-    return (
-        name.removeprefix("void ").partition("(splat::")[0].partition("(float")[0].rpartition("::")[2].partition("(")[0]
-    )
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    depth, end = 0, len(name)
+    for at in reversed(range(len(name))):  # back to the parenthesis that opens the arguments
+        depth += {")": 1, "(": -1}.get(name[at], 0)
+        if depth == 0:
+            end = at if name[at] == "(" else end
+            break
+    return re.sub(r"^(\w+::)+", "", name[:end])
 
 
 def table(compiled: list[Compiled], version: str) -> str:
