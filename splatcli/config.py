@@ -226,6 +226,12 @@ class DataConfig(Section):
         description="Maximum number of points to read, spread evenly over the file; a Gaussian in training takes about "
         "1 kB.",
     )
+    near_share: float = Field(
+        0.2,
+        ge=0,
+        le=0.7,
+        description="Near plane of a camera, as a share of its distance to the nearest sparse point; 0: 0.01 units.",
+    )
     scene_extent: Annotated[float | None, Flag("--scene-extent", metavar="SIZE", default="from the cameras")] = Field(
         None, gt=0, description="Size of the scene in its own units; it scales learning rates and thresholds."
     )
@@ -862,7 +868,7 @@ def resolve(
 
 
 #: Settings that runs of earlier versions lack, with the values that they had in effect.
-_LATER: dict[str, dict[str, Any]] = {"train": {"alpha_lambda": 0.0}}
+_LATER: dict[str, dict[str, Any]] = {"train": {"alpha_lambda": 0.0}, "data": {"near_share": 0.0}}
 
 
 def parse_config(data: Any) -> Config:

@@ -24,9 +24,9 @@ from scipy.spatial import cKDTree
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
 from splatcli.native import abi
-from splatcli.rasterizer.context import ISECT_BYTES, Z_NEAR
+from splatcli.rasterizer.context import ISECT_BYTES
 from splatcli.reproducible import logit_of
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import NEAR, Camera
 
 #: Without a negative scale the two readings are scored, in nats (see _reading_cost): the better one is believed when it
 #: is better by this much. Measured on models of several programs in 27 units each: none is read wrongly.
@@ -461,7 +461,7 @@ def predicted_isects(means: Array, log_scales: Array, camera: Camera) -> tuple[i
     step = -(-len(means) // _GAUSSIANS) or 1
     rotation, translation = camera.viewmat[:3, :3], camera.viewmat[:3, 3]
     seen = means[::step].astype(np.float64) @ rotation.T + translation
-    in_front = seen[:, 2] > Z_NEAR
+    in_front = seen[:, 2] > camera.near
     x, y, z = seen[in_front].T
     largest = log_scales[::step][in_front].astype(np.float64).max(axis=1, initial=-np.inf)
     sigma = np.exp(np.minimum(largest, _LARGEST_LOG))
@@ -505,7 +505,7 @@ def _nominal_camera(means: Array) -> Camera:
     radius = float(np.quantile(np.linalg.norm(points - centre, axis=1), 0.9))
     viewmat = np.eye(4)
     viewmat[:3, 3] = -centre
-    viewmat[2, 3] += max(2.5 * radius, 2 * Z_NEAR)
+    viewmat[2, 3] += max(2.5 * radius, 2 * NEAR)
     width, height = 1600, 1200
     focal = width / 2 / np.tan(np.radians(30.0))
     return Camera("a nominal view", width, height, focal, focal, width / 2, height / 2, viewmat)

@@ -261,6 +261,7 @@ def _camera_spec(camera: Camera) -> CameraSpec:
         cx=float(camera.cx),
         cy=float(camera.cy),
         viewmat=cast(list[list[float]], np.asarray(camera.viewmat, dtype=np.float64).tolist()),
+        near=float(camera.near),
     )
 
 

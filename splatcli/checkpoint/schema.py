@@ -22,6 +22,7 @@ from torch import Tensor
 from splatcli import __version__
 from splatcli.errors import ModelFileError, VersionError
 from splatcli.native.backend import chosen_isa
+from splatcli.scene.camera import NEAR
 
 FORMAT: Final = "splatcli-checkpoint"
 #: [major, minor] of the format written here. A reader takes a file when the major number is its own and the
@@ -138,6 +139,8 @@ class CameraSpec(_Part):
     cx: float
     cy: float
     viewmat: list[list[float]] = Field(min_length=4, max_length=4)
+    #: Optional: a reader without it renders Gaussians too that lie nearer.
+    near: float = Field(default=NEAR, gt=0)
 
     @field_validator("viewmat")
     @classmethod

@@ -122,8 +122,17 @@ _CHOICES: dict[str, dict[str, list[str]]] = {
     },
 }
 
-#: Flags that have no meaning here, with one value.
-_WITHOUT_MEANING = {"--data-device", "--ip", "--port", "--vis", "--lpips-net", "--viewer.quit-on-train-completion"}
+#: Flags that have no meaning here, with one value: near planes follow the scene.
+_WITHOUT_MEANING = {
+    "--near-plane",
+    "--far-plane",
+    "--data-device",
+    "--ip",
+    "--port",
+    "--vis",
+    "--lpips-net",
+    "--viewer.quit-on-train-completion",
+}
 
 #: Flags that take one value.
 _WITH_VALUE = {*_FLAGS, *_CHOICES, *_WITHOUT_MEANING, "--load-dir", "--ckpt", "--steps-scaler"}

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
-from splatcli.rasterizer.context import Z_NEAR
 from splatcli.scene.camera import Camera
 
 #: Alpha that a surface reaches.
@@ -70,7 +69,7 @@ def _z_range(means: Tensor, z: Tensor, camera: Camera) -> tuple[float, float]:
     u, v, seen = project(means[chosen], camera)
     found = z[chosen][seen & (u >= 0) & (v >= 0) & (u < camera.width) & (v < camera.height)]
     if not len(found):
-        return Z_NEAR, 2 * Z_NEAR
+        return camera.near, 2 * camera.near
     near, far = np.quantile(found.cpu().numpy(), _RANGE)
     return float(near), max(float(far), 1.01 * float(near))
 
@@ -79,7 +78,7 @@ def project(points: Tensor, camera: Camera) -> tuple[Tensor, Tensor, Tensor]:
     """Return ([N] u, [N] v in pixels, [N] whether the point [N, 3] is in front of the camera)."""
     matrix = torch.from_numpy(camera.viewmat[:3]).to(points)
     local = points @ matrix[:, :3].T + matrix[:, 3]
-    front = local[:, 2] > Z_NEAR
+    front = local[:, 2] > camera.near
     z = torch.where(front, local[:, 2], torch.ones_like(local[:, 2]))
     return local[:, 0] / z * camera.fx + camera.cx, local[:, 1] / z * camera.fy + camera.cy, front
 

@@ -19,7 +19,6 @@ from torch import Tensor
 from splatcli.mesh.cubes import triangulate
 from splatcli.mesh.depth import project
 from splatcli.mesh.surface import Mesh
-from splatcli.rasterizer.context import Z_NEAR
 from splatcli.scene.camera import Camera
 
 #: Voxels along a side of a block.
@@ -216,7 +215,7 @@ def _sampled(depth: Tensor, camera: Camera, local: Tensor) -> Tensor:
     Infinite where the pixel shows no surface; -inf where the view tells nothing.
     """
     x, y, z = local.unbind(-1)
-    ahead = z > Z_NEAR
+    ahead = z > camera.near
     safe = torch.where(ahead, z, 1.0)
     u = (x / safe * camera.fx + camera.cx).floor()
     v = (y / safe * camera.fy + camera.cy).floor()

@@ -36,7 +36,7 @@ from splatcli.rasterizer.memory_budget import (
 from splatcli.scene.camera import Camera
 from splatcli.sizes import gib
 
-Z_NEAR = 0.01
+#: The far plane, camera z in world units. A camera says where its near plane is.
 Z_FAR = 1e10
 
 
@@ -47,12 +47,14 @@ def view_of(
     antialiased: bool,
     with_depth: bool,
     viewmat: Tensor | None = None,
-    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    z_range: tuple[float, float] | None = None,
 ) -> abi.View:
     """Return a camera for the native side; ``viewmat`` [4, 4] replaces the camera's pose.
 
-    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
+        camera's near plane on.
     """
+    near, far = (camera.near, Z_FAR) if z_range is None else z_range
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
     return abi.View(
         width=camera.width,
@@ -67,8 +69,8 @@ def view_of(
         fy=camera.fy,
         cx=camera.cx,
         cy=camera.cy,
-        z_near=z_range[0],
-        z_far=z_range[1],
+        z_near=near,
+        z_far=far,
     )
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.context import Z_NEAR
 from splatcli.reproducible import exp, log, softplus
 from splatcli.scene.camera import Camera
 
@@ -56,7 +55,7 @@ def _best_rates(means: Tensor, cameras: Sequence[Camera]) -> Tensor:
         # No matrix product: its bits may depend on the number of threads.
         x, y, z = (_affine(columns, row) for row in camera.viewmat[:3].tolist())
         u, v = camera.fx * x / z + camera.cx, camera.fy * y / z + camera.cy
-        inside = (z > Z_NEAR) & _within(u, camera.width) & _within(v, camera.height)
+        inside = (z > camera.near) & _within(u, camera.width) & _within(v, camera.height)
         best = torch.maximum(best, torch.where(inside, max(camera.fx, camera.fy) / z, 0.0))
     return best
 

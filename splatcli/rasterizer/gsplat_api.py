@@ -17,10 +17,10 @@ from torch import Tensor
 
 from splatcli.errors import UsageError
 from splatcli.gaussians import SH_C0, SH_REST, Gaussians
-from splatcli.rasterizer.context import Z_FAR, Z_NEAR
+from splatcli.rasterizer.context import Z_FAR
 from splatcli.rasterizer.rendering import Projected, Render, ViewRender
 from splatcli.rasterizer.sharded import render_sharded
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import NEAR, Camera
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
@@ -75,7 +75,7 @@ def rasterization(
     Ks: Tensor,
     width: int,
     height: int,
-    near_plane: float = Z_NEAR,
+    near_plane: float = NEAR,
     far_plane: float = Z_FAR,
     radius_clip: float = 0.0,
     eps2d: float = 0.3,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.context import Z_FAR, Z_NEAR
+from splatcli.rasterizer.context import Z_FAR
 from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN, rotation_matrices, sh_basis
+from splatcli.scene.camera import NEAR
 
 #: Standard deviations after which a Gaussian of opacity 1 falls below 1/255; gsplat's bound of the radii.
 MAX_EXTENT = 3.33
@@ -77,7 +78,7 @@ def fully_fused_projection(
     width: int,
     height: int,
     eps2d: float = BLUR,
-    near_plane: float = Z_NEAR,
+    near_plane: float = NEAR,
     far_plane: float = Z_FAR,
     radius_clip: float = 0.0,
     packed: bool = False,

@@ -22,7 +22,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer import ppisp
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
-from splatcli.rasterizer.context import Z_FAR, Z_NEAR, tile_rows_of
+from splatcli.rasterizer.context import Z_FAR, tile_rows_of
 from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.scene.camera import Camera
@@ -125,7 +125,7 @@ def _ellipses(gaussians: Gaussians, camera: Camera) -> tuple[Tensor, Tensor]:
     in_camera = means @ view[:3, :3].T + view[:3, 3]
     tau = math.log(255.0) + torch.nn.functional.logsigmoid(gaussians.logit_opacities.double())
     # Written so that NaN is culled.
-    seen = (in_camera[:, 2] > Z_NEAR * (1 - 1e-6)) & (in_camera[:, 2] < Z_FAR) & (tau > -1e-5)
+    seen = (in_camera[:, 2] > camera.near * (1 - 1e-6)) & (in_camera[:, 2] < Z_FAR) & (tau > -1e-5)
     x, y, z = in_camera[seen].unbind(1)
     root = rotation_matrices(gaussians.quats[seen].double()) * gaussians.log_scales[seen].double().exp()[:, None, :]
     root = view[:3, :3] @ root

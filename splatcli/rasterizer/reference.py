@@ -33,8 +33,8 @@ __all__ = [
 ALPHA_MIN = 1.0 / 255.0
 #: Pixels squared added to both image variances, so that no splat falls between pixel centres.
 BLUR = 0.3
-#: World units between which a Gaussian's depth has to lie.
-NEAR, FAR = 0.01, 1e10
+#: World units below which a Gaussian's depth has to lie; it has to be above the camera's near plane.
+FAR = 1e10
 #: The Jacobian is linearised at most this fraction of the image size outside the image.
 JACOBIAN_MARGIN = 0.15
 #: Squared length under which a quaternion has no direction left.
@@ -113,6 +113,7 @@ def project_visible(
     viewmat: Tensor | None = None,
     antialiased: bool = False,
     detach_directions: bool = False,
+    z_range: tuple[float, float] | None = None,
 ) -> tuple[Tensor, Splats]:
     """Project the Gaussians that no cull removes: (their indices [V], ascending; the Splats).
 
@@ -129,16 +130,16 @@ def project_visible(
     viewmat = viewmat.to(gaussians.means)
     with torch.no_grad():
         tried = _project(gaussians, camera, degree, viewmat, antialiased, detach_directions)
-        index = torch.nonzero(_survives(gaussians, tried)).squeeze(1)
+        index = torch.nonzero(_survives(gaussians, tried, z_range or (camera.near, FAR))).squeeze(1)
     kept = gaussians.map(lambda rows: rows.index_select(0, index))
     return index, _project(kept, camera, degree, viewmat, antialiased, detach_directions)
 
 
-def _survives(gaussians: Gaussians, splats: Splats) -> Tensor:
+def _survives(gaussians: Gaussians, splats: Splats, z_range: tuple[float, float]) -> Tensor:
     """Return [N] bool by docs/math.md 3.6; every comparison is written so that NaN fails it."""
     return (
-        (splats.depths > NEAR)
-        & (splats.depths < FAR)
+        (splats.depths > z_range[0])
+        & (splats.depths < z_range[1])
         & (splats.opacities >= ALPHA_MIN)
         & (gaussians.quats.square().sum(1) >= QUAT_NORM2_MIN)
         # The determinant is BLUR^2 at least (see _project): what is left to refuse is NaN and overflow.
@@ -266,6 +267,7 @@ def render_reference(
     antialiased: bool = False,
     detach_directions: bool = False,
     colors: Tensor | None = None,
+    z_range: tuple[float, float] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Render one view; autograd gives the gradients by the Gaussians, the background and the viewmat.
 
@@ -275,6 +277,7 @@ def render_reference(
     antialiased: opacities are scaled by the share of the unblurred ellipse's area.
     detach_directions: the gradient leaves out the path through view-dependent colour; the image is the same.
     colors: [N, D] colours of any sign in place of those of the SH coefficients.
+    z_range: camera z, world units, between which a mean has to lie; by default from the camera's near plane on.
 
     Returns (image [H, W, 3] or [H, W, D], alpha [H, W], depth [H, W] accumulated camera-space z, not divided by alpha)
     in the Gaussians' dtype and on their device. ValueError for a wrong degree or shape.
@@ -286,6 +289,7 @@ def render_reference(
         viewmat=viewmat,
         antialiased=antialiased,
         detach_directions=detach_directions,
+        z_range=z_range,
     )
     if colors is not None:
         splats = replace(splats, colors=colors.index_select(0, index))

@@ -14,7 +14,7 @@ from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.native.build import NoCompilerError
-from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.filter_3d import apply_filter_3d
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.reference import render_reference
@@ -69,7 +69,7 @@ def render(
     smoothing: Tensor | None = None,
     backend: Backend | None = None,
     budget: MemoryBudget | None = None,
-    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    z_range: tuple[float, float] | None = None,
     bounds: Tensor | None = None,
 ) -> Render:
     """Render one view, differentiably in all parameters, the background and the pose.
@@ -83,7 +83,8 @@ def render(
     backend: where to run; by default the library of the parameters' device and dtype.
     budget: bytes for tile intersections; by default nine tenths of the free memory. A view that does not fit at once is
         rendered in bands of tile rows, with the same bits.
-    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen.
+    z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
+        camera's near plane on.
     bounds: chunk_bounds() of these Gaussians and ``smoothing``: on a CPU chunks outside the view are skipped, with the
         same bits. The caller sees to it that they hold.
 
@@ -127,7 +128,7 @@ class ViewRender:
         smoothing: Tensor | None = None,
         backend: Backend | None = None,
         budget: MemoryBudget | None = None,
-        z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+        z_range: tuple[float, float] | None = None,
         colors: Tensor | None = None,
         bounds: Tensor | None = None,
     ) -> None:
@@ -162,6 +163,7 @@ class ViewRender:
                         viewmat=None if viewmat is None else viewmat.to(dtype),
                         antialiased=antialiased,
                         colors=self.colors,
+                        z_range=z_range,
                     )
                 )
             return

@@ -22,7 +22,7 @@ from splatcli.native import abi
 from splatcli.native.backend import Backend, address
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.batch import FlatSums, Outcome, apply_mean
-from splatcli.rasterizer.context import Z_FAR, Z_NEAR, RasterContext, view_of
+from splatcli.rasterizer.context import RasterContext, view_of
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.rendering import Render, backend_for
 from splatcli.rasterizer.step_inputs import StepInputs
@@ -311,7 +311,7 @@ class _Rendering:
     cameras: Sequence[Camera]
     sh_degree: int
     antialiased: bool
-    z_range: tuple[float, float]
+    z_range: tuple[float, float] | None
 
     def view(self, rank: int) -> abi.View:
         return view_of(
@@ -330,7 +330,7 @@ def render_sharded(
     *,
     background: Tensor | None = None,
     antialiased: bool = False,
-    z_range: tuple[float, float] = (Z_NEAR, Z_FAR),
+    z_range: tuple[float, float] | None = None,
 ) -> Render:
     """Render ``camera`` of this rank with the Gaussians of all ranks, bit-identical to one process that holds them.
 
@@ -343,11 +343,12 @@ def render_sharded(
     dtype = torch.float64 if gaussians.means.dtype == torch.float64 else torch.float32
     if dtype != torch.float32:
         raise UsageError("sharded rendering computes in float32", remedy="give parameters in float32")
+    near, far = (int(np.float32(z).view(np.int32)) for z in z_range or (0.0, 0.0))
     group.check_agreement(
         "a rendering",
         **{"SH degree": gaussians.sh_degree, "antialiased": int(antialiased)},
-        near=int(np.float32(z_range[0]).view(np.int32)),
-        far=int(np.float32(z_range[1]).view(np.int32)),
+        near=near,
+        far=far,
     )
     cameras = [_unpacked(row) for row in group.all_gather(_packed(camera))]
     job = _Rendering(group, backend_for(gaussians.device), cameras, gaussians.sh_degree, antialiased, z_range)
@@ -408,11 +409,11 @@ class _RenderSharded(torch.autograd.Function):
 
 
 def _packed(camera: Camera) -> Tensor:
-    """Return a camera as [22] float64."""
-    lens = [camera.width, camera.height, camera.fx, camera.fy, camera.cx, camera.cy]
+    """Return a camera as [23] float64."""
+    lens = [camera.width, camera.height, camera.fx, camera.fy, camera.cx, camera.cy, camera.near]
     return torch.tensor([*lens, *camera.viewmat.reshape(-1).tolist()], dtype=torch.float64)
 
 
 def _unpacked(row: Tensor) -> Camera:
-    width, height, fx, fy, cx, cy, *matrix = row.tolist()
-    return Camera("", int(width), int(height), fx, fy, cx, cy, np.array(matrix).reshape(4, 4))
+    width, height, fx, fy, cx, cy, near, *matrix = row.tolist()
+    return Camera("", int(width), int(height), fx, fy, cx, cy, np.array(matrix).reshape(4, 4), near)

@@ -2,7 +2,7 @@
 
 The layouts are recognised by their keys:
 
-    {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat}]}      ours: Camera, field by field
+    {"cameras": [{name, width, height, fx, fy, cx, cy, viewmat, near}]}  ours: Camera, field by field
     [{img_name, width, height, fx, fy, position, rotation}]            INRIA's cameras.json
     {"frames": [{file_path, transform_matrix, ...}], fl_x | camera_angle_x, w, h, ...}   transforms.json
     {"camera_path": [{camera_to_world, fov}], render_width, render_height, fps}          nerfstudio camera path
@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
 from splatcli.render.camera_paths import frames_between
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import NEAR, Camera
 
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
@@ -60,8 +60,11 @@ def read_cameras(path: Path) -> list[Camera]:
     return read_camera_file(path).cameras
 
 
-def read_camera_file(path: Path) -> CameraFile:
-    """Read a JSON file in one of the layouts above. Raise SceneError as ``read_cameras``."""
+def read_camera_file(path: Path, near: float = NEAR) -> CameraFile:
+    """Read a JSON file in one of the layouts above. Raise SceneError as ``read_cameras``.
+
+    near: the near plane of cameras for which the file has none, world units.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -95,7 +98,8 @@ def read_camera_file(path: Path) -> CameraFile:
         try:
             if not isinstance(entry, dict):
                 raise ValueError(f"found {type(entry).__name__}, not an object")
-            cameras.append(parser(entry, shared, index))
+            camera = parser(entry, shared, index)
+            cameras.append(camera if label == "cameras" and "near" in entry else replace(camera, near=near))
         except KeyError as error:
             raise SceneError(f"{error} is missing", where=f"{path}: {label} {index}", remedy=_REMEDY) from None
         except (ValueError, OverflowError) as error:
@@ -119,6 +123,7 @@ def cameras_json(cameras: list[Camera], offset: Sequence[float] = ()) -> str:
             "cx": camera.cx,
             "cy": camera.cy,
             "viewmat": np.asarray(camera.viewmat, dtype=np.float64).tolist(),
+            "near": camera.near,
         }
         for camera in cameras
     ]
@@ -137,6 +142,7 @@ def _ours(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
         cx=_number(entry, "cx"),
         cy=_number(entry, "cy"),
         viewmat=_rigid(_matrix(entry, "viewmat")),
+        near=_near(entry) if "near" in entry else NEAR,
     )
 
 
@@ -271,6 +277,13 @@ def _focal(entry: dict[str, Any], key: str) -> float:
     value = _number(entry, key)
     if value <= 0:
         raise ValueError(f"{key} is {value}, a focal length is above 0")
+    return value
+
+
+def _near(entry: dict[str, Any]) -> float:
+    value = _number(entry, "near")
+    if value <= 0:
+        raise ValueError(f"near is {value}, a near plane is above 0")
     return value
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splatcli.errors import UsageError
 from splatcli.render.camera_files import read_camera_file
 from splatcli.render.camera_paths import Rig, circle, ellipse, nearest_order, orbit, spiral, through
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import NEAR, Camera
 
 _NAMES = ("test", "train", "all")
 #: Camera paths that are computed from the training cameras.
@@ -98,7 +98,7 @@ def select_views(
                 where="--views",
                 remedy=f"test, train, all, {', '.join(PATHS)}, or a .json of cameras",
             )
-        file = read_camera_file(path)
+        file = read_camera_file(path, min((camera.near for camera in cameras), default=NEAR))
         return Views(path.stem, file.cameras, from_run=False, fps=file.fps)
     if not cameras:
         raise UsageError(
@@ -159,11 +159,15 @@ def _around(name: str, rig: Rig, frames: int, options: PathOptions) -> NDArray[n
 
 
 def _lens(cameras: Sequence[Camera]) -> Camera:
-    """Return a camera of the most frequent size, with the median focal lengths of that size and a central axis."""
+    """Return a camera of the most frequent size, with the median focal lengths of that size and a central axis.
+
+    Its near plane is the nearest of all.
+    """
     width, height = _sizes(cameras)[0]
     alike = [camera for camera in cameras if (camera.width, camera.height) == (width, height)]
     fx, fy = (float(np.median([getattr(camera, key) for camera in alike])) for key in ("fx", "fy"))
-    return Camera("", width, height, fx, fy, width / 2, height / 2, np.eye(4))
+    near = min(camera.near for camera in cameras)
+    return Camera("", width, height, fx, fy, width / 2, height / 2, np.eye(4), near)
 
 
 def _sizes(cameras: Sequence[Camera]) -> list[tuple[int, int]]:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+#: The near plane of a camera that says nothing else, world units.
+NEAR = 0.01
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Camera:
@@ -18,6 +21,7 @@ class Camera:
     width, height: pixels.
     fx, fy, cx, cy: pixels; the upper left *corner* is (0, 0), the first pixel's centre (0.5, 0.5).
     viewmat: [4, 4] float64, world to camera.
+    near: the near plane: camera z up to which Gaussians are not rendered, world units.
     """
 
     name: str
@@ -28,6 +32,7 @@ class Camera:
     cx: float
     cy: float
     viewmat: NDArray[np.float64]
+    near: float = NEAR
 
     @property
     def center(self) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -13,7 +14,7 @@ from splatcli import plugins
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import blender, colmap, metashape, nerfstudio, opf, phone_scans, realitycapture
-from splatcli.scene.camera import Camera
+from splatcli.scene.camera import NEAR, Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import depths_of_points, find_depth_maps, wants_relative
 from splatcli.scene.find_images import (
@@ -32,7 +33,7 @@ from splatcli.scene.georeference import place_of, read_sidecar
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
 from splatcli.scene.partition import parse_blocks, restrict_to_block
-from splatcli.scene.points import PointCloud, clean_points
+from splatcli.scene.points import PointCloud, clean_points, nearest_points
 from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views
 from splatcli.scene.source import Problems, Reader, SceneSource, View
@@ -284,6 +285,8 @@ def build_scene(
     if data.strict or data.skip_bad_images:
         store = keep_decodable(store, data, notes, problems)
     cameras = [item.camera for item in store.sources]
+    if points is not None and len(points) >= _NEAREST and data.near_share:
+        cameras = _with_near_planes(cameras, points, data.near_share)
     seen = _seen(points, views, cameras)
     if relative and store.has_depths:
         known = None
@@ -309,6 +312,19 @@ def build_scene(
         source.file,
         place_of(sidecar),
     )
+
+
+#: The sparse point, counted from the camera, that its near plane goes by: some nearer ones may be stray.
+_NEAREST = 5
+#: The least near plane, as a share of the median distance.
+_LEAST_NEAR = 0.01
+
+
+def _with_near_planes(cameras: list[Camera], points: PointCloud, share: float) -> list[Camera]:
+    """Return the cameras with near planes at ``share`` of their distances to the nearest points."""
+    distances = nearest_points(np.stack([camera.center for camera in cameras]), points.xyz, _NEAREST)
+    planes = np.maximum(share * distances, _LEAST_NEAR * float(np.median(distances)))
+    return [replace(camera, near=near or NEAR) for camera, near in zip(cameras, planes.tolist(), strict=True)]
 
 
 def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:

@@ -80,7 +80,7 @@ def check_same_run(group: ProcessGroup | None, state: TrainState, scene: Scene) 
         Gaussians=state.count,
         parts=1 if state.shard is None else state.shard.size,
         photos=_sum_of(scene.fingerprint()),
-        cameras=_sum_of([repr((camera.name, camera.viewmat.tolist())) for camera in state.cameras]),
+        cameras=_sum_of([repr((camera.name, camera.near, camera.viewmat.tolist())) for camera in state.cameras]),
     )
 
 

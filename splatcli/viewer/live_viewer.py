@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -74,6 +74,7 @@ class StateRenderer:
 
     def __init__(self, state: TrainState) -> None:
         self.state = state
+        self._near = min(camera.near for camera in state.cameras)
         self._renderers: dict[bool, ModelRenderer] = {}
 
     def render(self, wanted: RenderRequest) -> ByteImage:
@@ -84,7 +85,7 @@ class StateRenderer:
             background = BACKGROUNDS[evaluation_background(config)]
             settings = RenderSettings(self.state.sh_degree(), background, config.train.antialiased)
             self._renderers[with_normals] = ModelRenderer(self.state.flushed(), settings, with_normals=with_normals)
-        maps = self._renderers[with_normals].render_maps(wanted.camera)
+        maps = self._renderers[with_normals].render_maps(replace(wanted.camera, near=self._near))
         known = maps.depth[maps.alpha >= _COVERED] if wanted.kind == "depth" else np.empty(0)
         near, far = np.percentile(known, NEAR_FAR) if known.size else (1.0, 1.0)
         return layer_images(maps, [wanted.kind], (float(near), float(far)))[wanted.kind]

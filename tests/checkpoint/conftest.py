@@ -51,7 +51,10 @@ def random_checkpoint(count: int = 20, degree: int = 1, *, step: int = 300, seed
         rng={"sampler": torch.Generator().manual_seed(3).get_state()},
         sampler={"epoch": 2, "position": 5},
         config=Config(),
-        cameras=[Camera(f"dir/ä {i}.jpg", 64, 48, 50.1 + i, 50.2, 32.0, 1 / 3, viewmat * (i + 1)) for i in range(3)],
+        cameras=[
+            Camera(f"dir/ä {i}.jpg", 64, 48, 50.1 + i, 50.2, 32.0, 1 / 3, viewmat * (i + 1), 0.01 + i / 7)
+            for i in range(3)
+        ],
         train=[1, 2],
         test=[0],
         dataset=DatasetInfo(

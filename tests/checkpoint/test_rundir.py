@@ -203,6 +203,8 @@ def test_settings_are_stored(tmp_path: Path) -> None:
     assert parse_config(stored) == Config()
     del stored["train"]["alpha_lambda"]  # a run of an earlier version goes on as it began
     assert parse_config(stored).train.alpha_lambda == 0.0
+    del stored["data"]["near_share"]
+    assert parse_config(stored).data.near_share == 0.0
 
 
 def test_metrics_are_lines_of_json(tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from tests.running import Splat
         ("X --strategy.refine_every 50", "--strategy.refine_every", "splat train X --set schedule.refine_every=50"),
         ("X --post_processing ppisp -q", "--post_processing", "splat train X --ppisp -q"),
         ("X --steps_scaler 0.25", "--steps_scaler", "splat train X -n 7500"),
+        ("X --near_plane 0.2 --steps_scaler 0.25", "--near_plane", "splat train X -n 7500"),
         ("X --batch_size=4 --depth_loss", "--batch_size", "splat train X --batch-size=4 --depth-loss"),
         ("X --random_bkgd", "--random_bkgd", "splat train X --random-background"),
         ("default --data_dir X --ckpt a.pt b.pt", "--data_dir", "splat eval a.pt --data X"),

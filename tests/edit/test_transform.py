@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -39,6 +41,10 @@ def test_the_image_is_the_same_for_a_camera_that_moves_along(degree: int) -> Non
     assert image.std() > 0.05
     assert (seen(moved, move_camera(view(), MOVE)) - image).abs().max() < 2e-4
     assert (seen(moved, view()) - image).abs().max() > 0.1
+
+
+def test_the_near_plane_of_a_camera_scales_with_the_model() -> None:
+    assert move_camera(replace(view(), near=0.5), MOVE).near == pytest.approx(0.85)
 
 
 @pytest.mark.parametrize("degree", range(1, 5))

@@ -194,6 +194,11 @@ def test_without_a_compiler_plain_torch_renders_the_channels(monkeypatch: pytest
 
     monkeypatch.setattr(rendering, "backend_for", missing)
     assert_close(rasterization(**call, **views)[0], native, rtol=0, atol=5e-3)
+    planes = {"near_plane": 3.5, "far_plane": 4.5}
+    cut = rasterization(**call, **views, **planes)[0]
+    assert (cut - native).abs().max() > 0.1
+    monkeypatch.undo()
+    assert_close(cut, rasterization(**call, **views, **planes)[0], rtol=0, atol=5e-3)
 
 
 def test_only_what_needs_a_gradient_gets_one() -> None:

@@ -19,7 +19,7 @@ from torch.testing import assert_close
 
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.native.backend import Backend
-from splatcli.rasterizer.reference import render_reference
+from splatcli.rasterizer.reference import project_reference, render_reference
 from splatcli.rasterizer.rendering import render
 from splatcli.scene.camera import Camera
 from tests.native.cases import (
@@ -208,17 +208,20 @@ def test_needles_and_sheets(antialiased: bool) -> None:
     compare(gaussians, camera, antialiased=antialiased)
 
 
-def test_the_bounds_of_depth() -> None:
-    camera = front_camera(8, 8, 8.0)
+@pytest.mark.parametrize("near", [0.01, 0.3])
+def test_the_bounds_of_depth(near: float) -> None:
+    camera = replace(front_camera(8, 8, 8.0), near=near)
     gaussians = front_scene(9)
     gaussians.means[:, :2] = 0.0
-    gaussians.means[:, 2] = torch.tensor([-1.0, -0.0, 0.0, 0.0099, 0.0101, 1.0, 9e9, 1e10, 2e10], dtype=F64)
+    depths = [-1.0, -0.0, 0.0, 0.99 * near, 1.01 * near, 1.0, 9e9, 1e10, 2e10]
+    gaussians.means[:, 2] = torch.tensor(depths, dtype=F64)
     gaussians.log_scales[:] = gaussians.means[:, 2:].abs().clamp(min=1e-3).log() - 1.0
     gaussians.logit_opacities[:] = -1.0
     for backend in (float64(), *(float32(isa) for isa in ISAS)):
         for i, seen in enumerate([False] * 4 + [True] * 3 + [False] * 2):
             alone = in_dtype(rows_of(gaussians, slice(i, i + 1)), backend.dtype)
             assert bool(render(alone, camera, backend=backend).alpha.any()) == seen, i
+    assert project_reference(gaussians, camera).valid.tolist() == [False] * 4 + [True] * 3 + [False] * 2
 
 
 # --- broken numbers --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -343,6 +344,7 @@ def test_gaussians_out_of_depth_range_are_culled() -> None:
     view = project_reference(gaussians, SMALL)
     assert view.valid.tolist() == [False, False, False, True, True, False, False]
     assert not view.means2d[~view.valid].any()
+    assert project_reference(gaussians, replace(SMALL, near=1e9)).valid.tolist() == [False] * 4 + [True, False, False]
 
 
 def test_no_gaussians_is_background_with_alpha_zero_and_a_gradient_path() -> None:

@@ -482,6 +482,8 @@ def test_an_image_equals_the_render_of_the_state(state: TrainState) -> None:
     expected = render(state.gaussians, camera, sh_degree=state.sh_degree()).image.clamp(0, 1) * 255
     assert np.abs(shown - expected.numpy()).max() <= 0.51
     assert shown.max() > 50
+    state.cameras = [replace(camera, near=100.0 + i) for i, camera in enumerate(state.cameras)]
+    assert StateRenderer(state).render(wanted).max() == 0, "the nearest plane of the run's cameras counts"
 
 
 @NEEDS_COMPILER
