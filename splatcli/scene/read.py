@@ -314,15 +314,17 @@ def build_scene(
     )
 
 
-#: The sparse point, counted from the camera, that its near plane goes by: some nearer ones may be stray.
-_NEAREST = 5
+#: The sparse point, counted from the camera, that its near plane goes by: some nearer ones may be stray. Of more points
+#: than these, evenly many are left out.
+_NEAREST, _MOST_POINTS = 5, 200_000
 #: The least near plane, as a share of the median distance.
 _LEAST_NEAR = 0.01
 
 
 def _with_near_planes(cameras: list[Camera], points: PointCloud, share: float) -> list[Camera]:
     """Return the cameras with near planes at ``share`` of their distances to the nearest points."""
-    distances = nearest_points(np.stack([camera.center for camera in cameras]), points.xyz, _NEAREST)
+    some = points.xyz[:: -(-len(points) // _MOST_POINTS)]
+    distances = nearest_points(np.stack([camera.center for camera in cameras]), some, _NEAREST)
     planes = np.maximum(share * distances, _LEAST_NEAR * float(np.median(distances)))
     return [replace(camera, near=near or NEAR) for camera, near in zip(cameras, planes.tolist(), strict=True)]
 

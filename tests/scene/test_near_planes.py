@@ -56,6 +56,13 @@ def test_the_share_is_a_setting_and_zero_is_the_fixed_plane(tmp_path: Path) -> N
     assert planes(scene_of(tmp_path / "b", BALL, near_share=0.0)) == [NEAR] * made.COUNT
 
 
+def test_of_many_points_evenly_chosen_ones_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("splatcli.scene.read._MOST_POINTS", 13)
+    scene = scene_of(tmp_path, BALL)
+    assert scene.points is not None
+    np.testing.assert_allclose(planes(scene), 0.2 * distances(scene, scene.points.xyz[::4])[:, 4], rtol=1e-5)
+
+
 @pytest.mark.parametrize("count", [0, 1, 4])
 def test_too_few_points_tell_nothing(tmp_path: Path, count: int) -> None:
     assert planes(scene_of(tmp_path, BALL[:count])) == [NEAR] * made.COUNT
