@@ -156,7 +156,11 @@ class _Shown:
         self._lock = threading.Lock()
 
     def __call__(self, request: Request) -> Response | None:
+        from splatcli.viewer.http_server import READ_ONLY
+
         with self._lock:
+            if request.method != "GET":
+                return READ_ONLY if request.path in self._documents else None
             if request.path == _PAGE:
                 self._look_again()
             return self._documents.get(request.path)

@@ -89,6 +89,9 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+#: To a request to change a document that can only be read.
+READ_ONLY = Response("text/plain; charset=utf-8", b"this page is only read\n", 405, {"Allow": "GET, HEAD"})
+
 #: Returns the response to a request, or None; called by several threads at once.
 Responder = Callable[[Request], Response | None]
 

@@ -35,7 +35,7 @@ from splatcli.scene.camera import Camera, common_up
 from splatcli.train.evaluate import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Evaluated, Event, Probed, Started, Stepped
 from splatcli.train.state import TrainState
-from splatcli.viewer.http_server import Request, Response
+from splatcli.viewer.http_server import READ_ONLY, Request, Response
 
 #: Limits of a request: image sides in pixels, and fields of view in degrees.
 _SIDES, _FIELDS = (16, 2048), (2.0, 150.0)
@@ -291,8 +291,8 @@ class LiveRun:
 
     def __call__(self, request: Request) -> Response | None:
         """Answer a request; everything but the page is for the page's own script only."""
-        if (request.method, request.path) == ("GET", "/"):
-            return Response("text/html; charset=utf-8", _page())
+        if request.path == "/":
+            return Response("text/html; charset=utf-8", _page()) if request.method == "GET" else READ_ONLY
         if not request.own:
             return None
         match request.method, request.path:

@@ -77,6 +77,7 @@ def test_the_page_of_a_run_is_served_until_ctrl_c_and_follows_the_newest_checkpo
         assert url.startswith("http://127.0.0.1:")
         status, page = fetch(url)
         assert (status, b'"contentUrl": "scene.ply"' in page) == (200, True)
+        assert [fetch(url, path, "POST")[0] for path in ("/", "/scene.ply", "/other")] == [405, 405, 404]
         (tmp_path / "first.ply").write_bytes(fetch(url, "/scene.ply")[1])
         assert splat("resume", run, "-q").code == 0
         assert fetch(url)[0] == 200
@@ -192,6 +193,7 @@ def test_a_run_is_shown_while_it_trains_and_paused_and_stopped(tiny_scene: Path,
             if json.loads(line)["event"] == "saved":
                 break
         assert b"<canvas" in fetch(url)[1]
+        assert fetch(url, method="POST")[0] == 405
         assert fetch(url, "/stage")[0] == 404
         stage = json.loads(fetch(url, "/stage", **{"X-Splat": "1"})[1])
         pose = "%2C".join(map(str, stage["first"]["pose"]))
