@@ -205,7 +205,7 @@ def _damaged(error: Exception, path: Path) -> SplatError:
     return SceneError(
         f"the image is damaged: {reason}",
         where=path,
-        remedy="copy the file again from its source, or leave damaged images out with --skip-bad-images",
+        remedy="copy the file again from its source, or leave damaged images out: splat train --skip-bad-images",
     )
 
 

@@ -325,7 +325,9 @@ class ImageStore:
         if not known and reported < _REPORTED:
             more = "; more images like it are not reported" if reported == _REPORTED - 1 else ""
             source = self.sources[i]
-            _log.warning("%s hides all of %s, which teaches nothing%s", source.mask or "alpha", source.path.name, more)
+            _log.warning(
+                "%s hides all of %s: none of its pixels counts%s", source.mask or "alpha", source.path.name, more
+            )
 
     def _grid(self, lens: pycolmap.Camera, camera: Camera) -> Tensor:
         key = (lens_key(lens), camera.width, camera.height)

@@ -26,7 +26,7 @@ NONE, ALPHA = "none", "alpha"
 #: Weight of masked pixels in a resampled one that hides it; beyond the rounding of the resampling.
 _HIDES = 1e-3
 
-_REMEDY = "add them, white where all of an image counts, or train without masks: --masks none"
+_REMEDY = "add them, white where all of an image counts; splat train and splat sfm use no masks with --masks none"
 
 
 def find_masks(
@@ -54,7 +54,8 @@ def find_masks(
             raise SceneError(
                 "the folder of masks is not there",
                 where=folders[0],
-                remedy="correct --masks; none trains without masks, alpha takes the transparency of the images",
+                remedy="put the folder back; with splat train, --masks none uses no masks, --masks alpha the images' "
+                "transparency",
             )
         return {}
     masks = masks_in(folder, list(found.paths), problems, wanted=data.masks is not None)
@@ -101,7 +102,7 @@ def check_mask(mask: Path, image: Path, stored: tuple[int, int], orientation: in
     raise SceneError(
         f"the mask is {size[0]}x{size[1]} pixels, its image {image.name} {stored[0]}x{stored[1]}",
         where=mask,
-        remedy="make the mask from that image, or train without masks: --masks none",
+        remedy="make the mask from that image; splat train and splat sfm use no masks with --masks none",
     )
 
 

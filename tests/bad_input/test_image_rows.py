@@ -204,7 +204,12 @@ CASES = [
     Case(36, "masks as COLMAP names them", masked(), 0, ("12 images have masks",)),
     Case(36, "masks of nothing", masked(name="x{}.png"), 3, ("12 of 12 images have no mask",), ("--masks", "masks")),
     Case(36, "masks of other images", masked(name="x{}.png"), 0, ("holds no mask of these images",)),
-    Case(36, "masks for some", masked(7), says=("5 of 12 images have no mask", "--masks none")),
+    Case(
+        36,
+        "masks for some",
+        masked(7),
+        says=("5 of 12 images have no mask", "splat train and splat sfm use no masks with"),
+    ),
     Case(36, "masks for some, unused", masked(7), 0, flags=("--masks", "none")),
     Case(36, "no such folder of masks", nothing, says=("folder of masks is not there",), flags=("--masks", "nowhere")),
     Case(36, "masks of another size", masked(size=(40, 30)), says=("12 problems", "the mask is 40x30 pixels")),

@@ -224,7 +224,7 @@ def test_images_hidden_altogether_are_reported_once_each(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING, logger="splatcli"):
         for i in [0, 0, *range(made.COUNT)]:
             scene.images.load(i)
-    assert [record.getMessage().count("which teaches nothing") for record in caplog.records] == [1] * 5
+    assert [record.getMessage().count("none of its pixels counts") for record in caplog.records] == [1] * 5
     assert "0000.png" in caplog.records[0].getMessage()
 
 
