@@ -21,6 +21,7 @@ from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
+from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.inspect import mask_notes, masked_share, scene_notes
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
@@ -327,7 +328,7 @@ def planned_config(
     gaussians: the first ones, on the CPU. planned, store: as for new_state(). shards: of the Gaussians, in processes.
     Raises ResourceError where the memory cannot suffice.
     """
-    config, notes = resolve_cap(config, scene, len(gaussians))
+    config, notes = resolve_cap(_with_depth_type(config, scene), scene, len(gaussians))
     config, more = resolve_dropout(config, scene)
     notes = [*notes, *more]
     if not planned:
@@ -335,6 +336,14 @@ def planned_config(
     own = gaussian_bytes(gaussians) if torch.device(device).type == "cpu" else 0
     cap, more = plan_memory(config, scene, gaussians, torch.device(device), own=own, shards=shards, store=store)
     return resolve(config, memory_cap=cap), [*notes, *more]
+
+
+def _with_depth_type(config: Config, scene: Scene) -> Config:
+    """Return the settings with the type of the depth maps, so that a resumed run does not decide it anew."""
+    if config.data.depths in (None, AUTO) or config.data.depth_type is not None:
+        return config
+    relative = any(source.depth is not None and source.depth.relative for source in scene.images.sources)
+    return with_settings(config, {"data.depth_type": "relative" if relative else "metric"})
 
 
 def first_gaussians(config: Config, scene: Scene, init_model: Gaussians | None) -> tuple[Gaussians, list[str]]:

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli.commands import run
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
@@ -177,6 +179,27 @@ def test_training_takes_the_output_of_a_network_and_resumes(tmp_path: Path, capf
     assert run(["train", str(tmp_path / "scene"), "-n", "4", "-o", str(tmp_path / "run"), *flags]) == 0
     assert "8 of 8 relative depth maps hold inverse depth" in " ".join(capfd.readouterr().err.split())
     assert run(["resume", str(tmp_path / "run"), "-n", "6"]) == 0
+
+
+def test_a_run_keeps_the_type_of_its_maps_without_inrias_file(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Relative maps read in scene units would pull the resumed run elsewhere."""
+    scene_with_surface(tmp_path / "scene")
+    for i, name in enumerate(made.names()):
+        write_gray(tmp_path / "scene/depths" / name, i)
+    marker = tmp_path / "scene/sparse/0/depth_params.json"
+    marker.write_text("{}")
+    train = ["train", str(tmp_path / "scene"), "-n", "6", "--depths", "depths", "-o"]
+    assert run([*train, str(tmp_path / "whole")]) == 0
+    assert run([*train, str(tmp_path / "cut"), "--stop-at", "3"]) == 0
+    marker.unlink()
+    capfd.readouterr()
+    assert run([*train, str(tmp_path / "cut")]) == 0
+    assert "8 of 8 relative depth maps hold inverse depth" in " ".join(capfd.readouterr().err.split())
+    whole, cut = (load_checkpoint(tmp_path / name / "ckpts/ckpt_000006.pt") for name in ("whole", "cut"))
+    assert whole.config.data.depth_type == "relative"
+    assert all(torch.equal(a, b) for (_, a), (_, b) in zip(whole.gaussians.items(), cut.gaussians.items(), strict=True))
 
 
 def test_pictures_with_transparency_are_refused_with_what_to_save(tmp_path: Path) -> None:
