@@ -10,7 +10,7 @@ import typer
 
 from splatcli.cli import options
 from splatcli.cli.tables import Table
-from splatcli.errors import SplatError, UsageError
+from splatcli.errors import SceneError, SplatError, UsageError
 
 if TYPE_CHECKING:
     from splatcli.checkpoint.foreign.imported import ImportOptions
@@ -79,7 +79,7 @@ def info(args: InfoArguments) -> int:
                     where="--plot",
                     remedy=f"run splat sfm {args.path} first",
                 )
-            facts = _photo_facts(args.path) if bare else _scene_facts(args.path, args.settings, args.plot)
+            facts = _photo_facts(args.path) if bare else _scene_or_models(args.path, args.settings, args.plot)
         else:
             if args.plot is not None:
                 raise UsageError(
@@ -209,6 +209,22 @@ def _header_facts(path: Path, problem: SplatError) -> dict[str, Any]:
         "problem": problem.what,
         "help": problem.remedy,
     }
+
+
+def _scene_or_models(path: Path, settings: dict[str, Any], plot: Path | None) -> dict[str, Any]:
+    """Return the facts of a scene. Raise SceneError, which names the models in a folder without cameras."""
+    from splatcli.cli.model import models_below
+    from splatcli.scene.read import NoCamerasError
+
+    try:
+        return _scene_facts(path, settings, plot)
+    except NoCamerasError as error:
+        below = models_below(path)
+        if below is None:
+            raise
+        raise SceneError(
+            "neither a scene nor a run, but there are models in it", where=error.where, remedy=f"name {below}"
+        ) from None
 
 
 def _scene_facts(path: Path, settings: dict[str, Any], plot: Path | None) -> dict[str, Any]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 #: Paths of a folder that is no run to look at for models, and models to name.
 _INSPECTED, _SHOWN = 1000, 3
+#: Suffixes of files that hold nothing but splats; a GLB may be a mesh, and a PLY anything.
+_SPLATS = (".ksplat", ".sog", ".splat", ".spz")
 _HINT = "name a checkpoint, a file of splats (a PLY, for one) or a run folder"
 
 
@@ -210,9 +212,9 @@ def _newest_in(folder: Path, out: Output | None, allow_older: bool | None) -> Pa
 
 
 def models_below(folder: Path) -> str | None:
-    """Return models in a folder that is no run, for a remedy: PLY files of splats, else runs up to three down."""
+    """Return models in a folder that is no run, for a remedy: files of splats, else runs up to three down."""
     with os_errors(UnreadableError, folder):
-        found = sorted(path for path in islice(folder.glob("*.ply"), _INSPECTED) if _holds_splats(path))
+        found = sorted(path for path in islice(folder.iterdir(), _INSPECTED) if _holds_splats(path))
         for pattern in ("*", "*/*", "*/*/*"):
             if not found:
                 inside = (path for path in islice(folder.glob(pattern), _INSPECTED) if path.is_dir())
@@ -221,6 +223,10 @@ def models_below(folder: Path) -> str | None:
 
 
 def _holds_splats(path: Path) -> bool:
-    """Return whether a PLY has the columns of splats, and is not the point cloud of a scene."""
+    """Return whether a file has the suffix of splats alone, or is a PLY with their columns and no point cloud."""
+    suffix = path.suffix.lower()
+    if suffix != ".ply" or not path.is_file():
+        return suffix in _SPLATS and path.is_file()
     with path.open("rb") as file:
-        return b" f_dc_0" in file.read(4096)
+        head = file.read(4096)
+    return b" f_dc_0" in head or b" packed_position" in head

@@ -88,6 +88,10 @@ def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 
         raise from_os_error(error, SceneError, path) from None
 
 
+class NoCamerasError(SceneError):
+    """A folder holds nothing that any reader of cameras knows."""
+
+
 def has_images_only(path: Path) -> bool:
     """Whether a folder holds images, and nothing in it or below looks like a part of a description of cameras."""
     root = Path(path).absolute()
@@ -231,7 +235,7 @@ def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneErr
             "the folder is empty", where=root, remedy="name the folder that holds the images or the scene"
         )
     looked = "; for ".join(f"{reader.files} ({reader.name})" for reader in dict.fromkeys((*READERS, wanted)) if reader)
-    return SceneError(
+    return (SceneError if wanted else NoCamerasError)(
         f"no {wanted.name if wanted else 'cameras'} here: looked for {looked}",
         where=root,
         remedy=f"what is there is read with --format {there[0].name}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -253,3 +254,23 @@ def test_views_of_another_scene_are_doubted(splat: Splat, tiny_scene: Path, fini
         assert "may be of another scene, or in another frame" in " ".join(done.err.split())
     own = splat("render", finished_run, "--data", tiny_scene, "--views", "-o", tmp_path / "b")
     assert "another scene" not in own.err
+
+
+def test_info_of_a_folder_around_models_names_them(
+    splat: Splat, trained: Columns, tiny_scene: Path, tmp_path: Path
+) -> None:
+    """A results folder of another program is neither a scene nor a run."""
+    run = tmp_path / "results" / "garden"
+    (run / "point_cloud" / "iteration_7").mkdir(parents=True)
+    write("ply", trained, run / "point_cloud" / "iteration_7").rename(
+        run / "point_cloud" / "iteration_7" / "point_cloud.ply"
+    )
+    done = splat("info", tmp_path / "results")
+    assert (done.code, f"help: name {run}\n" in done.err) == (3, True), done.err
+    assert "no cameras" not in done.err
+    assert splat("info", run).code == 0
+    asked = splat("info", tmp_path / "results", "--format", "colmap")
+    assert "no colmap here" in asked.err
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "nothing" / "notes.txt").write_text("notes")
+    assert "no cameras here: looked for" in splat("info", tmp_path / "nothing").err

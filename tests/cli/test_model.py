@@ -109,6 +109,18 @@ def test_a_folder_of_files_of_splats_names_them_and_no_point_cloud(tmp_path: Pat
     assert named.value.remedy == f"name {tmp_path / 'point_cloud.ply'}"
 
 
+def test_a_folder_of_other_formats_of_splats_names_them(tmp_path: Path) -> None:
+    for name in ("a.spz", "b.splat", "c.glb"):
+        (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "d.sog").mkdir()
+    (tmp_path / "e.compressed.ply").write_bytes(b"ply\nproperty uint packed_position\n")
+    with pytest.raises(UsageError) as named:
+        find_model(tmp_path)
+    assert named.value.remedy == "name " + " or ".join(
+        str(tmp_path / name) for name in ("a.spz", "b.splat", "e.compressed.ply")
+    )
+
+
 def test_the_kind_is_detected_from_the_content(tmp_path: Path) -> None:
     path = tmp_path / "x.bin"
     for content, kind in ((b"PK\x03\x04", "checkpoint"), (b"\x80\x02", "checkpoint"), (b"ply\nformat", "ply")):
