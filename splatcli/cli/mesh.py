@@ -193,14 +193,14 @@ def _kept(text: str) -> tuple[int | None, float]:
 
 def _cameras(loaded: Model, args: MeshArguments, out: Output) -> list[Camera]:
     """Return the cameras whose depths are fused. Raises UsageError where there are none."""
-    from splatcli.cli.render import views_of
+    from splatcli.cli.render import camera_file_beside, views_of
     from splatcli.render.outside import views_from_all_sides
-    from splatcli.render.selection import PathOptions
+    from splatcli.render.selection import CAMERA_FILE, PathOptions
 
     if args.views is None and args.data is None and loaded.checkpoint is None:
         out.note(
             f"note: the model has no cameras, {_VIEWS} around it are used; "
-            "--views cameras.json or --data SCENE has better ones"
+            f"--views {camera_file_beside(loaded.path) or CAMERA_FILE} or --data SCENE has better ones"
         )
         return views_from_all_sides(loaded.gaussians.means, _VIEWS)
     chosen, _ = views_of(loaded, args.views or "train", args.data, None, PathOptions())

@@ -287,7 +287,7 @@ def views_of(
     from splatcli.config import DataConfig
     from splatcli.render.camera_files import read_cameras
     from splatcli.render.images import median_distance
-    from splatcli.render.selection import select_views
+    from splatcli.render.selection import CAMERA_FILE, select_views
     from splatcli.scene.read import read_scene
 
     if model is not None:
@@ -301,10 +301,19 @@ def views_of(
         path_options = replace(path_options, georeferenced=own.dataset.place is not None)
         return select_views(views, own.refined_cameras(), own.train, own.test, path_options), None
     if data is None or views.lower().endswith(".json"):
-        return select_views(views, [], [], [], path_options), None
+        camera_file = None if model is None else camera_file_beside(model.path)
+        return select_views(views, [], [], [], path_options, camera_file or CAMERA_FILE), None
     scene = read_scene(data, DataConfig())
     path_options = replace(path_options, georeferenced=scene.place is not None)
     return select_views(views, scene.cameras, scene.train, scene.test, path_options), scene
+
+
+def camera_file_beside(model: Path) -> Path | None:
+    """Return the cameras.json beside a file of splats, or of the run of the original program that it lies in."""
+    folders = [model.parent]
+    if model.parent.parent.name == "point_cloud":  # point_cloud/iteration_N/point_cloud.ply
+        folders.append(model.parent.parent.parent)
+    return next((folder / "cameras.json" for folder in folders if (folder / "cameras.json").is_file()), None)
 
 
 #: Views at most whose files are being written while others are rendered.

@@ -235,7 +235,8 @@ def resolve_target(output: Path | None, format: str | None, count: int, default:
         raise UsageError(
             "videos are MP4 files",
             where=output,
-            remedy=f"-o {output.with_suffix('.mp4')}; or pipe frames to ffmpeg: --format raw -o - (docs/cameras.md)",
+            remedy=f"-o {output.with_suffix('.mp4')}; or pipe frames: --size 640x480 --format raw -o - | ffmpeg "
+            f"-f rawvideo -pix_fmt rgb24 -s 640x480 -r 30 -i - {output} (docs/cameras.md)",
         )
     if suffix.removeprefix(".") not in ("png", "exr", "mp4") or output.is_dir():
         if format == "mp4":

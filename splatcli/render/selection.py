@@ -24,6 +24,8 @@ FRAMES = 120
 _FRAMES_A_CAMERA = 10
 
 _NO_CAMERAS = "the model has no cameras"
+#: What messages call a camera file where none is known.
+CAMERA_FILE = Path("cameras.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,17 @@ def select_views(
     train: Sequence[int],
     test: Sequence[int],
     options: PathOptions | None = None,
+    camera_file: Path = CAMERA_FILE,
 ) -> Views:
     """Return the views that ``text`` names.
 
     cameras, train, test: of the run; all empty for a PLY.
     options: of a camera path.
+    camera_file: one to advise where there are no cameras.
     Raises UsageError when there are none, SceneError for a broken camera file.
     """
     if text in PATHS:
-        return _path(text, [cameras[i] for i in train] or list(cameras), options or PathOptions())
+        return _path(text, [cameras[i] for i in train] or list(cameras), options or PathOptions(), camera_file)
     if text not in _NAMES:
         path = Path(text)
         if path.suffix.lower() != ".json":
@@ -104,7 +108,7 @@ def select_views(
         raise UsageError(
             _NO_CAMERAS,
             where="--views",
-            remedy="name the scene with --data SCENE, or a camera file: --views cameras.json",
+            remedy=f"name the scene with --data SCENE, or a camera file: --views {camera_file}",
         )
     indices = {"test": test, "train": train, "all": range(len(cameras))}[text]
     if not indices:
@@ -116,13 +120,13 @@ def select_views(
     return Views(text, [cameras[i] for i in indices], from_run=True)
 
 
-def _path(name: str, cameras: list[Camera], options: PathOptions) -> Views:
+def _path(name: str, cameras: list[Camera], options: PathOptions, camera_file: Path) -> Views:
     """Return the frames of the path ``name``, with the most frequent size and median focal length of ``cameras``."""
     if not cameras:
         raise UsageError(
             _NO_CAMERAS,
             where="--views",
-            remedy=f"name the cameras for {name}: --cameras cameras.json, or the scene with --data",
+            remedy=f"name the cameras for {name}: --cameras {camera_file}, or the scene with --data",
         )
     lens = _lens(cameras)
     poses = np.stack([np.linalg.inv(camera.viewmat) for camera in cameras])

@@ -274,3 +274,22 @@ def test_info_of_a_folder_around_models_names_them(
     (tmp_path / "nothing").mkdir()
     (tmp_path / "nothing" / "notes.txt").write_text("notes")
     assert "no cameras here: looked for" in splat("info", tmp_path / "nothing").err
+
+
+def test_views_of_an_inria_run_name_its_camera_file(
+    splat: Splat, trained: Columns, cameras: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "point_cloud" / "iteration_7"
+    folder.mkdir(parents=True)
+    path = write("ply", trained, folder).rename(folder / "point_cloud.ply")
+    unknown = splat("render", tmp_path, "--views")
+    assert (unknown.code, "--views cameras.json" in unknown.err) == (2, True), unknown.err
+    shutil.copy(cameras, tmp_path / "cameras.json")
+    for words, advice in (
+        (("render", tmp_path, "--views"), f"--views {tmp_path / 'cameras.json'}"),
+        (("render", path, "--views", "orbit"), f"--cameras {tmp_path / 'cameras.json'}"),
+    ):
+        done = splat(*words, "-o", tmp_path / "out")
+        assert (done.code, advice in " ".join(done.err.split())) == (2, True), done.err
+    views = ("--views", tmp_path / "cameras.json", "-o", tmp_path / "out")
+    assert splat("render", tmp_path, *views).code == 0
