@@ -12,6 +12,7 @@ next call for the same images goes on with them.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
 import math
@@ -25,12 +26,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from splatcli import errors
 from splatcli.checkpoint.atomic import ended_by_signals
-from splatcli.errors import OutputError, ResourceError, SplatError
+from splatcli.errors import OutputError, ResourceError, SceneError, SplatError
 from splatcli.scene import heif
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
@@ -67,7 +68,8 @@ def run_sfm(
     """The scene of the images in ``place``; without one in ``<beside>/<name>-sfm``, numbered where others have it.
 
     What is there already for the same images and options is used again, unless ``overwrite`` says to replace it.
-    Raises SceneError for images that do not suffice, OutputError for the place, ResourceError when pycolmap crashed.
+    Raises SceneError for images that do not suffice or are not there, OutputError for the place, ResourceError when
+    pycolmap crashed.
     Whatever ends this call, features and matches that were found are kept for the next one.
     """
     key = {"version": _VERSION, "photos": footage.fingerprint(), "options": options.as_dict()}
@@ -77,6 +79,7 @@ def run_sfm(
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
         return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
+    _check_distance(footage, options)
     with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
         threads = len(os.sched_getaffinity(0))
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
@@ -150,6 +153,23 @@ def _is_outdated(facts: dict[str, Any]) -> bool:
     if facts.get("other_models") and "other_images" not in facts:
         return True
     return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
+
+
+def _check_distance(footage: SfmInput, options: SfmOptions) -> None:
+    """Raise SceneError where --scale-from names images that are not there, before hours of mapping."""
+    if options.scale_from is None or footage.is_video:
+        return
+    # The faces of a panorama are named NAME/0.jpg, and a HEIC may end otherwise in the model.
+    there = {str(PurePosixPath(name).with_suffix("")) for name in footage.names}
+    for name in options.known_distance()[:2]:
+        path = PurePosixPath(name)
+        if str(path.with_suffix("")) not in there and str(path.parent) not in there | set(footage.names):
+            close = difflib.get_close_matches(name, footage.names, 1) or footage.names
+            raise SceneError(
+                f"{name!r} is not among the {len(footage.names)} images",
+                where="--scale-from",
+                remedy=f"name two that are, such as {close[0]}",
+            )
 
 
 def _check_place(folder: Path, footage: SfmInput, known: dict[str, Any] | None, *, overwrite: bool) -> None:

@@ -254,6 +254,17 @@ def test_flags_that_cannot_be_followed(words: list[str], says: str, tmp_path: Pa
     assert says in capfd.readouterr().err
 
 
+def test_a_distance_between_images_that_are_not_there_is_refused_at_once(
+    images: Path, tmp_path: Path, capfd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("splatcli.sfm.run.run_worker", lambda *words, **more: pytest.fail("mapping began"))
+    assert run(["sfm", str(images), "-o", str(tmp_path / "scene"), "--scale-from", "view 000.jpg,viev 005.jpg,2"]) == 3
+    said = capfd.readouterr().err
+    assert "'viev 005.jpg' is not among the" in said
+    assert "such as view 005.jpg" in said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_damaged_sidecar_is_named(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"origin": {"latitude": "north"}}')
     with pytest.raises(SceneError, match=FILE):
