@@ -6,7 +6,8 @@ import hashlib
 import io
 import pickletools
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -215,9 +216,22 @@ def _check_pickle(content: bytes, path: Path) -> None:
             )
 
 
+@contextmanager
+def name_for_torch(path: Path) -> Iterator[str]:
+    """Yield a name of a file for torch, which opens no name that is not UTF-8: then that of a descriptor of it."""
+    try:
+        name = str(path).encode().decode()
+    except UnicodeEncodeError:
+        with path.open("rb") as file:
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        yield name
+
+
 def _unpickle(path: Path, mmap: bool) -> dict[object, object]:
     try:
-        stored = torch.load(str(path), map_location="cpu", weights_only=True, mmap=mmap)
+        with name_for_torch(path) as name:
+            stored = torch.load(name, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
         if (refused := system_error(error)) is not None:
             raise from_os_error(refused, UnreadableError, path) from None

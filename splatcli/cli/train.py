@@ -18,6 +18,18 @@ if TYPE_CHECKING:
     from splatcli.config import Config
 
 
+def _check_text(value: object) -> None:
+    """Raise UsageError for a path that is no text: settings are stored as JSON, which is UTF-8."""
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        raise UsageError(
+            "this name is not valid UTF-8, and checkpoints could not hold it",
+            where=str(value),
+            remedy="rename it, or name a symbolic link to it; with a locale of another encoding, set LC_ALL=C.UTF-8",
+        ) from None
+
+
 @dataclass(frozen=True)
 class TrainArguments:
     """The arguments and options of ``splat train``; ``settings``: dotted key -> given value."""
@@ -101,6 +113,8 @@ class TrainArguments:
         from splatcli.config import build_config
 
         flags = {"data.scene": str(self.scene.absolute()), **self.settings, **values}
+        for value in flags.values():
+            _check_text(value)
         return build_config(flags, file=self.config, assignments=self.assignments, preset=self.preset)
 
 

@@ -92,7 +92,7 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportM
         if not found:
             raise AssertionError(f"the viewer's page has no {place!r}; it and this module belong together")
         page = before + filling + after
-    return page.encode()
+    return page.encode(errors="backslashreplace")  # names of files may be no text
 
 
 def to_viewer(up: Doubles) -> Doubles:

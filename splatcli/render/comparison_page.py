@@ -59,7 +59,7 @@ def comparison_page(
     }
     for place, filling in fillings.items():
         page = page.replace(f"<!-- {place} -->", filling)
-    return page.encode()
+    return page.encode(errors="backslashreplace")  # names of files may be no text
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

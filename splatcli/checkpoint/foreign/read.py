@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from splatcli.checkpoint.container import DAMAGED, check_crc, examine, pickle_of
+from splatcli.checkpoint.container import DAMAGED, check_crc, examine, name_for_torch, pickle_of
 from splatcli.checkpoint.foreign import gsplat, inria, nerfstudio
 from splatcli.checkpoint.foreign.imported import ImportedModel
 from splatcli.errors import ModelFileError, UnreadableError, from_os_error, system_error
@@ -126,9 +126,9 @@ def load_foreign(path: Path) -> object:
         (_Nothing, name.replace(" ", ".")) for name in _NUMPY_GLOBALS
     ]
     try:
-        with torch.serialization.safe_globals(stand_ins):
+        with torch.serialization.safe_globals(stand_ins), name_for_torch(path) as name:
             # Not mapped: a mapped storage may claim more bytes than its member has, and torch shows its neighbours'.
-            return torch.load(str(path), map_location="cpu", weights_only=True, mmap=False)
+            return torch.load(name, map_location="cpu", weights_only=True, mmap=False)
     except Exception as error:  # RuntimeError, ValueError, UnpicklingError, EOFError, ... by the kind of damage
         if (refused := system_error(error)) is not None:
             raise from_os_error(refused, UnreadableError, path) from None

@@ -1,0 +1,42 @@
+"""Names of folders that are no text."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tests.cli.tiny import QUICK
+from tests.running import Splat
+
+#: A name in Latin-1, as old archives unpack it: it is not UTF-8.
+LATIN = os.fsdecode(b"caf\xe9")
+
+
+def test_a_run_in_a_folder_that_is_not_utf8_is_trained_and_used(splat: Splat, tiny_scene: Path, tmp_path: Path) -> None:
+    run = tmp_path / LATIN
+    done = splat("train", tiny_scene, "-o", run, "-n", 10, "--stop-at", 5, "-q", *QUICK)
+    assert done.code == 0, done.err
+    for words in (
+        ("resume", run, "-q"),
+        ("check", run),
+        ("eval", run, "--sheet", tmp_path / f"{LATIN}.png"),
+        ("render", run, "--views", "-o", tmp_path / f"{LATIN}-views"),
+        ("export", run, "-o", tmp_path / f"{LATIN}.html"),
+        ("compare", run, run, "-o", tmp_path / f"{LATIN}-compare.html"),
+    ):
+        done = splat(*words)
+        assert done.code == 0, done.err
+
+
+def test_a_scene_whose_name_is_not_utf8_is_refused_with_the_remedy(
+    splat: Splat, tiny_scene: Path, tmp_path: Path
+) -> None:
+    scene = tmp_path / LATIN
+    shutil.copytree(tiny_scene, scene)
+    done = splat("train", scene, "-o", tmp_path / "run", "-n", 5, *QUICK)
+    assert (done.code, "not valid UTF-8" in done.err) == (2, True), done.err
+    assert "symbolic link" in done.err
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "cafe").symlink_to(scene, target_is_directory=True)
+    assert splat("train", tmp_path / "cafe", "-o", tmp_path / "run", "-n", 5, "-q", *QUICK).code == 0
