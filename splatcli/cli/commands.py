@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -184,8 +185,17 @@ def _check_current_folder() -> None:
 
 
 def _make_streams_lenient() -> None:
-    """Let paths that are not valid text be printed."""
-    for stream, errors in ((sys.stdout, "surrogateescape"), (sys.stderr, "backslashreplace")):
+    """Let paths that are not valid text be printed, and letters that the encoding of stdout does not have."""
+    codecs.register_error("splatcli", _escape)
+    for stream, errors in ((sys.stdout, "splatcli"), (sys.stderr, "backslashreplace")):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:
             reconfigure(errors=errors)
+
+
+def _escape(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Return the bytes of a path that is no text, else escapes."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)

@@ -1,10 +1,14 @@
-"""Names of folders that are no text."""
+"""Names of folders that are no text, and text that stdout cannot hold."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.cli.tiny import QUICK
 from tests.running import Splat
@@ -40,3 +44,17 @@ def test_a_scene_whose_name_is_not_utf8_is_refused_with_the_remedy(
     assert not (tmp_path / "run").exists()
     (tmp_path / "cafe").symlink_to(scene, target_is_directory=True)
     assert splat("train", tmp_path / "cafe", "-o", tmp_path / "run", "-n", 5, "-q", *QUICK).code == 0
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+def test_letters_that_stdout_does_not_have_are_escaped(tiny_scene: Path, tmp_path: Path, encoding: str) -> None:
+    scene = tmp_path / "日本"
+    scene.symlink_to(tiny_scene, target_is_directory=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "splatcli", "info", scene],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert b"\\u65e5\\u672c" in done.stdout
