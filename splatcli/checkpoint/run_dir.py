@@ -198,6 +198,8 @@ class RunDir:
             undo.owned = True
             return cls(path, lock, undo)
         except BaseException as error:
+            if isinstance(error, LockedError):
+                undo.made = []  # they may be of this call, and another process works in them now
             undo.rollback()
             if isinstance(error, OSError):
                 raise OutputError(

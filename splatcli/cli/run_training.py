@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import time
 from collections.abc import Callable
@@ -20,7 +21,16 @@ from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras
 from splatcli.cli.time_budget import TimeBudget, process_age
-from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
+from splatcli.errors import (
+    LockedError,
+    ModelFileError,
+    OutputError,
+    SceneError,
+    SplatError,
+    UnreadableError,
+    UsageError,
+    os_errors,
+)
 from splatcli.output import free_folder
 
 if TYPE_CHECKING:
@@ -88,7 +98,7 @@ def start_training(
     group: the processes that share the run; the first finds cameras and makes the folder, and all read the scene.
     sharded: each process holds a part of the Gaussians. live: shows the run to browsers.
     """
-    from splatcli.checkpoint.run_dir import REQUEST, RunDir
+    from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
     from splatcli.train.evaluate import training_image_background
@@ -152,7 +162,7 @@ def start_training(
             show_training(run, config, scene, given, place, device, out, sharded=sharded)
             return 0
         requests.listen_for_stops()
-        with _open_run_dir(group, lambda: RunDir.create(place, overwrite=run.overwrite)) as run_dir:
+        with _open_run_dir(group, lambda: _new_run_dir(named, run.output, overwrite=run.overwrite)) as run_dir:
             run_dir.write_report(REQUEST, run.request)
             with _slow_section(group, "building the model"):
                 trainer = Trainer.start(
@@ -219,7 +229,7 @@ def resume_training(
             scene = read_scene(root, config.data, background=training_image_background(config))
         run = run_folder(path)
         requests.listen_for_stops()
-        make = partial(RunDir.open, run) if run else partial(RunDir.create, default_folder(scene.root))
+        make = partial(RunDir.open, run) if run else partial(_new_run_dir, scene.root)
         with _open_run_dir(group, make) as run_dir:
             with _slow_section(group, "building the model"):
                 trainer = Trainer.resume(
@@ -318,10 +328,26 @@ def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> Run
     if group is None:
         return make()
     if group.rank:
-        return ReadOnlyRunDir(Path(group.broadcast("")))
+        return ReadOnlyRunDir(Path(os.fsdecode(bytes.fromhex(group.broadcast("")))))
     run_dir = make()
-    group.broadcast(str(run_dir.path))
+    group.broadcast(os.fsencode(run_dir.path).hex())  # words of a group are UTF-8, which names need not be
     return run_dir
+
+
+def _new_run_dir(scene: Path, place: Path | None = None, *, overwrite: bool = False) -> RunDir:
+    """Create the run folder ``place``; without it that of default_folder(), the next where others take that now."""
+    from splatcli.checkpoint.run_dir import RunDir, has_content
+
+    while place is None:
+        free = default_folder(scene)
+        try:
+            return RunDir.create(free)
+        except LockedError:
+            continue
+        except OutputError:
+            if not (free.is_dir() and has_content(free)):
+                raise
+    return RunDir.create(place, overwrite=overwrite)
 
 
 def _slow_section(group: ProcessGroup | None, doing: str) -> AbstractContextManager[None]:

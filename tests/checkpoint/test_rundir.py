@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.run_dir import RunDir, find_latest, newest_run, run_of
+from splatcli.checkpoint.run_dir import RunDir, find_latest, newest_run, run_of, take_lock
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, parse_config, with_settings
 from splatcli.errors import LockedError, OutputError
@@ -168,6 +168,21 @@ def test_a_second_process_is_reported_who_holds_the_run(tmp_path: Path) -> None:
         assert "process 4711 on elsewhere" in str(caught.value)
         holder.kill()
     RunDir.open(tmp_path / "run").close()
+
+
+def test_a_start_beside_another_leaves_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both find no folder; one is first to take the lock, and the other may have made the folders."""
+    held: list[int] = []
+
+    def probe(folder: Path, _: str) -> None:
+        (folder / "ckpts").mkdir()
+        held.append(take_lock(folder))
+
+    monkeypatch.setattr("splatcli.checkpoint.run_dir.probe_folder", probe)
+    with pytest.raises(LockedError):
+        RunDir.create(tmp_path / "output" / "run")
+    assert (tmp_path / "output" / "run" / "ckpts").is_dir()
+    os.close(held[0])
 
 
 def test_the_lock_ends_with_the_run(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
+from splatcli.cli import run_training
 from splatcli.formats.ply import read_ply
 from splatcli.train.state import flushed
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
@@ -140,6 +142,18 @@ class TestTrain:
         done = splat("train", tiny_scene, "-o", tmp_path / "run", "-n", 1, *QUICK)
         assert done.code == 8
         assert (tmp_path / "run").read_text() == "mine"
+
+    def test_runs_that_start_at_once_get_a_folder_each(
+        self, splat: Splat, tiny_scene: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        first = Path("output/ball")
+        folders = [first, first, Path("output/ball-2")]
+        monkeypatch.setattr(run_training, "default_folder", lambda scene: folders.pop(0))
+        with RunDir.create(first):
+            done = splat("train", tiny_scene, "-n", 5, "-q", *QUICK)
+            assert (done.code, done.lines) == (0, ["output/ball-2/ckpts/ckpt_000005.pt"]), done.err
+            assert (first / "ckpts").is_dir()
 
 
 class TestResume:
