@@ -51,14 +51,17 @@ class SfmInput:
         return None if self.mask_folder is None or name not in self.masks else self.mask_folder / self.masks[name]
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of files, a SHA-256 over names, sizes and both ends of each, and one of masks. Raises SceneError."""
+        """Count of files, a SHA-256 over names, sizes and both ends of each, and one of masks.
+
+        Images that cannot be opened count by their names, for they are left out. Raises SceneError for other files.
+        """
         named = list(zip(self.names or ("",), self.files, strict=True))
-        found: dict[str, str | int] = {"count": len(named), "sha256": _digest(named)}
+        found: dict[str, str | int] = {"count": len(named), "sha256": _digest(named, lenient=not self.is_video)}
         masks = [(name, path) for name in self.names if (path := self.mask(name)) is not None]
         return {**found, "masks": _digest(masks)} if masks else found
 
 
-def _digest(files: list[tuple[str, Path]]) -> str:
+def _digest(files: list[tuple[str, Path]], *, lenient: bool = False) -> str:
     digest = hashlib.sha256()
     for name, file in files:
         try:
@@ -69,6 +72,9 @@ def _digest(files: list[tuple[str, Path]]) -> str:
                 stream.seek(max(0, size - _SAMPLE))
                 digest.update(stream.read(_SAMPLE))
         except OSError as error:
+            if lenient:
+                digest.update(f"{name}\0{error.strerror}\0".encode(errors="surrogateescape"))
+                continue
             raise SceneError(
                 f"cannot be read: {error.strerror}", where=file, remedy="check the file and its permissions"
             ) from None

@@ -24,6 +24,8 @@ _QUALITY = 95
 _GPANO = re.compile(rb"ProjectionType\W{1,3}\s*equirectangular", re.IGNORECASE)
 #: Without XMP: the seam may differ this much more than neighbouring columns do, and a pole vary so many levels.
 _SEAM, _POLE = 3.0, 12.0
+#: Pixels of a row whose ends say something.
+_LEAST_WIDTH = 64
 
 
 def is_panorama(path: Path, header: Header) -> bool:
@@ -45,7 +47,7 @@ def is_panorama(path: Path, header: Header) -> bool:
                 remedy="fill it up to 360 x 180 degrees, or leave it out",
             )
         return True
-    return whole and _closes(decode_rgb(path, (0, 0, 0)))
+    return whole and header.width >= _LEAST_WIDTH and _closes(decode_rgb(path, (0, 0, 0)))
 
 
 def _closes(rgb: NDArray[np.uint8]) -> bool:

@@ -38,6 +38,16 @@ def one_good(folder: Path) -> None:
     Image.fromarray(np.zeros((60, 80, 3), dtype=np.uint8)).save(folder / "2.png")
 
 
+def tiny(folder: Path) -> None:
+    for index in range(3):
+        Image.new("RGB", (1, 1), (90 + index,) * 3).save(folder / f"{index}.png")
+
+
+def dangling(folder: Path) -> None:
+    write_noise(folder, 2)
+    (folder / "z.png").symlink_to("moved.png")
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -48,6 +58,8 @@ def one_good(folder: Path) -> None:
         pytest.param(
             one_good, "only 1 of 3 images can be used, at least 3 are needed; 2 cannot be read, 0.png", id="damaged"
         ),
+        pytest.param(dangling, "2 of 3 images can be used, at least 3 are needed; 1 cannot be read, z.png", id="link"),
+        pytest.param(tiny, "no two of the 3 images show the same thing", id="a pixel"),
         pytest.param(flat, "no two of the 3 images show the same thing", id="no texture"),
         pytest.param(lambda folder: write_noise(folder, 3), "no two of the 3 images", id="nothing in common"),
         pytest.param(same_place, "none of the 3 images could be placed", id="no depth"),
@@ -127,3 +139,15 @@ def test_ctrl_c_ends_the_worker_and_leaves_nothing(images: Path, tmp_path: Path,
     with pytest.raises(ProcessLookupError):
         os.kill(heard[0], 0)
     assert [path.name for path in tmp_path.iterdir()] == ["program"]
+
+
+def test_an_image_that_cannot_be_opened_counts_in_the_fingerprint(tmp_path: Path) -> None:
+    """It is left out, and cameras are computed anew once it is there."""
+    write_noise(tmp_path, 3)
+    whole = find_input(tmp_path).fingerprint()
+    (tmp_path / "z.png").symlink_to("moved.png")
+    broken = find_input(tmp_path).fingerprint()
+    assert broken == find_input(tmp_path).fingerprint() != whole
+    write_noise(tmp_path / "more", 1)
+    next((tmp_path / "more").iterdir()).rename(tmp_path / "moved.png")
+    assert find_input(tmp_path).fingerprint() != broken
