@@ -33,6 +33,7 @@ from splatcli import errors
 from splatcli.checkpoint.atomic import ended_by_signals
 from splatcli.errors import OutputError, ResourceError, SceneError, SplatError
 from splatcli.scene import heif
+from splatcli.scene.control_points import MIN_IMAGES, MIN_POINTS, ControlPoints
 from splatcli.scene.find_images import listed, unread_note
 from splatcli.scene.inspect import few_notes
 from splatcli.sfm.images import SfmInput
@@ -79,7 +80,7 @@ def run_sfm(
     if known is not None and known.get("key") == key and not overwrite and _is_whole(folder, known):
         return SfmResult(folder, known, True)
     _check_place(folder, footage, known, overwrite=overwrite)
-    _check_distance(footage, options)
+    _check_named(footage, options)
     with ended_by_signals(), _temporary(folder, _features_key(key, options, gpu)) as made:
         threads = len(os.sched_getaffinity(0))
         facts = run_worker(footage, options, made, threads=threads, gpu=gpu, tell=tell)
@@ -155,20 +156,37 @@ def _is_outdated(facts: dict[str, Any]) -> bool:
     return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
 
 
-def _check_distance(footage: SfmInput, options: SfmOptions) -> None:
-    """Raise SceneError where --scale-from names images that are not there, before hours of mapping."""
-    if options.scale_from is None or footage.is_video:
+def _check_named(footage: SfmInput, options: SfmOptions) -> None:
+    """Raise SceneError where --scale-from or --gcp name images that are not there, before hours of mapping."""
+    if footage.is_video:
         return
-    # The faces of a panorama are named NAME/0.jpg, and a HEIC may end otherwise in the model.
-    there = {str(PurePosixPath(name).with_suffix("")) for name in footage.names}
-    for name in options.known_distance()[:2]:
+    # The faces of a panorama are named NAME/0.jpg, a HEIC may end otherwise in the model, and --gcp leaves folders out.
+    there = {str(PurePosixPath(name).with_suffix("")) for name in footage.names} | set(footage.names)
+
+    def known(name: str) -> bool:
         path = PurePosixPath(name)
-        if str(path.with_suffix("")) not in there and str(path.parent) not in there | set(footage.names):
-            close = difflib.get_close_matches(name, footage.names, 1) or footage.names
+        return str(path.with_suffix("")) in there or str(path.parent) in there
+
+    if options.scale_from is not None:
+        for name in options.known_distance()[:2]:
+            if not known(name):
+                close = difflib.get_close_matches(name, footage.names, 1) or footage.names
+                raise SceneError(
+                    f"{name!r} is not among the {len(footage.names)} images",
+                    where="--scale-from",
+                    remedy=f"name two that are, such as {close[0]}",
+                )
+    if options.control_points is not None:
+        control = ControlPoints.from_dict(options.control_points)
+        there |= {PurePosixPath(name).name for name in there}
+        marked = [sum(known(name) or known(Path(name).name) for name in point.pixels) for point in control.points]
+        usable = sum(count >= MIN_IMAGES for count in marked)
+        if usable < MIN_POINTS:
             raise SceneError(
-                f"{name!r} is not among the {len(footage.names)} images",
-                where="--scale-from",
-                remedy=f"name two that are, such as {close[0]}",
+                f"{usable} of {len(marked)} control points are marked in {MIN_IMAGES} of the {len(footage.names)} "
+                f"images or more, at least {MIN_POINTS} are needed",
+                where=control.file,
+                remedy=f"mark more, and name images as they are named here, such as {footage.names[0]}",
             )
 
 

@@ -155,8 +155,19 @@ def test_too_few_points_and_other_flags_are_refused(photos: Path, tmp_path: Path
     Path("gcp.txt").write_text("LOCAL\n" + rows(POINTS[:2]))
     assert run(["sfm", str(photos), "-o", "made", "--gcp", "gcp.txt"]) == 3
     said = capfd.readouterr().err
-    assert "2 control points can be placed, at least 3 are needed" in said
+    assert "2 of 2 control points are marked in 2 of the 6 images or more, at least 3 are needed" in said
+    assert "features" not in said, "before any work"
     assert not Path("made").exists()
+    Path("gcp.txt").write_text("LOCAL\n" + rows(POINTS).replace(".png", ".b.png"))
+    assert run(["sfm", str(photos), "-o", "made", "--gcp", "gcp.txt"]) == 3
+    assert "0 of 6 control points are marked" in capfd.readouterr().err
+    center = true_centers()[0]
+    far = center + 1000.0 * (POINTS[4] - center)  # behind the wall, where all rays are parallel
+    seen = [(view, *pixel(view, far)) for view in range(2)]
+    lines = [f"0 0 9 {float(x)} {float(y)} {view}.png far" for view, x, y in seen]
+    Path("gcp.txt").write_text("LOCAL\n" + rows(POINTS[:2]) + "\n".join(lines) + "\n")
+    assert run(["sfm", str(photos), "-o", "made", "--gcp", "gcp.txt"]) == 3
+    assert "2 control points can be placed, at least 3 are needed (far: its rays are within" in capfd.readouterr().err
     assert run(["sfm", str(photos), "--gcp", "gcp.txt", "--scale-from", "0.png,1.png,2"]) == 2
     assert "leave out --scale-from" in capfd.readouterr().err
     assert run(["sfm", str(photos), "--gcp", "none.txt"]) == 3
