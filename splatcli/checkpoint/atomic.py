@@ -26,6 +26,9 @@ TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
 #: Errors of a file system that cannot reserve space or sync a folder; they are ignored.
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 
+#: Errors that do not come from a full disk.
+_NOT_FULL = {errno.EACCES, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+
 #: Seconds to wait for a reader of a named pipe.
 READER_PATIENCE = 30.0
 
@@ -98,8 +101,9 @@ def write_atomically(
             raise from_os_error(refused, OutputError, path) from error
         # torch turns a full disk into a RuntimeError of its own, so the exception's type does not tell.
         kept = "; the old one is kept" if os.path.exists(target) else ""
+        full = "" if refused is not None and refused.errno in _NOT_FULL else " (disk full?)"
         raise OutputError(
-            f"could not write {what} (disk full?){kept}: {_reason(error)}",
+            f"could not write {what}{full}{kept}: {_reason(error)}",
             where=path,
             remedy="free some space, or check the permissions of the folder",
         ) from error

@@ -146,8 +146,9 @@ def test_the_order_is_write_sync_verify_rename_sync_folder(
 def test_an_impossible_place_is_an_output_error(checkpoint_of: CheckpointOf, tmp_path: Path, target: str) -> None:
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(OutputError):
+    with pytest.raises(OutputError) as caught:
         save_checkpoint(tmp_path / target, checkpoint_of())
+    assert "disk full" not in caught.value.what
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
 
 
