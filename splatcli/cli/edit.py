@@ -265,8 +265,8 @@ def edit(args: EditArguments) -> int:
         paths: Sequence[Path | None] = args.models or [None]
         parts = [edit_model(path, operations, together, args, out) for path, operations in zip(paths, own, strict=True)]
         warn_of_differences(parts, out)
-        comments = place_comments(parts[0], together, target.format, out)
         result = join_models(parts, together, args, out)
+        comments = place_comments(parts[0], result, target.format, out)
         if args.refine is not None:
             refine_result(result, parts[0], args.refine, out, dry_run=args.dry_run)
         if args.picture is not None:

@@ -45,10 +45,11 @@ class EditedPart:
 
 @dataclass
 class EditResult:
-    """All models together after all operations. facts: for --json."""
+    """All models together after all operations. facts: for --json. is_moved: whether the first was."""
 
     model: EditedModel
     facts: dict[str, Any]
+    is_moved: bool
 
 
 def with_align_targets(operations: Sequence[Operation], out: Output) -> list[Operation]:
@@ -195,7 +196,7 @@ def join_models(
 
     Several models have no cameras and photos in common.
     """
-    from splatcli.edit.operations import EditedModel, apply_operations, merged
+    from splatcli.edit.operations import AlignTo, EditedModel, Level, Move, apply_operations, merged
     from splatcli.edit.overlap import resolve_overlap
 
     model = parts[0].model
@@ -211,7 +212,13 @@ def join_models(
     model, applied = apply_operations(model, operations)
     effects += _report(applied, None, args, out)
     reads = [part.path for part in parts]
-    return EditResult(model, {"reads": reads, "operations": effects, "num_gaussians": len(model.gaussians)})
+    touched = [*(fact.get("changed", 0) for fact in parts[0].effects), *(one.touched for one in applied)]
+    is_moved = any(
+        count and isinstance(one, Move | Level | AlignTo)
+        for one, count in zip([*parts[0].operations, *operations], touched, strict=True)
+    )
+    facts = {"reads": reads, "operations": effects, "num_gaussians": len(model.gaussians)}
+    return EditResult(model, facts, is_moved)
 
 
 def refine_result(result: EditResult, part: EditedPart, steps: int, out: Output, *, dry_run: bool) -> None:

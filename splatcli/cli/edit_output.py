@@ -56,17 +56,13 @@ class EditTarget:
         return cls(path, format_to_write(path, "ply" if str(path) == "-" else None), path.is_file())
 
 
-def place_comments(
-    part: EditedPart, together: Sequence[Operation], chosen: Format | None, out: Output
-) -> tuple[str, ...]:
+def place_comments(part: EditedPart, result: EditResult, chosen: Format | None, out: Output) -> tuple[str, ...]:
     """Return the comments that say where the model lies, and print which of them get lost.
 
     They map coordinates to those of the input or to the Earth, which holds only where no operation moves the model.
-    together: the operations of all models. chosen: the format of the file, where it has one.
+    part: the first model. chosen: the format of the file, where it has one.
     """
-    from splatcli.edit.operations import AlignTo, Level, Move
-
-    if any(isinstance(one, Move | Level | AlignTo) for one in [*part.operations, *together]):
+    if result.is_moved:
         if part.place:
             out.note("note: the model is moved, so that its place and its offset from the input are left out")
         return ()

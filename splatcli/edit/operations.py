@@ -360,7 +360,8 @@ def apply_operations(
         gone, pending = _all_moved(gone, pending), Similarity()
         if isinstance(one, Level):
             pending = _levelled(gaussians, cameras, model.up, total, one)
-            effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed"))
+            turned = 0 if np.array_equal(pending.rotation, np.eye(3)) else len(gaussians)
+            effects.append(Effect(one.label, turned, len(gaussians), "changed"))
         elif isinstance(one, AlignTo):
             pending, detail = _aligned(gaussians, [move_camera(camera, total) for camera in cameras], one)
             effects.append(Effect(one.label, len(gaussians), len(gaussians), "changed", detail))

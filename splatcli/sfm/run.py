@@ -533,7 +533,9 @@ def _placed(facts: dict[str, Any]) -> list[tuple[str, str]]:
         off = math.sqrt(sum(value**2 for value in facts["residual_m"].values()))
         return [("control points", f"metres in their axes; {facts['positions']} are off by {off:.3g} m")]
     if facts.get("applied"):
-        return [("scale", f"metres, {facts['metres_per_unit']:.4g} to a unit before")]
+        count = facts.get("unused_positions")
+        unused = f"; the GPS positions of {count} images are not used" if count else ""
+        return [("scale", f"metres, {facts['metres_per_unit']:.4g} to a unit before{unused}")]
     reason = str(facts.get("reason", ""))
     return [("georeference", f"none: {reason}")] if reason and not reason.startswith(_SILENT) else []
 

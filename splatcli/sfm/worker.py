@@ -26,7 +26,7 @@ from splatcli.errors import OutputError, SceneError, SplatError, UsageError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, fit_control_points
 from splatcli.scene.decode import Header
-from splatcli.scene.georeference import PositionsError, Similarity, georeference, write_sidecar
+from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
 from splatcli.sfm.gaps import find_gaps, stretches_in
@@ -433,7 +433,10 @@ class Job:
         model.transform(pycolmap.Sim3d(similarity.matrix))
         facts = {"metres_per_unit": similarity.scale, "scale_from": self.options.scale_from}
         write_sidecar(self.folder, {"version": 1, "frame": "metres, axes as they came", **facts})
-        return {"applied": True, **facts}
+        unused = 0
+        if not self.footage.is_video:
+            unused = sum(position_of(self.footage.path / self._source(name)) is not None for name in centers)
+        return {"applied": True, **facts, "unused_positions": unused}
 
     def _control(self, model: pycolmap.Reconstruction, control: ControlPoints) -> dict[str, Any]:
         found = fit_control_points(model, control)

@@ -284,7 +284,8 @@ def test_what_leads_to_the_input_stays_only_without_a_move(splat: Splat, finishe
     place = (47.25, -8.5, 430.25)
     checkpoint.dataset = replace(checkpoint.dataset, offset=(1000.0, 2000.0, 0.0), place=place)
     save_checkpoint(tmp_path / "far.pt", checkpoint)
-    for words, kept in ((("--filter", "opacity>0"), True), (("-t", "0,0,1"), False)):
+    unmoved = [("--filter", "opacity>0"), ("--level", "z")]  # z is up in a run with a place
+    for words, kept in ((unmoved[0], True), (unmoved[1], True), (("-t", "0,0,1"), False), (("--level", "x"), False)):
         done = splat("edit", tmp_path / "far.pt", "-o", tmp_path / "x.ply", "-w", *words)
         assert done.code == 0, done.err
         header = (tmp_path / "x.ply").read_bytes().partition(b"end_header")[0].decode()
