@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import itertools
 import json
 import logging
 from collections.abc import Iterable, Sequence
@@ -295,6 +296,7 @@ class Trainer:
     """A run from Python: the engine of ``splat train`` with hooks, a loss and a strategy of one's own.
 
     scene: a Scene, or the path of one. output: the run folder; None takes output/<scene>, numbered if that exists.
+        Without a name, run() takes the next number where another run has taken that folder since.
     overwrite: a run that is there is moved aside. device: auto, cpu, cuda or cuda:1. preset: as of ``splat train``.
     init: sfm, hull, random, the path of a model, a Model, or Gaussians.
     callbacks: objects with some of on_step(Stepped), on_refine(Refined), on_eval(Evaluated); train/events.py.
@@ -340,6 +342,7 @@ class Trainer:
             config = build_config({**values, "model.init": start}, preset=preset)
         self._prepare(config, device, callbacks, loss, strategy)
         self.output = Path(output) if output is not None else free_folder(self.scene.root.name)
+        self._named = output is not None
         self._overwrite = overwrite
         self._given: Gaussians | None = given
         self._from: Path | None = None
@@ -373,7 +376,7 @@ class Trainer:
         config, notes = changed_config(checkpoint.config, assignments=assignments)
         self.scene = self._read(Path(checkpoint.dataset.root) if scene is None else scene, config)
         self._prepare(config, device, callbacks, loss, strategy)
-        self.output, self._from, self._given, self._overwrite = folder, file, None, False
+        self.output, self._from, self._given, self._overwrite, self._named = folder, file, None, False, True
         for note in notes:
             _log.info(note)
         return self
@@ -471,8 +474,7 @@ class Trainer:
         stopped: Stopped | None = None
         score: Evaluated | None = None
         failure: BaseException | None = None
-        resumes = self._from is not None
-        with RunDir.open(self.output) if resumes else RunDir.create(self.output, overwrite=self._overwrite) as folder:
+        with self._open() as folder:
             trainer = self._trainer = self._begin(folder)
             for event in trainer.run(stop_at, lambda: self._stop):
                 if isinstance(event, Stepped):
@@ -496,6 +498,17 @@ class Trainer:
             metrics = {name: getattr(score, name) for name in names}
         model = dataclasses.replace(self.model, path=stopped.path)
         return Run(self.output, stopped.path, stopped.step, stopped.reason, model, metrics)
+
+    def _open(self) -> RunDir:
+        """Return the run folder; of a new run without a name, the next free one if another run has taken its own."""
+        if self._from is not None:
+            return RunDir.open(self.output)
+        if self._named:
+            return RunDir.create(self.output, overwrite=self._overwrite)
+        places = itertools.chain([self.output], iter(lambda: free_folder(self.scene.root.name), None))
+        folder = RunDir.create_free(lambda: next(places))
+        self.output = folder.path
+        return folder
 
     def _begin(self, folder: RunDir) -> EngineTrainer:
         """Return the engine's trainer, of a new run or of one that continues."""

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 import splatcli
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
@@ -440,3 +441,12 @@ def test_the_package_of_training_can_be_called_whatever_was_imported_first() -> 
     code = "import splatcli.train.trainer, splatcli, inspect; assert callable(splatcli.train)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_trainers_without_a_name_get_a_folder_each(ball: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainers = [splatcli.Trainer(ball, iterations=3, **TINY) for _ in range(3)]
+    with RunDir.create(Path("output") / ball.name):  # held by a program that has started at once
+        runs = [trainer.run() for trainer in trainers]
+    assert [run.path for run in runs] == [Path("output") / f"{ball.name}-{number}" for number in (2, 3, 4)]
+    assert [trainer.output for trainer in trainers] == [run.path for run in runs]

@@ -11,6 +11,7 @@ import math
 import os
 import re
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -208,6 +209,22 @@ class RunDir:
                     remedy="choose another place with -o",
                 ) from None
             raise
+
+    @classmethod
+    def create_free(cls, choose: Callable[[], Path]) -> RunDir:
+        """Create the run folder that ``choose`` names, or the next that it names where another run has taken that.
+
+        Raises as create().
+        """
+        while True:
+            path = choose()
+            try:
+                return cls.create(path)
+            except LockedError:
+                continue
+            except OutputError:
+                if not (path.is_dir() and has_content(path)):
+                    raise
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

@@ -21,16 +21,7 @@ from splatcli.cli.process import ECHO, Requests, exit_code
 from splatcli.cli.ranks import check_sharded
 from splatcli.cli.sfm import lacks_cameras, scene_with_cameras
 from splatcli.cli.time_budget import TimeBudget, process_age
-from splatcli.errors import (
-    LockedError,
-    ModelFileError,
-    OutputError,
-    SceneError,
-    SplatError,
-    UnreadableError,
-    UsageError,
-    os_errors,
-)
+from splatcli.errors import ModelFileError, OutputError, SceneError, SplatError, UnreadableError, UsageError, os_errors
 from splatcli.output import free_folder
 
 if TYPE_CHECKING:
@@ -336,17 +327,10 @@ def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> Run
 
 def _new_run_dir(scene: Path, place: Path | None = None, *, overwrite: bool = False) -> RunDir:
     """Create the run folder ``place``; without it that of default_folder(), the next where others take that now."""
-    from splatcli.checkpoint.run_dir import RunDir, has_content
+    from splatcli.checkpoint.run_dir import RunDir
 
-    while place is None:
-        free = default_folder(scene)
-        try:
-            return RunDir.create(free)
-        except LockedError:
-            continue
-        except OutputError:
-            if not (free.is_dir() and has_content(free)):
-                raise
+    if place is None:
+        return RunDir.create_free(lambda: default_folder(scene))
     return RunDir.create(place, overwrite=overwrite)
 
 
