@@ -11,9 +11,12 @@ import difflib
 import itertools
 import json
 import logging
+import signal
+import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
-from splatcli.checkpoint.run_dir import METRICS, RunDir, find_latest_sound, run_of
+from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields
 from splatcli.errors import UnreadableError, UsageError, os_errors
@@ -268,7 +271,8 @@ class Run:
     path: its folder. checkpoint: the file with its last state. step: completed steps.
     reason: "finished", "stop-at", or "stopped" by Trainer.stop().
     model: its Gaussians, on the device of the training.
-    metrics: psnr, ssim, num_gaussians and step of the last evaluation; empty where no view is held out.
+    metrics: psnr, ssim, num_gaussians and step of the trainer's last evaluation; empty before it, and where no view is
+        held out.
     """
 
     path: Path
@@ -408,6 +412,8 @@ class Trainer:
             self._engine = LossEngine(loss, self.device)
         self._trainer: EngineTrainer | None = None
         self._stop: str | None = None
+        self._score: Evaluated | None = None
+        self._busy = threading.Lock()
 
     @staticmethod
     def _data_settings(scene: EngineScene | str | Path, values: dict[str, Any]) -> dict[str, Any]:
@@ -466,36 +472,54 @@ class Trainer:
         self._stop = "stopped"
 
     def run(self, stop_at: int | None = None) -> Run:
-        """Train to the end, to step ``stop_at`` or until stop(); a later call continues.
+        """Train to the end, to step ``stop_at`` or until stop(); a later call continues, also after an error.
 
-        Raises what a callback raised, after the state is saved, and as train/trainer.py Trainer.run().
+        Raises what a callback raised, and KeyboardInterrupt after Ctrl-C, when the state of that step is saved (a
+        second Ctrl-C does not wait for that); UsageError in a callback; and as train/trainer.py Trainer.run().
         """
+        if not self._busy.acquire(blocking=False):
+            raise UsageError("this run is under way", where="Trainer.run()", remedy="stop() ends it; call run() then")
+        try:
+            return self._run(stop_at)
+        finally:
+            self._busy.release()
+
+    def _run(self, stop_at: int | None) -> Run:
         self._stop = None
         stopped: Stopped | None = None
-        score: Evaluated | None = None
         failure: BaseException | None = None
-        with self._open() as folder:
-            trainer = self._trainer = self._begin(folder)
-            for event in trainer.run(stop_at, lambda: self._stop):
-                if isinstance(event, Stepped):
-                    folder.keep()
-                elif isinstance(event, Evaluated):
-                    score = event
-                elif isinstance(event, Stopped):
-                    stopped = event
-                if failure is None:
-                    try:
-                        self._report(event)
-                    except BaseException as error:
-                        failure, self._stop = error, "stopped"
+        begun = False
+        try:
+            with self._open() as folder, _Interrupts() as interrupts:
+                trainer = self._trainer = self._begin(folder)
+                begun = True
+                interrupts.listen()
+                for event in trainer.run(stop_at, lambda: self._stop or interrupts.reason):
+                    if isinstance(event, Stepped):
+                        folder.keep()
+                    elif isinstance(event, Evaluated):
+                        self._score = event
+                    elif isinstance(event, Stopped):
+                        stopped = event
+                    if failure is None:
+                        try:
+                            self._report(event)
+                        except BaseException as error:
+                            failure, self._stop = error, "stopped"
+        except BaseException:
+            if begun:  # continue from what is left, which is nothing where the folder has been removed
+                self._from = next(iter(reversed(checkpoints_of(self.output))), None)
+            raise
         assert stopped is not None, "a trainer's last event is Stopped"
         self._from = stopped.path
+        if failure is None and interrupts.reason is not None:
+            failure = KeyboardInterrupt()
         if failure is not None:
             raise failure
         metrics: dict[str, float] = {}
-        if score is not None:
+        if self._score is not None:
             names = ("psnr", "ssim", "num_gaussians", "step")
-            metrics = {name: getattr(score, name) for name in names}
+            metrics = {name: getattr(self._score, name) for name in names}
         model = dataclasses.replace(self.model, path=stopped.path)
         return Run(self.output, stopped.path, stopped.step, stopped.reason, model, metrics)
 
@@ -552,6 +576,42 @@ class Trainer:
                 called = getattr(callback, hook, None)
                 if called is not None:
                     called(event)
+
+
+class _Interrupts:
+    """Makes the first Ctrl-C a request to stop, and the second a KeyboardInterrupt; in the main thread only, and where
+    the program has no handler of its own.
+
+    reason: "SIGINT" once it has been pressed.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._listens = False
+
+    def __enter__(self) -> _Interrupts:
+        return self
+
+    def listen(self) -> None:
+        """Take Ctrl-C from now on; before, there is nothing to save."""
+        in_main = threading.current_thread() is threading.main_thread()
+        if in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._pressed)
+            self._listens = True
+
+    def _pressed(self, number: int, frame: FrameType | None) -> None:
+        self.reason = "SIGINT"
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._listens:
+            self._listens = False
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
 
 
 def _checked(strategy: object) -> Strategy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -450,3 +451,74 @@ def test_trainers_without_a_name_get_a_folder_each(ball: Path, tmp_path: Path, m
         runs = [trainer.run() for trainer in trainers]
     assert [run.path for run in runs] == [Path("output") / f"{ball.name}-{number}" for number in (2, 3, 4)]
     assert [trainer.output for trainer in trainers] == [run.path for run in runs]
+
+
+@NEEDS_COMPILER
+def test_ctrl_c_saves_and_another_call_continues(ball: Path, tmp_path: Path) -> None:
+    presses: list[int] = []
+
+    def loss(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        if presses and trainer.step == presses[0]:
+            presses.pop(0)
+            signal.raise_signal(signal.SIGINT)
+        return plain_loss(image, target, counts)
+
+    options: dict[str, Any] = {"iterations": 20, "loss": loss, **TINY}
+    trainer = splatcli.Trainer(ball, output=tmp_path / "whole", **options)
+    whole = trainer.run()
+    before = signal.getsignal(signal.SIGINT)
+    presses += [6, 9]
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", **options)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert splatcli.Model.load(tmp_path / "run").step == 7
+    with pytest.raises(KeyboardInterrupt):
+        trainer.run()
+    done = trainer.run()
+    assert (done.step, done.reason) == (20, "finished")
+    for (name, mine), (_, other) in zip(done.model.gaussians.items(), whole.model.gaussians.items(), strict=True):
+        assert torch.equal(mine, other), name
+
+
+@NEEDS_COMPILER
+def test_after_an_error_of_a_loss_another_call_continues_from_the_last_checkpoint(ball: Path, tmp_path: Path) -> None:
+    steps = {"left": 12}
+
+    def loss(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        steps["left"] -= 1
+        if steps["left"] == 0:
+            raise ZeroDivisionError
+        return plain_loss(image, target, counts)
+
+    options: dict[str, Any] = {"iterations": 20, "loss": loss, "save.steps": (10,), **TINY}
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", **options)
+    with pytest.raises(ZeroDivisionError):
+        trainer.run()
+    assert splatcli.Model.load(tmp_path / "run").step == 10
+    assert trainer.run().step == 20
+    steps["left"] = 1
+    early = splatcli.Trainer(ball, output=tmp_path / "early", **options)
+    with pytest.raises(ZeroDivisionError):
+        early.run()
+    assert early.run().step == 20
+
+
+@NEEDS_COMPILER
+def test_a_run_is_not_started_from_its_own_callback(ball: Path, tmp_path: Path) -> None:
+    class Again:
+        def on_step(self, event: Stepped) -> None:
+            trainer.run()
+
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=5, callbacks=[Again()], **TINY)
+    with pytest.raises(UsageError, match="under way"):
+        trainer.run()
+
+
+@NEEDS_COMPILER
+def test_metrics_are_those_of_the_last_evaluation_of_any_call(ball: Path, tmp_path: Path) -> None:
+    recorder = Recorder()
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=20, eval_every=5, callbacks=[recorder], **TINY)
+    assert trainer.run(stop_at=3).metrics == {}
+    assert trainer.run(stop_at=6).metrics["step"] == 5
+    assert trainer.run(stop_at=7).metrics["psnr"] == recorder.scores[0].psnr
