@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -522,3 +524,27 @@ def test_metrics_are_those_of_the_last_evaluation_of_any_call(ball: Path, tmp_pa
     assert trainer.run(stop_at=3).metrics == {}
     assert trainer.run(stop_at=6).metrics["step"] == 5
     assert trainer.run(stop_at=7).metrics["psnr"] == recorder.scores[0].psnr
+
+
+def test_scenes_cameras_and_models_can_be_pickled_and_copied(tmp_path: Path) -> None:
+    scene = splatcli.Scene.open(write_scene(tmp_path / "ball"))
+    pixels = scene.images.image(3).pixels
+    for other in (pickle.loads(pickle.dumps(scene)), copy.deepcopy(scene)):
+        assert repr(other) == repr(scene)
+        assert other.data == scene.data
+        assert np.array_equal(other.images.image(3).pixels, pixels)
+        assert other.images.max_bytes() == scene.images.max_bytes()
+    model = splatcli.Model(random_gaussians(20, 1), cameras=tuple(scene.cameras))
+    image = model.render(scene.cameras[0]).image
+    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(same.render(same.cameras[0]).image, image)
+
+
+def test_a_pickled_camera_of_an_older_version_has_the_near_plane_of_then() -> None:
+    camera = dataclasses.replace(ring_cameras(1)[0], near=0.5)
+    assert pickle.loads(pickle.dumps(camera)).near == copy.copy(camera).near == 0.5
+    old = splatcli.Camera.__new__(splatcli.Camera)
+    fields = [getattr(camera, field.name) for field in dataclasses.fields(camera)]
+    old.__setstate__(fields[:-1])
+    assert (old.name, old.near) == (camera.name, 0.01)
+    assert np.array_equal(old.viewmat, camera.viewmat)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,11 @@ class Camera:
     cy: float
     viewmat: NDArray[np.float64]
     near: float = NEAR
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """Take what pickle and copy store: the fields in their order, without ``near`` in pickles of older versions."""
+        for one, value in zip_longest(fields(self), state, fillvalue=NEAR):
+            object.__setattr__(self, one.name, value)
 
     @property
     def center(self) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,7 +129,7 @@ class ByteCache:
 
 
 class ImageStore:
-    """The images of a scene, by the index of their camera. Thread-safe.
+    """The images of a scene, by the index of their camera. Thread-safe. A pickle or copy holds no decoded image.
 
     background: R G B, under what is transparent; None keeps its alpha, for who has a new background each time.
     budget: bytes of decoded images that may stay in memory.
@@ -155,6 +156,13 @@ class ImageStore:
         self._pending: dict[int, Future[LoadedImage]] = {}
         self._all_masked: set[int] = set()
         self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Callable[..., ImageStore], tuple[object, ...]]:
+        return partial(ImageStore, alpha_is_mask=self.alpha_is_mask, mask_is_alpha=self.mask_is_alpha), (
+            self.sources,
+            self.background,
+            self._images.budget,
+        )
 
     def __len__(self) -> int:
         return len(self.sources)
