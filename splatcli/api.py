@@ -132,7 +132,7 @@ class Model:
         device: "auto" takes the GPU if there is one. import_options: how files of other programs are taken.
         Raises ModelFileError, UsageError where there is no such file, UnreadableError when the system refuses it.
         """
-        device = resolve_device(device) if isinstance(device, str) else device
+        device = _device(device)
         with os_errors(UnreadableError, path):
             file = find_model(Path(path))
             if is_own_checkpoint(file):
@@ -166,8 +166,8 @@ class Model:
         return f"<Model{where} {self.origin}{step}, {len(self):,} Gaussians, SH degree {degree}, {device}>"
 
     def to(self, device: str | torch.device) -> Model:
-        """Return the model with its Gaussians on ``device``."""
-        return dataclasses.replace(self, gaussians=self.gaussians.to(device))
+        """Return the model with its Gaussians on ``device``; "auto" takes the GPU if there is one. Raises as load()."""
+        return dataclasses.replace(self, gaussians=self.gaussians.to(_device(device)))
 
     def render(
         self,
@@ -204,8 +204,14 @@ class Model:
         own camera of that name where it has one, over the background of this one.
         cameras: in the coordinates of this model, or of the scene; None: the held-out views of the scene (the others
         where none is held out), or the views that both models have. Views without an image of their size are left out.
-        Raises UsageError where no view is left.
+        Raises UsageError for another kind of ``other``, and where no view is left.
         """
+        if not isinstance(other, Model | EngineScene):
+            raise UsageError(
+                f"{other!r} is neither a Scene nor a Model",
+                where="Model.compare()",
+                remedy="open it: Scene.open() or Model.load()",
+            )
         shift = np.subtract(self.offset, other.offset)
         mine, truth, theirs = Rendered(self.gaussians, self.settings), None, None
         if isinstance(other, Model):
@@ -244,14 +250,20 @@ class Model:
 
         format: its name, as of ``splat export --format``; by default the end of the file's name tells it.
         sh_degree, min_opacity, crop: as of ``splat export``.
-        Raises UsageError for an unknown format, and where no Gaussian is left; OutputError when it cannot be written.
+        Gaussians of another floating type become float32.
+        Raises UsageError for an unknown format, and where no Gaussian is left; DivergedError for values that are not
+        finite; OutputError when it cannot be written.
         """
         path = Path(path)
         chosen = format_to_write(path, format)
         assert chosen.write is not None, "format_to_write() gives formats that are written"
         degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
         region = None if crop is None else Crop.parse(crop)
-        kept, notes = select(self.gaussians.to("cpu"), crop=region, min_opacity=min_opacity, sh_degree=degree)
+        kept, notes = select(_as_stored(self.gaussians), crop=region, min_opacity=min_opacity, sh_degree=degree)
+        if not len(kept) and chosen.name != "ply":
+            raise UsageError(
+                "the model has no Gaussians, and only a PLY can hold none", where=path, remedy='export("scene.ply")'
+            )
         comments = []
         if any(self.offset):
             place = " ".join(f"{value:.15g}" for value in self.offset)
@@ -318,7 +330,7 @@ class Trainer:
         *,
         output: str | Path | None = None,
         overwrite: bool = False,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         preset: str | None = "default",
         init: str | Path | Model | Gaussians | None = None,
         callbacks: Iterable[object] = (),
@@ -334,6 +346,7 @@ class Trainer:
         elif init is not None:
             values["model.init"] = str(init)
             given = None if str(init) in NAMED_STARTS else Model.load(init).gaussians
+        given = None if given is None else _as_stored(given)
         if strategy is not None:
             values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
         values |= self._data_settings(scene, values)
@@ -357,7 +370,7 @@ class Trainer:
         path: str | Path,
         *,
         scene: EngineScene | str | Path | None = None,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         callbacks: Iterable[object] = (),
         loss: Loss | None = None,
         strategy: Strategy | None = None,
@@ -388,13 +401,13 @@ class Trainer:
     def _prepare(
         self,
         config: Config,
-        device: str,
+        device: str | torch.device,
         callbacks: Iterable[object],
         loss: Loss | None,
         strategy: str | Strategy | None,
     ) -> None:
         self.config = config
-        self.device = resolve_device(device)
+        self.device = resolve_device(str(device))
         self.callbacks = tuple(callbacks)
         for callback in self.callbacks:
             if not any(callable(getattr(callback, name, None)) for name in HOOKS.values()):
@@ -406,6 +419,8 @@ class Trainer:
             raise UsageError(f"{config.strategy.name!r} is a strategy of splat", where="strategy", remedy="rename it")
         self._engine = None
         if loss is not None:
+            if not callable(loss):
+                raise UsageError(f"{loss!r} cannot be called", where="loss", remedy="loss=a function; see docs/api.md")
             for name, wanted in (("batch_size", config.train.batch_size == 1), ("offload", not config.memory.offload)):
                 if not wanted:
                     raise UsageError("a loss of one's own takes one view a step, on the device", where=name)
@@ -623,6 +638,16 @@ def _checked(strategy: object) -> Strategy:
         where="strategy",
         remedy="splatcli/train/densify/base.py, class Strategy, lists them",
     )
+
+
+def _device(device: str | torch.device) -> str | torch.device:
+    """Return the device that a text names, as resolve_device() does."""
+    return resolve_device(device) if isinstance(device, str) else device
+
+
+def _as_stored(gaussians: Gaussians) -> Gaussians:
+    """Return Gaussians as runs and files hold them, without gradients: on the CPU, in float32."""
+    return gaussians.map(lambda tensor: tensor.detach().to("cpu", torch.float32))
 
 
 def train(scene: EngineScene | str | Path, **options: Any) -> Run:

@@ -46,7 +46,10 @@ class Gaussians:
     shN: Tensor
 
     def __post_init__(self) -> None:
-        n = self.means.shape[0]
+        for name, tensor in self.items():
+            if not isinstance(tensor, Tensor):
+                raise TypeError(f"{name} is a {type(tensor).__name__}, not a torch.Tensor")
+        n = self.means.shape[0] if self.means.dim() else 0
         expected = {
             "means": (n, 3),
             "quats": (n, 4),

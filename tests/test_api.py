@@ -548,3 +548,66 @@ def test_a_pickled_camera_of_an_older_version_has_the_near_plane_of_then() -> No
     old.__setstate__(fields[:-1])
     assert (old.name, old.near) == (camera.name, 0.01)
     assert np.array_equal(old.viewmat, camera.viewmat)
+
+
+def test_gaussians_of_other_kinds_are_exported_and_trained_on(ball: Path, tmp_path: Path) -> None:
+    single = random_gaussians(20, 1)
+    splatcli.Model(single).export(tmp_path / "single.ply")
+    for name, other in (
+        ("double", single.map(lambda tensor: tensor.double().requires_grad_())),
+        ("strided", single.map(lambda tensor: tensor.repeat_interleave(2, 0)[::2])),
+    ):
+        splatcli.Model(other).export(tmp_path / f"{name}.ply")
+        assert (tmp_path / f"{name}.ply").read_bytes() == (tmp_path / "single.ply").read_bytes()
+    half = single.map(lambda tensor: tensor.half())
+    splatcli.Model(half).export(tmp_path / "half.ply")
+    assert torch.equal(splatcli.Model.load(tmp_path / "half.ply").gaussians.means, half.means.float())
+    run = splatcli.train(ball, output=tmp_path / "run", **{**TINY, "init": half, "iterations": 2})
+    assert run.model.gaussians.means.dtype == torch.float32
+
+
+@pytest.mark.parametrize("end", ["sog", "spz", "splat", "glb", "usdz", "html", "compressed.ply"])
+def test_an_empty_model_is_exported_as_a_ply_alone(tmp_path: Path, end: str) -> None:
+    empty = splatcli.Model(random_gaussians(0))
+    empty.export(tmp_path / "empty.ply")
+    assert len(splatcli.Model.load(tmp_path / "empty.ply")) == 0
+    with pytest.raises(UsageError, match="only a PLY"):
+        empty.export(tmp_path / f"empty.{end}")
+
+
+def test_objects_of_another_kind_are_named() -> None:
+    model, camera = splatcli.Model(random_gaussians(3)), ring_cameras(1)[0]
+    with pytest.raises(UsageError, match="'scene/' is neither a Scene nor a Model"):
+        model.compare("scene/")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="'gpu' is no device"):
+        model.to("gpu")
+    assert model.to("auto").to(torch.device("cpu")).gaussians.device == torch.device("cpu")
+    with pytest.raises(TypeError, match=r"means is a ndarray, not a torch\.Tensor"):
+        dataclasses.replace(model.gaussians, means=model.gaussians.means.numpy())
+    with pytest.raises(ValueError, match=r"means has shape \(\)"):
+        dataclasses.replace(model.gaussians, means=torch.tensor(0.0))
+    with pytest.raises(ValueError, match="width is 0"):
+        model.render(camera, size=(0, 8))
+    with pytest.raises(TypeError, match=r"height is 8\.0, not an integer"):
+        model.render(camera, size=(8, 8.0))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"background has shape \(2,\), not \(3,\)"):
+        model.render(camera, background=(1.0, 1.0))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not a pair"):
+        render(model.gaussians, camera, z_range=(1.0,))  # type: ignore[arg-type]
+
+
+@NEEDS_COMPILER
+def test_a_camera_takes_a_pose_of_any_kind() -> None:
+    model, camera = splatcli.Model(random_gaussians(30)), ring_cameras(1)[0]
+    image = model.render(camera).image
+    for pose in (camera.viewmat.tolist(), torch.from_numpy(camera.viewmat), np.asfortranarray(camera.viewmat)):
+        other = dataclasses.replace(camera, viewmat=pose)
+        assert (type(other.viewmat), other.viewmat.dtype) == (np.ndarray, np.float64)
+        assert torch.equal(model.render(other).image, image)
+
+
+def test_a_trainer_takes_a_device_of_torch_and_no_loss_that_is_not_called(ball: Path, tmp_path: Path) -> None:
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", device=torch.device("cpu"))
+    assert trainer.device == "cpu"
+    with pytest.raises(UsageError, match="'l1' cannot be called"):
+        splatcli.Trainer(ball, output=tmp_path / "run", loss="l1")  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator
+import operator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,17 +54,22 @@ def view_of(
 
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
         camera's near plane on.
+    Raises ValueError for an image without pixels, and for a ``z_range`` that is no pair; TypeError for sizes that are
+    no integers.
     """
+    width, height = (_pixels(name, size) for name, size in (("width", camera.width), ("height", camera.height)))
+    if z_range is not None and (not isinstance(z_range, Sequence) or len(z_range) != 2):
+        raise ValueError(f"z_range is {z_range!r}, not a pair of least and greatest camera z")
     near, far = (camera.near, Z_FAR) if z_range is None else z_range
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
     return abi.View(
-        width=camera.width,
-        height=camera.height,
+        width=width,
+        height=height,
         sh_degree=sh_degree,
         antialiased=antialiased,
         with_depth=with_depth,
         tile_row_begin=0,
-        tile_row_end=tile_rows_of(camera.height),
+        tile_row_end=tile_rows_of(height),
         viewmat=(ctypes.c_double * 16)(*pose.reshape(16).tolist()),
         fx=camera.fx,
         fy=camera.fy,
@@ -72,6 +78,16 @@ def view_of(
         z_near=near,
         z_far=far,
     )
+
+
+def _pixels(name: str, size: object) -> int:
+    try:
+        pixels = operator.index(size)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"the camera's {name} is {size!r}, not an integer") from None
+    if pixels < 1:
+        raise ValueError(f"the camera's {name} is {pixels}; an image has at least one pixel")
+    return pixels
 
 
 def tile_rows_of(height: int) -> int:

@@ -91,6 +91,7 @@ def render(
     Autocast has no effect: half-precision inputs are computed in float32 and get gradients in their own dtype; float64
     is computed in float64. Results are bit-identical for any number of threads. Without a compiler the plain torch
     reference renders, with a warning.
+    Gradients of gradients are not available.
     Raises ValueError for shapes that do not fit, ResourceError when memory does not suffice.
     """
     return ViewRender(
@@ -145,6 +146,8 @@ class ViewRender:
         self.colors = None if colors is None else prepare(colors)
         channels = 3 if self.colors is None else self.colors.shape[1]
         self.background = prepare(gaussians.means.new_zeros(channels) if background is None else background)
+        if self.background.shape != (channels,):
+            raise ValueError(f"background has shape {tuple(self.background.shape)}, not ({channels},)")
         self.count = len(gaussians)
         self.projected: Projected | None = None
         self._plain: Render | None = None

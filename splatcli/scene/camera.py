@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ class Camera:
     name: the image's path relative to the image folder, with forward slashes; unique in a scene.
     width, height: pixels.
     fx, fy, cx, cy: pixels; the upper left *corner* is (0, 0), the first pixel's centre (0.5, 0.5).
-    viewmat: [4, 4] float64, world to camera.
+    viewmat: [4, 4] float64, world to camera; made of a list, or of a tensor on the CPU without gradient.
     near: the near plane: camera z up to which Gaussians are not rendered, world units.
     """
 
@@ -36,9 +35,12 @@ class Camera:
     viewmat: NDArray[np.float64]
     near: float = NEAR
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "viewmat", np.asarray(self.viewmat, dtype=np.float64))
+
     def __setstate__(self, state: list[Any]) -> None:
         """Take what pickle and copy store: the fields in their order, without ``near`` in pickles of older versions."""
-        for one, value in zip_longest(fields(self), state, fillvalue=NEAR):
+        for one, value in zip(fields(self), [*state, NEAR], strict=False):
             object.__setattr__(self, one.name, value)
 
     @property
