@@ -611,3 +611,17 @@ def test_a_trainer_takes_a_device_of_torch_and_no_loss_that_is_not_called(ball: 
     assert trainer.device == "cpu"
     with pytest.raises(UsageError, match="'l1' cannot be called"):
         splatcli.Trainer(ball, output=tmp_path / "run", loss="l1")  # type: ignore[arg-type]
+
+
+@NEEDS_COMPILER
+@pytest.mark.parametrize("more", [{}, {"background": "random", "init": "random"}, {"dropout": 0.2}])
+def test_a_program_of_doubles_trains_to_the_same_bits(ball: Path, tmp_path: Path, more: dict[str, Any]) -> None:
+    single = splatcli.train(ball, output=tmp_path / "single", iterations=20, **{**TINY, **more})
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = splatcli.train(ball, output=tmp_path / "double", iterations=20, **{**TINY, **more})
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for (name, mine), (_, other) in zip(double.model.gaussians.items(), single.model.gaussians.items(), strict=True):
+        assert torch.equal(mine, other), name
+    assert double.metrics == single.metrics

@@ -36,7 +36,8 @@ class DensifyStats:
     @classmethod
     def zeros(cls, n: int, device: torch.device | str = "cpu") -> DensifyStats:
         """Return empty statistics for ``n`` Gaussians."""
-        return cls(torch.zeros(n, device=device), torch.zeros(n, device=device))
+        grad2d, count = (torch.zeros(n, dtype=torch.float32, device=device) for _ in range(2))
+        return cls(grad2d, count)
 
     def __len__(self) -> int:
         return self.grad2d.shape[0]

@@ -103,5 +103,5 @@ def dropout_filter(sizes: Tensor | None, rows: Tensor) -> Tensor:
 
     sizes: [N], of the filter of the others; None: they have none.
     """
-    others = torch.zeros(len(rows), device=rows.device) if sizes is None else sizes
+    others = torch.zeros(len(rows), dtype=torch.float32, device=rows.device) if sizes is None else sizes
     return others.masked_fill(rows, _WIDE)

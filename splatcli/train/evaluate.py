@@ -394,7 +394,8 @@ def make_scorer(scene: Scene, renderer: Renderer, engine: object) -> Scorer:
 
 def _render_settings(state: TrainState) -> _RenderSettings:
     config = state.config
-    background = torch.tensor(BACKGROUNDS[evaluation_background(config)], device=state.gaussians.device)
+    colour = BACKGROUNDS[evaluation_background(config)]
+    background = torch.tensor(colour, dtype=torch.float32, device=state.gaussians.device)
     return {"sh_degree": state.sh_degree(), "background": background, "antialiased": config.train.antialiased}
 
 

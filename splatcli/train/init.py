@@ -119,11 +119,11 @@ def gaussians_from_points(xyz: NDArray[np.float32], rgb: NDArray[np.float32], co
     log_scale = 0.5 * log(torch.from_numpy(mean_squared_distance(xyz))) + math.log(model.init_scale)
     return Gaussians(
         means=torch.tensor(xyz, dtype=torch.float32),
-        quats=torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(n, 1),
+        quats=torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float32).repeat(n, 1),
         log_scales=log_scale.float()[:, None].repeat(1, 3),
-        logit_opacities=torch.full((n,), logit_of(model.init_opacity)),
+        logit_opacities=torch.full((n,), logit_of(model.init_opacity), dtype=torch.float32),
         sh0=torch.tensor((rgb - 0.5) / SH_C0, dtype=torch.float32),
-        shN=torch.zeros(n, SH_REST[model.sh_degree], 3),
+        shN=torch.zeros(n, SH_REST[model.sh_degree], 3, dtype=torch.float32),
     )
 
 
@@ -255,7 +255,7 @@ def _new_points(
     elif config.model.init == HULL:
         notes.append("too few photos have transparency for a hull")
     cube = torch.rand(count, 3, generator=generator, dtype=torch.float64).numpy() * 2.0 - 1.0
-    rgb = torch.rand(count, 3, generator=generator).numpy()
+    rgb = torch.rand(count, 3, generator=generator, dtype=torch.float32).numpy()
     notes.append(f"started from {count} random points")
     return (center + half * cube).astype(np.float32), rgb
 

@@ -230,11 +230,11 @@ def training_background(state: TrainState) -> Tensor:
     """Return the colour [3] behind the Gaussians of a view, on their device; a random one is drawn."""
     name, device = state.config.train.background, state.gaussians.device
     if name == "random":
-        return to_device(torch.rand(3, generator=state.generators["background"]), device)
+        return to_device(torch.rand(3, generator=state.generators["background"], dtype=torch.float32), device)
     return _named_background(name, device)
 
 
 @functools.cache
 def _named_background(name: str, device: torch.device) -> Tensor:
     """Return the colour [3] of that name on ``device``, where it is copied once."""
-    return to_device(torch.tensor(BACKGROUNDS[name]), device)
+    return to_device(torch.tensor(BACKGROUNDS[name], dtype=torch.float32), device)

@@ -120,7 +120,7 @@ def hull_points(
         return None
     rounds = [torch.randperm(len(surface), generator=generator) for _ in range(math.ceil(n / len(surface)))]
     chosen = surface[torch.cat(rounds)[:n].numpy()]
-    jitter = torch.rand(n, 3, generator=generator).numpy() - 0.5
+    jitter = torch.rand(n, 3, generator=generator, dtype=torch.float32).numpy() - 0.5
     points = (cells[chosen] + jitter * cell).astype(np.float32)
     return points, _colours(views, points, _normals(full, chosen))
 
