@@ -139,8 +139,8 @@ def rasterization(
     the images; its gradient is in its ``grad`` after backward(), and with ``absgrad`` the pixels' magnitudes in its
     ``absgrad``. The tile intersections in meta are listed when they
     are first read.
-    Raises UsageError for an unsupported value, ValueError for shapes that do not fit, DistributedError on all ranks
-    when they do not agree.
+    Raises UsageError for an unsupported value, ValueError for shapes that do not fit, TypeError for what is no tensor
+    with numbers, DistributedError on all ranks when they do not agree.
     """
     arguments = locals()
     for name, (only, why) in _FIXED.items():
@@ -159,6 +159,14 @@ def rasterization(
         raise UsageError(
             f"tile_size={tile_size!r} is no number of pixels", where="rasterization()", remedy="leave it out"
         )
+    for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks", "backgrounds"):
+        given = arguments[name]
+        if given is None and name in ("colors", "backgrounds"):
+            continue
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} is a {type(given).__name__}, not a torch.Tensor")
+        if given.is_meta:
+            raise TypeError(f"{name} is on meta, where tensors have no numbers")
     group = group or world
     if group is not None and not distributed:
         raise UsageError(
@@ -631,6 +639,10 @@ def _check(
     sh_degree: int | None,
 ) -> None:
     """Raise ValueError for the first shape that does not fit, with the expected one."""
+    for name, tensor, least in (("means", means, 2), ("colors", colors, 2), ("viewmats", viewmats, 3)):
+        if tensor.dim() < least:
+            wanted = {"means": "(..., N, 3)", "colors": "(..., N, D)", "viewmats": "(..., C, 4, 4)"}[name]
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {wanted}")
     batch, n, cameras = tuple(means.shape[:-2]), means.shape[-2], viewmats.shape[-3]
     if sh_degree is None:
         tails: tuple[tuple[int, ...], ...] = ((n, colors.shape[-1]), (cameras, n, colors.shape[-1]))

@@ -245,6 +245,19 @@ def test_a_shape_that_does_not_fit_is_named(scene: tuple[Gaussians, Camera], nam
         rasterization(**arguments, sh_degree=2)
 
 
+def test_what_is_no_tensor_with_numbers_is_named(scene: tuple[Gaussians, Camera]) -> None:
+    arguments: dict[str, Any] = {**activated(scene[0]), **seen_by(scene[1])}
+    for name in ("means", "quats", "scales", "opacities", "colors", "viewmats", "Ks"):
+        tensor = arguments[name].detach()
+        for other, message in ((tensor.numpy(), "is a ndarray"), (tensor.to("meta"), "is on meta")):
+            with pytest.raises(TypeError, match=f"{name} {message}"):
+                rasterization(**{**arguments, name: other})
+    with pytest.raises(ValueError, match=r"viewmats has shape \(4, 4\), not \(\.\.\., C, 4, 4\)"):
+        rasterization(**{**arguments, "viewmats": arguments["viewmats"][0]})
+    with pytest.raises(ValueError, match=r"means has shape \(3,\)"):
+        rasterization(**{**arguments, "means": arguments["means"][0]})
+
+
 def test_it_is_found_at_the_top_and_nothing_else_is() -> None:
     assert splatcli.rasterization is rasterization
     with pytest.raises(AttributeError, match="no attribute 'rasterisation'"):
