@@ -21,7 +21,7 @@ import splatcli
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli.commands import run
-from splatcli.errors import SceneError, SplatError, UsageError
+from splatcli.errors import DivergedError, SceneError, SplatError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.rendering import render
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
@@ -625,3 +625,17 @@ def test_a_program_of_doubles_trains_to_the_same_bits(ball: Path, tmp_path: Path
     for (name, mine), (_, other) in zip(double.model.gaussians.items(), single.model.gaussians.items(), strict=True):
         assert torch.equal(mine, other), name
     assert double.metrics == single.metrics
+
+
+@NEEDS_COMPILER
+def test_a_run_that_diverged_at_once_can_be_started_again(ball: Path, tmp_path: Path) -> None:
+    def loss(image: torch.Tensor, target: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
+        return plain_loss(image, target, counts) * factor
+
+    factor = float("nan")
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=3, loss=loss, **TINY)
+    with pytest.raises(DivergedError):
+        trainer.run()
+    assert [file.name for file in (tmp_path / "run").iterdir()] == ["diverged_000000.json"]
+    factor = 1.0
+    assert trainer.run().step == 3

@@ -48,6 +48,9 @@ CONFIG = "config.json"
 REQUEST = "request.json"
 METRICS = "metrics.jsonl"
 
+#: The report of a run that diverged before its first step (train/recovery.py).
+FIRST_REPORT = "diverged_000000.json"
+
 
 def take_lock(run: Path) -> int:
     """Return the descriptor of the run's lock file, locked; closing it unlocks, also after a crash."""
@@ -474,7 +477,7 @@ def has_content(folder: Path) -> bool:
         if entry.name == "ckpts" and entry.is_dir() and not entry.is_symlink():
             if not all(TEMPORARY.fullmatch(file.name) for file in entry.iterdir()):
                 return True
-        elif entry.name not in left and not TEMPORARY.fullmatch(entry.name):
+        elif entry.name not in {*left, FIRST_REPORT} and not TEMPORARY.fullmatch(entry.name):
             return True
     return False
 
