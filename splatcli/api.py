@@ -133,7 +133,7 @@ class Model:
         Raises ModelFileError, UsageError where there is no such file, UnreadableError when the system refuses it.
         """
         device = _device(device)
-        with os_errors(UnreadableError, path):
+        with os_errors(UnreadableError, path), torch.device("cpu"):
             file = find_model(Path(path))
             if is_own_checkpoint(file):
                 return cls.of_checkpoint(load_checkpoint(file), file, device)
@@ -259,7 +259,8 @@ class Model:
         assert chosen.write is not None, "format_to_write() gives formats that are written"
         degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
         region = None if crop is None else Crop.parse(crop)
-        kept, notes = select(_as_stored(self.gaussians), crop=region, min_opacity=min_opacity, sh_degree=degree)
+        with torch.device("cpu"):
+            kept, notes = select(_as_stored(self.gaussians), crop=region, min_opacity=min_opacity, sh_degree=degree)
         if not len(kept) and chosen.name != "ply":
             raise UsageError(
                 "the model has no Gaussians, and only a PLY can hold none", where=path, remedy='export("scene.ply")'
@@ -271,7 +272,8 @@ class Model:
         if self.place is not None:
             comments.append(f"splatcli: {place_text(self.place)}")
         metadata = ExportMetadata.of_cameras(self.cameras, comments, self.settings.antialiased, self.place)
-        encoded = chosen.write(kept, metadata)
+        with torch.device("cpu"):
+            encoded = chosen.write(kept, metadata)
         write_bytes(path, encoded.payload)
         return [*notes, *encoded.notes]
 
@@ -406,6 +408,7 @@ class Trainer:
         loss: Loss | None,
         strategy: str | Strategy | None,
     ) -> None:
+        _check_default_device()
         self.config = config
         self.device = resolve_device(str(device))
         self.callbacks = tuple(callbacks)
@@ -500,6 +503,7 @@ class Trainer:
             self._busy.release()
 
     def _run(self, stop_at: int | None) -> Run:
+        _check_default_device()
         self._stop = None
         stopped: Stopped | None = None
         failure: BaseException | None = None
@@ -638,6 +642,16 @@ def _checked(strategy: object) -> Strategy:
         where="strategy",
         remedy="splatcli/train/densify/base.py, class Strategy, lists them",
     )
+
+
+def _check_default_device() -> None:
+    """Raise UsageError unless torch makes tensors on the CPU by default, as training expects."""
+    if (default := torch.get_default_device()).type != "cpu":
+        raise UsageError(
+            f"torch.set_default_device() says {str(default)!r}",
+            where="Trainer",
+            remedy="torch.set_default_device('cpu'); device= says where to train",
+        )
 
 
 def _device(device: str | torch.device) -> str | torch.device:

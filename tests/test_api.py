@@ -639,3 +639,27 @@ def test_a_run_that_diverged_at_once_can_be_started_again(ball: Path, tmp_path: 
     assert [file.name for file in (tmp_path / "run").iterdir()] == ["diverged_000000.json"]
     factor = 1.0
     assert trainer.run().step == 3
+
+
+@NEEDS_COMPILER
+def test_a_default_device_of_torch_is_refused_or_has_no_effect(trained: Path, ball: Path, tmp_path: Path) -> None:
+    """As programs for a GPU set it; the meta device stands for one."""
+    trainer = splatcli.Trainer(ball, output=tmp_path / "run", iterations=3, **TINY)
+    model = splatcli.Model.load(trained)
+    for name in ("a.ply", "a.sog", "a.glb"):
+        model.export(tmp_path / name)
+    torch.set_default_device("meta")
+    try:
+        for begin in (lambda: splatcli.Trainer(ball, output=tmp_path / "b", **TINY), trainer.run):
+            with pytest.raises(UsageError, match=r"set_default_device.*'meta'"):
+                begin()
+        again = splatcli.Model.load(trained)
+        for name in ("a.ply", "a.sog", "a.glb"):
+            again.export(tmp_path / f"b{name}")
+        shown = again.render(again.cameras[0]).image
+    finally:
+        torch.set_default_device("cpu")
+    assert torch.equal(shown, model.render(model.cameras[0]).image)
+    for name in ("a.ply", "a.sog", "a.glb"):
+        assert (tmp_path / f"b{name}").read_bytes() == (tmp_path / name).read_bytes(), name
+    assert trainer.run().step == 3
