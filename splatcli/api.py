@@ -258,6 +258,10 @@ class Model:
         chosen = format_to_write(path, format)
         assert chosen.write is not None, "format_to_write() gives formats that are written"
         degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
+        if not isinstance(crop, str | None):
+            raise UsageError(
+                f"crop is a {type(crop).__name__}", where="Model.export()", remedy='crop="box:0,0,0,1,1,1"'
+            )
         region = None if crop is None else Crop.parse(crop)
         with torch.device("cpu"):
             kept, notes = select(_as_stored(self.gaussians), crop=region, min_opacity=min_opacity, sh_degree=degree)
@@ -346,6 +350,12 @@ class Trainer:
             given = init.gaussians if isinstance(init, Model) else init
             values["model.init"] = str(getattr(init, "path", None) or "Gaussians")
         elif init is not None:
+            if not isinstance(init, str | Path):
+                raise UsageError(
+                    f"init is a {type(init).__name__}",
+                    where="Trainer",
+                    remedy="a Model, Gaussians, a path, sfm, hull or random",
+                )
             values["model.init"] = str(init)
             given = None if str(init) in NAMED_STARTS else Model.load(init).gaussians
         given = None if given is None else _as_stored(given)

@@ -663,3 +663,16 @@ def test_a_default_device_of_torch_is_refused_or_has_no_effect(trained: Path, ba
     for name in ("a.ply", "a.sog", "a.glb"):
         assert (tmp_path / f"b{name}").read_bytes() == (tmp_path / name).read_bytes(), name
     assert trainer.run().step == 3
+
+
+@NEEDS_COMPILER
+def test_arguments_of_another_type_are_named(trained: Path, ball: Path, tmp_path: Path) -> None:
+    model, wrong = splatcli.Model.load(trained), np.zeros((1, 3, 16, 16), np.float32)
+    with pytest.raises(UsageError, match="init is a int"):
+        splatcli.Trainer(ball, output=tmp_path / "run", init=5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="crop is a tuple"):
+        model.export(tmp_path / "a.ply", crop=(0, 0, 0, 1, 1, 1))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="background is a list"):
+        render(model.gaussians, model.cameras[0], background=[1.0, 1.0, 1.0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="img2 is a ndarray"):
+        splatcli.fused_ssim(torch.from_numpy(wrong), wrong)  # type: ignore[arg-type]

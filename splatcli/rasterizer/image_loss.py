@@ -75,6 +75,8 @@ def _image_loss(
         raise ValueError(f"there is no padding {padding!r}; use 'same' or 'valid'")
     border = _BORDERS[padding]
     for name, image in (("img1", img1), ("img2", img2)):
+        if not isinstance(image, Tensor):
+            raise TypeError(f"{name} is a {type(image).__name__}, not a torch.Tensor")
         if not image.is_floating_point():
             raise TypeError(f"{name} is {image.dtype}, not a float; divide bytes by 255")
     if img1.dim() != 4 or img1.shape != img2.shape:

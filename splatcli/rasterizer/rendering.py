@@ -92,7 +92,8 @@ def render(
     is computed in float64. Results are bit-identical for any number of threads. Without a compiler the plain torch
     reference renders, with a warning.
     Gradients of gradients are not available.
-    Raises ValueError for shapes that do not fit, ResourceError when memory does not suffice.
+    Raises ValueError for shapes that do not fit, TypeError for a background that is no tensor, ResourceError when
+    memory does not suffice.
     """
     return ViewRender(
         gaussians,
@@ -145,6 +146,8 @@ class ViewRender:
 
         self.colors = None if colors is None else prepare(colors)
         channels = 3 if self.colors is None else self.colors.shape[1]
+        if background is not None and not isinstance(background, Tensor):
+            raise TypeError(f"background is a {type(background).__name__}, not a torch.Tensor")
         self.background = prepare(gaussians.means.new_zeros(channels) if background is None else background)
         if self.background.shape != (channels,):
             raise ValueError(f"background has shape {tuple(self.background.shape)}, not ({channels},)")
