@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -72,7 +73,7 @@ def _digest(files: list[tuple[str, Path]], *, lenient: bool = False) -> str:
                 stream.seek(max(0, size - _SAMPLE))
                 digest.update(stream.read(_SAMPLE))
         except OSError as error:
-            if lenient:
+            if lenient and error.errno != errno.ESPIPE:  # a named pipe would be waited for
                 digest.update(f"{name}\0{error.strerror}\0".encode(errors="surrogateescape"))
                 continue
             raise SceneError(
