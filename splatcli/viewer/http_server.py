@@ -172,6 +172,7 @@ class PageServer(ThreadingHTTPServer):
                 _log.debug("a connection is refused: %d are open", len(self._open))
                 return False
             self._open.add(request)
+            self._waiting[request] = time.monotonic()  # in the order of arrival, whichever thread starts first
         return True
 
     def shutdown_request(self, request: Any) -> None:
