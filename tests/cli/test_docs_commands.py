@@ -272,11 +272,12 @@ def test_documented_python_works(prepared: Path, tmp_path: Path, monkeypatch: py
         "viewmats": torch.as_tensor(camera.viewmat, dtype=torch.float32)[None],
         "Ks": torch.tensor([[[camera.fx, 0, camera.cx], [0, camera.fy, camera.cy], [0, 0, 1]]]),
     }
-    exec(drop_in.replace("sh_degree=3", "sh_degree=int(colors.shape[1] ** 0.5) - 1"), names)
-    assert names["images"].shape == (1, HEIGHT, WIDTH, 3)
-    # gsplat's near plane is 0.01 by default.
-    image = names["model"].render(replace(camera, near=0.01), background=(0, 0, 0)).image
-    torch.testing.assert_close(names["images"][0], image, atol=1e-5, rtol=0)
+    assert camera.near > 0.01
+    for plane, near in (("", 0.01), (f", near_plane={camera.near}", camera.near)):
+        exec(drop_in.replace("sh_degree=3", f"sh_degree=int(colors.shape[1] ** 0.5) - 1{plane}"), names)
+        assert names["images"].shape == (1, HEIGHT, WIDTH, 3)
+        image = names["model"].render(replace(camera, near=near), background=(0, 0, 0)).image
+        torch.testing.assert_close(names["images"][0], image, atol=1e-5, rtol=0)
     names["img1"] = names["img2"] = torch.rand(1, 3, 20, 30, generator=torch.Generator().manual_seed(0))
     exec(loss, names)
     assert float(names["ssim"]) == pytest.approx(1.0, abs=1e-5)
