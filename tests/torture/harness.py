@@ -195,8 +195,8 @@ def refused(read: Callable[[], object]) -> bool:
     return False
 
 
-def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
-    """Cases 0 ... count - 1 in a process apart, which is replaced when it dies or hangs.
+def run_cases(case: Case, count: int, *, memory: int = MEMORY, apart: bool = False) -> Tally:
+    """Cases 0 ... count - 1 in a process apart, which is replaced when it dies or hangs; ``apart``: after each case.
 
     An exception that leaves a case is a failure, and so is a warning, a death of the process and a hang.
     """
@@ -204,7 +204,7 @@ def run_cases(case: Case, count: int, *, memory: int = MEMORY) -> Tally:
     index = 0
     until = time.monotonic() + 60 * _enough.minutes
     while index < count and time.monotonic() < until:
-        index = _run_from(case, index, count, tally, memory, until)
+        index = _run_from(case, index, index + 1 if apart else count, tally, memory, until)
     return tally
 
 

@@ -23,8 +23,8 @@
   }
 #endif
 
-// Every entry passes here: arguments are checked first, and no C++ exception (a thread that cannot be started, say)
-// reaches the caller.
+// Every entry passes here: arguments are checked first, and no C++ exception (a lack of memory, say) reaches the
+// caller.
 #define SPLAT_ENTER(call, statement, ...)                                       \
   if (const char* f = first_fault(__VA_ARGS__)) return fail(__func__, f);       \
   try {                                                                         \

@@ -2,8 +2,11 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -50,6 +53,7 @@ class Pool {
       job_ = job, context_ = context, count_ = count;
       next_.store(0, std::memory_order_relaxed);
       helpers_ = threads - 1;
+      error_ = nullptr;
       open_ = true;
       generation_.fetch_add(1, std::memory_order_release);
     }
@@ -63,22 +67,35 @@ class Pool {
       if (spin < 4000) relax();
       else std::this_thread::yield();
     }
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
+  // Starts threads up to so many; where the system grants fewer, the loop goes on with those.
   void grow(int helpers) {
-    while (int(workers_.size()) < helpers) {
-      const int index = int(workers_.size());
-      workers_.emplace_back([this, index] { serve(index); });
-      workers_.back().detach();
+    if (int(workers_.capacity()) < helpers) workers_.reserve(helpers);
+    try {
+      while (int(workers_.size()) < helpers) {
+        const int index = int(workers_.size());
+        workers_.emplace_back([this, index] { serve(index); });
+        workers_.back().detach();
+      }
+    } catch (const std::system_error&) {
     }
   }
+  // Runs jobs until none is left. An exception of a job, on any thread, ends the loop; the first one reaches the caller.
   void work() {
     FlushSubnormals scope;
-    for (;;) {
-      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-      if (i >= count_) return;
-      job_(context_, i);
+    try {
+      for (;;) {
+        const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+        if (i >= count_) return;
+        job_(context_, i);
+      }
+    } catch (...) {
+      next_.store(count_, std::memory_order_relaxed);
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (error_ == nullptr) error_ = std::current_exception();
     }
   }
   void serve(int index) {
@@ -108,6 +125,7 @@ class Pool {
   std::atomic<int> busy_{0};
   int helpers_ = 0;
   bool open_ = false;
+  std::exception_ptr error_;
   void (*job_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t count_ = 0;

@@ -5,7 +5,9 @@
 namespace splat {
 
 // Runs job(context, i) for i in [0, count) on at most `threads` threads, the caller among them; returns when all
-// are done. One parallel loop at a time: a second caller waits. Jobs must not call it again.
+// are done. One parallel loop at a time: a second caller waits. Jobs must not call it again. When a job throws (no
+// memory for its scratch, say), jobs that have not begun are left out, and the exception reaches the caller once no
+// thread works on the loop any more.
 void run_jobs(int threads, int64_t count, void (*job)(void* context, int64_t i), void* context);
 
 // The same for any callable.
