@@ -73,7 +73,6 @@ class Pool {
  private:
   // Starts threads up to so many; where the system grants fewer, the loop goes on with those.
   void grow(int helpers) {
-    if (int(workers_.capacity()) < helpers) workers_.reserve(helpers);
     try {
       while (int(workers_.size()) < helpers) {
         const int index = int(workers_.size());
