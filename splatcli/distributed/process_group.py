@@ -138,7 +138,7 @@ class ProcessGroup:
             raise problem
         for rank, other in enumerate(messages):
             if int(other[3]):
-                raise _decode_problem(rank, self._store.get(f"problem/{self._number}/{rank}").decode())
+                raise self._problem_of(rank, self._store.get(f"problem/{self._number}/{rank}").decode())
         return [
             [struct.unpack("<d", struct.pack("<q", word))[0] for word in other[_HEAD : _HEAD + len(bits)].tolist()]
             for other in messages
@@ -357,6 +357,16 @@ class ProcessGroup:
         self.monitor.declare([], f"the ranks lost each other in {what}, and all of them are alive: {text}")
         return self.monitor.error()
 
+    def _problem_of(self, rank: int, text: str) -> SplatError:
+        """Return an error of the same kind as that of ``rank``. A bug is a failure that its rank reports itself."""
+        problem = json.loads(text)
+        if problem["code"] == SplatError.exit_code:
+            self.monitor.declare([rank], f"rank {rank} failed: {problem['what']}", reported=True)
+            return self.monitor.error()
+        kinds = {kind.exit_code: kind for kind in SplatError.__subclasses__()}
+        kind = kinds.get(problem["code"], DistributedError)
+        return kind(f"rank {rank}: {problem['what']}", where=problem["where"], remedy=problem["help"])
+
     def _compare_heads(self, heads: list[tuple[int, ...]]) -> None:
         """Raise DistributedError when the ranks are in different collectives."""
         odd = minority(heads)
@@ -413,14 +423,6 @@ def _encode_problem(error: Exception) -> str:
     if not isinstance(known, SplatError):
         return json.dumps({"code": SplatError.exit_code, "what": _one_line(error), "where": None, "help": None})
     return json.dumps({"code": known.exit_code, "what": known.what, "where": known.where, "help": known.remedy})
-
-
-def _decode_problem(rank: int, text: str) -> SplatError:
-    """Return an error of the same kind as that of ``rank``; DistributedError for a bug."""
-    problem = json.loads(text)
-    kinds = {kind.exit_code: kind for kind in SplatError.__subclasses__()}
-    kind = kinds.get(problem["code"], DistributedError)
-    return kind(f"rank {rank}: {problem['what']}", where=problem["where"], remedy=problem["help"])
 
 
 def _one_line(error: BaseException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,28 @@ def test_a_photo_that_one_rank_cannot_read_ends_all_in_the_same_words() -> None:
     assert second.error == "a photo is damaged"
     assert first.error == "rank 1: a photo is damaged"
     assert first.code == second.code == SceneError.exit_code
+
+
+def with_a_bug(group: ProcessGroup) -> tuple[str, bool]:
+    """(The error in words, whether this rank reports the failure), where rank 1 has a bug."""
+
+    def check() -> None:
+        if group.rank == 1:
+            raise ZeroDivisionError("a bug")
+
+    try:
+        group.raise_on_all(check)
+    except Exception as error:
+        time.sleep(0.5 * group.rank)  # the rank with the bug is not the first to end
+        group.fail(error)
+        return str(error).splitlines()[0], group.monitor.reports
+    raise AssertionError("no error")
+
+
+def test_the_rank_that_has_a_bug_reports_it() -> None:
+    first, second = results(with_a_bug, 2)
+    assert first == ("rank 0 of 2: rank 1 failed: ZeroDivisionError: a bug", False)
+    assert second == ("a bug", True)
 
 
 def whole_in(group: ProcessGroup, folder: str) -> tuple[bool, list[str]]:
