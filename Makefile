@@ -19,7 +19,7 @@ help:
 	@echo "make lint    ruff and mypy"
 	@echo "make shape   lines, modules, imports and the way from the command to the kernel"
 	@echo "make gauge   instructions and traffic of the CUDA kernels, without a GPU: benchmarks/results/gauge.json"
-	@echo "make roofline MODEL=CHECKPOINT   how near the stages of a training step are to one core's limits (docs/cpu.md)"
+	@echo "make roofline MODEL=RUN          how near the stages of a training step are to one core's limits (docs/cpu.md)"
 	@echo "make docs-reference   the commands and settings in docs/cli.md and docs/settings.md, from their declarations"
 	@echo "make docs    the documentation as a site, in build/site"
 	@echo "make wheel   dist/*.whl for x86-64 and aarch64 with native libraries, CUDA from Turing on; FLAGS=--no-cuda without"
@@ -76,7 +76,7 @@ FLAGS ?=
 gauge: setup
 	PYTHONPATH=.:scripts $(BIN)/python -m benchmarks.gauge $(FLAGS)
 
-# MODEL: a checkpoint; FLAGS="-r 2 1": benchmarks/cpu_roofline.py describes them.
+# MODEL: a run or its checkpoint; FLAGS="-r 2 1": benchmarks/cpu_roofline.py describes them.
 roofline: setup
 	PYTHONPATH=. $(BIN)/python -m benchmarks.cpu_roofline $(MODEL) $(FLAGS) --out benchmarks/results/cpu_roofline.json
 

@@ -1,8 +1,8 @@
 """How near each stage of a training step on the CPU is to what one core can do, from its own lists.
 
-    python -m benchmarks.cpu_roofline CHECKPOINT [-r F [F ...]] [--rounds 12] [--out FILE]
+    python -m benchmarks.cpu_roofline MODEL [-r F [F ...]] [--rounds 12] [--out FILE]
 
-CHECKPOINT is a trained run's (its scene must still be where it was); -r takes the images at other sizes. The first
+MODEL is a run or its checkpoint (its scene must still be where it was); -r takes the images at other sizes. The first
 training view is stepped again and again, with learning rates of nearly 0, on one thread; times are CPU times of that
 thread, the least of all rounds. Each round also measures the peaks, so that both see the same machine: multiply-adds
 in registers, and a[i] = b[i] + s c[i] on 64 MiB arrays, 12 bytes an element.
@@ -31,6 +31,8 @@ from torch import Tensor
 
 from benchmarks.origin import origin
 from splatcli.checkpoint.file import load_checkpoint
+from splatcli.cli.model import find_model
+from splatcli.errors import SplatError
 from splatcli.native import abi
 from splatcli.native.backend import Backend, chosen_isa, load_cpu
 from splatcli.native.build import ISA_FLAGS, find_compiler
@@ -51,11 +53,19 @@ STAGES = {
 }
 
 PEAKS = r"""
-typedef float V __attribute__((vector_size(64)));
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+#endif
+typedef float V __attribute__((vector_size(4 * LANES)));  // one register
+extern "C" int lanes() { return LANES; }
 #define ALL(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11)
-extern "C" float multiply_adds(long n) {  // 12 chains of 16 lanes, so that no result is waited for
+extern "C" float multiply_adds(long n) {  // 12 chains, so that no result is waited for
   V a, b;
-  for (int k = 0; k < 16; ++k) a[k] = 0.9999f, b[k] = 1e-4f;
+  for (int k = 0; k < LANES; ++k) a[k] = 0.9999f, b[k] = 1e-4f;
 #define BEGIN(i) V x##i = b * float(i);
 #define STEP(i) x##i = x##i * a + b;
 #define SUM(i) + x##i[0]
@@ -106,7 +116,7 @@ class Peaks:
         pointers = [ctypes.c_void_p(array.data_ptr()) for array in self._arrays]
         self._library.triad(*pointers, ctypes.c_long(self._ELEMENTS))
         ended = time.thread_time()
-        self.operations = max(self.operations, 12 * 16 * 2 * self._ROUNDS / (between - started))
+        self.operations = max(self.operations, 12 * self._library.lanes() * 2 * self._ROUNDS / (between - started))
         self.bytes = max(self.bytes, 12.0 * self._ELEMENTS / (ended - between))
 
 
@@ -181,10 +191,10 @@ def _count_tile(rows: Tensor, masks: Tensor, x: Tensor, y: Tensor, inside: Tenso
     return int(((alpha > 0) & live).sum()), 16 * int(visited.sum())
 
 
-def measure(checkpoint_path: Path, resolution: float | None, rounds: int) -> dict[str, Any]:
-    """Return the result as JSON."""
+def measure(model: Path, resolution: float | None, rounds: int) -> dict[str, Any]:
+    """Return the result as JSON. Raises SplatError without a checkpoint, or its scene."""
     torch.set_num_threads(1)
-    checkpoint = load_checkpoint(checkpoint_path)
+    checkpoint = load_checkpoint(find_model(model))
     data = checkpoint.config.data
     if resolution is not None:
         data = data.model_copy(update={"resolution": resolution})
@@ -258,12 +268,15 @@ def table(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("model", type=Path)
     parser.add_argument("-r", "--resolution", type=float, nargs="+", default=[None])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    results = [measure(options.checkpoint, resolution, options.rounds) for resolution in options.resolution]
+    try:
+        results = [measure(options.model, resolution, options.rounds) for resolution in options.resolution]
+    except SplatError as error:
+        parser.exit(error.exit_code, "\n".join(error.lines()) + "\n")
     for result in results:
         print("\n".join(f"{name} {value}" for name, value in result.items() if name != "stages"))
         print(table(result))
