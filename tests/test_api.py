@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import math
 import pickle
 import signal
 import subprocess
@@ -171,6 +172,24 @@ def test_what_is_no_model_is_refused(tmp_path: Path, kind: str) -> None:
 def test_cameras_are_made_of_numbers() -> None:
     camera = splatcli.Camera("a", 40, 30, 35.0, 35.0, 20.0, 15.0, np.eye(4))
     assert camera.center.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("fx", 0.0, "fx is 0.0; a focal length is positive"),
+        ("fy", math.nan, "fy is nan"),
+        ("fy", -35.0, "fy is -35.0"),
+        ("cx", math.inf, "cx is inf, not a finite number"),
+        ("near", math.nan, "from camera z nan"),
+        ("viewmat", np.full((4, 4), np.nan), "viewmat has numbers that are not finite"),
+    ],
+)
+def test_a_camera_that_cannot_be_is_refused(name: str, value: Any, said: str) -> None:
+    camera = splatcli.Camera("a", 40, 30, 35.0, 35.0, 20.0, 15.0, np.eye(4))
+    gaussians = random_gaussians(5)
+    with pytest.raises(ValueError, match=said):
+        render(gaussians, dataclasses.replace(camera, **{name: value}))
 
 
 TINY = {

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,13 +56,18 @@ def view_of(
 
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
         camera's near plane on.
-    Raises ValueError for an image without pixels, and for a ``z_range`` that is no pair; TypeError for sizes that are
-    no integers.
+    Raises ValueError for an image without pixels, for focal lengths that are not positive, for numbers of the camera
+    that are not finite, and for a ``z_range`` that is no pair; TypeError for sizes that are no integers.
     """
     width, height = (_pixels(name, size) for name, size in (("width", camera.width), ("height", camera.height)))
     if z_range is not None and (not isinstance(z_range, Sequence) or len(z_range) != 2):
         raise ValueError(f"z_range is {z_range!r}, not a pair of least and greatest camera z")
     near, far = (camera.near, Z_FAR) if z_range is None else z_range
+    if math.isnan(near) or math.isnan(far):
+        raise ValueError(f"the view is rendered from camera z {near} to {far}; NaN is no limit")
+    _check_lens(camera)
+    if viewmat is None and not np.isfinite(camera.viewmat).all():
+        raise ValueError("the camera's viewmat has numbers that are not finite")
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
     return abi.View(
         width=width,
@@ -78,6 +85,15 @@ def view_of(
         z_near=near,
         z_far=far,
     )
+
+
+def _check_lens(camera: Camera) -> None:
+    for name in ("fx", "fy"):
+        if not 0.0 < getattr(camera, name) < math.inf:
+            raise ValueError(f"the camera's {name} is {getattr(camera, name)}; a focal length is positive, in pixels")
+    for name in ("cx", "cy"):
+        if not math.isfinite(getattr(camera, name)):
+            raise ValueError(f"the camera's {name} is {getattr(camera, name)}, not a finite number of pixels")
 
 
 def _pixels(name: str, size: object) -> int:

@@ -92,8 +92,8 @@ def render(
     is computed in float64. Results are bit-identical for any number of threads. Without a compiler the plain torch
     reference renders, with a warning.
     Gradients of gradients are not available.
-    Raises ValueError for shapes that do not fit, TypeError for a background that is no tensor, ResourceError when
-    memory does not suffice.
+    Raises ValueError for shapes that do not fit and for a camera with numbers that are not finite or focal lengths that
+    are not positive, TypeError for a background that is no tensor, ResourceError when memory does not suffice.
     """
     return ViewRender(
         gaussians,
