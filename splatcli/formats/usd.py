@@ -111,7 +111,7 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
     size = file_size(path)
     with tempfile.TemporaryDirectory(prefix="splat-usd-") as name:
         place = path.resolve()
-        if path.suffix.lower() not in _SUFFIXES:
+        if path.suffix.lower() not in _SUFFIXES or not _is_utf8(place):
             with path.open("rb") as file:
                 suffix = ".usdz" if file.read(2) == b"PK" else ".usd"
             place = Path(name) / f"stage{suffix}"
@@ -153,6 +153,15 @@ def import_usd(path: Path, *, lenient: bool = False) -> ImportedModel:
         declared=True,
         sealed=True,
     )
+
+
+def _is_utf8(path: Path) -> bool:
+    """Return whether OpenUSD can take the path: it knows UTF-8 only."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _placed(columns: Columns[Floats], facts: dict[str, Any], path: Path) -> Columns[Floats]:

@@ -222,7 +222,7 @@ def _compare(source: SceneSource, other: Reader, root: Path, data: DataConfig) -
         raise UsageError(
             f"has both a COLMAP model and {other.files}, and they disagree: {difference}",
             where=root,
-            remedy=f"choose one: --format {colmap.READER.name} or --format {other.name}",
+            remedy=f"choose one: move the other away, or splat train --format {colmap.READER.name} or {other.name}",
         )
     source.notes.append(f"the COLMAP model is used, not {other.files}, which tells the same views")
 

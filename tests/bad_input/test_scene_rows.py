@@ -646,7 +646,7 @@ CASES = [
         "both, another number",
         both(write_transforms, document(lambda content: content["frames"].pop())),
         2,
-        ("images.bin has 12 views, transforms.json 11", "--format colmap or --format nerfstudio"),
+        ("images.bin has 12 views, transforms.json 11", "splat train --format colmap or nerfstudio"),
     ),
     Case(
         43, "both, another pose", both(write_transforms, centers(lambda i: [i, 0, i % 3])), 2, ("at different places",)

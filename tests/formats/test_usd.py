@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,17 @@ def check_same(before: Gaussians, after: Gaussians, **more: float) -> None:
         assert error <= limits[attribute], (attribute, error)
 
 
-@pytest.mark.parametrize(("degree", "name"), [(0, "a.usdz"), (3, "a.usdz"), (2, "a.usda"), (3, "a.usdc"), (1, "a.bin")])
+@pytest.mark.parametrize(
+    ("degree", "name"),
+    [
+        (0, "a.usdz"),
+        (3, "a.usdz"),
+        (2, "a.usda"),
+        (3, "a.usdc"),
+        (1, "a.bin"),
+        pytest.param(1, os.fsdecode(b"a\xff.usdz"), id="not UTF-8"),
+    ],
+)
 def test_what_is_written_comes_back(degree: int, name: str, tmp_path: Path) -> None:
     """Positions and harmonics bit for bit, in all formats of USD, whatever the file is called."""
     pytest.importorskip("pxr", reason=NEEDS_USD)
