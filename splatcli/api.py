@@ -508,7 +508,8 @@ class Trainer:
         if not self._busy.acquire(blocking=False):
             raise UsageError("this run is under way", where="Trainer.run()", remedy="stop() ends it; call run() then")
         try:
-            return self._run(stop_at)
+            with torch.inference_mode(False):  # a loss of one's own needs gradients
+                return self._run(stop_at)
         finally:
             self._busy.release()
 

@@ -371,6 +371,20 @@ def test_a_run_with_its_own_loss_continues_only_with_one(
 
 
 @NEEDS_COMPILER
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_a_loss_trains_where_gradients_are_off(mode: Any, ball: Path, tmp_path: Path) -> None:
+    """Those of the caller's code; the model that it starts from was read there, too."""
+    first = splatcli.train(ball, output=tmp_path / "first", iterations=2, **TINY)
+    settings = {name: value for name, value in TINY.items() if name not in ("init", "random_points")}
+    settings |= {"output": tmp_path / "with", "iterations": 6, "loss": plain_loss}
+    with mode():
+        done = splatcli.train(ball, init=splatcli.Model.load(first.path), **settings)
+    expected = splatcli.train(ball, init=splatcli.Model.load(first.path), **settings | {"output": tmp_path / "without"})
+    for name, tensor in done.model.gaussians.items():
+        assert torch.equal(tensor, dict(expected.model.gaussians.items())[name]), name
+
+
+@NEEDS_COMPILER
 @pytest.mark.parametrize("result", [1.0, torch.zeros(2, requires_grad=True), torch.zeros(())])
 def test_a_loss_has_to_be_a_scalar_with_a_gradient(ball: Path, tmp_path: Path, result: object) -> None:
     with pytest.raises(UsageError, match="the loss is"):
