@@ -79,6 +79,7 @@ def _options(kinds: Sequence[str], chosen: str) -> str:
 
 
 def _figure(view: PageView, sides: tuple[str, str]) -> str:
+    """Return the figure of a view, which fits into the window, a portrait too."""
     width, height = view.size
     name = escape(view.name)
     places = dict(zip(sides, ("left", "right"), strict=True))
@@ -90,7 +91,7 @@ def _figure(view: PageView, sides: tuple[str, str]) -> str:
     labels = "".join(f'<span class="{place}">{NAMES[kind]}</span>' for kind, place in places.items())
     remarks = "".join(f"<span>{escape(remark)}</span>" for remark in view.remarks if remark)
     return (
-        f'<figure style="max-width: {max(width, _LEAST_WIDTH)}px">'
+        f'<figure style="max-width: max(280px, min({max(width, _LEAST_WIDTH)}px, {85 * width / height:.1f}vh))">'
         f'<div class="pair" style="aspect-ratio: {width} / {height}">{pictures}<i></i>{labels}'
         f'<input type="range" min="0" max="100" value="50" aria-label="between left and right, {name}"></div>'
         f"<figcaption><b>{name}</b>{remarks}</figcaption></figure>"
