@@ -181,7 +181,8 @@ def test_cameras_are_made_of_numbers() -> None:
         ("fy", math.nan, "fy is nan"),
         ("fy", -35.0, "fy is -35.0"),
         ("cx", math.inf, "cx is inf, not a finite number"),
-        ("near", math.nan, "from camera z nan"),
+        ("near", math.nan, "near is nan, not a finite number"),
+        ("near", math.inf, "near is inf, not a finite number"),
         ("viewmat", np.full((4, 4), np.nan), "viewmat has numbers that are not finite"),
     ],
 )
@@ -190,6 +191,12 @@ def test_a_camera_that_cannot_be_is_refused(name: str, value: Any, said: str) ->
     gaussians = random_gaussians(5)
     with pytest.raises(ValueError, match=said):
         render(gaussians, dataclasses.replace(camera, **{name: value}))
+
+
+def test_a_depth_range_of_nan_is_refused() -> None:
+    camera = splatcli.Camera("a", 40, 30, 35.0, 35.0, 20.0, 15.0, np.eye(4))
+    with pytest.raises(ValueError, match="NaN is no limit"):
+        render(random_gaussians(5), camera, z_range=(0.1, math.nan))
 
 
 TINY = {

@@ -63,9 +63,9 @@ def view_of(
     if z_range is not None and (not isinstance(z_range, Sequence) or len(z_range) != 2):
         raise ValueError(f"z_range is {z_range!r}, not a pair of least and greatest camera z")
     near, far = (camera.near, Z_FAR) if z_range is None else z_range
+    _check_numbers(camera)
     if math.isnan(near) or math.isnan(far):
-        raise ValueError(f"the view is rendered from camera z {near} to {far}; NaN is no limit")
-    _check_lens(camera)
+        raise ValueError(f"z_range is {z_range!r}; NaN is no limit")
     if viewmat is None and not np.isfinite(camera.viewmat).all():
         raise ValueError("the camera's viewmat has numbers that are not finite")
     pose = camera.viewmat if viewmat is None else viewmat.detach().cpu().double().numpy()
@@ -87,13 +87,13 @@ def view_of(
     )
 
 
-def _check_lens(camera: Camera) -> None:
+def _check_numbers(camera: Camera) -> None:
     for name in ("fx", "fy"):
         if not 0.0 < getattr(camera, name) < math.inf:
             raise ValueError(f"the camera's {name} is {getattr(camera, name)}; a focal length is positive, in pixels")
-    for name in ("cx", "cy"):
+    for name in ("cx", "cy", "near"):
         if not math.isfinite(getattr(camera, name)):
-            raise ValueError(f"the camera's {name} is {getattr(camera, name)}, not a finite number of pixels")
+            raise ValueError(f"the camera's {name} is {getattr(camera, name)}, not a finite number")
 
 
 def _pixels(name: str, size: object) -> int:
