@@ -53,12 +53,12 @@ from splatcli.scene.camera import Camera, lens_rows
 def pack_tensors(checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return stored name -> tensor, each contiguous on the CPU in a storage of its own that it fills exactly.
 
-    Tensors that are so already are not copied.
+    Tensors that are so already are not copied. Moments before the optimiser's first step, all zeros, are left out.
     """
     named: dict[str, Tensor] = {}
     for group, tensor in checkpoint.gaussians.items():
         named[STORED_NAMES[group]] = _stored_shape(group, tensor)
-    if checkpoint.moments is not None:
+    if checkpoint.moments is not None and not _at_the_start(checkpoint):
         for group in GROUPS:
             for prefix, moment in zip(MOMENT_PREFIXES, checkpoint.moments[group], strict=True):
                 named[prefix + STORED_NAMES[group]] = _stored_shape(group, moment)
@@ -160,7 +160,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
     return Checkpoint(
         step=manifest.train.step,
         gaussians=gaussians,
-        moments=_moments(tensors),
+        moments=_moments(manifest, gaussians, tensors),
         adam_step=manifest.train.adam_step,
         sh_last_step=_sh_last_step(manifest, tensors, where),
         active_sh_degree=manifest.train.active_sh_degree,
@@ -199,14 +199,32 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _moments(tensors: dict[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]] | None:
-    if MOMENT_PREFIXES[0] + STORED_NAMES["means"] not in tensors:
+def _at_the_start(checkpoint: Checkpoint) -> bool:
+    """Return whether the optimiser has made no step; then its moments are zeros and follow from the parameters."""
+    return (
+        checkpoint.adam_step == 0
+        and checkpoint.sh_last_step is not None
+        and not any(tensor.any() for pair in (checkpoint.moments or {}).values() for tensor in pair)
+    )
+
+
+def _moments(
+    manifest: Manifest, gaussians: Gaussians, tensors: dict[str, Tensor]
+) -> dict[str, tuple[Tensor, Tensor]] | None:
+    stored = MOMENT_PREFIXES[0] + STORED_NAMES["means"] in tensors
+    if not stored and (manifest.train.adam_step > 0 or SH_LAST_STEP not in tensors):
         return None
     pairs = {}
-    for group in GROUPS:
-        first, second = (_group_shape(group, tensors[prefix + STORED_NAMES[group]]) for prefix in MOMENT_PREFIXES)
+    for group, parameter in gaussians.items():
+        names = [prefix + STORED_NAMES[group] for prefix in MOMENT_PREFIXES]
+        first, second = (_group_shape(group, tensors[name]) if stored else _zeros(parameter) for name in names)
         pairs[group] = (first, second)
     return pairs
+
+
+def _zeros(tensor: Tensor) -> Tensor:
+    """Return zeros like ``tensor``, which take memory only once they are written to."""
+    return torch.from_numpy(np.zeros(tuple(tensor.shape), dtype=np.float32))
 
 
 def _sh_last_step(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Tensor | None:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,41 @@ def test_cameras_keep_every_bit_of_their_doubles(checkpoint_of: CheckpointOf, sa
 def test_a_state_before_training_has_no_moments(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "a.pt", dataclasses.replace(checkpoint_of(), moments=None))
     assert load_checkpoint(tmp_path / "a.pt").moments is None
+
+
+def test_moments_of_the_start_take_no_room(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
+    drawn = checkpoint_of(20_000, 3, step=0)
+    assert drawn.moments is not None
+    zeros = {name: (torch.zeros_like(a), torch.zeros_like(b)) for name, (a, b) in drawn.moments.items()}
+    save_checkpoint(tmp_path / "a.pt", dataclasses.replace(drawn, moments=zeros))
+    assert not [name for name in torch.load(tmp_path / "a.pt", weights_only=True) if name.startswith("adam.exp")]
+    of_rows = 20_000 * 4 * (59 + 1 + 1 + 2)  # parameters, last steps, grad2d, count of int64
+    assert of_rows < (tmp_path / "a.pt").stat().st_size < of_rows + 40_000
+    for mapped in (False, True):
+        after = load_checkpoint(tmp_path / "a.pt", mapped=mapped)
+        assert after.moments is not None
+        for name, pair in zeros.items():
+            assert all(same_bits(old, new) for old, new in zip(pair, after.moments[name], strict=True)), name
+            after.moments[name][0].fill_(1.0)  # of no other tensor
+            assert not after.moments[name][1].any()
+    save_checkpoint(tmp_path / "b.pt", load_checkpoint(tmp_path / "a.pt"))
+    assert (tmp_path / "a.pt").read_bytes() == (tmp_path / "b.pt").read_bytes()
+
+
+@pytest.mark.parametrize("change", [{"adam_step": 1}, {"sh_last_step": None}, {}])
+def test_moments_that_do_not_follow_from_the_step_are_stored(
+    checkpoint_of: CheckpointOf, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    drawn = checkpoint_of(step=0)
+    assert drawn.moments is not None
+    moments = {name: (torch.zeros_like(a), torch.zeros_like(b)) for name, (a, b) in drawn.moments.items()}
+    if not change:
+        moments["means"][1][-1, -1] = 1e-30
+    save_checkpoint(tmp_path / "a.pt", dataclasses.replace(drawn, moments=moments, **change))
+    after = load_checkpoint(tmp_path / "a.pt").moments
+    assert after is not None
+    assert "adam.exp_avg._features_rest" in torch.load(tmp_path / "a.pt", weights_only=True)
+    assert same_bits(moments["means"][1], after["means"][1])
 
 
 def test_views_aliases_and_graphs_are_stored_as_plain_tensors(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
