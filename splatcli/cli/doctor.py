@@ -55,7 +55,7 @@ def doctor(args: DoctorArguments) -> int:
 
 def _wrapped(lines: list[str]) -> list[str]:
     """Return lines that fit a terminal, broken between words and indented as their values; elsewhere as they are."""
-    if not sys.stdout.isatty():
+    if sys.stdout is None or not sys.stdout.isatty():
         return lines
     columns = shutil.get_terminal_size().columns
     wrapper = textwrap.TextWrapper(

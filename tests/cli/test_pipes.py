@@ -105,6 +105,11 @@ def test_closed_streams_do_no_harm(shell: Shell, tiny_scene: Path, tmp_path: Pat
     assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
 
 
+def test_doctor_ends_well_without_stdout(shell: Shell) -> None:
+    done = shell("splat doctor >&-; echo $? >&2")
+    assert done.err.splitlines()[-1] == "0", done.err
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_stops(tiny_scene: Path, tmp_path: Path, number: signal.Signals, code: int) -> None:
     command = [sys.executable, "-m", "splatcli", "train", str(tiny_scene), "-o", str(tmp_path / "run"), "--json"]
