@@ -6,6 +6,8 @@ aborts ("free(): invalid pointer"). Loading Python's zlib first binds libz to it
 
 It also takes SIGTERM for itself, to print where the program was. Who asks a program to end does not ask that, and a
 handler of ours would never be called; so the handler that was there is put back.
+
+Its log goes to stderr only: by default each process also leaves files of it in the temporary folder, for ever.
 """
 
 from __future__ import annotations
@@ -20,5 +22,7 @@ import pycolmap  # noqa: E402
 
 if _before is not None and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGTERM, _before)
+
+pycolmap.logging.logtostderr = True
 
 __all__ = ["pycolmap"]

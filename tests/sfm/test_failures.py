@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from PIL import Image
 from splatcli.errors import ResourceError, SceneError
 from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
-from splatcli.sfm.run import crashed, sys
+from splatcli.sfm.run import crashed
 from splatcli.sfm.worker import Job
 from tests.sfm import corner
 from tests.sfm.conftest import find_cameras_of, write_noise
@@ -115,6 +117,15 @@ def test_an_abort_leaves_a_message_and_nothing_else(images: Path, tmp_path: Path
     with pytest.raises(ResourceError, match="by SIGABRT"):
         find_cameras_of(images, place=tmp_path / "deep" / "scene")
     assert [path.name for path in tmp_path.iterdir()] == ["program"]
+
+
+def test_pycolmap_leaves_no_log_behind(tmp_path: Path) -> None:
+    """A process of its own: pycolmap looks for the temporary folder once."""
+    code = "from splatcli.scene._pycolmap import pycolmap; pycolmap.logging.error('a word')"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "a word" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_error_of_the_worker_keeps_its_kind_and_remedy(images: Path, tmp_path: Path, worker) -> None:
