@@ -360,7 +360,10 @@ def _listen(worker: subprocess.Popen[str], request: dict[str, Any], tell: Tell) 
 
 
 def crashed(code: int, log: Path) -> SplatError:
-    """The error for a worker that ended without a word. code: as Popen.returncode, negative for a signal."""
+    """The error for a worker that ended without a word. code: as Popen.returncode, negative for a signal.
+
+    log: lies in the folder that the worker wrote to.
+    """
     if code == -signal.SIGKILL:
         return ResourceError(
             "structure from motion was killed, most likely because the machine ran out of memory", remedy=_SMALLER
@@ -369,6 +372,12 @@ def crashed(code: int, log: Path) -> SplatError:
     reason = _last_words(log)
     if "MemoryError" in reason or "bad_alloc" in reason:
         return ResourceError("the machine ran out of memory during structure from motion", remedy=_SMALLER)
+    if "disk is full" in reason:  # SQLite's words
+        return OutputError(
+            "the disk became full during structure from motion",
+            where=log.parent,
+            remedy="free some space, or choose another place with -o",
+        )
     return ResourceError(
         f"pycolmap ended {how} during structure from motion" + (f": {reason}" if reason else ""),
         remedy=f"{_SMALLER}; or compute cameras with COLMAP, and name the scene's folder",
@@ -381,7 +390,8 @@ def _last_words(log: Path) -> str:
         file.seek(max(0, log.stat().st_size - _LOG_TAIL))
         lines = file.read().decode(errors="replace").splitlines()
     telling = [line for line in lines if line[:1] in ("E", "F") and "] " in line[:90]] or lines
-    telling = [line for line in telling if line.strip() and not line.startswith((" ", "***"))]
+    telling = [line.removeprefix("  what():  ") for line in telling]
+    telling = [line for line in telling if line.strip() and not line.startswith((" ", "***", "PC: @"))]
     return telling[-1].split("] ", 1)[-1].strip()[:300] if telling else ""
 
 

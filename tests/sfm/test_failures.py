@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from splatcli.errors import ResourceError, SceneError
+from splatcli.errors import OutputError, ResourceError, SceneError
 from splatcli.sfm.images import find_input
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.run import crashed
@@ -87,6 +87,12 @@ def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, t
         (-6, "F20260101 1:1:1 7 ba.cc:12] Check failed: a > b (1 vs. 2) \n", "motion: Check failed: a > b (1 vs. 2)"),
         (1, "Traceback\n  File x\nRuntimeError: odd\n", "with exit code 1 during structure from motion: RuntimeError"),
         (-6, "terminate called\n  what():  x\nstd::bad_alloc\n", "ran out of memory"),
+        (
+            -6,
+            "terminate called after throwing an instance of 'std::runtime_error'\n  what():  [io.cc:17] no such key\n"
+            "*** Aborted at 1795676636 ***\nPC: @     0x7f5e714a8eec (/lib/libc.so.6)\n    @     0x7f5e abort\n",
+            "by SIGABRT during structure from motion: no such key",
+        ),
         (-11, "", "by SIGSEGV during structure from motion"),
     ],
 )
@@ -117,6 +123,17 @@ def test_an_abort_leaves_a_message_and_nothing_else(images: Path, tmp_path: Path
     with pytest.raises(ResourceError, match="by SIGABRT"):
         find_cameras_of(images, place=tmp_path / "deep" / "scene")
     assert [path.name for path in tmp_path.iterdir()] == ["program"]
+
+
+def test_a_full_disk_is_named(images: Path, tmp_path: Path, worker) -> None:
+    worker(
+        'cat > /dev/null; echo "  what():  [database_sqlite.cc:1737] SQLite error: database or disk is full" >&2;'
+        "echo 'PC: @     0x7f5e714a8eec (/lib/libc.so.6+0x8aeeb)' >&2; kill -ABRT $$"
+    )
+    with pytest.raises(OutputError, match="the disk became full") as caught:
+        find_cameras_of(images, place=tmp_path / "scene")
+    assert str(tmp_path / "scene") in str(caught.value.where)
+    assert "-o" in str(caught.value.remedy)
 
 
 def test_pycolmap_leaves_no_log_behind(tmp_path: Path) -> None:
