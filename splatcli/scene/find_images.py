@@ -209,11 +209,13 @@ def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneE
 def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
     """Links are followed (downloaders and data stores use them for every image); a note says where they lead."""
     away = {path for path in {found.folder, *found.paths.values()} if path.is_symlink()}
-    away = {path for path in away if not path.resolve().is_relative_to(root.resolve())}
+    # A link that leads to itself stays as it is, where Path.resolve() would raise: opening it names the fault.
+    led = {path: Path(os.path.realpath(path)) for path in away}
+    away = {path for path in away if not led[path].is_relative_to(root.resolve())}
     if away:
         example = min(away)
         notes.append(
-            f"{len(away)} links lead out of the scene's folder, e.g. {example.relative_to(root)} to {example.resolve()}"
+            f"{len(away)} links lead out of the scene's folder, e.g. {example.relative_to(root)} to {led[example]}"
             if example.is_relative_to(root)
             else f"{len(away)} links lead out of the scene's folder"
         )

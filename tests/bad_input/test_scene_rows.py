@@ -94,6 +94,13 @@ def linked_images(folder: Path) -> None:
         (folder / "scene/images" / path.name).symlink_to(path)
 
 
+def looped_image(folder: Path) -> None:
+    """An image replaced by a link to itself."""
+    path = min((folder / "scene/images").iterdir())
+    path.unlink()
+    path.symlink_to(path.name)
+
+
 def absolute_names(folder: Path) -> None:
     """transforms.json names images that lie beside the scene, by absolute paths."""
     as_nerfstudio(folder)
@@ -570,6 +577,7 @@ CASES = [
         ("12 links lead out of the scene's folder", "images/view_000.jpg to"),
         command=READ,
     ),
+    Case(21, "a link to itself", looped_image, says=("Too many levels of symbolic links", "images/view_000")),
     Case(22, "no images_4", nothing, 0, ("12 images are reduced while loading",), flags=("-r", "4")),
     # transforms.json
     Case(
