@@ -162,7 +162,10 @@ def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dic
     bad: dict[str, SplatError] = {}
     for name in footage.names:
         try:
+            name.encode()  # a model holds names in UTF-8
             headers[name] = read_header(footage.path / name, max_pixels)
+        except UnicodeEncodeError:
+            bad[name] = SceneError("has a name that is not valid UTF-8", where=footage.path / name, remedy="rename it")
         except SceneError as error:
             bad[name] = error
     return headers, bad

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from splatcli.errors import OutputError, ResourceError, SceneError
-from splatcli.sfm.images import find_input
+from splatcli.sfm.images import find_input, readable
 from splatcli.sfm.options import SfmOptions
 from splatcli.sfm.run import crashed
 from splatcli.sfm.worker import Job
@@ -77,6 +77,17 @@ def test_images_that_do_not_suffice(harm: Callable[[Path], object], says: str, t
     assert says in str(caught.value)
     assert caught.value.remedy
     assert str(tmp_path) in str(caught.value.where)
+
+
+def test_a_name_that_is_not_utf8_is_left_out_before_the_work(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.png")
+    write_noise(tmp_path, 3)
+    (tmp_path / "0.png").rename(tmp_path / name)
+    headers, bad = readable(find_input(tmp_path), 1 << 20)
+    assert list(headers) == ["1.png", "2.png"]
+    assert "not valid UTF-8" in bad[name].what
+    with pytest.raises(SceneError, match=r"only 2 of 3 images can be used.* not valid UTF-8"):
+        find_cameras_of(tmp_path, place=tmp_path / "made")
 
 
 @pytest.mark.parametrize(
