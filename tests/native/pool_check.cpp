@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <new>
 #include <stdexcept>
@@ -41,6 +42,8 @@ std::string thrown(bool on_caller, int64_t count, std::atomic<int64_t>& ran) {
         throw std::bad_alloc();
       }
       for (int spin = 0; spin < 1000000 && !met; ++spin) std::this_thread::yield();  // leaves jobs to the other threads
+      // The thread that throws may lose its processor before the exception ends the loop: 100,000 jobs outlast that.
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
     });
   } catch (const std::bad_alloc& error) {
     return error.what();
