@@ -129,7 +129,7 @@ class DataConfig(Section):
     ] = Field(
         None,
         description="Layout of the scene: colmap, nerfstudio (also instant-ngp), blender, opf, metashape, "
-        "realitycapture, polycam, record3d or that of a plug-in.",
+        "realitycapture, opensfm (also OpenDroneMap), openmvg, polycam, record3d or that of a plug-in.",
     )
     model: Annotated[str | None, Flag("--model", metavar="DIR", default="the largest")] = Field(
         None, description="Folder of a COLMAP model inside the scene."

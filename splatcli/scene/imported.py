@@ -1,9 +1,13 @@
-"""Parts of the readers of other programs' cameras: poses with OpenGL axes, names of images, points beside them."""
+"""Parts of the readers of cameras: JSON files, poses with OpenGL axes, names of images, points beside them."""
 
 from __future__ import annotations
 
+import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +19,12 @@ from splatcli.scene.source import rigid_pose
 
 #: OpenGL camera axes (x right, y up, z back) to OpenCV's (x right, y down, z forward).
 _FLIP = np.array([1.0, -1.0, -1.0])
-#: Larger files are refused, as transforms.json is.
+#: Larger files are refused: 100,000 frames of a transforms.json take about 60 MB, and as Python objects up to thirty
+#: times that.
 MAX_BYTES = 128 << 20
+#: The same, of files that hold points as well.
+MAX_BYTES_WITH_POINTS = 512 << 20
+_Kind = TypeVar("_Kind", dict[str, Any], list[Any])
 #: Stems of point clouds beside a file of cameras, after that file's own.
 _POINTS = ("points", "sparse", "sparse_pc", "points3D", "tie_points", "pointcloud")
 
@@ -65,15 +73,74 @@ def only_one(files: list[Path], what: str) -> Path:
     return files[0]
 
 
-def check_size(file: Path) -> None:
+def check_size(file: Path, limit: int = MAX_BYTES) -> None:
     """Raises SceneError for a file that is too large to be a list of cameras."""
     size = file.stat().st_size
-    if size > MAX_BYTES:
+    if size > limit:
+        remedy = "export the cameras alone, without points" if limit == MAX_BYTES else "export fewer points"
+        raise SceneError(f"is {size >> 20} MB large, more than {limit >> 20} MB", where=file, remedy=remedy)
+
+
+def load_json(file: Path, kind: type[_Kind], remedy: str, limit: int = MAX_BYTES) -> _Kind:
+    """The object (kind dict) or the list that a JSON file holds; ``remedy`` goes with the error about the other one.
+
+    Raises SceneError, with line and column where they are known, for whatever is no such file.
+    """
+    text = ""
+    try:
+        check_size(file, limit)
+        text = file.read_text(encoding="utf-8-sig")
+        document = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
         raise SceneError(
-            f"is {size >> 20} MB large, more than {MAX_BYTES >> 20} MB",
-            where=file,
-            remedy="export the cameras alone, without points",
-        )
+            f"not valid JSON: {error.msg}", where=f"{file}:{error.lineno}:{error.colno}", remedy="correct the file"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise SceneError(f"not UTF-8 text: {error}", where=file, remedy="write it again as UTF-8") from None
+    except _ConstantError as error:
+        place = _place_of_constant(text)
+        raise SceneError(
+            f"has {error} in place of a number", where=f"{file}:{place}", remedy="correct or remove that frame"
+        ) from None
+    except RecursionError:
+        raise SceneError("is nested too deeply", where=file, remedy="write it again") from None
+    except ValueError as error:
+        # Python refuses to read integers of more than some thousand digits.
+        raise SceneError(f"cannot be read: {error}", where=file, remedy="correct the file") from None
+    except OSError as error:
+        raise SceneError(
+            f"cannot be read: {error.strerror}", where=file, remedy="check that it is a file, and its permissions"
+        ) from None
+    if not isinstance(document, kind):
+        raise SceneError(f"holds no JSON {'object' if kind is dict else 'list'}", where=file, remedy=remedy)
+    return document
+
+
+class _ConstantError(ValueError):
+    """NaN or Infinity, which JSON does not have but Python's reader accepts."""
+
+
+def _refuse_constant(text: str) -> float:
+    raise _ConstantError(text)
+
+
+def _place_of_constant(text: str) -> str:
+    """line:column of the first NaN or Infinity that is not inside a string."""
+    found = re.search(r'(?:[^"NI]|"(?:[^"\\]|\\.)*+")*+(NaN|Infinity)', text)
+    start = found.start(1) if found else 0
+    return f"{text.count(chr(10), 0, start) + 1}:{start - text.rfind(chr(10), 0, start)}"
+
+
+def finite_numbers(values: object, count: int, what: str, file: Path, remedy: str) -> list[float]:
+    """The numbers of a list out of JSON. Raises SceneError for anything else, and for numbers beyond any double."""
+    usable = isinstance(values, list) and len(values) == count and all(type(one) in (int, float) for one in values)
+    try:
+        found = [float(one) for one in values] if usable else []  # type: ignore[attr-defined]  # narrowed by usable
+    except OverflowError:
+        found = []
+    if not usable or len(found) != count or not all(map(math.isfinite, found)):
+        raise SceneError(f"{what} is not {'a number' if count == 1 else f'{count} numbers'}", where=file, remedy=remedy)
+    return found
 
 
 def head(file: Path, count: int = 4096) -> bytes:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,12 +14,11 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.find_images import SUFFIXES, is_file
+from splatcli.scene.imported import load_json
 from splatcli.scene.points import RawPoints, read_points_ply
 from splatcli.scene.source import ROTATION_TOLERANCE, Problems, Reader, SceneSource, View, path_in_scene, rigid_pose
 
 FILE = "transforms.json"
-#: Larger scene files are refused: 100,000 frames take about 60 MB, and as Python objects up to thirty times that.
-MAX_BYTES = 128 << 20
 
 #: OpenGL camera axes (x right, y up, z back) to OpenCV's (x right, y down, z forward).
 _FLIP = np.array([1.0, -1.0, -1.0])
@@ -61,54 +58,8 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
 
 
 def load_transforms(file: Path) -> dict[str, Any]:
-    text = ""
-    try:
-        if file.stat().st_size > MAX_BYTES:
-            raise SceneError(
-                f"is {file.stat().st_size >> 20} MB large, more than {MAX_BYTES >> 20} MB",
-                where=file,
-                remedy="leave only camera poses in it",
-            )
-        text = file.read_text(encoding="utf-8-sig")
-        document = json.loads(text, parse_constant=_refuse_constant)
-    except json.JSONDecodeError as error:
-        raise SceneError(
-            f"not valid JSON: {error.msg}", where=f"{file}:{error.lineno}:{error.colno}", remedy="correct the file"
-        ) from None
-    except UnicodeDecodeError as error:
-        raise SceneError(f"not UTF-8 text: {error}", where=file, remedy="write it again as UTF-8") from None
-    except _ConstantError as error:
-        place = _place_of_constant(text)
-        raise SceneError(
-            f"has {error} in place of a number", where=f"{file}:{place}", remedy="correct or remove that frame"
-        ) from None
-    except RecursionError:
-        raise SceneError("is nested too deeply", where=file, remedy="write it again") from None
-    except ValueError as error:
-        # Python refuses to read integers of more than some thousand digits.
-        raise SceneError(f"cannot be read: {error}", where=file, remedy="correct the file") from None
-    except OSError as error:
-        raise SceneError(
-            f"cannot be read: {error.strerror}", where=file, remedy="check that it is a file, and its permissions"
-        ) from None
-    if not isinstance(document, dict):
-        raise SceneError("holds no JSON object", where=file, remedy="it should start with { and have 'frames'")
-    return document
-
-
-class _ConstantError(ValueError):
-    """NaN or Infinity, which JSON does not have but Python's reader accepts."""
-
-
-def _refuse_constant(text: str) -> float:
-    raise _ConstantError(text)
-
-
-def _place_of_constant(text: str) -> str:
-    """line:column of the first NaN or Infinity that is not inside a string."""
-    found = re.search(r'(?:[^"NI]|"(?:[^"\\]|\\.)*+")*+(NaN|Infinity)', text)
-    start = found.start(1) if found else 0
-    return f"{text.count(chr(10), 0, start) + 1}:{start - text.rfind(chr(10), 0, start)}"
+    """The file's JSON object. Raises SceneError."""
+    return load_json(file, dict, "it should start with { and have 'frames'")
 
 
 def _frames(document: dict[str, Any], file: Path) -> list[object]:

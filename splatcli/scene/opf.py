@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.brown import Brown
-from splatcli.scene.imported import image_name, only_one, viewmat_of, with_suffix
-from splatcli.scene.nerfstudio import load_transforms
+from splatcli.scene.imported import finite_numbers, image_name, load_json, only_one, viewmat_of, with_suffix
 from splatcli.scene.points import RawPoints, stride
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
 
@@ -43,7 +42,7 @@ class _Project:
         files = self.resources.get(kind, [])
         if not files:
             raise SceneError(f"has no {what}", where=self.file, remedy=f"calibrate the project, and {_EXPORT}")
-        return [(file, load_transforms(file)) for file in files]
+        return [(file, load_json(file, dict, _EXPORT)) for file in files]
 
 
 def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
@@ -63,7 +62,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
             uri, listed = images.get(number, ("", file))
             if not uri:
                 raise SceneError(f"{label}: it is not in the project's list of cameras", where=file, remedy=_EXPORT)
-            sensor = int(_numbers({"sensor_id": [camera.get("sensor_id")]}, "sensor_id", 1, file, label)[0])
+            sensor = int(finite_numbers([camera.get("sensor_id")], 1, f"{label}: sensor_id", file, _EXPORT)[0])
             if sensor not in lenses:
                 lenses[sensor] = _lens(sensors.get(sensor), sensor, sizes, file)
             views.append(_view(camera, label, lenses[sensor], _image(uri, listed, root, label, data), file))
@@ -76,7 +75,7 @@ def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
 
 def _project(root: Path) -> _Project:
     file = only_one(with_suffix(root, ".opf"), "OPF projects")
-    document = load_transforms(file)
+    document = load_json(file, dict, _EXPORT)
     resources: dict[str, list[Path]] = {}
     for item in _list(document, "items", file):
         for resource in _list(item, "resources", file):
@@ -143,7 +142,7 @@ def _lens(sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int
             where=file,
             remedy="export undistorted images with their cameras, for example as a COLMAP model",
         )
-    focal = _numbers({"focal_length_px": [internals.get("focal_length_px")]}, "focal_length_px", 1, file, label)[0]
+    focal = finite_numbers([internals.get("focal_length_px")], 1, f"{label}: focal_length_px", file, _EXPORT)[0]
     center = _numbers(internals, "principal_point_px", 2, file, label)
     radial = _numbers(internals, "radial_distortion", 3, file, label)
     tangential = _numbers(internals, "tangential_distortion", 2, file, label)
@@ -152,10 +151,7 @@ def _lens(sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int
 
 
 def _numbers(document: dict[str, Any], key: str, count: int, file: Path, label: str) -> list[float]:
-    found = document.get(key)
-    if not isinstance(found, list) or len(found) != count or not all(type(one) in (int, float) for one in found):
-        raise SceneError(f"{label}: {key} is not {count} numbers", where=file, remedy=_EXPORT)
-    return [float(one) for one in found]
+    return finite_numbers(document.get(key), count, f"{label}: {key}", file, _EXPORT)
 
 
 def _view(camera: dict[str, Any], label: str, lens: FixedLens, image: tuple[str, str | None], file: Path) -> View:
@@ -180,7 +176,7 @@ def _points(project: _Project, limit: int) -> RawPoints | None:
     if not files:
         return None
     file = files[0]
-    document = load_transforms(file)
+    document = load_json(file, dict, _EXPORT)
     clouds = []
     try:
         for node in document["nodes"]:

@@ -12,8 +12,7 @@ from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.brown import colmap_camera
 from splatcli.scene.find_images import SUFFIXES, is_file
-from splatcli.scene.imported import viewmat_of, with_suffix
-from splatcli.scene.nerfstudio import load_transforms
+from splatcli.scene.imported import finite_numbers, load_json, viewmat_of, with_suffix
 from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View
 
 POLYCAM_FILES = "keyframes/ of Polycam"
@@ -55,11 +54,11 @@ def _keyframes(keyframes: Path) -> tuple[str, str]:
 
 
 def _keyframe(file: Path, images: Path) -> View:
-    document = load_transforms(file)
+    document = load_json(file, dict, _POLYCAM_EXPORT)
     label = f"keyframe {file.stem}"
     keys = [f"t_{row}{column}" for row in range(3) for column in range(4)]
-    matrix = np.array(_numbers([document.get(key) for key in keys], 12, "t_00 to t_23", file, _POLYCAM_EXPORT))
-    fx, fy, cx, cy, width, height = _numbers(
+    matrix = np.array(finite_numbers([document.get(key) for key in keys], 12, "t_00 to t_23", file, _POLYCAM_EXPORT))
+    fx, fy, cx, cy, width, height = finite_numbers(
         [document.get(key) for key in _LENS], 6, ", ".join(_LENS), file, _POLYCAM_EXPORT
     )
     lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), [fx, fy, cx, cy]))
@@ -78,12 +77,12 @@ def _keyframe(file: Path, images: Path) -> View:
 def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
     """The frames of a recording in ARKit's metres with y up; the images are numbered as the poses are."""
     file = root / "metadata.json"
-    document = load_transforms(file)
+    document = load_json(file, dict, _RECORD3D_EXPORT)
     poses = document.get("poses")
     if not isinstance(poses, list) or not poses:
         raise SceneError("has no list 'poses'", where=file, remedy=_RECORD3D_EXPORT)
     folder, names = _numbered(root, file)
-    width, height = _numbers([document.get("w"), document.get("h")], 2, "w and h", file, _RECORD3D_EXPORT)
+    width, height = finite_numbers([document.get("w"), document.get("h")], 2, "w and h", file, _RECORD3D_EXPORT)
     shared, own = _intrinsics(document, file), document.get("perFrameIntrinsicCoeffs")
     views = []
     for i, pose in enumerate(poses):
@@ -91,9 +90,9 @@ def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSour
             label = f"frame {i}"
             values = shared
             if isinstance(own, list) and i < len(own):
-                values = _numbers(own[i], 4, f"perFrameIntrinsicCoeffs[{i}]", file, _RECORD3D_EXPORT)
+                values = finite_numbers(own[i], 4, f"perFrameIntrinsicCoeffs[{i}]", file, _RECORD3D_EXPORT)
             lens = FixedLens(file, label, colmap_camera("PINHOLE", round(width), round(height), values))
-            numbers = np.array(_numbers(pose, 7, f"poses[{i}]", file, _RECORD3D_EXPORT))
+            numbers = np.array(finite_numbers(pose, 7, f"poses[{i}]", file, _RECORD3D_EXPORT))
             viewmat = viewmat_of(_rotation(numbers[:4], label, file), numbers[4:], file, label, opengl=True)
             views.append(View(names.get(i, f"{i}.jpg"), lens, viewmat, label))
     return SceneSource(root, file, views, [folder], tolerant=True)
@@ -112,7 +111,7 @@ def _numbered(root: Path, file: Path) -> tuple[Path, dict[int, str]]:
 
 def _intrinsics(document: dict[str, Any], file: Path) -> list[float]:
     """Return fx, fy, cx, cy of K, whose columns follow one another."""
-    k = _numbers(document.get("K"), 9, "K", file, _RECORD3D_EXPORT)
+    k = finite_numbers(document.get("K"), 9, "K", file, _RECORD3D_EXPORT)
     return [k[0], k[4], k[6], k[7]]
 
 
@@ -131,12 +130,6 @@ def _rotation(quaternion: NDArray[np.float64], label: str, file: Path) -> NDArra
             [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
         ]
     )
-
-
-def _numbers(values: object, count: int, what: str, file: Path, remedy: str) -> list[float]:
-    if not isinstance(values, list) or len(values) != count or not all(type(one) in (int, float) for one in values):
-        raise SceneError(f"{what}: not {count} numbers", where=file, remedy=remedy)
-    return [float(value) for value in values]
 
 
 def _is_polycam(root: Path) -> bool:

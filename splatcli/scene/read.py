@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from splatcli import plugins
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError, UsageError, from_os_error
-from splatcli.scene import blender, colmap, metashape, nerfstudio, opf, phone_scans, realitycapture
+from splatcli.scene import blender, colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
 from splatcli.scene.camera import NEAR, Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import depths_of_points, find_depth_maps, wants_relative
@@ -48,6 +48,8 @@ READERS = (
     opf.READER,
     metashape.READER,
     realitycapture.READER,
+    opensfm.READER,
+    openmvg.READER,
     phone_scans.POLYCAM,
     phone_scans.RECORD3D,
 )
@@ -190,8 +192,11 @@ def _nested(root: Path) -> Path | None:
         path = Path(base)
         deep = len(path.relative_to(root).parts) >= MAX_NESTED
         folders[:] = [] if deep else sorted(name for name in folders if not name.startswith("."))
-        if blender.FILE in files or nerfstudio.FILE in files or (path != root and _imported(path)):
+        imported = path != root and _imported(path)
+        if blender.FILE in files or nerfstudio.FILE in files or imported:
             found.append(path)
+        if imported:  # a project may keep the same cameras a second time below
+            folders.clear()
     if len(found) > 1:
         raise SceneError(
             "has several scenes: " + ", ".join(path.relative_to(root).as_posix() for path in found),

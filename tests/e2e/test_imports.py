@@ -43,6 +43,9 @@ PROGRAMS: dict[str, Writer] = {
         write.opf(*a, **k, uri=lambda name: f"file:///C:/jobs/my%20photos/{name}"),
         (a[0] / "photos").rename(a[0] / "images"),
     ),
+    "opensfm": write.opensfm,
+    "opensfm of OpenDroneMap": lambda *a, **k: write.opensfm(*a, **k, place="opensfm/reconstruction.json"),
+    "openmvg": write.openmvg,
     "polycam": write.polycam,
     "polycam as tracked": lambda *a, **k: write.polycam(*a, **k, corrected=False),
     "record3d": write.record3d,
@@ -104,7 +107,9 @@ def numbered(scene, sample):
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("program", ["metashape in a chunk", "realitycapture", "opf", "polycam", "record3d"])
+@pytest.mark.parametrize(
+    "program", ["metashape in a chunk", "realitycapture", "opensfm", "openmvg", "opf", "polycam", "record3d"]
+)
 def test_a_render_through_the_import_is_that_of_the_sample(
     program: str, sample: list[write.Known], reference: Path, tmp_path: Path
 ) -> None:
@@ -119,7 +124,7 @@ def test_a_render_through_the_import_is_that_of_the_sample(
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("program", ["metashape", "realitycapture", "opf", "polycam", "record3d"])
+@pytest.mark.parametrize("program", ["metashape", "realitycapture", "opensfm", "openmvg", "opf", "polycam", "record3d"])
 def test_a_scene_is_trained_on(program: str, sample: list[write.Known], tmp_path: Path, capfd) -> None:
     PROGRAMS[program](tmp_path / "scene", SAMPLE / "images", sample)
     words = ["-n", "1", "--sh-degree", "0", "--device", "cpu", "-r", "4", "--init", "random", "--json"]
@@ -162,7 +167,15 @@ def known_camera(i: int) -> write.Known:
 
 @pytest.mark.parametrize(
     ("program", "lens"),
-    [("metashape", K3), ("metashape", K4), ("realitycapture", K3), ("realitycapture", K4), ("opf", K3)],
+    [
+        ("metashape", K3),
+        ("metashape", K4),
+        ("realitycapture", K3),
+        ("realitycapture", K4),
+        ("opf", K3),
+        ("opensfm", K3),
+        ("openmvg", K3),
+    ],
 )
 def test_a_distorted_lens_projects_as_the_program_says(program: str, lens: write.Distortion, tmp_path: Path) -> None:
     PROGRAMS[program](tmp_path, None, [known_camera(i) for i in range(made.COUNT)], lens)
@@ -185,15 +198,49 @@ def lens_of(root: Path, program: str) -> Any:
     return source.views[0].lens(64, 48)
 
 
-@pytest.mark.parametrize("kind", ["fisheye", "equidistant_fisheye"])
-def test_a_fisheye_lens_of_metashape(kind: str, tmp_path: Path) -> None:
-    write.metashape(tmp_path, None, [known_camera(i) for i in range(made.COUNT)], K4, kind=kind)
+@pytest.mark.parametrize(
+    ("program", "kind"),
+    [
+        ("metashape", "fisheye"),
+        ("metashape", "equidistant_fisheye"),
+        ("opensfm", "fisheye_opencv"),
+        ("openmvg", "fisheye"),
+    ],
+)
+def test_a_fisheye_lens(program: str, kind: str, tmp_path: Path) -> None:
+    lens = K4 if program == "metashape" else write.Distortion(K4.radial)
+    PROGRAMS[program](tmp_path, None, [known_camera(i) for i in range(made.COUNT)], lens, kind=kind)
     xyz = rays()
     radius = np.hypot(xyz[:, 0], xyz[:, 1])
     factor = np.divide(np.arctan(radius), radius, out=np.ones_like(radius), where=radius > 0)
-    x, y = polynomial(xyz[:, 0] * factor, xyz[:, 1] * factor, K4)
+    x, y = polynomial(xyz[:, 0] * factor, xyz[:, 1] * factor, lens)
     wanted = np.stack([60.0 * x + 33.5, 60.0 * y + 22.75], axis=1)
-    np.testing.assert_allclose(lens_of(tmp_path, "metashape").img_from_cam(xyz), wanted, atol=1e-9)
+    np.testing.assert_allclose(lens_of(tmp_path, program).img_from_cam(xyz), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("program", "kind", "count"),
+    [
+        ("opensfm", "perspective", 2),
+        ("opensfm", "fisheye", 2),
+        ("openmvg", "pinhole", 0),
+        ("openmvg", "pinhole_radial_k1", 1),
+        ("openmvg", "pinhole_radial_k3", 3),
+    ],
+)
+def test_a_lens_with_fewer_coefficients(program: str, kind: str, count: int, tmp_path: Path) -> None:
+    """OpenSfM's have their principal point in the middle."""
+    lens = write.Distortion((*K4.radial[:count], *[0.0] * (4 - count)))
+    cx, cy = (32.0, 24.0) if program == "opensfm" else (33.5, 22.75)
+    PROGRAMS[program](tmp_path, None, [known_camera(i) for i in range(made.COUNT)], lens, kind=kind)
+    xyz = rays()
+    radius = np.hypot(xyz[:, 0], xyz[:, 1])
+    factor = (
+        np.divide(np.arctan(radius), radius, out=np.ones_like(radius), where=radius > 0) if kind == "fisheye" else 1
+    )
+    x, y = polynomial(xyz[:, 0] * factor, xyz[:, 1] * factor, lens)
+    wanted = np.stack([60.0 * x + cx, 60.0 * y + cy], axis=1)
+    np.testing.assert_allclose(lens_of(tmp_path, program).img_from_cam(xyz), wanted, atol=1e-9)
 
 
 def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> None:
@@ -209,12 +256,14 @@ def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> 
 # --- points, and places on the Earth ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", ["metashape", "realitycapture", "opf"])
+@pytest.mark.parametrize("program", ["metashape", "realitycapture", "opf", "opensfm", "openmvg"])
 def test_points_come_with_the_cameras(program: str, sample: list[write.Known], tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     xyz, rgb = rng.normal(size=(40, 3)), rng.integers(0, 256, (40, 3)).astype(np.uint8)
-    if program == "opf":
-        write.opf(tmp_path, SAMPLE / "images", sample, points=(xyz, rgb))
+    if program in ("opf", "opensfm", "openmvg"):
+        PROGRAMS[program](tmp_path, SAMPLE / "images", sample, points=(xyz, rgb))
+        if program == "openmvg":  # its points have no colours
+            rgb = np.full_like(rgb, 128)
     else:
         PROGRAMS[program](tmp_path, SAMPLE / "images", sample)
         write.write_points(tmp_path / ("project.ply" if program == "metashape" else "points.ply"), xyz, rgb)
@@ -326,10 +375,71 @@ HARMS: dict[str, tuple[str, Callable[[Path], None], tuple[str, ...]]] = {
         replaced("calibration/calibrated-cameras.json", '"position"', '"place"'),
         ("calibrated-cameras.json", "position is not 3 numbers"),
     ),
+    "a cut list": (
+        "opensfm",
+        replaced("reconstruction.json", '"points": {}}]', ""),
+        ("reconstruction.json:1:", "not valid JSON"),
+    ),
+    "an object": (
+        "opensfm",
+        lambda root: (root / "reconstruction.json").write_text("{}"),
+        ("reconstruction.json", "holds no JSON list", "export_colmap"),
+    ),
+    "an empty list": (
+        "opensfm",
+        lambda root: (root / "reconstruction.json").write_text("[]"),
+        ("reconstruction.json", "has no reconstruction"),
+    ),
+    "a spherical camera": (
+        "opensfm",
+        lambda root: (root / "reconstruction.json").write_text(
+            (root / "reconstruction.json").read_text().replace('"brown"', '"spherical"')
+        ),
+        ("reconstruction.json", "'spherical' are not read", "splat sfm"),
+    ),
+    "no translation": (
+        "opensfm",
+        lambda root: (root / "reconstruction.json").write_text(
+            (root / "reconstruction.json").read_text().replace('"translation"', '"shift"')
+        ),
+        ("reconstruction.json", "shot 'view_000.jpg': translation is not 3 numbers"),
+    ),
+    "no camera": (
+        "opensfm",
+        lambda root: (root / "reconstruction.json").write_text(
+            (root / "reconstruction.json").read_text().replace('"camera": "v2', '"camera": "v3')
+        ),
+        ("reconstruction.json", "its camera 'v3 maker model' is not in the file"),
+    ),
+    "no poses": (
+        "openmvg",
+        lambda root: (root / "sfm_data_expanded.json").unlink(),
+        ("sfm_data.json", "has no poses", "openMVG_main_ConvertSfM_DataFormat"),
+    ),
+    "two with poses": (
+        "openmvg",
+        lambda root: shutil.copy(root / "sfm_data_expanded.json", root / "sfm_data_robust.json"),
+        ("several files of OpenMVG cameras with poses: sfm_data_expanded.json, sfm_data_robust.json",),
+    ),
+    "an unknown lens": (
+        "openmvg",
+        replaced("sfm_data_expanded.json", "pinhole_brown_t2", "spherical"),
+        ("sfm_data_expanded.json", "intrinsics 0", "'spherical' are not read", "openMVG_main_openMVG2Colmap"),
+    ),
+    "no centre": (
+        "openmvg",
+        replaced("sfm_data_expanded.json", '"center"', '"middle"'),
+        ("sfm_data_expanded.json", "center is not 3 numbers"),
+    ),
+    "a pointer to nothing": (
+        "openmvg",
+        replaced("sfm_data_expanded.json", '"ptr_wrapper"', '"pointer"'),
+        ("sfm_data_expanded.json", "has no data"),
+    ),
     "a number of a keyframe": (
         "polycam",
         replaced("keyframes/corrected_cameras/5003.json", '"t_12"', '"t"'),
-        ("5003.json", "t_00 to t_23: not 12 numbers"),
+        ("5003.json", "t_00 to t_23 is not 12 numbers"),
     ),
     "a long quaternion": (
         "record3d",
@@ -362,6 +472,19 @@ def test_a_folder_below_is_found(sample: list[write.Known], tmp_path: Path) -> N
     scene = read_scene(tmp_path, DataConfig())
     assert (scene.kind, len(scene.cameras)) == ("polycam", COUNT)
     assert "the scene in scan/ is used" in scene.notes
+
+
+def test_the_largest_reconstruction_of_opensfm_is_used(sample: list[write.Known], tmp_path: Path) -> None:
+    write.opensfm(tmp_path / "flight", SAMPLE / "images", sample, place="opensfm/reconstruction.json")
+    scene = read_scene(tmp_path, DataConfig())
+    assert (scene.kind, len(scene.cameras)) == ("opensfm", COUNT)
+    assert "the scene in flight/ is used" in scene.notes
+    assert f"the largest reconstruction is used, with {COUNT} shots; others have 1" in scene.notes
+
+
+def test_views_of_openmvg_without_a_pose_are_counted(sample: list[write.Known], tmp_path: Path) -> None:
+    write.openmvg(tmp_path, SAMPLE / "images", sample)
+    assert "1 views of the OpenMVG file have no pose or no intrinsics" in read_scene(tmp_path, DataConfig()).notes
 
 
 def test_depth_maps_of_polycam_are_known(sample: list[write.Known], tmp_path: Path) -> None:

@@ -261,3 +261,130 @@ def record3d(root: Path, images: Path | None, cameras: Sequence[Known], *, own: 
     root.mkdir(parents=True, exist_ok=True)
     (root / "metadata.json").write_text(json.dumps(facts))
     copy_images(images, root / "rgb", cameras, lambda i, _: f"{i}.jpg")
+
+
+def opensfm(
+    root: Path,
+    images: Path | None,
+    cameras: Sequence[Known],
+    lens: Distortion = NONE,
+    *,
+    kind: str = "brown",
+    place: str = "reconstruction.json",
+    points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
+) -> None:
+    """Lengths in units of the longer side, the principal point from the middle. A smaller reconstruction is first."""
+    first = cameras[0]
+    side = max(first.width, first.height)
+    k1, k2, k3, k4 = lens.radial
+    camera = {"projection_type": kind, "width": first.width, "height": first.height, "k1": k1, "k2": k2}
+    if kind in ("perspective", "fisheye"):
+        camera["focal"] = first.focal / side
+    else:
+        camera |= {"focal_x": first.focal / side, "focal_y": first.focal / side}
+        camera |= {"c_x": (first.cx - first.width / 2) / side, "c_y": (first.cy - first.height / 2) / side}
+        camera |= {"k3": k3, "p1": lens.tangential[0], "p2": lens.tangential[1]}
+        camera |= {"k4": k4} if kind == "fisheye_opencv" else {}
+    shots = {
+        camera.name: {
+            "rotation": Rotation.from_matrix(camera.rotation.T).as_rotvec().tolist(),
+            "translation": (-camera.rotation.T @ camera.center).tolist(),
+            "camera": "v2 maker model",
+            "gps_position": [0.0, 0.0, 0.0],
+            "orientation": 1,
+        }
+        for camera in cameras
+    }
+    xyz, rgb = points or (np.zeros((0, 3)), np.zeros((0, 3), np.uint8))
+    rows = {
+        str(i): {"color": colour.astype(float).tolist(), "coordinates": position.tolist()}
+        for i, (position, colour) in enumerate(zip(xyz, rgb, strict=True))
+    }
+    lenses = {"v2 maker model": camera}
+    stray = {"cameras": lenses, "shots": dict(list(shots.items())[:1]), "points": {}}
+    (root / place).parent.mkdir(parents=True, exist_ok=True)
+    (root / place).write_text(json.dumps([stray, {"cameras": lenses, "shots": shots, "points": rows}]))
+    copy_images(images, root / "images", cameras, lambda _, name: name)
+
+
+_OPENMVG_LENSES = {
+    "pinhole": (None, lambda lens: []),
+    "pinhole_radial_k1": ("disto_k1", lambda lens: lens.radial[:1]),
+    "pinhole_radial_k3": ("disto_k3", lambda lens: lens.radial[:3]),
+    "pinhole_brown_t2": ("disto_t2", lambda lens: [*lens.radial[:3], *lens.tangential]),
+    "fisheye": ("fisheye", lambda lens: lens.radial),
+}
+
+
+def openmvg(
+    root: Path,
+    images: Path | None,
+    cameras: Sequence[Known],
+    lens: Distortion = NONE,
+    *,
+    kind: str = "pinhole_brown_t2",
+    points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
+) -> None:
+    """As cereal writes maps and pointers: a type is named once, by a number that has its highest bit set there."""
+    first = cameras[0]
+    key, coefficients = _OPENMVG_LENSES[kind]
+    facts = {
+        "width": first.width,
+        "height": first.height,
+        "focal_length": first.focal,
+        "principal_point": [first.cx, first.cy],
+    }
+    content = {"value0": facts} if kind != "pinhole" else facts
+    if key is not None:
+        content[key] = list(coefficients(lens))
+    new = 1 << 31
+    intrinsics = [
+        {
+            "key": number,
+            "value": {
+                **({"polymorphic_id": new + 1, "polymorphic_name": kind} if number == 0 else {"polymorphic_id": 1}),
+                "ptr_wrapper": {"id": new + 100 + number, "data": content},
+            },
+        }
+        for number in (0, 1)
+    ]
+    views = [
+        {
+            "local_path": "",
+            "filename": camera.name,
+            "width": camera.width,
+            "height": camera.height,
+            "id_view": number,
+            "id_intrinsic": number % 2,
+            "id_pose": number,
+        }
+        for number, camera in enumerate(cameras)
+    ]
+    lost = {**views[0], "filename": "lost.jpg", "id_view": 99, "id_pose": 99}
+    document = {
+        "sfm_data_version": "0.3",
+        "root_path": "/elsewhere/images",
+        "views": [
+            {
+                "key": view["id_view"],
+                "value": {"polymorphic_id": 1 << 30, "ptr_wrapper": {"id": new + 1 + number, "data": view}},
+            }
+            for number, view in enumerate([*views, lost])
+        ],
+        "intrinsics": intrinsics,
+        "extrinsics": [],
+        "structure": [],
+        "control_points": [],
+    }
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "sfm_data.json").write_text(json.dumps(document, indent=4))
+    document["extrinsics"] = [
+        {"key": number, "value": {"rotation": camera.rotation.T.tolist(), "center": camera.center.tolist()}}
+        for number, camera in enumerate(cameras)
+    ]
+    xyz = points[0] if points is not None else np.zeros((0, 3))
+    document["structure"] = [
+        {"key": number, "value": {"X": position.tolist(), "observations": []}} for number, position in enumerate(xyz)
+    ]
+    (root / "sfm_data_expanded.json").write_text(json.dumps(document, indent=4))
+    copy_images(images, root / "images", cameras, lambda _, name: name)

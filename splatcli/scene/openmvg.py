@@ -1,0 +1,177 @@
+"""Reconstructions of OpenMVG: cameras and points of an sfm_data.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.brown import Brown, colmap_camera
+from splatcli.scene.imported import (
+    MAX_BYTES_WITH_POINTS,
+    finite_numbers,
+    head,
+    load_json,
+    only_one,
+    viewmat_of,
+    with_suffix,
+)
+from splatcli.scene.points import RawPoints, stride
+from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+
+FILES = "a reconstruction of OpenMVG (sfm_data.json)"
+_EXPORT = "write it again: openMVG_main_ConvertSfM_DataFormat -i sfm_data.bin -o sfm_data.json -V -I -E -S"
+#: Where the coefficients of a lens are, and how many: radial ones, then two tangential ones.
+_COEFFICIENTS = {
+    "pinhole": ("", 0),
+    "pinhole_radial_k1": ("disto_k1", 1),
+    "pinhole_radial_k3": ("disto_k3", 3),
+    "pinhole_brown_t2": ("disto_t2", 5),
+    "fisheye": ("fisheye", 4),
+}
+#: Set in the number of a type where its name comes with it, which is the first time.
+_FIRST = 1 << 31
+#: Points of the file have no colours.
+_GRAY = 128
+
+
+def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """The views that have a pose, in the reconstruction's frame."""
+    file, document = _load(root)
+    lenses = _lenses(document, file, problems)
+    poses = dict(_entries(document, "extrinsics", file))
+    folders = [root / "images", root]
+    views: list[View] = []
+    unposed = 0
+    for key, wrapped in _entries(document, "views", file):
+        with problems.collect():
+            view = _object(wrapped, f"view {key}", file)
+            if view.get("id_pose") not in poses or view.get("id_intrinsic") not in lenses:
+                unposed += 1
+                continue
+            name = "/".join(str(view.get(part) or "") for part in ("local_path", "filename")).strip("/")
+            label = f"view {key} {name!r}"
+            lens = lenses[view["id_intrinsic"]]
+            if lens is None:
+                continue  # it is a problem already
+            image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
+            views.append(View(image, lens, _viewmat(poses[view["id_pose"]], label, file), label, outside))
+    notes = [f"{unposed} views of the OpenMVG file have no pose or no intrinsics"] if unposed else []
+    source = SceneSource(root, file, views, folders, notes=notes)
+    with problems.collect():
+        source.points = _points(document, file, data.max_points)
+    return source
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in with_suffix(root, ".json") if b'"sfm_data_version"' in head(path)]
+
+
+def _load(root: Path) -> tuple[Path, dict[str, Any]]:
+    """The file with poses, of those that the stages of OpenMVG write. Raises SceneError for none and for several."""
+    files = _files(root)
+    documents = {
+        file: load_json(file, dict, _EXPORT, MAX_BYTES_WITH_POINTS)
+        for file in files
+        if len(files) == 1 or b'"rotation"' in file.read_bytes()
+    }
+    posed = [file for file, document in documents.items() if document.get("extrinsics")]
+    if not posed:
+        raise SceneError("has no poses ('extrinsics')", where=files[0], remedy=f"name the reconstruction's; {_EXPORT}")
+    file = only_one(posed, "OpenMVG cameras with poses")
+    return file, documents[file]
+
+
+def _entries(document: dict[str, Any], key: str, file: Path) -> list[tuple[Any, Any]]:
+    """Return the pairs of a map as cereal writes one: a list of objects with key and value."""
+    found = document.get(key, [])
+    if not isinstance(found, list) or not all(
+        isinstance(one, dict) and {"key", "value"} <= one.keys() for one in found
+    ):
+        raise SceneError(f"{key!r} is not a list of keys and values", where=file, remedy=_EXPORT)
+    return [(one["key"], one["value"]) for one in found]
+
+
+def _object(wrapped: Any, label: str, file: Path) -> dict[str, Any]:
+    """Return the members of an object behind a pointer of cereal, those of its base classes among them."""
+    wrapper = wrapped.get("ptr_wrapper") if isinstance(wrapped, dict) else None
+    found = wrapper.get("data") if isinstance(wrapper, dict) else None
+    if not isinstance(found, dict):
+        raise SceneError(f"{label}: has no data", where=file, remedy=_EXPORT)
+    members: dict[str, Any] = {}
+    while isinstance(found, dict):
+        members = {**found, **members}
+        found = found.get("value0")
+    return members
+
+
+def _lenses(document: dict[str, Any], file: Path, problems: Problems) -> dict[Any, FixedLens | None]:
+    """Return the lenses by their keys; None for one that is a problem."""
+    lenses: dict[Any, FixedLens | None] = {}
+    names: dict[int, str] = {}
+    for key, wrapped in _entries(document, "intrinsics", file):
+        lenses[key] = None
+        with problems.collect():
+            label = f"intrinsics {key}"
+            members = _object(wrapped, label, file)
+            number = finite_numbers([wrapped.get("polymorphic_id")], 1, f"{label}: polymorphic_id", file, _EXPORT)[0]
+            kind = names.setdefault(int(number) & ~_FIRST, str(wrapped.get("polymorphic_name", "")))
+            lenses[key] = FixedLens(file, label, _lens(members, kind, label, file))
+    return lenses
+
+
+def _lens(members: dict[str, Any], kind: str, label: str, file: Path) -> pycolmap.Camera:
+    if kind not in _COEFFICIENTS:
+        raise SceneError(
+            f"{label}: cameras of the type {kind!r} are not read, only {', '.join(_COEFFICIENTS)}",
+            where=file,
+            remedy="undistort the images, or export a COLMAP model (openMVG_main_openMVG2Colmap); of panoramas, "
+            "splat sfm PHOTOS finds the cameras",
+        )
+
+    def numbers(key: str, count: int) -> list[float]:
+        values = members.get(key)
+        return finite_numbers(values if isinstance(values, list) else [values], count, f"{label}: {key}", file, _EXPORT)
+
+    width, height = (round(numbers(key, 1)[0]) for key in ("width", "height"))
+    focal, center = numbers("focal_length", 1)[0], numbers("principal_point", 2)
+    if not focal > 0:
+        raise SceneError(f"{label}: its focal length is {focal:g}, not positive", where=file, remedy=_EXPORT)
+    key, count = _COEFFICIENTS[kind]
+    found = numbers(key, count) if count else []
+    if kind == "fisheye":
+        return colmap_camera("OPENCV_FISHEYE", width, height, [focal, focal, *center, *found])
+    tangential = (found[3], found[4]) if count == 5 else (0.0, 0.0)
+    return Brown(focal, focal, center[0], center[1], found[:3], tangential).camera(width, height, file, label)
+
+
+def _viewmat(pose: Any, label: str, file: Path) -> NDArray[np.float64]:
+    """[4, 4] world to camera, of its rotation and the centre of projection."""
+    pose = pose if isinstance(pose, dict) else {}
+    rows = pose.get("rotation")
+    rows = rows if isinstance(rows, list) and len(rows) == 3 else [None] * 3
+    rotation = np.array([finite_numbers(row, 3, f"{label}: rotation", file, _EXPORT) for row in rows])
+    center = np.array(finite_numbers(pose.get("center"), 3, f"{label}: center", file, _EXPORT))
+    return viewmat_of(rotation.T, center, file, label, opengl=False)
+
+
+def _points(document: dict[str, Any], file: Path, limit: int) -> RawPoints | None:
+    entries = _entries(document, "structure", file)
+    if not entries:
+        return None
+    try:
+        xyz = np.array([value["X"] for _, value in entries[:: stride(len(entries), limit)]], dtype=np.float64)
+        if xyz.shape[1:] != (3,):
+            raise ValueError("not three numbers")
+    except (KeyError, TypeError, ValueError) as error:
+        what = f"a point of the structure has no X of three numbers ({error!r})"
+        raise SceneError(what, where=file, remedy=_EXPORT) from None
+    return RawPoints(xyz, np.full(xyz.shape, _GRAY, np.uint8), file, len(entries))
+
+
+READER = Reader("openmvg", FILES, lambda root: bool(_files(root)), read_openmvg)

@@ -1,0 +1,131 @@
+"""Reconstructions of OpenSfM and OpenDroneMap: cameras and points of a reconstruction.json."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.spatial.transform import Rotation
+
+from splatcli.config import DataConfig
+from splatcli.errors import SceneError
+from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.brown import Brown, colmap_camera
+from splatcli.scene.imported import MAX_BYTES_WITH_POINTS, finite_numbers, load_json, viewmat_of
+from splatcli.scene.points import RawPoints, stride
+from splatcli.scene.source import FixedLens, Problems, Reader, SceneSource, View, path_in_scene
+
+FILE = "reconstruction.json"
+#: Where OpenDroneMap has it, beside its images/.
+_PLACES = (FILE, f"opensfm/{FILE}")
+_REDO = "reconstruct again, or export a COLMAP model (opensfm export_colmap)"
+#: Lenses by their names: those with one focal length and no principal point, and those with two and one.
+_PLAIN = ("perspective", "fisheye")
+_CENTERED = ("brown", "simple_radial", "radial", "fisheye_opencv")
+
+
+def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
+    """The shots of the reconstruction that has most, in its frame: metres east, north and up if there was GPS."""
+    file = next(root / place for place in _PLACES if (root / place).is_file())
+    document, notes = _largest(load_json(file, list, _REDO, MAX_BYTES_WITH_POINTS), file)
+    shots, cameras = _table(document, "shots", file), _table(document, "cameras", file)
+    folders = [root / "images", root]
+    lenses: dict[str, FixedLens] = {}
+    views: list[View] = []
+    for name, shot in shots.items():
+        with problems.collect():
+            label = f"shot {name!r}"
+            key = shot.get("camera")
+            if not isinstance(key, str) or key not in cameras:
+                raise SceneError(f"{label}: its camera {key!r} is not in the file", where=file, remedy=_REDO)
+            if key not in lenses:
+                lenses[key] = FixedLens(file, f"camera {key!r}", _lens(cameras[key], f"camera {key!r}", file))
+            image, outside = path_in_scene(name, root, file, label, allow_outside=data.allow_outside)
+            views.append(View(image, lenses[key], _viewmat(shot, label, file), label, outside))
+    source = SceneSource(root, file, views, folders, notes=notes)
+    with problems.collect():
+        source.points = _points(document, file, data.max_points)
+    return source
+
+
+def _largest(reconstructions: list[Any], file: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return the reconstruction with most shots, and a note on the others."""
+    if not reconstructions or not all(isinstance(one, dict) for one in reconstructions):
+        raise SceneError("has no reconstruction", where=file, remedy=_REDO)
+    counts = [len(_table(one, "shots", file)) for one in reconstructions]
+    best = counts.index(max(counts))
+    others = [str(count) for number, count in enumerate(counts) if number != best]
+    notes = [f"the largest reconstruction is used, with {counts[best]} shots; others have {', '.join(others)}"]
+    return reconstructions[best], notes if others else []
+
+
+def _table(document: dict[str, Any], key: str, file: Path) -> dict[str, dict[str, Any]]:
+    found = document.get(key)
+    if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+        raise SceneError(f"has no table {key!r}", where=file, remedy=_REDO)
+    return found
+
+
+def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
+    """The lens in pixels: lengths of the file are in units of the longer side, from the middle of the image."""
+    kind = camera.get("projection_type", "perspective")
+    if kind not in (*_PLAIN, *_CENTERED):
+        raise SceneError(
+            f"{label}: cameras of the type {kind!r} are not read, only {', '.join((*_PLAIN, *_CENTERED))}",
+            where=file,
+            remedy="undistort the images (opensfm undistort) and name the folder undistorted/; of panoramas, "
+            "splat sfm PHOTOS finds the cameras",
+        )
+
+    def number(key: str, default: float | None = None) -> float:
+        return finite_numbers([camera.get(key, default)], 1, f"{label}: {key}", file, _REDO)[0]
+
+    width, height = (round(number(key)) for key in ("width", "height"))
+    side = max(width, height)
+    focal = [number(key) for key in (("focal", "focal") if kind in _PLAIN else ("focal_x", "focal_y"))]
+    if not all(length > 0 for length in focal) or side < 1:
+        raise SceneError(f"{label}: its focal length or its size is not positive", where=file, remedy=_REDO)
+    middle = [0.0, 0.0] if kind in _PLAIN else [number("c_x", 0.0), number("c_y", 0.0)]
+    fx, fy = (length * side for length in focal)
+    cx, cy = width / 2 + middle[0] * side, height / 2 + middle[1] * side
+    k1, k2, k3, k4 = (number(f"k{i}", 0.0) for i in (1, 2, 3, 4))
+    if "fisheye" in kind:
+        return colmap_camera("OPENCV_FISHEYE", width, height, [fx, fy, cx, cy, k1, k2, k3, k4])
+    tangential = (number("p1", 0.0), number("p2", 0.0))
+    return Brown(fx, fy, cx, cy, (k1, k2, k3), tangential).camera(width, height, file, label)
+
+
+def _viewmat(shot: dict[str, Any], label: str, file: Path) -> NDArray[np.float64]:
+    """[4, 4] world to camera, of a rotation as axis times angle and a translation."""
+    turn, shift = (
+        np.array(finite_numbers(shot.get(key), 3, f"{label}: {key}", file, _REDO))
+        for key in ("rotation", "translation")
+    )
+    rotation = Rotation.from_rotvec(turn).as_matrix()
+    return viewmat_of(rotation.T, -rotation.T @ shift, file, label, opengl=False)
+
+
+def _points(document: dict[str, Any], file: Path, limit: int) -> RawPoints | None:
+    points = list(document.get("points") or {})
+    if not points:
+        return None
+    rows = [document["points"][key] for key in points[:: stride(len(points), limit)]]
+    try:
+        xyz = np.array([row["coordinates"] for row in rows], dtype=np.float64)
+        rgb = np.array([row["color"] for row in rows], dtype=np.float64)
+        if xyz.shape != (len(rows), 3) or rgb.shape != xyz.shape:
+            raise ValueError("not three numbers")
+    except (KeyError, TypeError, ValueError) as error:
+        raise SceneError(
+            f"a point has no coordinates or no color of three numbers ({error!r})", where=file, remedy=_REDO
+        ) from None
+    return RawPoints(xyz, np.clip(np.nan_to_num(rgb), 0, 255).astype(np.uint8), file, len(points))
+
+
+def _matches(root: Path) -> bool:
+    return any((root / place).is_file() for place in _PLACES)
+
+
+READER = Reader("opensfm", f"a reconstruction of OpenSfM or OpenDroneMap ({FILE})", _matches, read_opensfm)
