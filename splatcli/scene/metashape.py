@@ -140,21 +140,26 @@ def _lens(sensor: ET.Element, label: str, file: Path, notes: list[str]) -> pycol
         raise SceneError(f"{label}: no resolution", where=file, remedy=_EXPORT)
     width, height = (round(_number(resolution.get(key), key, label, file)) for key in ("width", "height"))
     values = {name: _number(calibration.findtext(name, "0"), name, label, file) for name in _NUMBERS}
-    if calibration.find("f") is None:
-        focal = [_number(calibration.findtext(name), name, label, file) for name in ("fx", "fy")]
-    else:
-        focal = [values["f"] + values["b1"], values["f"]]
-    # The offset is from the middle of the image, whose upper left corner is (0, 0).
+    # Metashape's p1 is the factor of r^2 + 2 x^2, OpenCV's p2. The offset is from the middle of the image, whose upper
+    # left corner is (0, 0).
+    focal, p1, p2, skew = [values["f"] + values["b1"], values["f"]], values["p2"], values["p1"], values["b2"]
     center = [width / 2 + values["cx"], height / 2 + values["cy"]]
-    _check_skew(values["b2"], focal[1], center[1], height, label, file, notes)
+    if calibration.find("f") is None:
+        # PhotoScan before 1.2: two focal lengths, the principal point from the corner, and OpenCV's p1 and p2.
+        focal = [_number(calibration.findtext(name), name, label, file) for name in ("fx", "fy")]
+        defaults = {"cx": width / 2, "cy": height / 2, "skew": 0.0}
+        *center, skew = (
+            _number(calibration.findtext(name, str(default)), name, label, file) for name, default in defaults.items()
+        )
+        p1, p2 = values["p1"], values["p2"]
+    _check_skew(skew, focal[1], center[1], height, label, file, notes)
     if values["p3"] or values["p4"]:
         raise SceneError(
             f"{label}: its tangential distortion has the terms p3 and p4, which no model of COLMAP has",
             where=file,
             remedy="optimise the cameras without p3 and p4, or export undistorted images",
         )
-    # Metashape's p1 is the factor of r^2 + 2 x^2, OpenCV's p2.
-    radial, p1, p2 = [values[f"k{i}"] for i in (1, 2, 3, 4)], values["p2"], values["p1"]
+    radial = [values[f"k{i}"] for i in (1, 2, 3, 4)]
     if kind == "frame":
         return Brown(focal[0], focal[1], center[0], center[1], radial, (p1, p2)).camera(width, height, file, label)
     if kind in ("fisheye", "equidistant_fisheye"):

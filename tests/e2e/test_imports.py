@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -241,6 +242,19 @@ def test_a_lens_with_fewer_coefficients(program: str, kind: str, count: int, tmp
     x, y = polynomial(xyz[:, 0] * factor, xyz[:, 1] * factor, lens)
     wanted = np.stack([60.0 * x + cx, 60.0 * y + cy], axis=1)
     np.testing.assert_allclose(lens_of(tmp_path, program).img_from_cam(xyz), wanted, atol=1e-9)
+
+
+def test_a_lens_of_photoscan_before_version_1_2(tmp_path: Path) -> None:
+    """Agisoft Lens' manual: u = cx + x' fx + y' skew, with p1 and p2 as OpenCV has them."""
+    write.metashape(tmp_path, None, [known_camera(i) for i in range(made.COUNT)], K3)
+    text = (tmp_path / "project.xml").read_text()
+    old = "<fx>61.0</fx><fy>60.0</fy><cx>33.5</cx><cy>22.75</cy><skew>0</skew>"
+    text = re.sub("<f>60.*</cy>", old, text).replace("p1>", "p3>").replace("p2>", "p1>").replace("p3>", "p2>")
+    (tmp_path / "project.xml").write_text(text)
+    xyz = rays()
+    x, y = polynomial(xyz[:, 0], xyz[:, 1], K3)
+    wanted = np.stack([61.0 * x + 33.5, 60.0 * y + 22.75], axis=1)
+    np.testing.assert_allclose(lens_of(tmp_path, "metashape").img_from_cam(xyz), wanted, atol=1e-9)
 
 
 def test_b1_stretches_the_width_and_a_small_skew_is_reported(tmp_path: Path) -> None:
