@@ -68,33 +68,33 @@ def distance(splat: Splat, model: Path, words: tuple[object, ...], other: Path, 
     return float((after - before).norm(dim=1).max()), done.objects[-1]["operations"][-1]["line"]
 
 
-@pytest.mark.parametrize("words", [MOVES, ("--scale", "0.01", "--translate", "9,0,0")])
-def test_two_models_of_one_thing_are_aligned_wherever_one_lies(
-    words: tuple[str, ...], splat: Splat, tmp_path: Path
-) -> None:
+def test_two_models_of_one_thing_are_aligned_wherever_one_lies(splat: Splat, tmp_path: Path) -> None:
     one, other = (written(tmp_path / f"{seed}.ply", chair(3000, seed)) for seed in (10, 20))
+    words = ("--rotate", "70,-110,35", "--scale", "0.01", "--translate", "9,0,0")
     off, line = distance(splat, one, words, other, tmp_path)
     assert off < 0.01  # neighbours are 0.035 apart
     found = re.search(r"; (\d+)% of the Gaussians agree, (\S+) apart in the median", line)
     assert found is not None, line
     assert int(found[1]) > 40
     assert float(found[2]) < 0.035
+    first = (tmp_path / "aligned.ply").read_bytes()
+    distance(splat, one, words, other, tmp_path)
+    assert (tmp_path / "aligned.ply").read_bytes() == first
 
 
-def test_copies_of_a_model_are_aligned_exactly(splat: Splat, tmp_path: Path) -> None:
+def test_copies_of_a_model_are_aligned(splat: Splat, tmp_path: Path) -> None:
     """Each is cropped in another way, and one of them went through a format that rounds."""
     whole = written(tmp_path / "whole.ply", chair(3000, 10))
     kept = ("--crop-out", "box:0.9,-9,-9,9,9,9")
     assert splat("edit", whole, *kept, *MOVES, "-o", tmp_path / "part.ply").code == 0
     assert splat("edit", whole, "--filter", "z<1.5", "-o", tmp_path / "other.spz").code == 0
-    for other, exactly in ((whole, 1e-5), (tmp_path / "other.spz", 1e-3)):
-        words = (tmp_path / "part.ply", "--align-to", other, "-o", tmp_path / "back.ply", "-w")
-        done = splat("edit", *words)
-        assert done.code == 0, done.err
-        assert splat("edit", whole, *kept, "-o", tmp_path / "wanted.ply", "-w").code == 0
-        differences = errors(read_ply(tmp_path / "wanted.ply"), read_ply(tmp_path / "back.ply"))
-        assert differences.pop("quats") < 0.1
-        assert max(differences.values()) < exactly, differences
+    words = (tmp_path / "part.ply", "--align-to", tmp_path / "other.spz", "-o", tmp_path / "back.ply")
+    done = splat("edit", *words)
+    assert done.code == 0, done.err
+    assert splat("edit", whole, *kept, "-o", tmp_path / "wanted.ply").code == 0
+    differences = errors(read_ply(tmp_path / "wanted.ply"), read_ply(tmp_path / "back.ply"))
+    assert differences.pop("quats") < 0.1
+    assert max(differences.values()) < 1e-3, differences
 
 
 def test_noise_and_strays_do_not_decide(splat: Splat, tmp_path: Path) -> None:
@@ -128,20 +128,19 @@ def test_a_run_and_a_file_are_aligned_with_each_other(splat: Splat, finished_run
         done = splat("edit", model, *MOVES, "--align-to", other, "-o", target)
         assert done.code == 0, done.err
         assert "100% of the Gaussians agree" in done.err
-        assert (read_ply(target).means - read_ply(plain).means).abs().max() < 1e-4
+        assert (read_ply(target).means - read_ply(plain).means).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
     ("one", "other", "said"),
     [
-        (ball(3000, 1), ball(3000, 2), "it is ambiguous"),
         (box(3000, 1), box(3000, 2), "it is ambiguous"),
         (box(3000, 1, (1, 1.5, 0)), box(3000, 2, (1, 1.5, 0)), "it is ambiguous"),
         (np.linspace(-1, 1, 500)[:, None] * [[1, 2, 3]], chair(3000, 1), "of the model lie on one line"),
         (chair(3000, 1), np.ones((500, 3)), "of the other one are all at one place"),
         (chair(40, 1), chair(3000, 1), "the model has 70 Gaussians, and at least 100 are needed"),
     ],
-    ids=["ball", "cube", "sheet", "line", "place", "few"],
+    ids=["cube", "sheet", "line", "place", "few"],
 )
 def test_what_does_not_tell_a_position_is_refused(
     one: Points, other: Points, said: str, splat: Splat, tmp_path: Path
@@ -173,13 +172,6 @@ def test_a_model_that_is_roughly_in_place_goes_to_the_nearest_of_equal_positions
     done = splat("edit", balls[0], *NEAR, "--align-to", balls[1], "-o", tmp_path / "x.ply")
     assert done.code == 2  # a ball stays turned, however it lies
     assert "it is ambiguous" in done.err
-
-
-def test_the_same_input_gives_the_same_output(splat: Splat, tmp_path: Path) -> None:
-    one, other = (written(tmp_path / f"{seed}.ply", chair(1000, seed)) for seed in (10, 20))
-    for name in ("a.ply", "b.ply"):
-        assert splat("edit", one, *MOVES, "--align-to", other, "-o", tmp_path / name).code == 0
-    assert (tmp_path / "a.ply").read_bytes() == (tmp_path / "b.ply").read_bytes()
 
 
 def test_cameras_go_first_where_both_have_them(splat: Splat, finished_run: Path, tmp_path: Path) -> None:
