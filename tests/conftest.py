@@ -11,9 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from tests.running import Done
+# Two workers share the machine: torch's idle threads sleep instead of spinning. Commands that tests start set it
+# themselves.
+_WAITS = "OMP_WAIT_POLICY"
+_given = os.environ.get(_WAITS)
+os.environ.setdefault(_WAITS, "PASSIVE")
+import torch  # noqa: E402  # reads it
+
+if _given is None:
+    del os.environ[_WAITS]
+
+from tests.running import Done  # noqa: E402
 
 REQUIRE_GPU = "SPLATCLI_REQUIRE_GPU"
 
