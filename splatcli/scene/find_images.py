@@ -149,7 +149,7 @@ def find_in(folder: Path, files: Mapping[str, str]) -> Found:
             index = defaultdict(list)
             for other in images_below(folder):
                 index[_stem(other)].append(other)
-        candidates = index.get(_stem(name), [])
+        candidates = [other for other in index.get(_stem(name), []) if not _is_dead_link(folder / other)]
         if len(candidates) > 1:
             found.ambiguous.append((name, candidates))
         elif candidates:
@@ -189,7 +189,8 @@ def ambiguous_error(folder: Path, name: str, candidates: list[str]) -> SceneErro
 
 def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneError:
     """The error for images that views name and the disk lacks: how many, which, and what is there instead."""
-    shown = ", ".join(found.missing[:SHOWN]) + (", ..." if len(found.missing) > SHOWN else "")
+    named = [f"{name}{_in_place_of(found.folder / name)}" for name in found.missing[:SHOWN]]
+    shown = ", ".join(named) + (", ..." if len(found.missing) > SHOWN else "")
     if found.paths:
         return SceneError(
             f"{len(found.missing)} of {total} images are missing: {shown}",
@@ -204,6 +205,16 @@ def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneE
         where=root,
         remedy="name their folder with splat train --images DIR, or make the names of the files those of the views",
     )
+
+
+def _in_place_of(path: Path) -> str:
+    """Return what there is in place of a missing image, as `` (a folder)``; empty without anything."""
+    try:
+        if _is_dead_link(path) and path.is_symlink():
+            return f" (a link to {os.readlink(path)}, which is not there)"
+        return " (a folder)" if path.is_dir() else ""
+    except (OSError, ValueError):
+        return ""
 
 
 def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
@@ -242,6 +253,17 @@ def is_file(path: Path) -> bool:
         if error.errno in _ABSENT:
             return False
         raise
+
+
+def _is_dead_link(path: Path) -> bool:
+    """Return whether nothing is behind a name that a folder lists. A link to itself is not dead: opening it fails."""
+    try:
+        os.stat(path)
+    except OSError as error:
+        return error.errno in (errno.ENOENT, errno.ENOTDIR)
+    except ValueError:  # a NUL in the name
+        return False
+    return False
 
 
 def walk(folder: Path, *, private: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:

@@ -101,6 +101,13 @@ def looped_image(folder: Path) -> None:
     path.symlink_to(path.name)
 
 
+def a_folder_and_a_dead_link(folder: Path) -> None:
+    """Two images replaced."""
+    remove("scene/images/view_004.jpg", "scene/images/view_008.jpg")(folder)
+    (folder / "scene/images/view_004.jpg").mkdir()
+    (folder / "scene/images/view_008.jpg").symlink_to("gone.jpg")
+
+
 def absolute_names(folder: Path) -> None:
     """transforms.json names images that lie beside the scene, by absolute paths."""
     as_nerfstudio(folder)
@@ -453,6 +460,12 @@ CASES = [
         "one",
         remove("scene/images/view_004.jpg"),
         says=("1 of 12 images are missing: view_004.jpg", "--skip-missing"),
+    ),
+    Case(
+        16,
+        "a folder and a dead link",
+        a_folder_and_a_dead_link,
+        says=("2 of 12 images", "view_004.jpg (a folder), view_008.jpg (a link to gone.jpg, which is not there)"),
     ),
     Case(
         16,
