@@ -9,6 +9,7 @@ import sys
 
 def main() -> int:
     """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
+    _open_missing_streams()
     try:
         # Schedulers send SIGUSR1 at any time, and by default it kills. Training handles it later.
         if hasattr(signal, "SIGUSR1"):
@@ -25,3 +26,13 @@ def main() -> int:
     except KeyboardInterrupt:
         return 130
     return run(sys.argv[1:])
+
+
+def _open_missing_streams() -> None:
+    """Open the null device in place of a closed stdin, stdout or stderr.
+
+    Otherwise the next files would get their descriptors, and what a library or a child process prints would land there.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)

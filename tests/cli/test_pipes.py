@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -103,6 +104,18 @@ def test_closed_streams_do_no_harm(shell: Shell, tiny_scene: Path, tmp_path: Pat
     done = shell(f"splat train {tiny_scene} -n 2 -o run {WORDS} <&- >&- 2>&-; echo $?")
     assert done.out == "0\n"
     assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
+
+
+def test_files_never_get_the_descriptors_of_closed_streams(shell: Shell, tmp_path: Path) -> None:
+    """Also in a child process."""
+    child = "import os; print(*(os.fstat(n).st_rdev for n in (0, 1, 2)), file=open('y', 'w'))"
+    (tmp_path / "child.py").write_text(child)
+    (tmp_path / "parent.py").write_text(
+        "import os, subprocess, sys; from splatcli.cli import main; sys.argv = ['splat', '--version']; main()\n"
+        "assert open('x', 'w').fileno() > 2; subprocess.run([sys.executable, 'child.py'], check=True)"
+    )
+    done = shell(f"{shlex.quote(sys.executable)} parent.py <&- >&- 2>&- && cat y")
+    assert done.out.split() == [str(os.stat(os.devnull).st_rdev)] * 3
 
 
 def test_doctor_ends_well_without_stdout(shell: Shell) -> None:
