@@ -529,9 +529,12 @@ def describe_event(event: Event) -> str | None:
 
     match event:
         case Started():
-            begin = f"training on {event.device}: {event.num_train} views, {event.num_test} held out"
-            span = f"steps {event.step + 1} to {event.iterations}, {event.num_gaussians:,} Gaussians"
-            return "\n".join([f"{begin}; {span}", *(f"note: {note}" for note in event.notes)])
+            views = f"{event.num_train} views, {event.num_test} held out"
+            begin, span = f"training on {event.device}: {views}", f"steps {event.step + 1} to {event.iterations}"
+            if event.step >= event.iterations:
+                begin, span = f"on {event.device}: {views}", "no step is left"
+            first = f"{begin}; {span}, {event.num_gaussians:,} Gaussians"
+            return "\n".join([first, *(f"note: {note}" for note in event.notes)])
         case Evaluated():
             figures = f"test PSNR {event.psnr:.2f} dB  SSIM {event.ssim:.4f}"
             return (

@@ -211,6 +211,11 @@ def resume_training(
             checkpoint.config, file=overrides.file, assignments=overrides.settings, allowed=overrides.allowed
         )
         check_iterations(config, checkpoint.step)
+        if checkpoint.step == config.train.iterations:
+            name = shlex.quote(str(run_folder(path) or path))
+            out.note(
+                f"the run is finished at step {checkpoint.step}; for more steps: splat resume {name} --iterations N"
+            )
         root = scene_folder(checkpoint, overrides.data)
         check_batch(config, None if group is None else group.size)
         if sharded:

@@ -225,6 +225,9 @@ def test_the_same_command_continues_its_run(tiny_scene: Path, splat: Splat, tmp_
     bits = (tmp_path / "run/ckpts/ckpt_000600.pt").read_bytes()
     finished = splat(*again)
     assert (finished.code, finished.out) == (0, done.out), finished.err
+    place = tmp_path / "run"
+    assert f"the run is finished at step 600; for more steps: splat resume {place} --iterations N" in finished.err
+    assert "steps 601" not in finished.err
     assert (tmp_path / "run/ckpts/ckpt_000600.pt").read_bytes() == bits
 
 
