@@ -10,6 +10,7 @@ import logging
 import math
 import os
 import re
+import shlex
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -50,6 +51,21 @@ METRICS = "metrics.jsonl"
 
 #: The report of a run that diverged before its first step (train/recovery.py).
 FIRST_REPORT = "diverged_000000.json"
+
+
+class RunMovedError(OutputError):
+    """The folder of an open run is no longer at its path.
+
+    place: where it is now; None when it was removed, or nobody can tell.
+    """
+
+    def __init__(self, run: Path, place: Path | None) -> None:
+        self.place = place
+        if place is None:
+            what, back = "the run folder is gone: it was moved or removed", "put it back"
+        else:
+            what, back = f"the run folder was moved to {place}", f"mv {shlex.quote(str(place))} {shlex.quote(str(run))}"
+        super().__init__(f"{what} while the run was writing to it", where=run, remedy=back)
 
 
 def take_lock(run: Path) -> int:
@@ -287,6 +303,7 @@ class RunDir:
 
     def append_metrics(self, record: dict[str, object]) -> None:
         """Append a line to metrics.jsonl. Raises OutputError."""
+        self._require_place()
         append_line(self.path / METRICS, record)
 
     def checkpoint_path(self, step: int) -> Path:
@@ -333,6 +350,7 @@ class RunDir:
         Kept: this one, the ``keep_last`` newest, the steps named in ``steps``. Raises what ``save_checkpoint`` raises;
         nothing has been deleted then.
         """
+        self._require_place()
         path = self.checkpoint_path(checkpoint.step)
         save_checkpoint(path, checkpoint)
         if checkpoint.step > 0:
@@ -359,6 +377,25 @@ class RunDir:
             raise OutputError(f"cannot rewind the run: {error.strerror}", where=self.path) from None
         if self.has(step):
             self._point_latest(self.checkpoint_path(step))
+
+    def _require_place(self) -> None:
+        """Raise RunMovedError when the folder was moved or removed, or another run's is in its place now."""
+        if self._lock is None:
+            return
+        own = os.fstat(self._lock)
+        try:
+            if os.path.samestat(own, os.stat(self.path / "lock")):
+                return
+        except FileNotFoundError:
+            if self.path.is_dir():  # only the lock was deleted
+                return
+        except OSError:  # nothing says that it was moved
+            return
+        place = None
+        with contextlib.suppress(OSError):  # Linux tells the name of an open file
+            lock = Path(os.readlink(f"/proc/self/fd/{self._lock}"))
+            place = lock.parent if os.path.samestat(own, os.stat(lock)) else None
+        raise RunMovedError(self.path, place)
 
     def _point_latest(self, path: Path) -> None:
         """Write the pointer. No program relies on it, so that a failure only gives a warning."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from splatcli.checkpoint.run_dir import RunDir
+from splatcli.checkpoint.run_dir import RunDir, RunMovedError
 from splatcli.errors import OutputError, ResourceError
 from splatcli.train.events import Alarmed, Event, Saved, SaveFailed
 from splatcli.train.state import TrainState
@@ -37,6 +39,7 @@ class Checkpointer:
         self._saved_at = clock()
         self._failures = 0
         self._no_memory = False
+        self._moved: RunMovedError | None = None
         self._retry_at = 0.0
 
     def start(self, state: TrainState) -> Iterator[Event]:
@@ -77,6 +80,7 @@ class Checkpointer:
             return self._save(state)
         except (OutputError, ResourceError, MemoryError) as error:
             self._no_memory = not isinstance(error, OutputError)
+            self._moved = error if isinstance(error, RunMovedError) else None
             pause = min(RETRY_LAST, RETRY_FIRST * 2.0**self._failures)
             self._failures += 1
             self._retry_at = self._clock() + pause
@@ -100,12 +104,20 @@ class Checkpointer:
             if not self._wait(deadline, keep_trying):
                 break
             yield SaveFailed(event.step, event.text, RETRY_AT_END)
-        last = "nothing is saved" if self.saved is None else f"the newest checkpoint is {self.saved.path}"
+        newest = None if self.saved is None else self.saved.path
         kind, free = (ResourceError, "memory") if self._no_memory else (OutputError, "space")
+        remedy = f"free some {free}, then splat resume {self.run_dir.path} goes on from there"
+        if newest is not None and self._moved is not None:
+            place = self._moved.place or Path("DIR")  # of a folder that was removed, a copy may be left
+            newest = place / newest.parent.name / newest.name
+            remedy = f"splat resume {shlex.quote(str(place))} goes on from there"
+            if self._moved.place is None:
+                remedy += "; DIR is where the run folder is now, if it was moved"
+        last = "nothing is saved" if newest is None else f"the newest checkpoint is {newest}"
         raise kind(
             f"the state after step {state.step} could not be saved: {event.text}; {last}",
             where=self.run_dir.path,
-            remedy=f"free some {free}, then splat resume {self.run_dir.path} goes on from there",
+            remedy=remedy,
         )
 
     def _save(self, state: TrainState) -> Saved:

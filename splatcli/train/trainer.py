@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import logging
 import math
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
@@ -15,7 +16,7 @@ import torch
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.errors import SceneError
+from splatcli.errors import OutputError, ResourceError, SceneError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.loss_engine import LossEngine
 from splatcli.rasterizer.memory_budget import Budget
@@ -45,6 +46,8 @@ from splatcli.train.step import Stepper
 
 if TYPE_CHECKING:
     from splatcli.distributed.process_group import ProcessGroup
+
+_log = logging.getLogger(__name__)
 
 #: Steps between two updates of the 3D filter (Mip-Splatting); each refinement makes one, too.
 FILTER_3D_EVERY = 100
@@ -245,7 +248,10 @@ class Trainer:
         """Continue with other settings from the next step on; to be called between two events of run()."""
         apply_config(self.state, config)
         self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
-        self.run_dir.write_config(config)
+        try:
+            self.run_dir.write_config(config)
+        except (OutputError, ResourceError) as error:  # checkpoints have the settings too
+            _log.warning("%s", error)
         (event,) = self._log([Rescheduled(self.state.step, config.train.iterations)])
         return event
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -128,6 +129,38 @@ def test_a_lost_terminal_costs_nothing(endless: subprocess.Popen[str]) -> None:
     assert endless.returncode == 129, err
     result = json.loads(out.splitlines()[-1])
     assert load_checkpoint(Path(result["path"])).step == result["step"]
+
+
+def test_a_run_whose_folder_is_moved_names_the_new_place(
+    endless: subprocess.Popen[str], splat: Splat, tmp_path: Path
+) -> None:
+    """And writes nothing into another run that has the old place."""
+    endless.send_signal(signal.SIGUSR1)
+    kept = Path(str(next_event(endless, "saved")["path"])).name
+    moved = (tmp_path / "run").rename(tmp_path / "my run")
+    next_event(endless, "alarmed")
+    (tmp_path / "run" / "ckpts").mkdir(parents=True)
+    (tmp_path / "run" / "lock").touch()
+    endless.send_signal(signal.SIGTERM)
+    out, err = endless.communicate(timeout=120)
+    assert endless.returncode == 8, err
+    error = json.loads(out.splitlines()[-1])
+    assert error["where"] == str(tmp_path / "run")
+    assert f"the run folder was moved to {moved}" in error["what"]
+    assert f"the newest checkpoint is {moved / 'ckpts' / kept}" in error["what"]
+    assert error["help"] == f"splat resume '{moved}' goes on from there"
+    assert sorted(path.name for path in (tmp_path / "run").rglob("*")) == ["ckpts", "lock"]
+    assert splat("resume", moved, "--stop-at", 1, "-q").lines == [str(moved / "ckpts" / kept)]
+
+
+def test_a_run_whose_folder_is_removed_says_so(endless: subprocess.Popen[str], tmp_path: Path) -> None:
+    shutil.rmtree(tmp_path / "run")
+    endless.send_signal(signal.SIGTERM)
+    out, err = endless.communicate(timeout=120)
+    assert endless.returncode == 8, err
+    error = json.loads(out.splitlines()[-1])
+    assert "the run folder is gone: it was moved or removed" in error["what"]
+    assert error["help"].startswith("splat resume DIR goes on from there")
 
 
 def test_sigterm_during_a_save_lets_it_finish(

@@ -7,6 +7,8 @@ from itertools import count
 import pytest
 import torch
 
+from splatcli.config import Config
+from splatcli.errors import OutputError
 from splatcli.gaussians import GROUPS
 from splatcli.scene.camera import Camera
 from splatcli.train.events import Evaluated, Rescheduled, Stepped, Stopped
@@ -177,6 +179,9 @@ def test_scoring_is_measured_with_a_held_out_view_the_second_time() -> None:
 
 
 def test_a_run_goes_on_with_another_length_and_tells_so() -> None:
+    def refuse(config: Config) -> None:
+        raise OutputError("could not write settings (disk full?)", where=run.path)
+
     run = MemoryRun()
     trainer = Trainer.start(
         short_config(40),
@@ -190,6 +195,7 @@ def test_a_run_goes_on_with_another_length_and_tells_so() -> None:
         if isinstance(event, Stepped):
             steps.append(event.step)
             if event.step == 10:
+                run.write_config = refuse  # type: ignore[method-assign]  # a full disk costs config.json, not the run
                 assert trainer.reschedule(short_config(15)) == Rescheduled(10, 15)
     assert steps == list(range(1, 16))
     assert event == Stopped(15, "finished", event.path)  # type: ignore[union-attr]
