@@ -393,7 +393,10 @@ class RunDir:
             return
         place = None
         with contextlib.suppress(OSError):  # Linux tells the name of an open file
-            lock = Path(os.readlink(f"/proc/self/fd/{self._lock}"))
+            name = os.readlink(f"/proc/self/fd/{self._lock}")
+            if name == os.path.realpath(self.path / "lock"):  # a file system whose inode numbers change
+                return
+            lock = Path(name)
             place = lock.parent if os.path.samestat(own, os.stat(lock)) else None
         raise RunMovedError(self.path, place)
 

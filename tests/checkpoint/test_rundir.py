@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.run_dir import RunDir, find_latest, newest_run, run_of, take_lock
+from splatcli.checkpoint.run_dir import METRICS, RunDir, RunMovedError, find_latest, newest_run, run_of, take_lock
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, parse_config, with_settings
 from splatcli.errors import LockedError, OutputError
@@ -220,6 +220,19 @@ def test_settings_are_stored(tmp_path: Path) -> None:
     assert parse_config(stored).train.alpha_lambda == 0.0
     del stored["data"]["near_share"]
     assert parse_config(stored).data.near_share == 0.0
+
+
+def test_a_file_system_whose_inode_numbers_change_is_no_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lock's name says that the folder is where it was; of a folder that was moved it says another one."""
+    monkeypatch.setattr(os.path, "samestat", lambda *_: False)
+    with RunDir.create(tmp_path / "run") as run:
+        run.append_metrics({"step": 1})
+        (tmp_path / "run").rename(tmp_path / "moved")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/lock").touch()
+        with pytest.raises(RunMovedError, match="was moved or removed"):
+            run.append_metrics({"step": 2})
+    assert (tmp_path / "moved" / METRICS).read_text().count("\n") == 1
 
 
 def test_metrics_are_lines_of_json(tmp_path: Path) -> None:
