@@ -23,7 +23,7 @@ def roofline(*arguments: str) -> subprocess.CompletedProcess[str]:
 @NEEDS_COMPILER
 def test_it_measures_the_stages_of_a_run(tmp_path: Path) -> None:
     scene, run, out = write_scene(tmp_path / "scene"), tmp_path / "run", tmp_path / "roofline.json"
-    assert splat(["train", str(scene), *QUICK, "-o", str(run), "--device", "cpu", "-q"]) == 0
+    assert splat(["train", str(scene), "-n", "20", *QUICK, "-o", str(run), "--device", "cpu", "-q"]) == 0
     done = roofline(str(run), "--rounds", "1", "--out", str(out))
     assert done.returncode == 0, done.stderr
     assert "| blend, backward |" in done.stdout
