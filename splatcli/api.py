@@ -77,7 +77,7 @@ class Scene(EngineScene):
         other = [key for key in values if not key.startswith("data.")]
         if other:
             raise UsageError(f"{other[0]} is no setting of a scene", where="Scene.open()", remedy="give it to train()")
-        return cls.read(build_config({**values, "data.scene": str(path)}).data)
+        return cls.read(build_config({**values, "data.scene": str(path)}, by_flags=False).data)
 
     @classmethod
     def read(cls, data: DataConfig, background: Rgb | None = (0, 0, 0)) -> Scene:
@@ -362,13 +362,13 @@ class Trainer:
         if strategy is not None:
             values["strategy.name"] = strategy if isinstance(strategy, str) else type(_checked(strategy)).__name__
         values |= self._data_settings(scene, values)
-        config = build_config(values, preset=preset)
+        config = build_config(values, preset=preset, by_flags=False)
         if config.data.blocks is not None:
             raise UsageError("blocks are trained by splat train", where="blocks", remedy="leave it out")
         self.scene = self._read(scene, config)
         start = resolve_init(config, self.scene) if given is None else config.model.init
         if start != config.model.init:  # known only after reading the scene; learning rates depend on it
-            config = build_config({**values, "model.init": start}, preset=preset)
+            config = build_config({**values, "model.init": start}, preset=preset, by_flags=False)
         self._prepare(config, device, callbacks, loss, strategy)
         self.output = Path(output) if output is not None else free_folder(self.scene.root.name)
         self._named = output is not None

@@ -778,11 +778,13 @@ def build_config(
     file: Path | None = None,
     assignments: list[str] | None = None,
     preset: str | None = None,
+    by_flags: bool = True,
 ) -> Config:
     """Return the settings of a new run.
 
     preset: a name in PRESETS; every other source overrides it.
     flags: dotted key -> value; None means that the flag was not given.
+    by_flags: whether errors call them by their flags, which Python's caller has not.
     file: a TOML file with the sections above; flags override it.
     assignments: ``a.b=value`` strings, which override all; the value is read as TOML, else taken as a string.
     Schedule and learning rates are scaled to ``train.iterations``, ``train.batch_size`` and the points that
@@ -806,7 +808,8 @@ def build_config(
         merged = {**_flatten(config.model_dump()), **_flatten(recipe), **strategy, **values}
         config = Config.model_validate(_nest(merged))
     except ValidationError as error:
-        raise _out_of_range(error, file, [key for key, value in (flags or {}).items() if value is not None]) from None
+        flagged = [key for key, value in (flags or {}).items() if value is not None and by_flags]
+        raise _out_of_range(error, file, flagged) from None
     return config
 
 

@@ -77,6 +77,9 @@ def test_a_scene_takes_its_own_settings_only() -> None:
     with pytest.raises(UsageError, match="no setting 'resolutoin'") as caught:
         splatcli.Scene.open(COURTYARD, resolutoin=3)
     assert "resolution" in str(caught.value.remedy)
+    with pytest.raises(UsageError, match="max_points = -1: Input should be greater") as caught:
+        splatcli.Scene.open(COURTYARD, max_points=-1)
+    assert "--" not in str(caught.value)  # flags are of the command line
 
 
 def test_a_folder_without_a_scene_is_refused(tmp_path: Path) -> None:
