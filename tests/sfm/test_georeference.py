@@ -112,7 +112,7 @@ def test_standard_errors_are_those_of_many_trials() -> None:
     rng = np.random.default_rng(5)
     old = rng.normal(size=(20, 3)) * [30, 20, 2]
     scales, tilts, said = [], [], []
-    for _ in range(200):
+    for _ in range(80):
         fit = fit_similarity(old, old + rng.normal(size=old.shape) * 1.5)
         scales.append(fit.similarity.scale - 1)
         tilts.append(np.abs(Rotation.from_matrix(fit.similarity.rotation).as_rotvec(degrees=True)[0]))
