@@ -145,8 +145,10 @@ def compare(args: CompareArguments) -> int:
     from splatcli.cli.compare_report import Report
     from splatcli.cli.console import open_output
     from splatcli.native.backend import resolve_device
-    from splatcli.render.images import parse_background
+    from splatcli.render.images import check_place, parse_background
 
+    if args.output is not None:
+        check_place(args.output)
     background = None if args.background is None else parse_background(args.background)
     with open_output(json=args.json, quiet=args.quiet) as out:
         device = resolve_device(args.device)

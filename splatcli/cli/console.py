@@ -227,13 +227,16 @@ class _LogHandler(logging.Handler):
     def __init__(self, out: Output) -> None:
         super().__init__(logging.INFO)
         self._out = out
+        self._warned: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
         if record.levelno >= logging.ERROR:
             self._out.alarm(text, "warning", {"text": text})
         elif record.levelno >= logging.WARNING:
-            self._out.warn(text)
+            if text not in self._warned:  # a missing compiler is one for each view
+                self._out.warn(text)
+            self._warned.add(text)
         else:
             self._out.note(text)
 

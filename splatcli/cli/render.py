@@ -341,7 +341,7 @@ class RenderOptions:
 
 def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, out: Output) -> None:
     """Render the views ``chosen``. scene: the scene of these views, if it is not that of the model's run."""
-    from splatcli.render.images import ModelRenderer
+    from splatcli.render.images import ModelRenderer, check_place
     from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
 
@@ -350,6 +350,8 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
     if chosen.note is not None:
         out.note(f"note: {chosen.note}")
     target = resolve_target(opts.output, opts.format, len(chosen.cameras), default_folder(model, chosen.label))
+    if target.file is not None:
+        check_place(target.file)
     kinds = _kinds(opts, target, chosen)
     ground_truth = _ground_truth(model, chosen, scene, opts, needed=bool({"photo", "error"} & set(kinds)), out=out)
     model_renderer = ModelRenderer(

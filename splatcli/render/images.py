@@ -13,7 +13,9 @@ Error maps show the difference of render and training image, pixel by pixel, in 
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -392,6 +394,18 @@ def make_parent_folder(path: Path) -> None:
     except OSError as error:
         remedy = "write elsewhere, or free disk space"
         raise OutputError(f"cannot create the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
+
+
+def check_place(path: Path) -> None:
+    """Raise OutputError where a file or a folder can surely not be written, before hours of work; change nothing."""
+    if os.path.exists(path):  # also a pipe, or a name of an open file
+        return
+    place = Path(os.path.realpath(path))
+    while not os.path.lexists(folder := place.parent):
+        place = folder
+    fault = errno.ENOTDIR if not folder.is_dir() else 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+    if fault:
+        raise OutputError(f"cannot write here: {os.strerror(fault)}", where=path, remedy="choose another place with -o")
 
 
 def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:

@@ -290,6 +290,26 @@ def test_what_is_refused_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("mesh", "-o", "mine/x.ply"),
+        ("compare", "-o", "mine/x/x.html"),
+        ("eval", "--sheet", "mine/x.png"),
+        ("render", "-o", "mine/x.mp4"),
+    ],
+)
+def test_a_place_that_takes_no_file_is_named_before_the_work(
+    words: tuple[str, ...], splat: Splat, finished_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    done = splat(*words, finished_run)
+    assert done.code == 8, done.err
+    assert f"cannot write here: Not a directory\n  where: {words[-1]}\n" in done.err
+    assert "PSNR" not in done.err
+
+
 @NEEDS_COMPILER
 def test_a_voxel_that_the_message_names_fits(splat: Splat, model: Path, seen: tuple[str, ...], tmp_path: Path) -> None:
     done = splat("mesh", model, "-o", tmp_path / "x.ply", *seen[2:], "--resolution", "60000")

@@ -44,7 +44,8 @@ def test_warnings_and_log_records_of_the_library_are_printed(capfd: pytest.Captu
     with open_output(json=False, quiet=False):
         warnings.simplefilter("always")
         warnings.warn("slow", stacklevel=1)
-        logging.getLogger("splatcli.somewhere").warning("odd")
+        for _ in range(3):
+            logging.getLogger("splatcli.somewhere").warning("odd")
     assert capfd.readouterr().err == "warning: slow\nwarning: odd\n"
     logging.getLogger("splatcli.somewhere").warning("not ours any more")
     assert "warning:" not in capfd.readouterr().err
