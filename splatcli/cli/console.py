@@ -101,9 +101,9 @@ class Output:
 
     def data(self, payload: bytes | memoryview) -> bool:
         """Write bytes to stdout, for ``-o -``. Return False when the reader has closed the pipe. Raise OutputError."""
-        stream: BinaryIO | None = getattr(sys.stdout, "buffer", None)
-        if stream is None:
-            return False
+        if sys.stdout is None:
+            raise OutputError("stdout is closed", where="stdout", remedy="redirect stdout, or name a file with -o")
+        stream: BinaryIO = sys.stdout.buffer
         try:
             stream.write(payload)
             stream.flush()

@@ -109,6 +109,13 @@ def test_closed_streams_do_no_harm(shell: Shell, tiny_scene: Path, tmp_path: Pat
     assert (tmp_path / "run" / "ckpts" / "ckpt_000002.pt").is_file()
 
 
+def test_bytes_for_a_closed_stdout_are_not_lost_in_silence(shell: Shell, made: Path) -> None:
+    done = shell("splat export output/ball -q -o - >&-")
+    assert done.code == 8
+    assert "stdout is closed" in done.err
+    assert "Traceback" not in done.err
+
+
 def test_files_never_get_the_descriptors_of_closed_streams(shell: Shell, tmp_path: Path) -> None:
     """Also in a child process."""
     child = "import os; print(*(os.fstat(n).st_rdev for n in (0, 1, 2)), file=open('y', 'w'))"
