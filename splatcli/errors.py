@@ -161,6 +161,9 @@ _RESOURCES = {
 #: Errors of a disk that takes no data; they always concern output.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
+#: What helps where a file grows beyond the limit of the process, or of the file system.
+ALLOW_LARGER = "allow larger files: ulimit -f unlimited; or write to another file system"
+
 
 def from_os_error(error: OSError, kind: type[SplatError], where: object = None) -> SplatError:
     """Return the error for users of a call that the system refused: ``kind``, or a more specific one.
@@ -174,6 +177,8 @@ def from_os_error(error: OSError, kind: type[SplatError], where: object = None) 
         return ResourceError(what, where=place, remedy=remedy)
     if error.errno in _FULL:
         return OutputError(f"cannot be written: {reason}", where=place, remedy="free some space, or write elsewhere")
+    if error.errno == errno.EFBIG:
+        return OutputError(f"cannot be written: {reason}", where=place, remedy=ALLOW_LARGER)
     if issubclass(kind, OutputError):
         return kind(f"cannot be written: {reason}", where=place)
     if isinstance(error, FileNotFoundError):

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO
 
-from splatcli.errors import DivergedError, OutputError, from_os_error, system_error
+from splatcli.errors import ALLOW_LARGER, DivergedError, OutputError, from_os_error, system_error
 
 #: Temporary files lie beside their target: ``<name>.tmp.<pid>.<random>``.
 TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
@@ -27,7 +27,7 @@ TEMPORARY = re.compile(r".+\.tmp\.(?P<pid>\d+)\.[0-9a-f]{8}")
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EBADF}
 
 #: Errors that do not come from a full disk.
-_NOT_FULL = {errno.EACCES, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}
+_NOT_FULL = {errno.EACCES, errno.EFBIG, errno.EISDIR, errno.ENOENT, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 
 #: Seconds to wait for a reader of a named pipe.
 READER_PATIENCE = 30.0
@@ -102,10 +102,11 @@ def write_atomically(
         # torch turns a full disk into a RuntimeError of its own, so the exception's type does not tell.
         kept = "; the old one is kept" if os.path.exists(target) else ""
         full = "" if refused is not None and refused.errno in _NOT_FULL else " (disk full?)"
+        too_large = refused is not None and refused.errno == errno.EFBIG
         raise OutputError(
             f"could not write {what}{full}{kept}: {_reason(error)}",
             where=path,
-            remedy="free some space, or check the permissions of the folder",
+            remedy=ALLOW_LARGER if too_large else "free some space, or check the permissions of the folder",
         ) from error
     try:
         sync_folder(target.parent)
@@ -140,6 +141,8 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what
             old.rename(target)
         shutil.rmtree(temporary, ignore_errors=True)
         if isinstance(error, OSError):
+            if str(error.filename).startswith(str(temporary)):
+                error.filename = None  # the folder that was asked for is named
             raise from_os_error(error, OutputError, path) from error
         raise
     shutil.rmtree(old, ignore_errors=True)

@@ -32,6 +32,7 @@ from splatcli.checkpoint.file import checkpoint_bytes, load_checkpoint, save_che
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
 from splatcli.errors import (
+    ALLOW_LARGER,
     LockedError,
     ModelFileError,
     OutputError,
@@ -141,7 +142,9 @@ def append_line(path: Path, record: dict[str, object]) -> None:
                 file.truncate(end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     except OSError as error:
-        raise OutputError(f"could not add to the metrics (disk full?): {error.strerror}", where=path) from None
+        large = error.errno == errno.EFBIG
+        what = f"could not add to the metrics{'' if large else ' (disk full?)'}: {error.strerror}"
+        raise OutputError(what, where=path, remedy=ALLOW_LARGER if large else None) from None
 
 
 def trim_lines(path: Path, step: int) -> None:

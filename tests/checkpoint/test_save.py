@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint import atomic
-from splatcli.checkpoint.atomic import write_atomically
+from splatcli.checkpoint.atomic import write_atomically, write_folder_atomically
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.errors import DivergedError, OutputError, SplatError
@@ -76,8 +76,9 @@ def test_a_lack_of_space_shows_before_anything_is_written(
 
     before = saved.read_bytes()
     monkeypatch.setattr(torch, "save", never)
-    with largest_file(30_000), pytest.raises(OutputError, match="File too large"):
+    with largest_file(30_000), pytest.raises(OutputError, match="File too large") as caught:
         save_checkpoint(saved, checkpoint_of(step=400))
+    assert "ulimit -f" in str(caught.value.remedy)
     assert_untouched(saved, before)
 
 
@@ -288,3 +289,20 @@ def test_of_a_link_the_file_that_it_leads_to_is_replaced(tmp_path: Path) -> None
     with pytest.raises(OutputError, match="symbolic links"):
         write_atomically(circle, lambda file: file.write(b"new"), what="file")
     assert circle.is_symlink()
+
+
+def test_a_folder_that_cannot_be_written_is_named_by_its_own_name(tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        with largest_file(10):
+            (folder / "chunk.webp").write_bytes(bytes(100))
+
+    for place, says in (
+        (tmp_path / "model.lod", "ulimit -f"),
+        (tmp_path / "file" / "model.lod", "check its permissions"),
+    ):
+        (tmp_path / "file").touch()
+        with pytest.raises(OutputError) as caught:
+            write_folder_atomically(place, write, what="model")
+        assert ".tmp." not in str(caught.value)
+        assert says in str(caught.value.remedy)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
