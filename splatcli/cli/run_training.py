@@ -300,10 +300,12 @@ def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | No
     if keys:
         listed = "; ".join(f"{key} was {shown(before[key])}, is now {shown(request[key])}" for key in keys[:_LISTED])
         more = f"; and {len(keys) - _LISTED} more" if len(keys) > _LISTED else ""
+        longer = f" --iterations {request['train.iterations']}" if "train.iterations" in keys else ""
+        go_on = f"splat resume {shlex.quote(str(place))}{longer}"
         raise OutputError(
             f"the output folder holds a run with other settings: {listed}{more}",
             where=place,
-            remedy="move it aside with --overwrite, continue it with splat resume, or choose another -o",
+            remedy=f"continue it with {go_on}, move it aside with --overwrite, or choose another -o",
         )
     return newest
 

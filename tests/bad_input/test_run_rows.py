@@ -298,7 +298,12 @@ CASES = [
     Case(63, "train over it", both(trained, taken), 9, (str(os.getpid()),), ("--overwrite",)),
     # Places for the output.
     Case(
-        64, "a run of other settings is there", trained, 8, ("iterations was 1, is now 2", "--overwrite"), ("-n", "2")
+        64,
+        "a run of other settings is there",
+        trained,
+        8,
+        ("was 1, is now 2", "--iterations 2, move", "--overwrite"),
+        ("-n", "2"),
     ),
     Case(64, "the same run is there", trained, 0, ("continuing the run from",)),
     Case(
