@@ -77,14 +77,14 @@ def test_stopping_early_and_going_on_is_the_same_run(uninterrupted: Path, tmp_pa
     assert_same_bits(finish(splat("resume", str(stopped), "-q")), uninterrupted)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_the_run_goes_on(number: int, code: int, uninterrupted: Path, tmp_path: Path) -> None:
+def test_a_signal_saves_and_the_run_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
+    """tests/cli/test_pipes.py tries the other signal."""
     run = tmp_path / "run"
     process = splat("train", *SETTINGS, "--set", "save.steps=[40]", "-o", str(run))
     wait_for(run / "ckpts" / "ckpt_000040.pt", process)
-    process.send_signal(number)
+    process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=600)
-    assert process.returncode == code, err
+    assert process.returncode == 143, err
     assert "Traceback" not in err
     assert_same_bits(finish(splat("resume", out.strip(), "-q")), uninterrupted)
 
