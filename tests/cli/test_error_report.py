@@ -111,42 +111,62 @@ def test_a_report_never_overwrites_a_file(
     assert "RuntimeError: a bug" in done.err, "it is reported on stderr instead"
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "named"),
-    [
-        (["info", "{pipe}"], 5, "{pipe}"),
-        (["info", "{scene}"], 3, "{scene}/images/view_00.png"),
-        (["train", "{pipe}", "-o", "run"], 3, "{pipe}"),
-        (["train", "{scene}", "-o", "run", "-n", "2"], 3, "{scene}/images/view_00.png"),
-        (["train", "{scene}", "-o", "run", "--init", "{pipe}"], 5, "{pipe}"),
-        (["train", "{scene}", "-o", "run", "--config", "{pipe}"], 2, "{pipe}"),
-        (["resume", "{pipe}"], 5, "{pipe}"),
-        (["export", "{pipe}", "-o", "x.ply"], 5, "{pipe}"),
-        (["render", "{run}", "--views", "{pipe}.json"], 3, "{pipe}.json"),
-        (["sfm", "{scene}/images", "-o", "solved"], 3, "{scene}/images/view_00.png"),
-    ],
-)
+#: A process of ``splat`` with a scene of pipes in it: each of the command lines, and what has come of it.
+IN_TURN = """
+import contextlib, io, json, sys
+from splatcli.cli.process import refuse_pipes
+refuse_pipes()
+from splatcli.cli.commands import run
+for words in json.loads(sys.argv[1]):
+    err = io.StringIO()
+    with contextlib.redirect_stderr(err), contextlib.redirect_stdout(io.StringIO()):
+        code = run(words)
+    print(json.dumps([code, err.getvalue()]), flush=True)
+"""
+PIPES: list[tuple[list[str], int, str]] = [
+    (["info", "{pipe}"], 5, "{pipe}"),
+    (["info", "{scene}"], 3, "{scene}/images/view_00.png"),
+    (["train", "{pipe}", "-o", "run"], 3, "{pipe}"),
+    (["train", "{scene}", "-o", "run", "-n", "2"], 3, "{scene}/images/view_00.png"),
+    (["train", "{scene}", "-o", "run", "--init", "{pipe}"], 5, "{pipe}"),
+    (["train", "{scene}", "-o", "run", "--config", "{pipe}"], 2, "{pipe}"),
+    (["resume", "{pipe}"], 5, "{pipe}"),
+    (["export", "{pipe}", "-o", "x.ply"], 5, "{pipe}"),
+    (["render", "{run}", "--views", "{pipe}.json"], 3, "{pipe}.json"),
+    (["sfm", "{scene}/images", "-o", "solved"], 3, "{scene}/images/view_00.png"),
+]
+
+
 def test_a_pipe_in_place_of_a_file_is_refused_and_not_waited_for(
-    words: list[str], code: int, named: str, tiny_scene: Path, finished_run: Path, tmp_path: Path
+    tiny_scene: Path, finished_run: Path, tmp_path: Path
 ) -> None:
+    """By commands of one process, but for the first one, which has one of its own."""
     scene, pipe = tmp_path / "scene", tmp_path / "pipe"
     shutil.copytree(tiny_scene, scene)
     (scene / "images" / "view_00.png").unlink()
     for place in (pipe, tmp_path / "pipe.json", scene / "images" / "view_00.png"):
         os.mkfifo(place)
     places = {"pipe": pipe, "scene": scene, "run": finished_run}
-    done = subprocess.run(
-        [sys.executable, "-m", "splatcli", *(word.format(**places) for word in words)],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == code, done.stderr
-    assert named.format(**places) in done.stderr
-    assert "pipe" in done.stderr
+    lines = [[word.format(**places) for word in words] for words, _, _ in PIPES]
+
+    def process(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    alone, others = process("-m", "splatcli", *lines[0]), process("-c", IN_TURN, json.dumps(lines[1:]))
+    ends = [[alone.returncode, alone.stderr], *map(json.loads, others.stdout.splitlines())]
+    assert len(ends) == len(PIPES), others.stderr
+    for (got, said), line, (_, code, named) in zip(ends, lines, PIPES, strict=True):
+        assert got == code, (line, said)
+        assert named.format(**places) in said, line
+        assert "pipe" in said, line
     assert not (tmp_path / "run").exists()
 
 
