@@ -10,8 +10,8 @@ import sys
 
 def main() -> int:
     """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
-    _open_missing_streams()
     try:
+        _open_missing_streams()
         # Schedulers send SIGUSR1 at any time, and by default it kills. Training handles it later.
         if hasattr(signal, "SIGUSR1"):
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -24,9 +24,10 @@ def main() -> int:
             sys.argv.remove("--plain")
         let_idle_threads_sleep()
         from splatcli.cli.commands import run
-    except KeyboardInterrupt:
+
+        return run(sys.argv[1:])
+    except KeyboardInterrupt:  # `run` catches it too; here it came while libraries loaded or as the command ended
         return 130
-    return run(sys.argv[1:])
 
 
 def _open_missing_streams() -> None:

@@ -511,8 +511,15 @@ def test_surroundings(surroundings: Surroundings, good_scene: Path, tmp_path: Pa
     assert "Exception ignored" not in done.err
 
 
-#: Says that Python has started, which is not ours to guard, and is ``splat`` then.
-BEGUN = "import sys; from splatcli.cli import main; print('begun', flush=True); sys.exit(main())"
+#: ``splat``, which says first that its own code runs: an interrupt while Python itself starts is not ours to guard.
+BEGUN = """\
+import sys
+from splatcli import cli
+
+open_streams = cli._open_missing_streams
+cli._open_missing_streams = lambda: (print("begun", flush=True), open_streams())
+sys.exit(cli.main())
+"""
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.05, 0.3, 0.9, 1.5, 2.1])
