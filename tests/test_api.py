@@ -657,7 +657,16 @@ def test_a_trainer_takes_a_device_of_torch_and_no_loss_that_is_not_called(ball: 
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("more", [{}, {"background": "random", "init": "random"}, {"dropout": 0.2}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"background": "random", "init": "random"},
+        {"dropout": 0.2, "pose_opt": True, "exposure": True},
+        {"ppisp": True},
+        {"bilateral_grid": True, "strategy": "mcmc"},
+    ],
+)
 def test_a_program_of_doubles_trains_to_the_same_bits(ball: Path, tmp_path: Path, more: dict[str, Any]) -> None:
     single = splatcli.train(ball, output=tmp_path / "single", iterations=20, **{**TINY, **more})
     torch.set_default_dtype(torch.float64)
@@ -668,6 +677,9 @@ def test_a_program_of_doubles_trains_to_the_same_bits(ball: Path, tmp_path: Path
     for (name, mine), (_, other) in zip(double.model.gaussians.items(), single.model.gaussians.items(), strict=True):
         assert torch.equal(mine, other), name
     assert double.metrics == single.metrics
+    views, expected = load_checkpoint(double.checkpoint).views, load_checkpoint(single.checkpoint).views
+    assert views.keys() == expected.keys()
+    assert not [name for name in views if not torch.equal(views[name], expected[name])]
 
 
 @NEEDS_COMPILER
