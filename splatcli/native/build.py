@@ -132,14 +132,18 @@ def find_compiler() -> Toolchain:
 
 
 def cache_root() -> Path:
-    """Return the folder of built libraries: $XDG_CACHE_HOME/splatcli, ~/.cache/splatcli, or the temporary folder."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    for candidate in [Path(base)] if base else [Path(os.path.expanduser("~/.cache"))]:
-        root = candidate / "splatcli" / "native"
-        with contextlib.suppress(OSError):
-            root.mkdir(parents=True, exist_ok=True)
-            if os.access(root, os.W_OK):
-                return root
+    """Return the folder of built libraries: $XDG_CACHE_HOME/splatcli, ~/.cache/splatcli, or the temporary folder.
+
+    A folder where every user may write is passed over, and none is made, whatever the umask: code is loaded from it.
+    """
+    base = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    root = base / "splatcli" / "native"
+    with contextlib.suppress(OSError):
+        for folder in (base, root.parent, root):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        open_to_all = (root.parent.stat().st_mode | root.stat().st_mode) & stat.S_IWOTH
+        if os.access(root, os.W_OK) and not open_to_all:
+            return root
     root = Path(tempfile.gettempdir()) / f"splatcli-native-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
     _own_folder(root)
     return root

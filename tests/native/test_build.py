@@ -402,6 +402,25 @@ def test_subnormal_numbers_of_the_process_survive() -> None:
     assert torch.full((4,), 1e-39).mul(1).ne(0).all()
 
 
+def test_the_cache_is_writable_by_its_user_alone_whatever_the_umask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "cache" / "splatcli" / "native"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(build.tempfile, "gettempdir", lambda: str(tmp_path))
+    before = os.umask(0)
+    try:
+        assert build.cache_root() == root
+    finally:
+        os.umask(before)
+    assert {folder.stat().st_mode & 0o022 for folder in (root, root.parent, root.parent.parent)} == {0}
+    for folder in (root, root.parent):  # as versions before made them under umask 000
+        folder.chmod(0o777)
+        assert build.cache_root() == tmp_path / f"splatcli-native-{os.getuid()}"
+        folder.chmod(0o755)
+    assert build.cache_root() == root
+
+
 class TestFolderWhereOthersWrite:
     """Without a cache of one's own, libraries are built below the temporary folder, and loaded from there."""
 
