@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from splatcli.config import Config
 from splatcli.gaussians import Gaussians
@@ -427,7 +427,9 @@ def _neighbour_distances(
     if len(points) < 2:
         return np.empty(0, np.int64), np.empty(0), np.empty(0), np.empty(0)
     rows = np.unique(np.linspace(0, count - 1, min(count, _QUERIES)).astype(np.int64))
-    distance, _ = cKDTree(points).query(means[rows].astype(np.float64), k=min(_NEIGHBOURS + 1, len(points)))
+    distance, _ = scipy.spatial.cKDTree(points).query(
+        means[rows].astype(np.float64), k=min(_NEIGHBOURS + 1, len(points))
+    )
     # On a tree point the first neighbour is the point itself; off it (thinned away) the first is already another.
     distance = np.where(distance[:, :1] > 0, distance[:, :-1], distance[:, 1:])
     nearest, spacing = distance[:, 0], distance[:, -1] * _EIGHTH_TO_NEAREST

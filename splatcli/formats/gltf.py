@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy.spatial.transform import Rotation
 
 from splatcli import __version__
 from splatcli.checkpoint.foreign.imported import (
@@ -65,7 +65,7 @@ class Node(BaseModel):
         if self.matrix is not None:
             return np.array(self.matrix).reshape(4, 4).T  # glTF goes column by column
         placed = np.eye(4)
-        placed[:3, :3] = Rotation.from_quat(self.rotation).as_matrix() * np.array(self.scale)
+        placed[:3, :3] = scipy.spatial.transform.Rotation.from_quat(self.rotation).as_matrix() * np.array(self.scale)
         placed[:3, 3] = self.translation
         return placed
 

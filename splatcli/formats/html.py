@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
 
 from splatcli.checkpoint.foreign.imported import (
     ImportedModel,
@@ -72,7 +72,7 @@ def viewer_page(content: str, name: str, gaussians: Gaussians, metadata: ExportM
     name: a file's name, from whose suffix the viewer knows the format. gaussians: the scene, for where to look from.
     """
     turn = to_viewer(_UP if metadata.up is None else metadata.up)
-    rotation = ", ".join(map(repr, Rotation.from_matrix(turn).as_quat().tolist()))  # x, y, z, w
+    rotation = ", ".join(map(repr, scipy.spatial.transform.Rotation.from_matrix(turn).as_quat().tolist()))  # x, y, z, w
     settings = {
         "contentUrl": content,
         "contentFilename": name,

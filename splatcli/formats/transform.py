@@ -11,9 +11,9 @@ import math
 from pathlib import Path
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
 
 from splatcli.checkpoint.foreign.imported import (
     Columns,
@@ -71,7 +71,7 @@ def transformed(columns: Columns[Floats], matrix: NDArray[np.float64]) -> Column
     rotation = linear / scale
     if not np.allclose(rotation @ rotation.T, np.eye(3), rtol=0, atol=_EVEN):
         raise ValueError("shears, or scales its axes differently")
-    x, y, z, w = Rotation.from_matrix(rotation).as_quat()
+    x, y, z, w = scipy.spatial.transform.Rotation.from_matrix(rotation).as_quat()
     a, b, c, d = columns.quats.astype(np.float64).T
     quats = [w * a - x * b - y * c - z * d, w * b + x * a + y * d - z * c]
     quats += [w * c - x * d + y * a + z * b, w * d + x * c - y * b + z * a]

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.interpolate import CubicHermiteSpline
-from scipy.spatial.transform import Rotation, Slerp
 
 from splatcli.errors import UsageError
 from splatcli.scene.camera import mean_direction
@@ -281,7 +280,8 @@ def through(poses: Doubles, frames: int, *, loop: bool = False) -> tuple[Doubles
         keys, ids = keys[wrapped], ids[wrapped] + laps * len(poses)
     way = np.concatenate([[0.0], np.cumsum(_ways(keys))])
     begin, end = (way[3], way[-4]) if loop else (way[0], way[-1])
-    centers, turns = _catmull_rom(way, keys[:, :3, 3]), Slerp(way, Rotation.from_matrix(keys[:, :3, :3]))
+    rotations = scipy.spatial.transform.Rotation.from_matrix(keys[:, :3, :3])
+    centers, turns = _catmull_rom(way, keys[:, :3, 3]), scipy.spatial.transform.Slerp(way, rotations)
 
     def at(u: Doubles) -> Doubles:
         return _posed(centers(begin + u * (end - begin)), turns(begin + u * (end - begin)))
@@ -307,7 +307,7 @@ def nearest_order(poses: Doubles) -> NDArray[np.int64]:
 def _ways(poses: Doubles) -> Doubles:
     """Return [N - 1]: the distance from each pose to the next; translation and rotation have equal totals."""
     moved = np.linalg.norm(np.diff(poses[:, :3, 3], axis=0), axis=1)
-    rotations = Rotation.from_matrix(poses[:, :3, :3])
+    rotations = scipy.spatial.transform.Rotation.from_matrix(poses[:, :3, :3])
     turned = (rotations[:-1].inv() * rotations[1:]).magnitude()
     scale = moved.sum() / turned.sum() if moved.sum() > 0 and turned.sum() > 0 else 1.0
     return np.asarray(np.hypot(moved, scale * turned))
@@ -323,7 +323,7 @@ def _distinct(poses: Doubles, loop: bool) -> NDArray[np.int64]:
     return kept
 
 
-def _catmull_rom(at: Doubles, points: Doubles) -> CubicHermiteSpline:
+def _catmull_rom(at: Doubles, points: Doubles) -> scipy.interpolate.CubicHermiteSpline:
     """Return the curve through ``points`` [N, 3] at the parameters ``at`` [N], N >= 2, of any spacing.
 
     The tangent at a point is that of the parabola through it and its neighbours; at the ends it is the chord.
@@ -331,10 +331,10 @@ def _catmull_rom(at: Doubles, points: Doubles) -> CubicHermiteSpline:
     steps = np.diff(at)[:, None]
     slopes = np.diff(points, axis=0) / steps
     inner = (steps[1:] * slopes[:-1] + steps[:-1] * slopes[1:]) / (steps[:-1] + steps[1:])
-    return CubicHermiteSpline(at, points, np.concatenate([slopes[:1], inner, slopes[-1:]]))
+    return scipy.interpolate.CubicHermiteSpline(at, points, np.concatenate([slopes[:1], inner, slopes[-1:]]))
 
 
-def _posed(centers: Doubles, rotations: Rotation) -> Doubles:
+def _posed(centers: Doubles, rotations: scipy.spatial.transform.Rotation) -> Doubles:
     poses = np.tile(np.eye(4), (len(centers), 1, 1))
     poses[:, :3, :3] = rotations.as_matrix()
     poses[:, :3, 3] = centers

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
 
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
@@ -103,7 +103,7 @@ def _viewmat(shot: dict[str, Any], label: str, file: Path) -> NDArray[np.float64
         np.array(finite_numbers(shot.get(key), 3, f"{label}: {key}", file, _REDO))
         for key in ("rotation", "translation")
     )
-    rotation = Rotation.from_rotvec(turn).as_matrix()
+    rotation = scipy.spatial.transform.Rotation.from_rotvec(turn).as_matrix()
     return viewmat_of(rotation.T, -rotation.T @ shift, file, label, opengl=False)
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from plyfile import PlyData
-from scipy.spatial import cKDTree
 
 from splatcli.errors import SceneError
 
@@ -182,7 +182,7 @@ def nearest_points(positions: NDArray[np.float64], points: NDArray[np.floating],
     There are so many points at least.
     """
     # Cameras are far from points: without boxes drawn tight around them a tree answers a hundred times as fast.
-    tree = cKDTree(points.astype(np.float64), balanced_tree=False, compact_nodes=False)
+    tree = scipy.spatial.cKDTree(points.astype(np.float64), balanced_tree=False, compact_nodes=False)
     distances: NDArray[np.float64] = tree.query(positions, k=[which])[0][:, 0]
     return distances
 

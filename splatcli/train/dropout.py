@@ -14,9 +14,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from splatcli.config import Config, resolve
@@ -73,7 +73,7 @@ def view_spacing(cameras: list[Camera], xyz: NDArray[np.float32]) -> float:
         if len(rays) < 2:
             continue
         rays /= np.maximum(np.linalg.norm(rays, axis=1, keepdims=True), 1e-300)
-        apart, _ = cKDTree(rays).query(rays, k=2)
+        apart, _ = scipy.spatial.cKDTree(rays).query(rays, k=2)
         angles.append(np.degrees(2.0 * np.arcsin(np.minimum(0.5 * apart[:, 1], 1.0))))
     return float(np.quantile(np.concatenate(angles), _QUANTILE)) if angles else math.nan
 

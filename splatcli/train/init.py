@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 
 from splatcli.config import HULL, NAMED_STARTS, RANDOM, SFM, Config, resolve
 from splatcli.errors import SceneError, UsageError
@@ -137,7 +137,7 @@ def mean_squared_distance(xyz: NDArray[np.float32]) -> NDArray[np.float64]:
         return np.full(len(xyz), MIN_SQUARED_DISTANCE)
     order = morton_order(xyz)  # so that one query finds in the cache what the one before has read: three times as fast
     points = xyz[order].astype(np.float64)
-    distances, _ = cKDTree(points).query(points, k=neighbours + 1, workers=-1)
+    distances, _ = scipy.spatial.cKDTree(points).query(points, k=neighbours + 1, workers=-1)
     mean = np.empty(len(xyz))
     mean[order] = (distances[:, 1:] ** 2).mean(axis=1)
     return np.maximum(mean, MIN_SQUARED_DISTANCE)
@@ -200,7 +200,7 @@ def _sfm_points(scene: Scene, notes: list[str]) -> tuple[NDArray[np.float32], ND
     xyz, rgb = xyz[first], rgb[first]
 
     centers = np.stack([scene.cameras[i].center for i in scene.train])
-    to_camera, _ = cKDTree(centers).query(xyz.astype(np.float64), workers=-1)
+    to_camera, _ = scipy.spatial.cKDTree(centers).query(xyz.astype(np.float64), workers=-1)
     clear = to_camera >= MIN_CAMERA_DISTANCE * scene.extent
     if not clear.all():
         notes.append(f"dropped {int((~clear).sum())} points at a camera's centre")

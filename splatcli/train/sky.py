@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
@@ -104,7 +104,7 @@ def _distance_to_points(
         empty[(v[inside] / cell).astype(np.intp), (u[inside] / cell).astype(np.intp)] = False
     if empty.all():
         return np.full(len(column), np.inf)
-    distance: Floats = ndimage.distance_transform_edt(empty)
+    distance: Floats = scipy.ndimage.distance_transform_edt(empty)
     return np.asarray(distance[(row / cell).astype(np.intp), (column / cell).astype(np.intp)] / CELLS)
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from splatcli.errors import SceneError
 from splatcli.scene.camera import Camera
@@ -93,7 +93,7 @@ class Silhouette:
         """Return [H, W], where a cell of edge ``cell`` near ``center`` may be full: it covers an opaque pixel."""
         depth = float(self.camera.viewmat[2, :3] @ center + self.camera.viewmat[2, 3])
         reach = 2 * math.ceil(0.5 * self.camera.fx * cell / max(depth, cell)) + 1
-        return np.asarray(ndimage.maximum_filter(self.opaque, size=reach, mode="constant", cval=0))
+        return np.asarray(scipy.ndimage.maximum_filter(self.opaque, size=reach, mode="constant", cval=0))
 
 
 def hull_points(
@@ -115,7 +115,7 @@ def hull_points(
     left = cells[full]
     cells, shape, cell = _grid(left.min(axis=0) - cell, left.max(axis=0) + cell, FINE)
     full = carve(views, cells, cell).reshape(shape)
-    surface = np.flatnonzero(full & ~ndimage.binary_erosion(full))
+    surface = np.flatnonzero(full & ~scipy.ndimage.binary_erosion(full))
     if not len(surface):
         return None
     rounds = [torch.randperm(len(surface), generator=generator) for _ in range(math.ceil(n / len(surface)))]
@@ -187,7 +187,7 @@ def _normals(full: Flags, chosen: NDArray[np.intp]) -> Floats:
     """Return [n, 3], outward unit normals at the cells ``chosen``; zero where there is no direction."""
     smooth = full.astype(np.float32)
     for _ in range(2):
-        smooth = ndimage.uniform_filter(smooth, NORMAL_CELLS, mode="constant")
+        smooth = scipy.ndimage.uniform_filter(smooth, NORMAL_CELLS, mode="constant")
     outward = np.stack([-slope.reshape(-1)[chosen] for slope in np.gradient(smooth)], axis=1)
     length = np.linalg.norm(outward, axis=1, keepdims=True)
     return np.asarray(outward / np.maximum(length, 1e-6), np.float32)

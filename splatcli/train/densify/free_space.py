@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 import torch
 from numpy.typing import NDArray
-from scipy.spatial import cKDTree
 from torch import Tensor
 
 from splatcli.scene.points import nearest_points
@@ -49,7 +49,7 @@ def free_balls(
     balls, radii = [centers], [share * full]
     neighbours = min(NEIGHBOURS, len(centers) - 1)
     if neighbours > 0:
-        apart, other = cKDTree(centers).query(centers, k=neighbours + 1)
+        apart, other = scipy.spatial.cKDTree(centers).query(centers, k=neighbours + 1)
         for k in range(1, neighbours + 1):
             theirs = full[other[:, k]]
             for t in POSITIONS:
