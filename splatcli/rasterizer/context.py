@@ -298,6 +298,8 @@ class RasterContext:
     def _begin_sums(self) -> tuple[int, int]:
         """Return zeros for the sums of intersection gradients, and for the flags of Gaussians that have any."""
         padded = self._padded()
+        # An earlier backward pass of this view has left it at its flags (_end_sums).
+        self.native.tiles_per_gauss = self._take("tiles_per_gauss", 0, torch.int32)
         sums = self.arena.take("isect_grad_sums", padded * abi.ISECT_GRAD, self.backend.dtype).zero_()
         reached = self.arena.take("reached", padded, torch.int32).zero_()
         return address(sums), address(reached)

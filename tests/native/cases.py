@@ -68,9 +68,9 @@ class Weights:
         """Zero where ``keep`` [H, W] is False."""
         return Weights(self.image * keep[..., None], self.alpha * keep, self.depth * keep)
 
-    def backward(self, image: Tensor, alpha: Tensor, depth: Tensor) -> None:
+    def backward(self, image: Tensor, alpha: Tensor, depth: Tensor, *, retain_graph: bool = False) -> None:
         weights = [w.to(image.dtype) for w in (self.image, self.alpha, self.depth)]
-        torch.autograd.backward([image, alpha, depth], weights)
+        torch.autograd.backward([image, alpha, depth], weights, retain_graph=retain_graph)
 
 
 @dataclass(frozen=True)

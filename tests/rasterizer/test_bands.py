@@ -93,7 +93,7 @@ def bytes_of(gaussians: Gaussians, camera: Camera, backend: Backend, *, with_gra
 def outcome(
     gaussians: Gaussians, camera: Camera, backend: Backend, budget: FixedBudget, *, antialiased: bool = False
 ) -> list[bytes]:
-    """Images and every gradient, bit by bit."""
+    """Images and every gradient, bit by bit; those of a second backward pass are the same."""
     parameters = leaves(gaussians.map(lambda t: t.to(backend.dtype)))
     background = torch.tensor([0.3, 0.6, 0.1], dtype=backend.dtype, requires_grad=True)
     pose = torch.from_numpy(camera.viewmat).to(backend.dtype).requires_grad_()
@@ -106,10 +106,16 @@ def outcome(
         backend=backend,
         budget=budget,
     )
-    Weights.random(1, camera).backward(out.image, out.alpha, out.depth)
-    gradients = [tensor.grad for _, tensor in parameters.items()] + [background.grad, pose.grad]
-    assert all(gradient is not None for gradient in gradients)
-    return bits(out.image, out.alpha, out.depth, *(g for g in gradients if g is not None))
+    inputs = [*(tensor for _, tensor in parameters.items()), background, pose]
+    weights = Weights.random(1, camera)
+    weights.backward(out.image, out.alpha, out.depth, retain_graph=True)
+    first = bits(*(tensor.grad for tensor in inputs if tensor.grad is not None))
+    assert len(first) == len(inputs)
+    for tensor in inputs:
+        tensor.grad = None
+    weights.backward(out.image, out.alpha, out.depth)
+    assert bits(*(tensor.grad for tensor in inputs if tensor.grad is not None)) == first
+    return [*bits(out.image, out.alpha, out.depth), *first]
 
 
 @pytest.mark.parametrize(
