@@ -40,6 +40,7 @@ class Found:
     missing: names without a file, in the order asked.
     inexact: (name, file name) of those found under another case, ending or Unicode form.
     ambiguous: (name, file names) of those for which several files could be meant.
+    originals: view name -> full-size file, where the images are reduced copies; else empty.
     """
 
     folder: Path
@@ -47,12 +48,13 @@ class Found:
     missing: list[str] = field(default_factory=list)
     inexact: list[tuple[str, str]] = field(default_factory=list)
     ambiguous: list[tuple[str, list[str]]] = field(default_factory=list)
+    originals: dict[str, Path] = field(default_factory=dict)
 
 
 def find_images(
     source: SceneSource, views: list[View], data: DataConfig, notes: list[str], problems: Problems
-) -> tuple[Found, bool]:
-    """The files of the views; and whether they are copies already reduced by the resolution asked for."""
+) -> Found:
+    """The files of the views; copies already reduced by the resolution asked for, where all views have one."""
     folders = source.image_folders
     if data.images is not None:
         folders = [source.root / data.images]
@@ -60,7 +62,7 @@ def find_images(
             problems.add(
                 SceneError("the folder of images is not there", where=folders[0], remedy="correct splat train --images")
             )
-            return Found(folders[0]), False
+            return Found(folders[0])
     found = _choose_folder(folders, views)
     if found.missing:
         skip = data.skip_missing or (source.tolerant and len(found.paths) > len(found.missing))
@@ -82,9 +84,10 @@ def find_images(
             copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
             if len(copies.paths) == len(found.paths):
                 notes.append(f"the images of {smaller.name}/ are used")
-                return copies, True
+                copies.originals = found.paths
+                return copies
             notes.append(f"{smaller.name}/ lacks {len(found.paths) - len(copies.paths)} images and is not used")
-    return found, False
+    return found
 
 
 def images_below(folder: Path) -> Iterator[str]:

@@ -19,7 +19,7 @@ from splatcli.scene.depth_maps import DepthFile, check_depth_map
 from splatcli.scene.find_images import DIVISORS
 from splatcli.scene.images import ImageSource, ImageStore, max_pixels
 from splatcli.scene.masks import alpha_is_mask, check_mask
-from splatcli.scene.source import Problems, View
+from splatcli.scene.source import FixedLens, Problems, View
 from splatcli.scene.undistort import LensKey, check_lens, is_pinhole, lens_key, pinhole_of, rescaled
 
 #: Without a resolution, wider images are reduced to this many pixels (INRIA's rule).
@@ -78,16 +78,22 @@ class ImageFitter:
     colours: Counter[str] = field(default_factory=Counter)
     bad: list[SceneError] = field(default_factory=list)
 
-    def add(self, view: View, path: Path, mask: Path | None, depth: DepthFile | None = None) -> ImageSource | None:
-        """The source of one view; None when it is left out, or its lens was refused before. Raises SceneError."""
+    def add(
+        self, view: View, path: Path, original: Path | None, mask: Path | None, depth: DepthFile | None = None
+    ) -> ImageSource | None:
+        """The source of one view; None when it is left out, or its lens was refused before. Raises SceneError.
+
+        original: the full-size image of which ``path`` is a reduced copy.
+        """
         try:
             header = read_header(path, self.max_pixels)
+            lens_size = self._lens_size(view, header, original)
         except SceneError as error:
             if not self.skip_bad:
                 raise
             self.bad.append(error)
             return None
-        lens = view.lens(header.width, header.height)
+        lens = view.lens(*lens_size)
         if lens_key(lens) not in self.usable:
             self.usable[lens_key(lens)] = False
             check_lens(lens, view.lens.file, view.lens.label)
@@ -137,6 +143,15 @@ class ImageFitter:
             mask_orientation=mask_orientation,
             depth=depth,
         )
+
+    def _lens_size(self, view: View, header: Header, original: Path | None) -> tuple[int, int]:
+        """Return the size that the lens is described for where its file gives none: that of the full-size image."""
+        stored = header.width, header.height
+        if original is None or isinstance(view.lens, FixedLens):
+            return stored
+        full = read_header(original, self.max_pixels)
+        size = full.width, full.height
+        return size[::-1] if full.orientation >= 5 and not same_shape(size, stored) else size
 
     def _pinhole(self, lens: pycolmap.Camera, view: View) -> pycolmap.Camera | None:
         key = lens_key(lens)
@@ -203,17 +218,19 @@ class ImageFitter:
 def fit_images(
     views: list[View],
     paths: Mapping[str, Path],
+    originals: Mapping[str, Path],
     masks: Mapping[str, Path],
     depths: Mapping[str, DepthFile],
     data: DataConfig,
-    divided: bool,
     notes: list[str],
     problems: Problems,
 ) -> list[ImageSource]:
     """The images of the views as their headers tell of them. Raises all problems known by now.
 
-    paths, masks, depths: by the names of the views. divided: as in ImageFitter.
+    paths, originals, masks, depths: by the names of the views. originals: the full-size images where ``paths`` are
+        reduced copies; else empty.
     """
+    divided = bool(originals)
     fitter = ImageFitter(
         resolution=None if divided else data.resolution,
         divided=divided,
@@ -225,7 +242,9 @@ def fit_images(
     sources = []
     for view in track(views, "reading image headers"):
         with problems.collect():
-            fitted = fitter.add(view, paths[view.name], masks.get(view.name), depths.get(view.name))
+            fitted = fitter.add(
+                view, paths[view.name], originals.get(view.name), masks.get(view.name), depths.get(view.name)
+            )
             if fitted is not None:
                 sources.append(fitted)
     problems.raise_any()

@@ -266,7 +266,7 @@ def build_scene(
     notes = list(source.notes)
     views = sorted(source.views, key=lambda view: view.name)
     views = _distinct(views, source.file, problems)
-    found, divided = find_images(source, views, data, notes, problems)
+    found = find_images(source, views, data, notes, problems)
     if reader is colmap.READER:
         _check_registered(source, len(views), found.folder, notes, problems)
     if found.folder.is_dir() and (unread := unread_below(found.folder)):
@@ -279,11 +279,13 @@ def build_scene(
     if source.points is not None:
         with problems.collect():
             points = clean_points(source.points, offset, drop_bad=data.drop_bad_points, notes=notes)
-    masks = find_masks(source, views, found, data, int(data.resolution or 1) if divided else None, notes, problems)
+    masks = find_masks(
+        source, views, found, data, int(data.resolution or 1) if found.originals else None, notes, problems
+    )
     relative = wants_relative(source.file.parent, data)
     depths = find_depth_maps(source, views, found, data, notes, problems, relative=relative)
     shifted = [move_origin(view, offset) for view in views]
-    sources = fit_images(shifted, found.paths, masks, depths, data, divided, notes, problems)
+    sources = fit_images(shifted, found.paths, found.originals, masks, depths, data, notes, problems)
     store = ImageStore(
         sources,
         background,

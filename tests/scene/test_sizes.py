@@ -74,11 +74,15 @@ def test_an_incomplete_folder_of_smaller_copies_is_not_used(tmp_path: Path) -> N
     assert any("images_2/ lacks 1 images" in note for note in scene.notes)
 
 
-def test_smaller_copies_serve_transforms_too(tmp_path: Path) -> None:
-    made.nerfstudio_scene(tmp_path)
+@pytest.mark.parametrize("size", [{}, {"w": None, "h": None}, {"h": None}], ids=["size", "no-size", "width-only"])
+def test_smaller_copies_serve_transforms_too(tmp_path: Path, size: dict[str, None]) -> None:
+    """Intrinsics are those of the full-size images, whose size a file may leave out."""
+    made.nerfstudio_scene(tmp_path, **size)
     made.write_images(tmp_path / "images_4", size=(16, 12))
     scene = read_scene(tmp_path, DataConfig(resolution=4))
     np.testing.assert_array_equal(scene.images.load(1), made.picture(1, 16, 12))
+    camera = scene.cameras[1]
+    np.testing.assert_allclose([camera.fx, camera.fy, camera.cx, camera.cy], [15, 61 / 4, 8, 6])
 
 
 def test_images_of_another_size_and_the_same_shape_scale_the_intrinsics(tmp_path: Path) -> None:
