@@ -307,15 +307,17 @@ class Trainer:
         step = state.step + 1
         reported = self.stepper.step(state, self.strategy, step)
         events: list[Event] = []
-        if self.strategy.refines_at(step):
+        sizes_due = state.filter_3d is not None and step % FILTER_3D_EVERY == 0
+        refines = self.strategy.refines_at(step)
+        if refines or sizes_due:
             reported += self.stepper.drain(state)
+        if refines:
             events = self.density.refine(state, self.strategy, step)
             if any(isinstance(event, OpacityReset) for event in events):
                 self.quality_monitor.reset(step)
             # The step is reported with the count after its refinement.
             reported[-1] = dataclasses.replace(reported[-1], num_gaussians=state.count)
-        elif state.filter_3d is not None and step % FILTER_3D_EVERY == 0:
-            reported += self.stepper.drain(state)
+        if sizes_due and not events:  # a refinement has made them anew
             self.density.update_filter_3d(state)
         state.step = step
         if guard.finite_every and step % guard.finite_every == 0:

@@ -64,9 +64,23 @@ def test_sizes_are_those_of_the_gaussians_after_each_edit() -> None:
     assert edits > 5
 
 
-def test_without_edits_sizes_are_measured_every_hundred_steps_and_not_between() -> None:
-    quiet = {"refine_start": 1000, "refine_stop": 1000, "reset_every": 1000}
-    trainer = new(short_config(2 * FILTER_3D_EVERY, schedule=quiet, train={"filter_3d": True}))
+@pytest.mark.parametrize(
+    ("schedule", "strategy"),
+    [
+        ({"refine_start": 1000, "refine_stop": 1000, "reset_every": 1000}, {}),
+        # Refinements at steps of a measurement, which find nothing to do.
+        (
+            {"refine_start": 1, "refine_stop": 1000, "refine_every": 100},
+            {"name": "mcmc", "cap_max": 1, "prune_opacity": 0},
+        ),
+    ],
+    ids=["no-refinements", "refinements-that-change-nothing"],
+)
+def test_without_edits_sizes_are_measured_every_hundred_steps_and_not_between(
+    schedule: dict[str, object], strategy: dict[str, object]
+) -> None:
+    settings = short_config(2 * FILTER_3D_EVERY, schedule=schedule, strategy=strategy, train={"filter_3d": True})
+    trainer = new(settings)
     before = trainer.state.filter_3d
     list(trainer.run(stop_at=FILTER_3D_EVERY - 1))
     assert trainer.state.filter_3d is before
