@@ -31,6 +31,9 @@ from splatcli.scene.camera import NEAR, Camera
 #: From OpenGL camera axes to OpenCV's: y and z change sign.
 FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 
+#: What gives a focal length in transforms.json.
+_FOCAL_KEYS = ("fl_x", "fl_y", "camera_angle_x", "camera_angle_y")
+
 #: Largest image side in pixels; more is a mistake in the file.
 _MAX_SIDE = 65_536
 
@@ -164,7 +167,9 @@ def _inria(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
 
 
 def _transforms(entry: dict[str, Any], shared: dict[str, Any], index: int) -> Camera:
-    # A value of the frame wins over the file's.
+    # A value of the frame wins over the file's, and a focal length or angle of the frame over each of the file.
+    if any(key in entry for key in _FOCAL_KEYS):
+        shared = {key: value for key, value in shared.items() if key not in _FOCAL_KEYS}
     known = {**shared, **entry}
     width, height = _side(known, "w"), _side(known, "h")
     if "fl_x" in known:

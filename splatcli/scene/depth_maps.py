@@ -322,10 +322,6 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
             yield stream, member.file_size
 
 
-#: World units in front of a camera from which on a point is seen, as the rasterizer has it.
-_NEAR = 0.01
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KnownDepths:
     """Depths of S pixels of a view.
@@ -344,9 +340,12 @@ class KnownDepths:
 
 
 def depths_of_points(camera: Camera, xyz: NDArray[np.float32]) -> KnownDepths:
-    """The depths of points [P, 3] at the pixels that they fall on: of several points at one, the nearest."""
+    """The depths of points [P, 3] at the pixels that they fall on: of several points at one, the nearest.
+
+    Points before the near plane are left out: no Gaussian is rendered there.
+    """
     seen = xyz @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
-    seen = seen[seen[:, 2] > _NEAR]
+    seen = seen[seen[:, 2] > camera.near]
     x = np.floor(camera.fx * seen[:, 0] / seen[:, 2] + camera.cx)
     y = np.floor(camera.fy * seen[:, 1] / seen[:, 2] + camera.cy)
     inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zlib import crc32
@@ -80,7 +81,7 @@ def check_same_run(group: ProcessGroup | None, state: TrainState, scene: Scene) 
         Gaussians=state.count,
         parts=1 if state.shard is None else state.shard.size,
         photos=_sum_of(scene.fingerprint()),
-        cameras=_sum_of([repr((camera.name, camera.near, camera.viewmat.tolist())) for camera in state.cameras]),
+        cameras=_sum_of([asdict(camera) | {"viewmat": camera.viewmat.tolist()} for camera in state.cameras]),
     )
 
 

@@ -187,6 +187,8 @@ class QualityMonitor:
         """Return an alarm, once for each time that quality falls and stays low."""
         if self._reset_at is not None and probe.step <= self._reset_at + self.config.reset_window:
             return None
+        if math.isnan(probe.psnr) and self.best == -math.inf:
+            return None  # masks hide all probe views
         # Written so that NaN counts as low.
         if probe.psnr >= self.best - self.config.psnr_drop:
             self.best, self.low_since, self._alarmed = max(self.best, probe.psnr), None, False

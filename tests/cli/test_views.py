@@ -121,6 +121,18 @@ def test_blender_transforms_with_a_size(tmp_path: Path) -> None:
     assert_same(found, Camera("r_0", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat))
 
 
+@pytest.mark.parametrize(
+    "shared", [{"fl_x": 50.0}, {"fl_x": 50.0, "fl_y": 60.0}, {"fl_y": 60.0}, {"camera_angle_y": 1}]
+)
+def test_an_angle_of_a_frame_replaces_all_focal_lengths_of_the_file(shared: dict[str, float], tmp_path: Path) -> None:
+    path = tmp_path / "transforms.json"
+    angle = 2 * math.atan(40 / 2 / 41.5)
+    frames = [{"file_path": "r_0", "transform_matrix": look_at_origin(0.3).tolist(), "camera_angle_x": angle}]
+    path.write_text(json.dumps({"w": 40, "h": 30, **shared, "frames": frames}))
+    (found,) = read_cameras(path)
+    assert_same(found, Camera("r_0", 40, 30, 41.5, 41.5, 20.0, 15.0, camera().viewmat))
+
+
 def test_nerfstudio_camera_path(tmp_path: Path) -> None:
     path = tmp_path / "path.json"
     fov = math.degrees(2 * math.atan(30 / 2 / 41.5))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from splatcli.checkpoint.run_dir import RunDir
@@ -12,13 +14,15 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.process_group import ProcessGroup
 from splatcli.errors import ResourceError
 from splatcli.rasterizer.batch import FlatSums
-from splatcli.train.data_parallel import ReadOnlyRunDir, state_digest
+from splatcli.scene.scene import Scene
+from splatcli.train.data_parallel import ReadOnlyRunDir, check_same_run, state_digest
 from splatcli.train.events import RolledBack, Stepped
+from splatcli.train.state import TrainState
 from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
 from tests.distributed.training import STEPS, batch_config, go_on, train
 from tests.native.cases import NEEDS_COMPILER
-from tests.train.worlds import made_scene, plain_renderer, random_gaussians
+from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians
 
 pytestmark = NEEDS_COMPILER
 
@@ -128,3 +132,35 @@ def test_ranks_go_back_together(trouble: str, tmp_path: Path) -> None:
     first, second = results(troubled, 2, str(tmp_path), trouble)
     assert first == second
     assert first[:2] == ([trouble], STEPS)
+
+
+class FactsRecorder:
+    """In the place of a group of one rank: keeps the numbers that ranks would compare."""
+
+    facts: dict[str, int]
+
+    def all_gather_scalars(self, what: str, numbers: list[float]) -> list[list[float]]:
+        return [numbers]
+
+    def check_agreement(self, what: str, **facts: int) -> None:
+        self.facts = facts
+
+
+def facts_of(state: TrainState, scene: Scene) -> dict[str, int]:
+    group = FactsRecorder()
+    check_same_run(group, state, scene)  # type: ignore[arg-type]
+    return group.facts
+
+
+@pytest.mark.parametrize(
+    ("fact", "value"),
+    [(name, 1.5) for name in ("fx", "fy", "cx", "cy", "near")]
+    + [("name", "other.png"), ("width", 7), ("height", 7), ("viewmat", np.eye(4))],
+)
+def test_ranks_compare_all_of_their_cameras(fact: str, value: object) -> None:
+    scene = made_scene()
+    state = Trainer.start(RUNS["default"], scene, run_dir=MemoryRun(), engine=PlainEngine()).state  # type: ignore[arg-type]
+    last = replace(state.cameras[-1], **{fact: value})
+    other = replace(state, cameras=[*state.cameras[:-1], last])
+    before, after = facts_of(state, scene), facts_of(other, scene)
+    assert {name for name in before if before[name] != after[name]} == {"cameras"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,8 @@ def test_of_several_points_in_a_pixel_the_nearest_counts_and_none_outside_or_beh
     assert all(abs(pixel % camera.width - 32) <= 1 and abs(pixel // camera.width - 24) <= 1 for pixel in near)
     assert min(near.values()) == pytest.approx(1.0, abs=1e-5)
     assert middle > 0
+    beyond = depths_of_points(replace(camera, near=1.25), (at @ turned + center).astype(np.float32))
+    assert min(beyond.depths) == pytest.approx(1.5, abs=1e-5)
     masked = np.zeros((camera.height, camera.width), bool)
     masked[side // camera.width, side % camera.width] = True
     assert known.without(masked).pixels.tolist() == sorted(near)

@@ -299,6 +299,7 @@ STEADY = [(500, 20.0), (1000, 24.0), (1500, 26.0)]
         pytest.param([], [*STEADY, (1600, 22.0), (1700, 22.0), (1800, 21.0)], [], id="low for 200 steps"),
         pytest.param([], [*STEADY, (1600, 22.0), (1900, 22.0)], [1900], id="low for 300 steps"),
         pytest.param([], [*STEADY, (2000, math.nan), (2500, math.nan)], [2500], id="nan"),
+        pytest.param([], [(s, math.nan) for s in range(500, 4001, 500)], [], id="masks hide all probe views"),
         pytest.param([], [*STEADY, *[(s, 12.0) for s in range(2000, 5001, 500)]], [2500], id="reported once"),
         pytest.param(
             [],

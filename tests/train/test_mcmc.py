@@ -144,6 +144,15 @@ def test_a_gaussian_without_a_number_for_opacity_is_dead_and_nobody_s_model() ->
     assert bool(refinement.values["logit_opacities"].isfinite().all())
 
 
+def test_with_a_threshold_of_zero_nobody_but_a_gaussian_without_a_number_is_dead() -> None:
+    gaussians = world(0.9, 1e-6, 0.7)
+    assert refine(gaussians, cap_max=3, prune_opacity=0.0) is None
+    gaussians.logit_opacities[0] = math.nan
+    refinement = refine(gaussians, cap_max=3, prune_opacity=0.0)
+    assert refinement is not None
+    assert refinement.relocated == 1
+
+
 def test_when_all_are_dead_nobody_moves() -> None:
     gaussians = world(0.001, 0.002, 0.003)
     refinement = refine(gaussians, cap_max=3)

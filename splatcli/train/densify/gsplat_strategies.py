@@ -155,9 +155,7 @@ class DefaultStrategy(_Strategy):
         becomes_two = high & ~small
         if step < self.refine_scale2d_stop_iter:
             becomes_two |= state["radii"] > self.grow_scale2d
-        stay, copies, split = (
-            mask.nonzero()[:, 0] for mask in (~becomes_two, high & small & ~becomes_two, becomes_two)
-        )
+        stay, copies, split = (mask.nonzero()[:, 0] for mask in (~becomes_two, high & small, becomes_two))
         source = torch.cat([stay, copies, split, split])
         fresh = torch.arange(len(source), device=source.device) >= len(stay)
         values = {}

@@ -17,7 +17,7 @@ from torch import Tensor
 from splatcli.config import Config, Schedule, StrategyConfig
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation
-from splatcli.reproducible import expm1, log, log1p, logit, sigmoid
+from splatcli.reproducible import expm1, log, log1p, logit, logit_of, sigmoid
 from splatcli.train.densify.base import Refinement
 
 #: Weights are integers of this unit. Sums of integers are exact, so a GPU's are equal to a CPU's; and 2^31 rows of the
@@ -95,7 +95,7 @@ class McmcStrategy:
             return None
         rows = _Rows.of(gaussians)
         # Written so that a NaN is dead.
-        dead = ~(rows.logits > math.log(self.config.prune_opacity / (1.0 - self.config.prune_opacity)))
+        dead = ~(rows.logits > logit_of(self.config.prune_opacity))
         moved = self._relocate(rows, dead, generator)
         added = self._grow(rows, generator)
         if moved == 0 and added == 0:
