@@ -29,7 +29,7 @@ from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir
 from splatcli.train.evaluate import training_image_background
-from splatcli.train.events import Evaluated, Stepped
+from splatcli.train.events import Evaluated, Event, Stepped
 from splatcli.train.trainer import Trainer
 
 try:
@@ -101,6 +101,7 @@ class SplatModule(pl.LightningModule):
     def gaussians(self) -> Gaussians:
         """The current Gaussians, to render or export."""
         assert self.run is not None, "fit() makes them"
+        self.run.drain()
         return self.run.state.flushed()
 
     def setup(self, stage: str) -> None:
@@ -136,16 +137,23 @@ class SplatModule(pl.LightningModule):
 
     def training_step(self, batch: int, batch_idx: int) -> None:
         assert self.run is not None
-        for event in self.run.advance():
-            if isinstance(event, Stepped):
-                self.log("train_loss", event.loss, prog_bar=True)
-                self.log("num_gaussians", float(event.num_gaussians), prog_bar=True)
+        events = self.run.advance()
+        if self.run.state.step >= self.config.train.iterations:
+            events += self.run.drain()
+        self._log_steps(events)
         optimizer = self.optimizers()
         assert isinstance(optimizer, pl.core.optimizer.LightningOptimizer)
         optimizer.step()
 
+    def _log_steps(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Stepped):
+                self.log("train_loss", event.loss, prog_bar=True)
+                self.log("num_gaussians", float(event.num_gaussians), prog_bar=True)
+
     def validation_step(self, batch: int, batch_idx: int) -> None:
         assert self.run is not None
+        self.run.drain()
         if self.global_rank:
             return
         event, _ = self.run.scorer.evaluate(self.run.state, lambda: None)
@@ -155,6 +163,7 @@ class SplatModule(pl.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         assert self.run is not None
+        self.run.drain()
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "ckpt.pt"
             save_checkpoint(path, self.run.state.to_checkpoint())

@@ -434,8 +434,8 @@ def run_trainer(
                 reporter.report(event)
                 if isinstance(event, Stepped):
                     trainer.run_dir.keep()
-                    if budget is not None and (change := budget.update(trainer)) is not None:
-                        reporter.report(change)
+                    if budget is not None:
+                        budget.update(trainer)
                 elif isinstance(event, RolledBack):
                     rollbacks += 1
                 elif isinstance(event, Evaluated):

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from splatcli.config import Config
     from splatcli.gaussians import Gaussians
     from splatcli.scene.scene import Scene
-    from splatcli.train.events import Event
     from splatcli.train.trainer import Trainer
 
 
@@ -106,7 +105,7 @@ class TimeBudget:
         first, self._first = self._first, None
         return first
 
-    def update(self, trainer: Trainer) -> Event | None:
+    def update(self, trainer: Trainer) -> None:
         """Reschedule the run when the plan is off; called after each step."""
         from splatcli.train.step_time import GAUSSIANS_PER_STEP
 
@@ -114,11 +113,11 @@ class TimeBudget:
         count, cap = len(state.gaussians), state.config.max_gaussians()
         steps = self._planner.replan(state.step, state.config.train.iterations, count, cap or count)
         if steps is None:
-            return None
+            return
         wanted = max(self._start, count, GAUSSIANS_PER_STEP * steps)
         # The limit by memory was computed when the run was created.
         self._values["memory.cap"] = state.config.memory.cap
-        return trainer.reschedule(self._planned(steps, wanted if self._most is None else min(wanted, self._most)))
+        trainer.reschedule(self._planned(steps, wanted if self._most is None else min(wanted, self._most)))
 
     def _planned(self, steps: int, count: int) -> Config:
         from splatcli.train.step_time import COARSE_PART

@@ -35,7 +35,7 @@ from splatcli.train.data_parallel import (
 from splatcli.train.densify import Strategy, make_strategy
 from splatcli.train.densify.control import DensityControl
 from splatcli.train.evaluate import Renderer, make_renderer, make_scorer
-from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stopped
+from splatcli.train.events import Event, OpacityReset, Probed, Rescheduled, Started, Stepped, Stopped
 from splatcli.train.metrics_logger import MetricsLogger
 from splatcli.train.monitor import FiniteMonitor, IntersectionMonitor, QualityMonitor, is_recoverable
 from splatcli.train.recovery import Recovery
@@ -93,6 +93,7 @@ class Trainer:
         #: The caller's; they stay through a rollback.
         self._engine = engine
         self._strategy = strategy
+        self._next_config: Config | None = None
         self._renderer = renderer or make_renderer(self._budget)
         self._build(state.config.memory.budget)
         self.checkpointer = Checkpointer(run_dir, clock) if self.is_rank0 else ReadOnlyCheckpointer(run_dir, clock)
@@ -244,19 +245,38 @@ class Trainer:
         if reason == "finished" and self.scorer.problem is not None:
             raise self.scorer.problem
 
-    def reschedule(self, config: Config) -> Event:
+    def reschedule(self, config: Config) -> None:
         """Continue with other settings from the next step on; to be called between two events of run()."""
+        self._next_config = config
+
+    def _apply_next_config(self) -> Iterator[Event]:
+        """Continue with the settings of reschedule(), if there are any."""
+        config, self._next_config = self._next_config, None
+        if config is None:
+            return
+        yield from self._log(self.stepper.drain(self.state))
         apply_config(self.state, config)
         self.strategy = self._strategy or make_strategy(config, self.state.dataset.extent)
         try:
             self.run_dir.write_config(config)
         except (OutputError, ResourceError) as error:  # checkpoints have the settings too
             _log.warning("%s", error)
-        (event,) = self._log([Rescheduled(self.state.step, config.train.iterations)])
-        return event
+        yield from self._log([Rescheduled(self.state.step, config.train.iterations)])
+
+    def drain(self) -> list[Stepped]:
+        """Finish all pending steps and checks, and return what is not reported yet; ``state`` is then up to date.
+
+        A caller of advance() drains before the state is rendered, scored, saved or exported.
+        """
+        events = self.stepper.drain(self.state)
+        raise_on_all(self._shard_group, self.finite_monitor.finish)
+        return events
 
     def advance(self) -> list[Event]:
-        """Do one step, for a caller with a loop of its own, who sees to checkpoints and to failures."""
+        """Do one step, for a caller with a loop of its own, who sees to checkpoints and to failures.
+
+        On a GPU the events of a step come up to two calls later; see drain().
+        """
         events = self._step()
         if self.state.step % COMPARE_EVERY == 0:
             check_same_state(self.group, self.state)
@@ -267,6 +287,7 @@ class Trainer:
     ) -> Generator[Event, None, str]:
         """Do steps until there is a reason to stop, save the state and return the reason."""
         while True:
+            yield from self._apply_next_config()
             reason = should_stop()
             if reason is None and self.state.step >= self.state.config.train.iterations:
                 reason = "finished"
@@ -326,9 +347,7 @@ class Trainer:
         return [*reported, *events, *([] if alarm is None else [alarm])]
 
     def _drain(self) -> Iterator[Event]:
-        """Finish all pending steps and checks."""
-        yield from self._log(self.stepper.drain(self.state))
-        raise_on_all(self._shard_group, self.finite_monitor.finish)
+        yield from self._log(self.drain())
 
     def _finish(self, keep_trying: Callable[[], bool]) -> Iterator[Event]:
         """Save the last state of the run, unless it is saved. keep_trying: see Checkpointer.finish()."""

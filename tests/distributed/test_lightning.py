@@ -13,13 +13,17 @@ from typing import Any
 import pytest
 import torch
 
+from splatcli.config import with_settings
 from splatcli.scene.read import read_scene
+from splatcli.train import step
 from splatcli.train.data_parallel import ReadOnlyRunDir, state_digest
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
 from tests.cli.tiny import write_scene
 from tests.distributed.lightning_run import STEPS, config_of
 from tests.native.cases import NEEDS_COMPILER
+from tests.train.test_async_engines import AsyncPlainEngine
+from tests.train.worlds import PlainEngine
 
 pytestmark = [
     NEEDS_COMPILER,
@@ -94,3 +98,46 @@ def test_a_checkpoint_of_lightning_goes_on_where_it_was(scene: Path, expected: t
         second.fit(module, datamodule=SceneData(config), ckpt_path=path)
     assert module.run is not None
     assert (module.run.state.step, state_digest(module.run.state)) == (STEPS, expected[1])
+
+
+def test_steps_in_flight_are_done_before_a_checkpoint_a_score_and_the_end(
+    scene: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where losses come two steps late."""
+    import lightning.pytorch as pl
+
+    from splatcli.lightning import SceneData, SplatModule, stored_run
+
+    config = with_settings(config_of(str(scene)), {"train.batch_size": 1, "train.iterations": 8})
+    whole = Trainer.start(config, read_scene(scene, config.data), run_dir=ReadOnlyRunDir(scene), engine=PlainEngine())
+    losses = [event.loss for _ in range(8) for event in whole.advance() if isinstance(event, Stepped)]
+    monkeypatch.setattr(step, "engine_for", lambda *_: AsyncPlainEngine())
+    scored, logged = [], []
+
+    class Module(SplatModule):
+        def validation_step(self, batch: int, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            assert self.run is not None
+            scored.append((self.run.state.step, state_digest(self.run.state)))
+
+        def log(self, name: str, value: Any, **options: Any) -> None:
+            super().log(name, value, **options)
+            if name == "train_loss":
+                logged.append(value)
+
+    path, half = scene.parent / "late.ckpt", scene.parent / "late_half.ckpt"
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    quiet |= {"enable_model_summary": False, "accelerator": "cpu", "devices": 1, "num_sanity_val_steps": 0}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Lightning's own, about workers and loggers
+        first = pl.Trainer(max_steps=4, limit_val_batches=0, **quiet)  # type: ignore[arg-type]
+        module = Module(config)
+        first.fit(module, datamodule=SceneData(config))
+        first.save_checkpoint(half)
+        second, module = pl.Trainer(max_steps=8, **quiet), Module(config)  # type: ignore[arg-type]
+        second.fit(module, datamodule=SceneData(config), ckpt_path=half)
+    assert scored == [(8, state_digest(whole.state))]
+    assert logged[-4:] == pytest.approx(losses[-4:])
+    second.save_checkpoint(path)
+    stored = stored_run(torch.load(path, weights_only=True))
+    assert torch.equal(stored.gaussians.means, whole.state.gaussians.means)

@@ -190,13 +190,16 @@ def test_a_run_goes_on_with_another_length_and_tells_so() -> None:
         engine=PlainEngine(),
         renderer=plain_renderer,
     )
-    steps = []
+    steps, rescheduled = [], []
     for event in trainer.run():
+        if isinstance(event, Rescheduled):
+            rescheduled.append(event)
         if isinstance(event, Stepped):
             steps.append(event.step)
             if event.step == 10:
                 run.write_config = refuse  # type: ignore[method-assign]  # a full disk costs config.json, not the run
-                assert trainer.reschedule(short_config(15)) == Rescheduled(10, 15)
+                trainer.reschedule(short_config(15))
+    assert rescheduled == [Rescheduled(10, 15)]
     assert steps == list(range(1, 16))
     assert event == Stopped(15, "finished", event.path)  # type: ignore[union-attr]
     assert trainer.state.config.train.iterations == 15
