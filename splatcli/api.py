@@ -434,9 +434,13 @@ class Trainer:
         if loss is not None:
             if not callable(loss):
                 raise UsageError(f"{loss!r} cannot be called", where="loss", remedy="loss=a function; see docs/api.md")
-            for name, wanted in (("batch_size", config.train.batch_size == 1), ("offload", not config.memory.offload)):
+            for name, wanted, problem in (
+                ("batch_size", config.train.batch_size == 1, "takes one view a step"),
+                ("offload", not config.memory.offload, "needs all Gaussians on the device"),
+                ("budget", config.memory.budget is None, "takes memory that is not known beforehand"),
+            ):
                 if not wanted:
-                    raise UsageError("a loss of one's own takes one view a step, on the device", where=name)
+                    raise UsageError(f"a loss of one's own {problem}", where=name)
             self._engine = LossEngine(loss, self.device)
         self._trainer: EngineTrainer | None = None
         self._stop: str | None = None

@@ -452,6 +452,7 @@ def test_a_strategy_of_ones_own_needs_no_entry_point(
         ({"strategy": "no-such"}, "there is no such strategy"),
         ({"blocks": "2x2"}, "blocks are trained by splat train"),
         ({"loss": plain_loss, "batch_size": 2}, "one view a step"),
+        ({"loss": plain_loss, "budget": "1GiB"}, "budget: a loss of one's own takes memory that is not known"),
         ({"device": "tpu"}, "is no device"),
     ],
 )

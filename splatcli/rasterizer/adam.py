@@ -76,13 +76,12 @@ class AdamState:
     def flush(self, gaussians: Gaussians, lr: float) -> None:
         """Apply every missed step in place, to the moments too. lr: the learning rate of shN."""
         late = self._lagging(gaussians)
-        if len(late) == 0:
-            return
-        for rows in torch.split(late, ROWS):
+        for rows in torch.split(late, ROWS) if len(late) else ():
             decays = self._move(gaussians.shN, rows, lr)
             for moment, decay in zip((self.exp_avg.shN, self.exp_avg_sq.shN), decays, strict=True):
                 there = rows.to(moment.device)
                 moment[there] = (_here(moment, rows) * _column(decay, moment)).to(moment.device)
+        # Steps with betas that cannot be lazy are done for all rows and counted here only.
         self.sh_last_step.fill_(self.step)
 
     def _lagging(self, gaussians: Gaussians) -> Tensor:

@@ -9,9 +9,11 @@ import torch
 
 from splatcli.config import Config, with_settings
 from splatcli.errors import UsageError
+from splatcli.rasterizer import NativeEngine
 from splatcli.train.events import Stepped
 from splatcli.train.start import apply_config, changed_config
 from splatcli.train.trainer import Trainer
+from tests.native.cases import NEEDS_COMPILER, float32
 from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, short_config
 
 
@@ -93,6 +95,26 @@ def test_a_change_acts_from_the_next_step_on_and_not_before() -> None:
     assert torch.equal(state.gaussians.shN, expected)
     assert torch.equal(state.flushed().shN, expected)
     assert (state.adam.beta1, state.config.optim.shN_lr) == (0.5, 0.5)
+
+
+@NEEDS_COMPILER
+def test_steps_that_could_not_be_lazy_are_not_missed_when_later_ones_can() -> None:
+    made = Trainer.start(
+        short_config(20, optim={"beta1": 0.0}, schedule={"refine_start": 20, "sh_degree_interval": 2}),
+        made_scene(),
+        run_dir=MemoryRun(),  # type: ignore[arg-type]
+        engine=NativeEngine(float32()),
+        renderer=plain_renderer,
+    )
+    list(made.run(stop_at=6))
+    state = made.state
+    assert not state.adam.lazy
+    assert int(state.adam.sh_last_step.max()) == 0
+    expected = state.gaussians.shN.clone()
+    assert bool(state.adam.exp_avg.shN.any())
+    apply_config(state, with_settings(state.config, {"optim.beta1": 0.9}))
+    assert state.adam.lazy
+    assert torch.equal(state.flushed().shN, expected)
 
 
 def test_an_extended_run_has_the_bits_of_the_shorter_one_until_there() -> None:
