@@ -145,7 +145,7 @@ class CameraSpec(_Part):
     @field_validator("viewmat")
     @classmethod
     def _is_a_motion(cls, rows: list[list[float]]) -> list[list[float]]:
-        """Check that the matrix is a rotation, perhaps scaled, and a translation."""
+        """Check that the matrix can be inverted and has the last row of a motion."""
         if any(len(row) != 4 for row in rows):
             raise ValueError("is not a 4x4 matrix")
         if max(map(abs, rows[3][:3])) > MIN_CONDITION or rows[3][3] <= 0.0:

@@ -1,6 +1,7 @@
-"""From raw parameters to the units that file formats store, and back: the only activations outside the rasterizer.
+"""From raw parameters to the units that file formats store, and back: activated values that leave the program.
 
-The results go straight into a file, or came straight out of one; nothing keeps them.
+They go straight into a file, or came straight out of one. Others (density control, simplification, estimates of
+memory) are intermediate values of one function; nothing stores them.
 """
 
 from __future__ import annotations
