@@ -281,14 +281,14 @@ void place_isect_grads(const SplatGaussians& gaussians, SplatFrame& frame) {
 
 template <class Real>
 int64_t Stages<Real>::bin_bytes(const SplatView& view, const SplatFrame& frame) {
-  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const int64_t tiles = tiles_of(view);
   return Workspace(nullptr, frame.visible, frame.max_isects, tiles).bytes;
 }
 
 template <class Real>
 void Stages<Real>::bin(const SplatCall& call, const SplatView& view, const SplatGaussians& gaussians,
                        SplatFrame& frame) {
-  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const int64_t tiles = tiles_of(view);
   const Workspace work(frame.workspace, frame.visible, frame.max_isects, tiles);
   const SortItem* order = sort_by_depth<Real>(call, gaussians, frame, work);
   const Emitter<Real> emitter{view, frame, work, order, ranges_of(frame.visible), tiles};

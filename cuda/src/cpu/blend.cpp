@@ -283,7 +283,7 @@ void Stages<Real>::blend_vjp(const SplatCall& call, const SplatView& view, const
     v_out.depth != nullptr ? run(std::true_type(), std::false_type()) : run(std::false_type(), std::false_type());
   }
   if (v_background == nullptr) return;
-  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const int64_t tiles = tiles_of(view);
   Real sum[3] = {0, 0, 0};
   for (int64_t t = 0; t < tiles; ++t)
     for (int c = 0; c < 3; ++c) sum[c] += partials[3 * t + c];

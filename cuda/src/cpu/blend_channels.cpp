@@ -444,7 +444,7 @@ void Stages<Real>::blend_channels_vjp(const SplatCall& call, const SplatView& vi
     if (frame.channels->v_colors != nullptr) sum_color_grads<Real>(call, frame, first, width);
   }
   if (v_background == nullptr) return;
-  const int64_t tiles = int64_t(tiles_across(view.width)) * tiles_across(view.height);
+  const int64_t tiles = tiles_of(view);
   Real* sum = static_cast<Real*>(v_background);
   std::fill(sum, sum + channels, Real(0));
   for (int64_t t = 0; t < tiles; ++t)

@@ -9,26 +9,6 @@
 
 namespace splat {
 
-// Groups in the order of SplatGaussians, as arrays: pointer of a group, numbers a Gaussian.
-constexpr int kGroups = 6, kLogScales = 2, kLogitOpacities = 3;
-inline void* group_of(const SplatGaussians& g, int group) {
-  void* const pointers[kGroups] = {g.means, g.quats, g.log_scales, g.logit_opacities, g.sh0, g.shN};
-  return pointers[group];
-}
-inline int64_t group_width(const SplatGaussians& g, int group) {
-  const int64_t widths[kGroups] = {3, 4, 3, 1, 3, 3 * int64_t(g.shN_count)};
-  return widths[group];
-}
-
-template <class Real>
-inline AdamStep<Real> step_of_group(const SplatGaussians& params, const SplatAdam& adam, int group) {
-  auto step = make_adam_step<Real>(adam.lr[group], adam.beta1, adam.beta2, adam.eps, adam.step);
-  const double count = double(adam.total > 0 ? adam.total : params.n);
-  if (group == kLogScales) step.scale_reg = Real(adam.scale_reg / (3.0 * count));
-  if (group == kLogitOpacities) step.opacity_reg = Real(adam.opacity_reg / count);
-  return step;
-}
-
 template <class Real>
 SPLAT_INLINE void adam_range(const AdamStep<Real>& step, const Real* grad, Real* param, Real* exp_avg,
                              Real* exp_avg_sq, int64_t count) {

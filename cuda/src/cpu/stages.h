@@ -3,20 +3,11 @@
 // The whole library is built once an instruction set, each into a file of its own, so that no inline function
 // compiled for a newer processor can end up in the code for an older one.
 #pragma once
-#include "../../include/splat.h"
+#include "../structs.h"
 
 namespace splat {
 
 constexpr int kLanes = 16;
-constexpr int64_t kChunk = SPLAT_CHUNK;
-
-inline int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
-inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) / SPLAT_TILE; }
-// Tiles of the view's tile rows: the first, and how many.
-inline int64_t first_tile(const SplatView& v) { return int64_t(v.tile_row_begin) * tiles_across(v.width); }
-inline int64_t band_tiles(const SplatView& v) {
-  return int64_t(v.tile_row_end - v.tile_row_begin) * tiles_across(v.width);
-}
 
 template <class Real>
 struct Stages {

@@ -11,7 +11,7 @@ namespace gpu {
 void adam(const SplatCall& call, const SplatGaussians& params, const SplatGaussians& gradients,
           const SplatAdam& adam) {
   constexpr int64_t kBlock = kAdamThreads * kAdamItems;
-  for (int group = 0; group < kGroupCount; ++group) {
+  for (int group = 0; group < kGroups; ++group) {
     const int64_t count = params.n * group_width(params, group);
     SPLAT_LAUNCH(adam_dense, (count + kBlock - 1) / kBlock, kAdamThreads, stream_of(call),
                  adam_group(params, adam, group), static_cast<const float*>(group_of(gradients, group)), count);

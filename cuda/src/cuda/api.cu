@@ -14,7 +14,7 @@ namespace gpu = splat::gpu;
 // Arrays that are written before anything is counted must have the capacity that the header asks for.
 const char* lacking(const SplatGaussians* g, const SplatFrame* frame) {
   if (frame->counters == nullptr) return "counters are missing";
-  if (frame->visible < gpu::chunks_of(g->n) * gpu::kChunk) return "visible is less than n rounded up to a chunk";
+  if (frame->visible < splat::chunks_of(g->n) * splat::kChunk) return "visible is less than n rounded up to a chunk";
   return nullptr;
 }
 

@@ -31,7 +31,7 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
   }
   for (int group = 0; group < kGroups; ++group) {
     if (grad.adam != nullptr) job.adam[group] = adam_group(gaussians, *grad.adam, group);
-    if (grad.gradients != nullptr) job.gradients[group] = group_of(*grad.gradients, group);
+    if (grad.gradients != nullptr) job.gradients[group] = static_cast<float*>(group_of(*grad.gradients, group));
   }
   job.pose_partials = static_cast<float*>(grad.pose_partials);
   job.grad2d = static_cast<float*>(grad.grad2d);

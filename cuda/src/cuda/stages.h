@@ -1,23 +1,9 @@
 // The stages of a view on a CUDA device, in float: each enqueues its kernels on the call's stream and returns.
 #pragma once
-#include "../../include/splat.h"
+#include "../structs.h"
 
 namespace splat {
 namespace gpu {
-
-constexpr int64_t kChunk = SPLAT_CHUNK;
-
-inline int64_t chunks_of(int64_t n) { return (n + kChunk - 1) / kChunk; }
-inline int32_t tiles_across(int32_t pixels) { return (pixels + SPLAT_TILE - 1) / SPLAT_TILE; }
-inline int64_t tiles_of(const SplatView& view) {
-  return int64_t(tiles_across(view.width)) * tiles_across(view.height);
-}
-
-// Tiles of the view's tile rows: the first, and how many.
-inline int64_t first_tile(const SplatView& v) { return int64_t(v.tile_row_begin) * tiles_across(v.width); }
-inline int64_t band_tiles(const SplatView& v) {
-  return int64_t(v.tile_row_end - v.tile_row_begin) * tiles_across(v.width);
-}
 
 // lazy: null, or an Adam with sh_last_step, whose missed steps of shN are applied.
 void project(const SplatCall&, const SplatView&, const SplatGaussians&, SplatFrame&, const SplatAdam* lazy);
