@@ -80,8 +80,8 @@ def cache() -> Path:
 def courtyard() -> Scene:
     """The sample scene, trained to 50,000 Gaussians, seen at three times the size of its images."""
     from splatcli.config import DataConfig
-    from splatcli.formats.ply import read_ply
     from splatcli.scene.read import read_scene
+    from tests.formats.made import read_ply
 
     samples, ply = ROOT / "data" / "samples" / "courtyard", cache() / "courtyard-50k.ply"
     if not ply.is_file():

@@ -23,8 +23,9 @@ from splatcli.api import build_config
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.edit.refine import refine, scene_of
 from splatcli.edit.simplify import simplify
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import Gaussians
+from tests.formats.made import read_ply
 
 COMMAND = "PYTHONPATH=. python benchmarks/simplify.py RUN [RUN ...] --splat-transform cli.mjs"
 #: The version that the column splat-transform is of.

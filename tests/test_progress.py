@@ -15,6 +15,7 @@ from splatcli.formats.format import ExportMetadata
 from splatcli.progress import listening, report, track
 from splatcli.scene import colmap
 from splatcli.scene.read import read_scene
+from tests.formats.made import read_ply
 from tests.train.worlds import random_gaussians
 
 SAMPLE = Path(__file__).resolve().parents[1] / "data" / "samples" / "courtyard"
@@ -46,7 +47,7 @@ def test_a_large_ply_is_read_in_pieces_that_are_reported(tmp_path: Path, monkeyp
     monkeypatch.setattr(ply, "_READ_ROWS", 10)
     heard: list[tuple[str, int, int]] = []
     with listening(lambda *one: heard.append(one)):
-        again = ply.read_ply(tmp_path / "a.ply")
+        again = read_ply(tmp_path / "a.ply")
     for (name, mine), (_, theirs) in zip(gaussians.items(), again.items(), strict=True):
         assert torch.equal(mine, theirs), name
     assert [one for one in heard if one[0] == "reading a.ply"] == [("reading a.ply", at, 25) for at in (0, 10, 20, 25)]

@@ -17,7 +17,6 @@ struct ProjectVjpJob {
   View<float> view;
   RawArrays gaussians;
   bool antialiased;
-  const float* projected;
   const int32_t* ids;
   const int64_t* chunk_counts;
   const uint32_t* tiles_per_gauss;

@@ -162,9 +162,9 @@ def determinism(report: Report) -> None:
 def parameters_digest(run: Path) -> str:
     """Return a digest of the Gaussians in a run's last checkpoint."""
     from splatcli.checkpoint.file import load_checkpoint
-    from splatcli.checkpoint.run_dir import find_latest
+    from splatcli.checkpoint.run_dir import find_latest_sound
 
-    path = find_latest(run)
+    path = find_latest_sound(run).path
     assert path is not None, f"{run} has no checkpoint"
     digest = hashlib.sha256()
     for _, tensor in load_checkpoint(path).gaussians.items():

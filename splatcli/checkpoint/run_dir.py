@@ -465,11 +465,6 @@ def find_latest_sound(run: Path) -> Latest:
     return Latest(None, damaged)
 
 
-def find_latest(run: Path) -> Path | None:
-    """Return the path of find_latest_sound(), where damage to newer checkpoints does not matter."""
-    return find_latest_sound(run).path
-
-
 def newest_run(output: Path) -> Path | None:
     """Return the run folder directly under ``output`` that wrote a checkpoint last; None when there is none.
 

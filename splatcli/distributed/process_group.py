@@ -476,13 +476,13 @@ class Place:
         return cls(rank, size, local, environment["MASTER_ADDR"], port, kept)
 
 
-def join(place: Place, device: torch.device, *, patience: float = PATIENCE, meeting: float = MEETING) -> ProcessGroup:
+def join(place: Place, device: torch.device, *, patience: float = PATIENCE) -> ProcessGroup:
     """Return the group of all processes of a launcher, once all have come.
 
-    device: of this process; NCCL exchanges tensors on GPUs. patience: see ProcessGroup. meeting: seconds to join in.
+    device: of this process; NCCL exchanges tensors on GPUs. patience: see ProcessGroup.
     Raises DistributedError, naming the ranks that do not come.
     """
-    store = _meet(place, meeting)
+    store = _meet(place)
     try:
         dist.init_process_group(
             "gloo", store=dist.PrefixStore("gloo", store), rank=place.rank, world_size=place.size, timeout=_NEVER
@@ -507,7 +507,7 @@ def join(place: Place, device: torch.device, *, patience: float = PATIENCE, meet
     )
 
 
-def _meet(place: Place, meeting: float) -> dist.Store:
+def _meet(place: Place) -> dist.Store:
     """Return the store of all processes, when the last one has come."""
     where = f"{place.host}:{place.port}"
     try:
@@ -516,7 +516,7 @@ def _meet(place: Place, meeting: float) -> dist.Store:
             place.port,
             place.size,
             is_master=place.rank == 0 and not place.store_is_kept,
-            timeout=timedelta(seconds=meeting),
+            timeout=timedelta(seconds=MEETING),
             wait_for_workers=False,
         )
     except RuntimeError as error:
@@ -525,7 +525,7 @@ def _meet(place: Place, meeting: float) -> dist.Store:
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     met = dist.PrefixStore(f"splat-{attempt}", store)
-    _await_all(met, place.rank, place.size, meeting, where, "start all ranks with the same --distributed flag")
+    _await_all(met, place.rank, place.size, MEETING, where, "start all ranks with the same --distributed flag")
     return met
 
 

@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from splatcli.checkpoint.atomic import write_atomically
-from splatcli.checkpoint.foreign.imported import (
-    Columns,
-    Floats,
-    ImportedModel,
-    ImportOptions,
-    check_finite,
-    to_gaussians,
-)
+from splatcli.checkpoint.foreign.imported import Columns, Floats, ImportedModel, check_finite
 from splatcli.errors import ModelFileError, OutputError, UnreadableError, from_os_error
 from splatcli.formats.format import Encoded, ExportMetadata, Format
 from splatcli.gaussians import SH_REST, Gaussians
@@ -362,19 +355,10 @@ def write_ply_file(gaussians: Gaussians, path: Path, comments: Sequence[str] = (
 _READ_ROWS = 50_000
 
 
-def read_ply(path: Path, options: ImportOptions | None = None) -> Gaussians:
-    """Return the Gaussians of an INRIA PLY as float32 CPU tensors, bit for bit where the file holds float32.
+def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
+    """Return the model in an INRIA PLY, bit for bit where the file holds float32; its space is not checked yet.
 
     Columns are found by name; ascii, big-endian, other number types and further columns are accepted.
-    Raises ModelFileError: damaged, not a splat file, NaN or infinite values, or parameters that are not raw.
-    """
-    options = options or ImportOptions()
-    return to_gaussians(import_ply(path, lenient=options.lenient), options, Path(path))[0]
-
-
-def import_ply(path: Path, *, lenient: bool = False) -> ImportedModel:
-    """Return the model in an INRIA PLY, its space not checked yet.
-
     lenient: bytes behind the data are ignored, with a note.
     Raises ModelFileError: damaged, or not a splat file.
     """

@@ -74,9 +74,9 @@ MACHINE_ISA_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
-def machine_name(name: str | None = None) -> str:
+def machine_name() -> str:
     """Return the machine as MACHINE_ISA_FLAGS spells it: x86_64, aarch64, or the platform's own name for another."""
-    name = (name or platform.machine()).lower()
+    name = platform.machine().lower()
     return {"amd64": "x86_64", "arm64": "aarch64"}.get(name, name)
 
 

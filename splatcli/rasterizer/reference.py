@@ -78,7 +78,6 @@ def project_reference(
     sh_degree: int | None = None,
     viewmat: Tensor | None = None,
     antialiased: bool = False,
-    detach_directions: bool = False,
 ) -> ReferenceProjection:
     """Project every Gaussian and keep its row; the arguments are those of ``render_reference``."""
     index, splats = project_visible(
@@ -87,7 +86,6 @@ def project_reference(
         sh_degree=sh_degree,
         viewmat=viewmat,
         antialiased=antialiased,
-        detach_directions=detach_directions,
     )
     n = len(gaussians)
 

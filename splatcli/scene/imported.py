@@ -143,10 +143,10 @@ def finite_numbers(values: object, count: int, what: str, file: Path, remedy: st
     return found
 
 
-def head(file: Path, count: int = 4096) -> bytes:
-    """The first bytes of a file."""
+def head(file: Path) -> bytes:
+    """The first 4,096 bytes of a file."""
     with file.open("rb") as stream:
-        return stream.read(count)
+        return stream.read(4096)
 
 
 def with_suffix(root: Path, suffix: str) -> list[Path]:

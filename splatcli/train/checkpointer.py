@@ -25,17 +25,15 @@ class Checkpointer:
 
     saved: the newest checkpoint that this process has saved.
     missed: steps of ``save.steps`` that have no checkpoint.
-    clock, sleep: seconds.
+    clock: seconds.
     """
 
-    def __init__(
-        self, run_dir: RunDir, clock: Callable[[], float], sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, run_dir: RunDir, clock: Callable[[], float]) -> None:
         self.run_dir = run_dir
         self.saved: Saved | None = None
         self.missed: list[int] = []
         self._clock = clock
-        self._sleep = sleep
+        self._sleep = time.sleep
         self._saved_at = clock()
         self._failures = 0
         self._no_memory = False

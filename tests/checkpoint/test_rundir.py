@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from splatcli.checkpoint.run_dir import METRICS, RunDir, RunMovedError, find_latest, newest_run, run_of, take_lock
+from splatcli.checkpoint.run_dir import METRICS, RunDir, RunMovedError, find_latest_sound, newest_run, run_of, take_lock
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, parse_config, with_settings
 from splatcli.errors import LockedError, OutputError
@@ -45,7 +45,7 @@ def test_a_saved_checkpoint_is_found_again(checkpoint_of: CheckpointOf, tmp_path
         path = run.save(checkpoint_of(step=300))
     assert path == tmp_path / "out" / "run" / "ckpts" / "ckpt_000300.pt"
     assert (run.path / "latest").read_text() == "ckpts/ckpt_000300.pt\n"
-    assert find_latest(run.path) == path
+    assert find_latest_sound(run.path).path == path
     assert newest_run(tmp_path / "out") == run.path
     assert run_of(path) == run.path
     assert run_of(tmp_path / "ckpt_000300.pt") is None
@@ -85,14 +85,14 @@ def test_find_latest_passes_over_broken_files_and_mistrusts_the_pointer(
     checkpoint_of: CheckpointOf, tmp_path: Path
 ) -> None:
     with RunDir.create(tmp_path / "run") as run:
-        assert find_latest(run.path) is None
+        assert find_latest_sound(run.path).path is None
         save_steps(run, checkpoint_of, 1, 2, 3, keep_last=9)
     broken = run.checkpoint_path(3)
     broken.write_bytes(broken.read_bytes()[:-100])
     run.checkpoint_path(4).write_bytes(b"")
-    assert find_latest(run.path) == run.checkpoint_path(2)
+    assert find_latest_sound(run.path).path == run.checkpoint_path(2)
     (run.path / "latest").unlink()
-    assert find_latest(run.path) == run.checkpoint_path(2)
+    assert find_latest_sound(run.path).path == run.checkpoint_path(2)
 
 
 def test_newest_run_is_the_one_that_saved_last(checkpoint_of: CheckpointOf, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_used_folder_is_refused_or_moved_aside(checkpoint_of: CheckpointOf, tm
     with RunDir.create(tmp_path / "run", overwrite=True) as run:
         assert steps(run) == []
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "run.old-1", "run.old-2"]
-    assert find_latest(tmp_path / "run.old-1") is not None
+    assert find_latest_sound(tmp_path / "run.old-1").path is not None
 
 
 def test_what_a_failed_start_could_not_remove_does_not_bar_the_next(tmp_path: Path) -> None:
@@ -268,4 +268,4 @@ def test_a_run_that_has_saved_stays_whatever_the_caller_does(checkpoint_of: Chec
 
     with pytest.raises(ZeroDivisionError):
         save_and_fail()
-    assert find_latest(tmp_path / "run") == tmp_path / "run" / "ckpts" / "ckpt_000300.pt"
+    assert find_latest_sound(tmp_path / "run").path == tmp_path / "run" / "ckpts" / "ckpt_000300.pt"

@@ -9,11 +9,11 @@ import pytest
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.config import DataConfig
-from splatcli.formats.ply import read_ply
 from splatcli.gaussians import GROUPS
 from splatcli.scene.partition import make_grid
 from splatcli.scene.read import read_scene
 from tests.cli.tiny import add_points
+from tests.formats.made import read_ply
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 

@@ -18,9 +18,9 @@ from numpy.testing import assert_allclose
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.cli import run_training
-from splatcli.formats.ply import read_ply
 from splatcli.train.state import flushed
 from tests.cli.tiny import HEIGHT, QUICK, VIEWS, WIDTH, write_scene
+from tests.formats.made import read_ply
 from tests.running import Splat
 
 HELD_OUT = ["view_00.png", "view_08.png"]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from splatcli.checkpoint import container
-from splatcli.checkpoint.run_dir import RunDir, find_latest
+from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.errors import OutputError
 from tests.cli.tiny import QUICK
 from tests.running import Done, Splat
@@ -309,7 +309,7 @@ def test_housekeeping_that_fails_does_not_end_a_running_training(
     assert len(calls) > 2
     assert "Stale file handle" in done.err
     assert "pointer to the checkpoint: Input/output error" in done.err
-    latest = find_latest(run)
+    latest = find_latest_sound(run).path
     assert latest is not None
     assert latest.name == "ckpt_000006.pt"
 

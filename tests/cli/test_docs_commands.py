@@ -26,7 +26,7 @@ from PIL import Image
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import Columns
-from splatcli.checkpoint.run_dir import find_latest
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.commands import app, run
 from splatcli.train.state import flushed
 from tests.checkpoint.foreign.made import write
@@ -145,7 +145,7 @@ def prepared(
     shutil.copytree(folder / "scene", folder / "city")
     (folder / "run.toml").write_text("[optim]\nmeans_lr = 1e-4\n")
 
-    latest = find_latest(finished_run)
+    latest = find_latest_sound(finished_run).path
     assert latest is not None
     model = flushed(load_checkpoint(latest))
     tables = Columns(model.means, model.quats, model.log_scales, model.logit_opacities, model.sh0, model.shN)

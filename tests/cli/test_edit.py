@@ -14,11 +14,11 @@ import torch
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
 from splatcli.edit.transform import Similarity, move_camera
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from splatcli.scene.points import morton_order
-from tests.formats.made import errors, scene
+from tests.formats.made import errors, read_ply, scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 

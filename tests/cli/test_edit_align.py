@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import Gaussians
-from tests.formats.made import errors
+from tests.formats.made import errors, read_ply
 from tests.running import Splat
 
 Points = NDArray[np.float64]

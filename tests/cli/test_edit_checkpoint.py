@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
-from splatcli.checkpoint.run_dir import find_latest
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.train.state import flushed
 from tests.cli.tiny import QUICK
-from tests.formats.made import scene
+from tests.formats.made import read_ply, scene
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 
@@ -34,7 +34,7 @@ def run(splat_once: Splat, tiny_scene: Path, tmp_path_factory: pytest.TempPathFa
 
 
 def newest(folder: Path) -> Checkpoint:
-    path = find_latest(folder)
+    path = find_latest_sound(folder).path
     assert path is not None
     return load_checkpoint(path)
 

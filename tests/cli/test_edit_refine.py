@@ -11,11 +11,12 @@ import torch
 
 import splatcli
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import Gaussians
 from splatcli.train.state import TrainState
 from splatcli.train.step import Stepper
 from tests.cli.tiny import QUICK
+from tests.formats.made import read_ply
 from tests.formats.made import scene as made_gaussians
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat

@@ -16,11 +16,11 @@ import torch
 
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.foreign.imported import Columns
-from splatcli.checkpoint.run_dir import find_latest
-from splatcli.formats.ply import read_ply
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.train.state import flushed
 from tests.checkpoint.foreign.made import WRITERS, activated, tables_of, write, write_gsplat
 from tests.cli.tiny import WIDTH
+from tests.formats.made import read_ply
 from tests.running import Splat
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(scope="session")
 def trained(finished_run: Path) -> Columns:
     """The Gaussians of the finished run, whose scales are partly below zero."""
-    latest = find_latest(finished_run)
+    latest = find_latest_sound(finished_run).path
     assert latest is not None
     gaussians = flushed(load_checkpoint(latest))
     tables = Columns(

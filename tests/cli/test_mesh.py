@@ -14,10 +14,11 @@ import torch
 from plyfile import PlyData
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.render.camera_files import cameras_json
 from splatcli.render.outside import views_from_all_sides
+from tests.formats.made import read_ply
 from tests.native.cases import NEEDS_COMPILER
 from tests.running import Splat
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.scene.camera import NEAR, Camera
 from tests.cli.tiny import QUICK, add_points, write_scene
+from tests.formats.made import read_ply
 from tests.running import Splat
 
 

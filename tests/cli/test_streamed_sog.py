@@ -27,11 +27,11 @@ from splatcli.errors import ModelFileError, VersionError
 from splatcli.formats import streamed_sog
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.html import viewer_page
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.formats.registry import import_model
 from splatcli.gaussians import Gaussians
 from tests.browser import look_at
-from tests.formats.made import by_position, errors, scene
+from tests.formats.made import by_position, errors, read_ply, scene
 from tests.formats.test_round_trips import BOUNDS
 from tests.formats.test_third_party import transformed
 

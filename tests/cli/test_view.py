@@ -19,11 +19,11 @@ import pytest
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.cli import view as module
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.ply import encode_ply, read_ply
+from splatcli.formats.ply import encode_ply
 from splatcli.train.state import flushed
 from splatcli.viewer.http_server import listen
 from tests.cli.tiny import QUICK
-from tests.formats.made import scene
+from tests.formats.made import read_ply, scene
 from tests.running import Splat
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.run_dir import find_latest
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.commands import run as splat
 from splatcli.cli.ranks import check_sharded
 from splatcli.config import build_config
@@ -30,7 +30,7 @@ SETTINGS = (*QUICK, "--batch-size", "2", "--iterations", "400", "--set", "train.
 
 
 def parameters(run: Path) -> dict[str, torch.Tensor]:
-    path = find_latest(run)
+    path = find_latest_sound(run).path
     assert path is not None
     return dict(load_checkpoint(path).gaussians.items())
 

@@ -9,8 +9,9 @@ import torch
 
 from splatcli.cli.commands import run
 from splatcli.edit.overlap import cell_side, resolve_overlap
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import Gaussians
+from tests.formats.made import read_ply
 from tests.train.worlds import random_gaussians
 
 

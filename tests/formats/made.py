@@ -1,12 +1,15 @@
-"""Gaussians for round trips, and how far two models are apart."""
+"""Gaussians for round trips, PLY files read whole, and how far two models are apart."""
 
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
+from splatcli.formats.ply import import_ply
 from splatcli.gaussians import SH_REST, Gaussians
 
 
@@ -25,6 +28,12 @@ def scene(count: int, degree: int = 3, seed: int = 0) -> Gaussians:
         sh0=normal(count, 3) * 0.6,
         shN=0.15 * normal(count, SH_REST[degree], 3),
     )
+
+
+def read_ply(path: Path, options: ImportOptions | None = None) -> Gaussians:
+    """The Gaussians of a PLY, its space checked."""
+    options = options or ImportOptions()
+    return to_gaussians(import_ply(path, lenient=options.lenient), options, Path(path))[0]
 
 
 def by_position(gaussians: Gaussians, reference: Gaussians) -> Gaussians:

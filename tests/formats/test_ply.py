@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.errors import DivergedError, ModelFileError, OutputError
-from splatcli.formats.ply import RAW_COMMENT, read_ply, write_ply, write_ply_file
+from splatcli.formats.ply import RAW_COMMENT, write_ply, write_ply_file
 from splatcli.gaussians import Gaussians
-from tests.formats.made import scene
+from tests.formats.made import read_ply, scene
 from tests.rasterizer.scenes import normal_gaussians
 
 DATA = Path(__file__).parents[2] / "../shared/data"

@@ -18,12 +18,11 @@ import torch
 from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.cli.commands import run
 from splatcli.formats.format import ExportMetadata
-from splatcli.formats.ply import read_ply
 from splatcli.formats.registry import FORMATS, import_model
 from splatcli.formats.selection import select
 from splatcli.gaussians import Gaussians
 from tests.browser import MODULES, node
-from tests.formats.made import by_position, errors, rotation_errors, scene
+from tests.formats.made import by_position, errors, read_ply, rotation_errors, scene
 from tests.formats.test_round_trips import BOUNDS, displayable
 
 TRANSFORM = MODULES / "@playcanvas/splat-transform/bin/cli.mjs"

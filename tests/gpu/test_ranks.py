@@ -15,12 +15,12 @@ from tests.cli.tiny import QUICK, write_scene
 def trained(folder: Path, name: str, *flags: str) -> dict[str, torch.Tensor]:
     """The parameters after a short run."""
     from splatcli.checkpoint.file import load_checkpoint  # here: it needs packages that a machine with a GPU may lack
-    from splatcli.checkpoint.run_dir import find_latest
+    from splatcli.checkpoint.run_dir import find_latest_sound
 
     scene = folder / "scene" if (folder / "scene").exists() else write_scene(folder / "scene")
     command = [sys.executable, "-m", "splatcli", "train", str(scene), *QUICK, "--iterations", "60", "--device", "cuda"]
     subprocess.run([*command, "-o", str(folder / name), "-q", *flags], check=True, timeout=300)
-    path = find_latest(folder / name)
+    path = find_latest_sound(folder / name).path
     assert path is not None
     return dict(load_checkpoint(path).gaussians.items())
 

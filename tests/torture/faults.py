@@ -21,13 +21,14 @@ from typing import Any
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint, save_checkpoint
-from splatcli.checkpoint.run_dir import RunDir, find_latest
+from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.cli.commands import run as splat
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, OutputError
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.render.images import write_bytes
 from tests.cli.tiny import QUICK, write_scene
+from tests.formats.made import read_ply
 from tests.torture.calls import KINDS, SHORT_WRITE, armed, run_under
 from tests.torture.harness import Figure, main, refused, workplace
 from tests.torture.states import small_checkpoint
@@ -144,7 +145,7 @@ def _save_in_run(folder: Path) -> None:
 
 
 def _check_run(folder: Path, succeeded: bool) -> None:
-    latest = find_latest(folder / "run")
+    latest = find_latest_sound(folder / "run").path
     assert latest is not None
     step = load_checkpoint(latest).step
     assert step == 3 if succeeded else step in (2, 3), step
@@ -159,7 +160,7 @@ def _rewind(folder: Path) -> None:
 
 
 def _check_rewound(folder: Path, succeeded: bool) -> None:
-    latest = find_latest(folder / "run")
+    latest = find_latest_sound(folder / "run").path
     assert latest is not None
     assert not succeeded or load_checkpoint(latest).step == 1
     assert _states(folder / "run") == [1, 2], "a checkpoint is lost"
@@ -245,7 +246,7 @@ def _train_command(folder: Path) -> None:
 
 
 def _check_trained(folder: Path, succeeded: bool) -> None:
-    latest = find_latest(folder / "run")
+    latest = find_latest_sound(folder / "run").path
     step = -1 if latest is None else load_checkpoint(latest).step
     assert step == 3 if succeeded else step <= 3, step
     broken = [path.name for path in (folder / "run").glob("ckpts/ckpt_*.pt") if not _loads(path)]

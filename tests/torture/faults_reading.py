@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from splatcli.checkpoint.container import read_container
-from splatcli.checkpoint.run_dir import find_latest
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.commands import run as splat
 from splatcli.native.backend import best_isa, load_cpu
 from tests.cli.tiny import QUICK, write_scene
@@ -218,7 +218,7 @@ class Stage:
 
 
 def _digests(run: Path) -> object:
-    latest = find_latest(run)
+    latest = find_latest_sound(run).path
     assert latest is not None
     manifest = read_container(latest).manifest
     return manifest.train.step, {tensor.name: tensor.sha256 for tensor in manifest.tensors}

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import plyfile
 
-from splatcli.formats.ply import RAW_COMMENT, read_ply
+from splatcli.formats.ply import RAW_COMMENT
 from splatcli.gaussians import SH_REST
 from splatcli.scene.points import read_points_ply
+from tests.formats.made import read_ply
 from tests.torture.harness import Case, Figure, fuzz, main, refused, rng_of
 from tests.torture.mutate import FLOATS, INTEGERS, STRINGS, spoil_bytes, spoil_text
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.container import read_container
-from splatcli.checkpoint.run_dir import find_latest
+from splatcli.checkpoint.run_dir import find_latest_sound
 from splatcli.cli.commands import run as splat
 from splatcli.errors import SplatError
 from splatcli.native.backend import best_isa, load_cpu
@@ -90,7 +90,7 @@ def _kill(
     ended = number = trial = 0
     run = folder / "run-0"
     while trial < count:
-        latest = find_latest(run)
+        latest = find_latest_sound(run).path
         command = [*train, "-o", str(run)] if latest is None else ["resume", str(latest), "-q"]
         if latest is None and run.exists():
             command.append("--overwrite")
@@ -104,7 +104,8 @@ def _kill(
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             fault = _newest_fault(run, reference)
-            tally.words["killed_before_a_save" if find_latest(run) is None else "killed_with_a_save"] += fault is None
+            saved = find_latest_sound(run).path is not None
+            tally.words["killed_with_a_save" if saved else "killed_before_a_save"] += fault is None
             trial += 1
         if fault is not None:
             tally.failures.append((trial, fault))
@@ -113,7 +114,7 @@ def _kill(
 
 def _newest_fault(run: Path, reference: Outcome) -> str | None:
     """Return what is wrong with the newest checkpoint of a run that was killed."""
-    latest = find_latest(run)
+    latest = find_latest_sound(run).path
     if latest is None:
         saved = list(run.glob("ckpts/ckpt_*.pt"))
         return f"{len(saved)} checkpoints, none of them sound" if saved else None

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.run_dir import RunDir, find_latest
+from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.errors import SplatError
 from tests.torture.harness import Figure, Tally, fork, main, workplace
 from tests.torture.states import small_checkpoint
@@ -41,7 +41,7 @@ def _kill(run: Path, count: int, seed: int, tally: Tally) -> int:
         saves = trial % 3
         newest = _one_victim(run, saves, rng.uniform(0, 1.5 * (each if saves else first))) or newest
         try:
-            latest = find_latest(run)
+            latest = find_latest_sound(run).path
             found = 0 if latest is None else load_checkpoint(latest).step
         except SplatError as error:
             tally.failures.append((trial, f"the newest checkpoint does not load: {error}"))
@@ -106,7 +106,7 @@ def _save_forever(run: Path, acknowledge: int) -> None:
     torch.set_num_threads(1)
     try:
         with RunDir.open(run) as folder:
-            latest = find_latest(run)
+            latest = find_latest_sound(run).path
             state = small_checkpoint(400, step=0) if latest is None else load_checkpoint(latest)
             while True:
                 state.step += 1

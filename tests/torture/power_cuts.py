@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from splatcli.checkpoint.file import load_checkpoint
-from splatcli.checkpoint.run_dir import RunDir, find_latest
+from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.errors import SplatError
 from tests.torture.calls import Call, armed, read_log, run_under
 from tests.torture.harness import Figure, main, workplace
@@ -174,7 +174,7 @@ def fault(state: State, folder: Path) -> str | None:
             (run / name).write_bytes(b"")
     when = f"power fails after call {state.at}"
     try:
-        latest = find_latest(run)
+        latest = find_latest_sound(run).path
         step = 0 if latest is None else load_checkpoint(latest).step
         with RunDir.open(run):  # it can be gone on with, and what is half written goes
             pass

@@ -19,10 +19,11 @@ from splatcli.checkpoint.run_dir import take_lock
 from splatcli.cli.commands import run as splat
 from splatcli.config import DataConfig, build_config
 from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError, UsageError
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.render.images import write_bytes
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
+from tests.formats.made import read_ply
 from tests.scene.made import colmap_scene, frames, lens, names, nerfstudio_scene
 from tests.torture.states import small_checkpoint
 

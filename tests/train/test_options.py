@@ -15,7 +15,7 @@ from torch import Tensor
 from splatcli.checkpoint.file import load_checkpoint
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.config import Config
-from splatcli.formats.ply import read_ply, write_ply_file
+from splatcli.formats.ply import write_ply_file
 from splatcli.gaussians import SH_REST, Gaussians
 from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
@@ -23,6 +23,7 @@ from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.events import Stepped
 from splatcli.train.trainer import Trainer
+from tests.formats.made import read_ply
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import random_gaussians
 from tests.train.test_per_view_params import TRAIN, around, photographed, scene_with_cameras, truth

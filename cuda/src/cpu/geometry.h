@@ -117,10 +117,5 @@ inline TileRect in_tile_rows(const SplatView& view, TileRect r) {
   return r;
 }
 inline int64_t area(const TileRect& r) { return int64_t(r.x1 - r.x0) * int64_t(r.y1 - r.y0); }
-// Upper bound of the tiles that a projected Gaussian reaches: the area of its rectangle.
-template <class Real>
-inline int64_t projected_tiles(const SplatView& view, const Real* proj) {
-  return area(projected_rect(view, proj));
-}
 
 }  // namespace splat

@@ -433,12 +433,6 @@ SPLAT_INLINE Lanes<T, W> gather(const T* p, const int32_t* index) {
   for (int i = 0; i < W; ++i) x[i] = p[index[i]];
   return Lanes<T, W>::load(x);
 }
-template <class T, int W>
-SPLAT_INLINE void scatter(Lanes<T, W> a, T* p, const int32_t* index, int count) {
-  T x[W];
-  a.store(x);
-  for (int i = 0; i < count; ++i) p[index[i]] = x[i];
-}
 
 #if SPLAT_VECTOR_BYTES == 32
 // Swaps rows and columns of eight vectors of eight lanes.

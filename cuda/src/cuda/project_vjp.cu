@@ -17,7 +17,6 @@ ProjectVjpJob job_of(const SplatView& view, const SplatGaussians& gaussians, con
   job.view = pinhole_of(view);
   job.gaussians = raw_arrays(gaussians, view.filter_3d);
   job.antialiased = view.antialiased != 0;
-  job.projected = static_cast<const float*>(frame.projected);
   job.ids = frame.ids;
   job.chunk_counts = frame.chunk_counts;
   job.tiles_per_gauss = frame.tiles_per_gauss;
