@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -74,6 +74,22 @@ class Checkpoint:
     filter_3d: Tensor | None = None
     loss: str | None = None
     writer: dict[str, str] = field(default_factory=dict)
+
+    def select_rows(self, rows: slice | Tensor) -> Checkpoint:
+        """Return the checkpoint of some of the Gaussians, which keep their bits; with a slice it shares the memory.
+
+        rows: [M] int64 or a slice. What a run knows of each Gaussian goes with it: raw parameters, moments, the step of
+        the last update of its SH coefficients, the tensors of the strategy and the size of its 3D filter.
+        """
+        moments, steps, sizes = self.moments, self.sh_last_step, self.filter_3d
+        return replace(
+            self,
+            gaussians=self.gaussians.map(lambda column: column[rows]),
+            moments=None if moments is None else {name: (a[rows], b[rows]) for name, (a, b) in moments.items()},
+            sh_last_step=None if steps is None else steps[rows],
+            strategy={k: v[rows] if isinstance(v, Tensor) else v for k, v in self.strategy.items()},
+            filter_3d=None if sizes is None else sizes[rows],
+        )
 
     def refined_cameras(self) -> list[Camera]:
         """Return the cameras, those of training views with their trained poses."""

@@ -6,7 +6,6 @@ of the last update of its SH coefficients, densification statistics and the 3D f
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -38,7 +37,6 @@ def only_rows(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
     Raises ModelFileError for a checkpoint that cannot be resumed, UsageError for one with statistics of unknown rows.
     """
     check_resumable(checkpoint)
-    assert checkpoint.moments is not None, "checked"
     tensors = {name for name, value in checkpoint.strategy.items() if isinstance(value, Tensor)}
     if unknown := sorted(tensors.difference(_STATISTICS)):
         raise UsageError(
@@ -46,17 +44,4 @@ def only_rows(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
             where="-o",
             remedy="-o edited.ply; to train on: splat train SCENE --init edited.ply",
         )
-
-    def of_rows(tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else tensor[rows]
-
-    return dataclasses.replace(
-        checkpoint,
-        gaussians=checkpoint.gaussians.map(lambda tensor: tensor[rows]),
-        moments={name: (first[rows], second[rows]) for name, (first, second) in checkpoint.moments.items()},
-        sh_last_step=of_rows(checkpoint.sh_last_step),
-        filter_3d=of_rows(checkpoint.filter_3d),
-        strategy={
-            name: value[rows] if isinstance(value, Tensor) else value for name, value in checkpoint.strategy.items()
-        },
-    )
+    return checkpoint.select_rows(rows)

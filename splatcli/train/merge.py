@@ -46,7 +46,8 @@ def merged(load: Callable[[int], tuple[Path, Checkpoint]], grid: Grid, scene: Sc
             raise ModelFileError("this checkpoint holds no state of a training run", where=path)
         if parts:
             _check_alike(parts[0], checkpoint, path)
-        parts.append(_cut(checkpoint, own_rows(checkpoint, grid, block)))
+        # The strategy's tensors begin anew in a merged run.
+        parts.append(replace(checkpoint, strategy={}).select_rows(own_rows(checkpoint, grid, block)))
     first = parts[0]
     gaussians = Gaussians(**{name: _joined([getattr(part.gaussians, name) for part in parts]) for name in GROUPS})
     count = len(gaussians)
@@ -96,18 +97,6 @@ def _check_alike(first: Checkpoint, other: Checkpoint, path: Path) -> None:
                 where=path,
                 remedy="train all blocks with the same settings",
             )
-
-
-def _cut(checkpoint: Checkpoint, rows: Tensor) -> Checkpoint:
-    """Return a checkpoint of some of the Gaussians; it shares no memory with ``checkpoint``."""
-    return replace(
-        checkpoint,
-        gaussians=checkpoint.gaussians.map(lambda tensor: tensor[rows]),
-        moments={name: (a[rows], b[rows]) for name, (a, b) in _required(checkpoint.moments).items()},
-        sh_last_step=_required(checkpoint.sh_last_step)[rows],
-        filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d[rows],
-        strategy={},
-    )
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -32,19 +32,6 @@ if TYPE_CHECKING:
 GEOMETRY = ("means", "quats", "log_scales", "logit_opacities")
 
 
-def rows_of(checkpoint: Checkpoint, rows: slice | Tensor) -> Checkpoint:
-    """Return some rows of a checkpoint as a checkpoint; a slice shares its memory."""
-    moments, steps, sizes = checkpoint.moments, checkpoint.sh_last_step, checkpoint.filter_3d
-    return replace(
-        checkpoint,
-        gaussians=checkpoint.gaussians.map(lambda column: column[rows]),
-        moments=None if moments is None else {name: (a[rows], b[rows]) for name, (a, b) in moments.items()},
-        sh_last_step=None if steps is None else steps[rows],
-        strategy={k: v[rows] if isinstance(v, Tensor) else v for k, v in checkpoint.strategy.items()},
-        filter_3d=None if sizes is None else sizes[rows],
-    )
-
-
 def shard_of(
     checkpoint: Checkpoint,
     place: tuple[int, int] | None,
@@ -61,7 +48,7 @@ def shard_of(
     check_resumable(checkpoint)
     shard = Shard(*place, len(checkpoint.gaussians) if kept is None else len(kept))
     rows: slice | Tensor = shard.rows if kept is None else kept[shard.rows]
-    state = TrainState.from_checkpoint(rows_of(checkpoint, rows), device, store)
+    state = TrainState.from_checkpoint(checkpoint.select_rows(rows), device, store)
     state.shard = shard
     state.origin = digest_of(_columns_of(checkpoint))
     return state
