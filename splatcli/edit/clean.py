@@ -41,8 +41,8 @@ from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
 from splatcli.scene.camera import Camera
-from splatcli.scene.read import read_scene
 from splatcli.train.evaluate import BACKGROUNDS, color_corrected, evaluation_background, image_background
+from splatcli.train.start import run_scene
 
 LEVELS = ("light", "normal", "strong")
 #: Squared error over the pixels and channels of all views, colours of 0 to 1, that the removal of a floater saves at
@@ -99,15 +99,14 @@ class Photos:
     def of_checkpoint(cls, checkpoint: Checkpoint, data: Path | None = None) -> Photos:
         """Return the photos of a checkpoint's training views.
 
-        data: the scene, where it has moved. Raises SceneError where it is gone or lacks one of the photos.
+        data: the scene, where it has moved. Raises SceneError where it is gone, has other views or lacks a photo.
         """
         config = checkpoint.config
-        root = data or Path(checkpoint.dataset.root)
-        scene = read_scene(root, config.data.without_depths(), background=image_background(config))
+        scene = run_scene(checkpoint, data, image_background(config))
         index = {camera.name: row for row, camera in enumerate(scene.cameras) if scene.images.has(row)}
         missing = next((one.name for one in checkpoint.training_cameras() if one.name not in index), None)
         if missing is not None:
-            raise SceneError(f"the scene has no image {missing}", where=root, remedy="name its scene: --data DIR")
+            raise SceneError(f"the scene has no image {missing}", where=scene.root, remedy="name its scene: --data DIR")
 
         def load(name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_] | None]:
             image = scene.images.image(index[name])

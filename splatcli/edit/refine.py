@@ -15,19 +15,18 @@ import torch
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config, OptimConfig, Schedule, with_settings
 from splatcli.edit.operations import AlignTo, Keep, Level, Move, Operation
-from splatcli.errors import SceneError, UsageError
+from splatcli.errors import UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, ViewParams
 from splatcli.scene.camera import Camera
-from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
 from splatcli.train.densify.base import Refinement
 from splatcli.train.evaluate import training_image_background
 from splatcli.train.monitor import FiniteMonitor
 from splatcli.train.per_view_params import PerViewParams
-from splatcli.train.start import CONSENT, check_same_scene, new_state
+from splatcli.train.start import new_state, run_scene
 from splatcli.train.step import Stepper
 
 #: Operations after which photos show what the model lacks, by the start of their labels: training would make it anew
@@ -54,14 +53,9 @@ def check_refinable(operations: Sequence[Operation]) -> None:
 def scene_of(checkpoint: Checkpoint, data: Path | None) -> Scene:
     """Return the scene of a run with the photos of its training views, and the cameras that the run stored.
 
-    data: where it is now, if it has moved. Raises SceneError where it is gone or has other views.
+    data, and what it raises: as of run_scene().
     """
-    config = checkpoint.config
-    root = data or Path(checkpoint.dataset.root)
-    if data is None and not root.exists():
-        raise SceneError("the photos of this run are gone", where=root, remedy="name their present folder: --data DIR")
-    scene = read_scene(root, config.data.without_depths(), background=training_image_background(config))
-    check_same_scene(checkpoint, scene, allowed=CONSENT)
+    scene = run_scene(checkpoint, data, training_image_background(checkpoint.config))
     return dataclasses.replace(scene, cameras=list(checkpoint.cameras))
 
 

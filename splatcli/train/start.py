@@ -21,8 +21,10 @@ from splatcli.rasterizer.filter_3d import filter_sizes
 from splatcli.rasterizer.offload import DEVICE_STORAGE, TensorStorage, storage_for
 from splatcli.rasterizer.step_inputs import DensifyStats, Shard
 from splatcli.scene.camera import Camera
+from splatcli.scene.decode import Rgb
 from splatcli.scene.depth_maps import AUTO
 from splatcli.scene.inspect import mask_notes, masked_share, scene_notes
+from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene, check_depths
 from splatcli.train.data_parallel import digest_of
 from splatcli.train.densify.free_space import clearances
@@ -72,6 +74,18 @@ def scene_folder(checkpoint: Checkpoint, data: Path | None) -> Path:
             "the scene of this run does not exist", where=root, remedy="name its present folder: --data DIR"
         )
     return root
+
+
+def run_scene(checkpoint: Checkpoint, data: Path | None, background: Rgb | None) -> Scene:
+    """Return the scene of a run with the photos of its training views: the same views, of the same sizes.
+
+    data: where it is now, if it has moved. background: as of read_scene(). The content of photos, lenses and poses may
+    have changed. Raises SceneError where the scene is gone or has other views.
+    """
+    settings = checkpoint.config.data.without_depths()
+    scene = read_scene(scene_folder(checkpoint, data), settings, background=background)
+    check_same_scene(checkpoint, scene, allowed=CONSENT)
+    return scene
 
 
 def check_same_scene(checkpoint: Checkpoint, scene: Scene, allowed: Collection[str] = ()) -> None:

@@ -463,7 +463,7 @@ def test_clean_drops_what_the_photos_contradict(splat: Splat, fogged: Path, tiny
 
 
 @NEEDS_COMPILER
-def test_clean_says_what_it_goes_by(splat: Splat, fogged: Path, model: Path, tmp_path: Path) -> None:
+def test_clean_says_what_it_goes_by(splat: Splat, fogged: Path, model: Path, tiny_scene: Path, tmp_path: Path) -> None:
     checkpoint = load_checkpoint(fogged)
     checkpoint.dataset = replace(checkpoint.dataset, root=str(tmp_path / "gone"))
     save_checkpoint(tmp_path / "moved.pt", checkpoint)
@@ -472,6 +472,15 @@ def test_clean_says_what_it_goes_by(splat: Splat, fogged: Path, model: Path, tmp
     assert "--clean goes without photos" in done.err
     assert "by neighbours, and blend weights in " in done.out
     assert splat("edit", tmp_path / "moved.pt", "--clean", "--data", tmp_path / "gone", "--dry-run").code == 3
+    checkpoint.train, checkpoint.test = sorted([*checkpoint.train, *checkpoint.test]), []
+    checkpoint.dataset = replace(checkpoint.dataset, root=str(tiny_scene))
+    save_checkpoint(tmp_path / "of_others.pt", checkpoint)
+    done = splat("edit", tmp_path / "of_others.pt", "--clean", "--dry-run")
+    assert done.code == 0, done.err
+    assert "--clean goes without photos: the scene has changed since step" in done.err
+    refused = splat("edit", tmp_path / "of_others.pt", "--clean", "--data", tiny_scene, "--dry-run")
+    assert refused.code == 3
+    assert "other views are held out" in refused.err
     done = splat("edit", fogged, "--clean", "light", "--dry-run")
     assert "--clean light" in done.out
     assert "; by blend weights in " in done.out
