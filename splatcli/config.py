@@ -103,17 +103,20 @@ class Section(BaseModel):
         return value
 
 
-def _block_grid(value: object) -> object:
-    """Return ``AxB`` in its plain form. Raises ValueError for more blocks than MAX_BLOCKS."""
-    if not isinstance(value, str):
-        return value
-    text = value.strip().lower()
-    if not re.fullmatch(r"[1-9]\d{0,3}x[1-9]\d{0,3}", text):
+def parse_blocks(text: str) -> tuple[int, int]:
+    """Return (A, B), strips and columns, of ``AxB``. Raises ValueError for more blocks than MAX_BLOCKS."""
+    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text.strip().lower())
+    if found is None:
         raise ValueError("takes strips x columns, e.g. --blocks 2x3")
-    strips, columns = map(int, text.split("x"))
+    strips, columns = int(found[1]), int(found[2])
     if strips * columns > MAX_BLOCKS:
         raise ValueError(f"makes {strips * columns} blocks; {MAX_BLOCKS} is the maximum")
-    return text
+    return strips, columns
+
+
+def _block_grid(value: object) -> object:
+    """Return ``AxB`` in its plain form. Raises as parse_blocks()."""
+    return "x".join(map(str, parse_blocks(value))) if isinstance(value, str) else value
 
 
 class DataConfig(Section):

@@ -77,7 +77,7 @@ def train_blocks(run: NewRun, block: int | None, *, device: str, live: LiveRun |
 
     The folder of the run takes the blocks and the merged model. A stopped block continues, a finished one stays.
     """
-    from splatcli.scene.partition import parse_blocks
+    from splatcli.config import parse_blocks
     from splatcli.scene.read import has_images_only
 
     config = run.config
@@ -171,7 +171,8 @@ def merge_run(place: Path, target: Path | None, out: Output) -> None:
 
     Raises ModelFileError when blocks are missing or unfinished.
     """
-    from splatcli.scene.partition import make_grid, parse_blocks
+    from splatcli.config import parse_blocks
+    from splatcli.scene.partition import make_grid
     from splatcli.scene.read import read_scene
     from splatcli.train.evaluate import training_image_background
 
@@ -320,13 +321,14 @@ def _record(place: Path) -> dict[str, Any]:
 
 
 def _count(place: Path) -> int:
-    from splatcli.scene.partition import parse_blocks
+    from splatcli.config import parse_blocks
 
+    text = str(_record(place).get("blocks"))
     try:
-        strips, columns = parse_blocks(str(_record(place).get("blocks")))
+        strips, columns = parse_blocks(text)
     except ValueError as error:
         raise ModelFileError(
-            f"{RECORD}: blocks {error}", where=place, remedy="run splat train --blocks again"
+            f"{RECORD}: blocks {text!r}: {error}", where=place, remedy="run splat train --blocks again"
         ) from None
     return strips * columns
 

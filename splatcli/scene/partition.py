@@ -11,7 +11,6 @@ column is left out when blocks are merged.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,8 +38,6 @@ LEAST_VIEWS = 3
 
 #: Points around a block that it is trained on, for each one inside; and that are tried.
 AROUND, _CANDIDATES = 1.0, 4
-
-_MOST = 1_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,17 +82,6 @@ class Grid:
     def _across(self, points: NDArray[np.floating]) -> tuple[Doubles, Doubles]:
         ground = points.astype(np.float64) @ self.axes.T
         return ground[:, 0], ground[:, 1]
-
-
-def parse_blocks(text: str) -> tuple[int, int]:
-    """(A, B) of ``AxB``. Raises ValueError."""
-    found = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text.strip().lower())
-    if found is None:
-        raise ValueError(f"takes strips x columns, e.g. 2x3, not {text!r}")
-    columns = int(found[1]), int(found[2])
-    if columns[0] * columns[1] > _MOST:
-        raise ValueError(f"makes {columns[0] * columns[1]} blocks; {_MOST} are the most")
-    return columns
 
 
 def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:

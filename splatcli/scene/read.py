@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli import plugins
-from splatcli.config import DataConfig
+from splatcli.config import DataConfig, parse_blocks
 from splatcli.errors import SceneError, UsageError, from_os_error
 from splatcli.scene import blender, colmap, metashape, nerfstudio, openmvg, opensfm, opf, phone_scans, realitycapture
 from splatcli.scene.camera import NEAR, Camera
@@ -32,7 +32,7 @@ from splatcli.scene.georeference import FILE as GEOREFERENCE
 from splatcli.scene.georeference import place_of, read_sidecar
 from splatcli.scene.images import ImageStore, cache_bytes
 from splatcli.scene.masks import alpha_is_mask, find_masks
-from splatcli.scene.partition import parse_blocks, restrict_to_block
+from splatcli.scene.partition import restrict_to_block
 from splatcli.scene.points import PointCloud, clean_points, nearest_points
 from splatcli.scene.relative_depths import fit_relative_depths
 from splatcli.scene.scene import Scene, collinear, extent_of, move_origin, origin_offset, split_views

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from splatcli.config import DataConfig
+from splatcli.config import DataConfig, parse_blocks
 from splatcli.errors import SceneError, UsageError
 from splatcli.scene.camera import Camera
-from splatcli.scene.partition import block_contents, check_blocks, make_grid, parse_blocks, restrict_to_block
+from splatcli.scene.partition import block_contents, check_blocks, make_grid, restrict_to_block
 from splatcli.scene.points import PointCloud
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
