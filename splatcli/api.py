@@ -38,15 +38,15 @@ from splatcli.output import free_folder
 from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
-from splatcli.render.images import RenderSettings, parse_background, write_bytes
+from splatcli.render.images import RenderSettings, write_bytes
 from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb
 from splatcli.scene.georeference import place_text
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene as EngineScene
+from splatcli.train.backgrounds import evaluation_background, parse_background, training_image_background
 from splatcli.train.densify import STRATEGIES, Strategy, check_strategy
-from splatcli.train.evaluate import evaluation_background, training_image_background
 from splatcli.train.events import Alarmed, Evaluated, Event, Refined, RolledBack, SaveFailed, Started, Stepped, Stopped
 from splatcli.train.init import resolve_init
 from splatcli.train.start import changed_config, check_loss

@@ -27,8 +27,8 @@ from splatcli.errors import ResourceError, UsageError
 from splatcli.gaussians import Gaussians
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
+from splatcli.train.backgrounds import training_image_background
 from splatcli.train.data_parallel import ReadOnlyRunDir
-from splatcli.train.evaluate import training_image_background
 from splatcli.train.events import Evaluated, Event, Stepped
 from splatcli.train.trainer import Trainer
 

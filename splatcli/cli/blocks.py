@@ -141,7 +141,7 @@ def _survey(config: Config, shape: tuple[int, int], out: Output) -> None:
     """Report the contents of each block. Raise UsageError if blocks hold almost all, SceneError if almost nothing."""
     from splatcli.scene.partition import block_contents, check_blocks
     from splatcli.scene.read import read_scene
-    from splatcli.train.evaluate import training_image_background
+    from splatcli.train.backgrounds import training_image_background
 
     unread = {"strict": False, "skip_bad_images": False}  # images are checked when a block is trained
     whole = config.data.model_copy(update={"blocks": None, "block": None, **unread})
@@ -174,7 +174,7 @@ def merge_run(place: Path, target: Path | None, out: Output) -> None:
     from splatcli.config import parse_blocks
     from splatcli.scene.partition import make_grid
     from splatcli.scene.read import read_scene
-    from splatcli.train.evaluate import training_image_background
+    from splatcli.train.backgrounds import training_image_background
 
     last = [_last(place, block) for block in range(_count(place))]
     first = _loaded(last[0])

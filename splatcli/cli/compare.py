@@ -145,7 +145,8 @@ def compare(args: CompareArguments) -> int:
     from splatcli.cli.compare_report import Report
     from splatcli.cli.console import open_output
     from splatcli.native.backend import resolve_device
-    from splatcli.render.images import check_place, parse_background
+    from splatcli.render.images import check_place
+    from splatcli.train.backgrounds import parse_background
 
     if args.output is not None:
         check_place(args.output)

@@ -97,7 +97,7 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.render.scoring import GroundTruth, Lpips
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
-    from splatcli.train.evaluate import image_background
+    from splatcli.train.backgrounds import image_background
     from splatcli.train.start import scene_folder
 
     data = args.data

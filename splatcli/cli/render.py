@@ -213,8 +213,8 @@ def render(args: RenderArguments) -> int:
     from splatcli.cli.console import open_output, stdout_or
     from splatcli.cli.model import find_model, load_model
     from splatcli.native.backend import resolve_device
-    from splatcli.render.images import parse_background
     from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
+    from splatcli.train.backgrounds import parse_background
 
     output = None if args.output is None else stdout_or(args.output)
     with open_output(json=args.json, quiet=args.quiet) as out:
@@ -626,7 +626,7 @@ def photos_of(
     """
     from splatcli.render.scoring import GroundTruth
     from splatcli.scene.read import read_scene
-    from splatcli.train.evaluate import image_background
+    from splatcli.train.backgrounds import image_background
     from splatcli.train.start import scene_folder
 
     if scene is not None:

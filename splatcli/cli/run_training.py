@@ -92,7 +92,7 @@ def start_training(
     from splatcli.checkpoint.run_dir import REQUEST
     from splatcli.scene.masks import ALPHA, NONE
     from splatcli.scene.read import read_scene
-    from splatcli.train.evaluate import training_image_background
+    from splatcli.train.backgrounds import training_image_background
     from splatcli.train.init import resolve_init
     from splatcli.train.trainer import Trainer
 
@@ -187,8 +187,8 @@ def resume_training(
     from splatcli.checkpoint.run_dir import RunDir
     from splatcli.formats.registry import CHECKPOINT, format_of, is_own_checkpoint
     from splatcli.scene.read import read_scene
+    from splatcli.train.backgrounds import training_image_background
     from splatcli.train.densify import check_strategy
-    from splatcli.train.evaluate import training_image_background
     from splatcli.train.start import changed_config, check_iterations, check_loss, scene_folder
     from splatcli.train.trainer import Trainer
 

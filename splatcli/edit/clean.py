@@ -41,7 +41,8 @@ from splatcli.gaussians import Gaussians
 from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import BACKGROUNDS, color_corrected, evaluation_background, image_background
+from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
+from splatcli.train.evaluate import color_corrected
 from splatcli.train.start import run_scene
 
 LEVELS = ("light", "normal", "strong")

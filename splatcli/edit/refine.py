@@ -22,8 +22,8 @@ from splatcli.rasterizer.memory_budget import Budget
 from splatcli.rasterizer.step_inputs import DensifyStats, Regularisation, ViewParams
 from splatcli.scene.camera import Camera
 from splatcli.scene.scene import Scene
+from splatcli.train.backgrounds import training_image_background
 from splatcli.train.densify.base import Refinement
-from splatcli.train.evaluate import training_image_background
 from splatcli.train.monitor import FiniteMonitor
 from splatcli.train.per_view_params import PerViewParams
 from splatcli.train.start import new_state, run_scene

@@ -16,7 +16,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -31,14 +30,14 @@ from torch import Tensor
 
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.errors import OutputError, UsageError
+from splatcli.errors import OutputError
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.chunk_bounds import chunk_bounds
 from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import Render
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import evaluation_background
+from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.per_view_params import PerViewParams
 
 #: Kinds of image: of the model alone, and compared with the view's image.
@@ -285,26 +284,6 @@ _TABLE = _table()
 
 _PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".exr"}
 
-_NAMED = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
-
-
-def parse_background(text: str) -> tuple[float, float, float]:
-    """Return R, G, B in 0...1 of ``black``, ``white``, ``#rrggbb`` or ``r,g,b``. Raises UsageError."""
-    if text in _NAMED:
-        return _NAMED[text]
-    if re.fullmatch(r"#[0-9a-fA-F]{6}", text):
-        r, g, b = (int(text[i : i + 2], 16) / 255 for i in (1, 3, 5))
-        return r, g, b
-    try:
-        r, g, b = (float(part) for part in text.split(","))
-    except ValueError:
-        r = g = b = -1.0
-    if not all(0.0 <= value <= 1.0 for value in (r, g, b)):
-        raise UsageError(
-            f"{text!r} is not a colour", where="--background", remedy="black, white, #rrggbb, or r,g,b from 0 to 1"
-        )
-    return r, g, b
-
 
 @dataclass(frozen=True, slots=True)
 class RenderSettings:
@@ -323,7 +302,7 @@ class RenderSettings:
         """Return the settings with which the run of this checkpoint is evaluated; random backgrounds become black."""
         config = checkpoint.config
         recolour = PerViewParams.from_checkpoint(checkpoint).recolour_unseen if config.views.ppisp else None
-        background = _NAMED[evaluation_background(config)]
+        background = BACKGROUNDS[evaluation_background(config)]
         return cls(checkpoint.active_sh_degree, background, config.train.antialiased, recolour)
 
 

@@ -27,7 +27,7 @@ MAX_WIDTH = 1600
 #: A width below this is a mistaken divisor.
 MIN_WIDTH = 16
 #: Names that a note gives.
-_NAMED = 3
+_MAX_LISTED = 3
 
 
 def check_resolution(resolution: float | None) -> None:
@@ -206,7 +206,7 @@ class ImageFitter:
         }
         notes = [text.format(self.counts[key]) for key, text in texts.items() if self.counts[key]]
         if self.colours:
-            names = ", ".join(name for name, _ in self.colours.most_common(_NAMED))
+            names = ", ".join(name for name, _ in self.colours.most_common(_MAX_LISTED))
             notes.append(f"{self.colours.total()} images are converted to sRGB, from {names}")
         if any(name.startswith("CMYK") for name in self.colours):
             notes.append("CMYK images without a profile show approximate colours; use the camera's own files")
@@ -275,8 +275,8 @@ def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], proble
 
 def _bad_note(bad: list[SceneError]) -> str:
     """Return the note on images that are left out because they cannot be read."""
-    named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_NAMED])
-    return f"{len(bad)} images cannot be read and are left out: {named}" + ("; ..." if len(bad) > _NAMED else "")
+    named = "; ".join(f"{Path(error.where or '').name} {error.what}" for error in bad[:_MAX_LISTED])
+    return f"{len(bad)} images cannot be read and are left out: {named}" + ("; ..." if len(bad) > _MAX_LISTED else "")
 
 
 def _identical_note(sources: Iterable[ImageSource]) -> str | None:
@@ -285,7 +285,7 @@ def _identical_note(sources: Iterable[ImageSource]) -> str | None:
     groups = identical_files(names)
     if not groups:
         return None
-    pairs = "; ".join(" = ".join(names[path] for path in group[:_NAMED]) for group in groups[:_NAMED])
+    pairs = "; ".join(" = ".join(names[path] for path in group[:_MAX_LISTED]) for group in groups[:_MAX_LISTED])
     return (
         f"{sum(map(len, groups))} images are identical files ({pairs}): one of them is not what its camera saw; "
         "remove the copies"

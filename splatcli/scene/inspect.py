@@ -27,7 +27,7 @@ _FAR = 10.0
 #: Parts of the scene's extent, and of a radian: two cameras nearer than that are one.
 _SAME = 1e-6
 #: Names that a sentence gives.
-_NAMED = 3
+_MAX_LISTED = 3
 #: Views, and sparse points, below which a scene is likely to come out wrong.
 FEW_VIEWS, FEW_POINTS = 6, 100
 _MORE_VIEWS = "take more images around the subject, each overlapping the next by two thirds"
@@ -177,12 +177,12 @@ def _top(source: ImageSource) -> str:
 
 
 def _sizes(sizes: Counter[tuple[int, int]]) -> str:
-    named = [f"{width}x{height}" for (width, height), _ in sizes.most_common(_NAMED)]
-    return ", ".join(named) + (f" and {len(sizes) - _NAMED} other sizes" if len(sizes) > _NAMED else "")
+    named = [f"{width}x{height}" for (width, height), _ in sizes.most_common(_MAX_LISTED)]
+    return ", ".join(named) + (f" and {len(sizes) - _MAX_LISTED} other sizes" if len(sizes) > _MAX_LISTED else "")
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+    return ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
 
 
 #: Masks that are inspected; a mean over so many is good to some percent, and reading them takes no second.

@@ -252,7 +252,7 @@ def _nothing(wanted: Reader | None, root: Path, there: list[Reader]) -> SceneErr
 #: A model that registers fewer views than this, of more images, has failed.
 MIN_VIEWS = 3
 #: Images left out of a model that a note names.
-_NAMED = 8
+_MAX_LISTED = 8
 
 
 def build_scene(
@@ -392,7 +392,7 @@ def _check_registered(source: SceneSource, registered: int, folder: Path, notes:
     if registered >= MIN_VIEWS:
         views = {view.name for view in source.views}
         missing = sorted(set(names) - views)
-        notes.append(f"{what}; left out: {listed(missing, _NAMED)}" if len(missing) < len(names) else what)
+        notes.append(f"{what}; left out: {listed(missing, _MAX_LISTED)}" if len(missing) < len(names) else what)
         return
     remedy = "run COLMAP's mapper again, with more overlap between images or exhaustive matching"
     problems.add(

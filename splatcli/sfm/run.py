@@ -410,7 +410,7 @@ _FEW, _LARGE_ERROR = 0.8, 1.5
 #: through a room that trains well has 6.2, the other real scenes tried 19 to 48.
 _FEW_OBSERVATIONS, _LITTLE_PARALLAX = 100, 4.5
 #: Names that a line shows, and cameras.
-_NAMED, _SHOWN = 8, 5
+_MAX_LISTED, _SHOWN = 8, 5
 
 
 def notes(facts: dict[str, Any]) -> list[str]:
@@ -418,18 +418,20 @@ def notes(facts: dict[str, Any]) -> list[str]:
     found = []
     if missing := facts["unregistered"]:
         found.append(
-            f"{facts['registered']} of {facts['total']} images are registered; left out: {listed(missing, _NAMED)}"
+            f"{facts['registered']} of {facts['total']} images are registered; left out: {listed(missing, _MAX_LISTED)}"
         )
     for number, names in enumerate(facts.get("other_images", []), start=1):
         found.append(
-            f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _NAMED)}; "
+            f"{len(names)} images form a model of their own, kept as sparse/{number}: {listed(names, _MAX_LISTED)}; "
             f"sparse/0, the largest, is used"
         )
     placed = facts.get("georeference") or {}
     for name, reason in list(placed.get("control_points_not_placed", {}).items())[:_SHOWN]:
         found.append(f"control point {name} is not used: {reason}")
     if "control_points" in placed and placed["left_out"]:
-        found.append(f"control points that disagree with the others are left out: {listed(placed['left_out'], _NAMED)}")
+        found.append(
+            f"control points that disagree with the others are left out: {listed(placed['left_out'], _MAX_LISTED)}"
+        )
     return found
 
 
@@ -497,7 +499,7 @@ def lines(facts: dict[str, Any]) -> list[str]:
         rows.insert(3 + _SHOWN, ("", f"and {len(cameras) - _SHOWN} more cameras"))
     for title, names in (("not registered", facts["unregistered"]), ("not readable", sorted(facts["unreadable"]))):
         if names:
-            rows.append((title, listed(names, _NAMED)))
+            rows.append((title, listed(names, _MAX_LISTED)))
     return [f"{title:<20}{text}" for title, text in rows]
 
 

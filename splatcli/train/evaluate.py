@@ -23,8 +23,8 @@ from splatcli.rasterizer.image_loss import mean_ssim
 from splatcli.rasterizer.memory_budget import MemoryBudget
 from splatcli.rasterizer.sharded import ShardedEngine
 from splatcli.scene.camera import Camera
-from splatcli.scene.decode import Rgb
 from splatcli.scene.scene import Scene
+from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Alarmed, Evaluated, Probed, ViewScore
 from splatcli.train.state import TrainState
 from splatcli.train.training_images import tensor_of
@@ -234,25 +234,8 @@ def _split(config: Config, scene: Scene) -> str:
     return f"of the views in name order, those whose index {every} divides are held out"
 
 
-def evaluation_background(config: Config) -> str:
-    """Return the background of evaluated renders: that of training, black where training draws it at random."""
-    return "white" if config.train.background == "white" else "black"
-
-
-def image_background(config: Config) -> Rgb:
-    """Return R G B in 0..255 under transparent images in evaluation: white for a white run, else black."""
-    return (255, 255, 255) if config.train.background == "white" else (0, 0, 0)
-
-
-def training_image_background(config: Config) -> Rgb | None:
-    """Return R G B in 0..255 under transparent images in training; None for random backgrounds."""
-    return None if config.train.background == "random" else image_background(config)
-
-
 #: Figures of a view that processes exchange, beside a flag whether there are any.
 MEASURES = 3
-
-BACKGROUNDS = {"black": (0.0, 0.0, 0.0), "white": (1.0, 1.0, 1.0)}
 
 
 class Renderer(Protocol):

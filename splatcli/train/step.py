@@ -19,9 +19,9 @@ from splatcli.rasterizer.train_step import apply_view_grads, engine_for
 from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.scene import Scene
+from splatcli.train.backgrounds import BACKGROUNDS
 from splatcli.train.densify import Strategy
 from splatcli.train.dropout import dropout_filter, dropout_rate, dropped
-from splatcli.train.evaluate import BACKGROUNDS
 from splatcli.train.events import Stepped
 from splatcli.train.monitor import check_loss
 from splatcli.train.sampler import ViewSampler

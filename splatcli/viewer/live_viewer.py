@@ -32,7 +32,7 @@ from splatcli.render.images import (
     median_distance,
 )
 from splatcli.scene.camera import Camera, common_up
-from splatcli.train.evaluate import BACKGROUNDS, evaluation_background
+from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.events import Evaluated, Event, Probed, Started, Stepped
 from splatcli.train.state import TrainState
 from splatcli.viewer.http_server import READ_ONLY, Request, Response
