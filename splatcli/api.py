@@ -35,10 +35,11 @@ from splatcli.formats.selection import Crop, select
 from splatcli.gaussians import Gaussians
 from splatcli.native.backend import resolve_device
 from splatcli.output import free_folder
+from splatcli.output_files import write_bytes
 from splatcli.rasterizer.loss_engine import Loss, LossEngine
 from splatcli.rasterizer.rendering import Render, render
 from splatcli.render.comparison import Comparer, Rendered, own_cameras, score
-from splatcli.render.images import RenderSettings, write_bytes
+from splatcli.render.images import RenderSettings
 from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.scene.decode import Rgb

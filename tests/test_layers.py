@@ -19,7 +19,7 @@ LAYERS = (
     ("cli",),
     ("api",),
     ("viewer", "mesh", "render", "train", "sfm", "edit", "formats", "doctor", "bench", "lightning"),
-    ("rasterizer", "checkpoint"),
+    ("rasterizer", "output_files", "checkpoint"),
     ("native", "scene", "distributed"),
     ("gaussians", "reproducible", "config", "plugins", "errors", "sizes", "progress", "output"),
 )

@@ -64,7 +64,7 @@ def bench(args: BenchArguments) -> int:
     from splatcli.bench import Record, describe_machine, markdown, measure, plan_of, read_plan
     from splatcli.cli.console import open_output
     from splatcli.cli.tables import of_markdown
-    from splatcli.render.images import write_bytes
+    from splatcli.output_files import write_bytes
 
     numbers = _numbers(args.seeds)
     cells = (

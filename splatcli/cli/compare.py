@@ -145,7 +145,7 @@ def compare(args: CompareArguments) -> int:
     from splatcli.cli.compare_report import Report
     from splatcli.cli.console import open_output
     from splatcli.native.backend import resolve_device
-    from splatcli.render.images import check_place
+    from splatcli.output_files import check_place
     from splatcli.train.backgrounds import parse_background
 
     if args.output is not None:
@@ -329,7 +329,7 @@ def _refuse_present(path: Path, overwrite: bool) -> None:
 
 def _places(args: CompareArguments, chosen: Views) -> dict[str, Path]:
     """Return the file of each view's picture in a folder; empty for a page, a sheet and no output."""
-    from splatcli.render.images import image_paths
+    from splatcli.output_files import image_paths
 
     if args.output is None or _is_file(args.output):
         return {}
@@ -342,8 +342,9 @@ def _places(args: CompareArguments, chosen: Views) -> dict[str, Path]:
 
 def _measure(comparer: Comparer, chosen: Views, places: dict[str, Path]) -> Iterator[ViewFigures]:
     """Yield the figures of the views that can be compared, and write their pictures where they have places."""
+    from splatcli.output_files import write_bytes
     from splatcli.render.comparison import score
-    from splatcli.render.images import png_bytes, side_by_side, write_bytes
+    from splatcli.render.images import png_bytes, side_by_side
 
     for camera in track(chosen.cameras, "views"):
         shown = comparer.images(camera)
@@ -356,8 +357,9 @@ def _measure(comparer: Comparer, chosen: Views, places: dict[str, Path]) -> Iter
 
 def _write_chosen(output: Path, report: Report, comparer: Comparer, most: int) -> None:
     """Write the page or the sheet of the views that ``choose`` picks, rendered again. Raises OutputError."""
+    from splatcli.output_files import write_bytes
     from splatcli.render.comparison import choose
-    from splatcli.render.images import png_bytes, write_bytes
+    from splatcli.render.images import png_bytes
 
     def shown() -> Iterator[tuple[ViewFigures, str, ViewImages]]:
         for view, reason in track(choose(report.views, most), "pictures"):

@@ -75,7 +75,8 @@ def place_comments(part: EditedPart, result: EditResult, chosen: Format | None, 
 def write_picture(result: EditResult, path: Path, out: Output) -> None:
     """Write a PNG of what is dropped, and print that."""
     from splatcli.edit.picture import draw
-    from splatcli.render.images import png_bytes, write_bytes
+    from splatcli.output_files import write_bytes
+    from splatcli.render.images import png_bytes
 
     write_bytes(path, png_bytes(draw(result.model)))
     result.facts["picture"] = path
@@ -95,7 +96,7 @@ def write_result(
     result: EditResult, target: EditTarget, comments: Sequence[str], checkpoint: Checkpoint | None, out: Output
 ) -> None:
     """Write the output and print its path. checkpoint: the one that was edited, where a checkpoint is written."""
-    from splatcli.render.images import write_bytes
+    from splatcli.output_files import write_bytes
 
     assert target.path is not None, "checked with the arguments"
     gaussians, metadata = result.model.gaussians, replace(result.model.metadata, comments=comments)
@@ -118,7 +119,7 @@ def write_result(
 def _write_checkpoint(result: EditResult, path: Path, checkpoint: Checkpoint | None) -> None:
     from splatcli.checkpoint.file import save_checkpoint
     from splatcli.edit.run_state import only_rows
-    from splatcli.render.images import make_parent_folder
+    from splatcli.output_files import make_parent_folder
 
     assert checkpoint is not None, "checked when the model was read"
     assert result.model.rows is not None, "Gaussians were dropped, and nothing else"
@@ -141,7 +142,7 @@ def _write_stream(result: EditResult, chosen: Format, folder: Path, metadata: Ex
 def _write_ply(gaussians: Gaussians, metadata: ExportMetadata, output: Path, out: Output) -> None:
     """Write a PLY in parts: large models are edited into this format, and its content is as large as the model."""
     from splatcli.formats.ply import ply_comments, write_ply_file
-    from splatcli.render.images import make_parent_folder
+    from splatcli.output_files import make_parent_folder
 
     comments, notes = ply_comments(metadata)
     make_parent_folder(output)

@@ -93,7 +93,7 @@ def evaluate(args: EvalArguments) -> int:
     from splatcli.cli.model import find_model, load_model
     from splatcli.config import Config
     from splatcli.native.backend import resolve_device
-    from splatcli.render.images import check_place
+    from splatcli.output_files import check_place
     from splatcli.render.scoring import GroundTruth, Lpips
     from splatcli.render.sheet import MOST_VIEWS, Extremes
     from splatcli.scene.read import read_scene
@@ -253,7 +253,8 @@ def _digits(figure: str) -> int:
 
 def _write_sheet(path: Path, extremes: Extremes, facts: dict[str, Any]) -> None:
     """Write the contact sheet of ``extremes`` with the metrics ``facts`` in its title. Raise OutputError."""
-    from splatcli.render.images import png_bytes, write_bytes
+    from splatcli.output_files import write_bytes
+    from splatcli.render.images import png_bytes
     from splatcli.render.sheet import contact_sheet
 
     title = f"PSNR {facts['psnr']:.2f} dB   SSIM {facts['ssim']:.4f}   {extremes.describe()}"

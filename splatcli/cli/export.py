@@ -231,7 +231,7 @@ def _finish(
     payload: bytes, count: int, kind: str, loaded: Model, output: Path, args: ExportArguments, out: Output
 ) -> None:
     """Write a file, or print what would be written with --dry-run. kind: what the file is."""
-    from splatcli.render.images import write_bytes
+    from splatcli.output_files import write_bytes
 
     facts = {"bytes": len(payload), "num_gaussians": count}
     if args.dry_run:

@@ -133,7 +133,8 @@ def mesh(args: MeshArguments) -> int:
     from splatcli.mesh.build import RESOLUTION, MeshOptions, build_mesh
     from splatcli.mesh.files import format_of
     from splatcli.native.backend import resolve_device
-    from splatcli.render.images import RenderSettings, check_place, write_bytes
+    from splatcli.output_files import check_place, write_bytes
+    from splatcli.render.images import RenderSettings
 
     assert args.output is not None, "checked above"
     encode = format_of(args.output)

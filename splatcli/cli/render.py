@@ -341,7 +341,8 @@ class RenderOptions:
 
 def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderOptions, out: Output) -> None:
     """Render the views ``chosen``. scene: the scene of these views, if it is not that of the model's run."""
-    from splatcli.render.images import ModelRenderer, check_place
+    from splatcli.output_files import check_place
+    from splatcli.render.images import ModelRenderer
     from splatcli.render.output import resolve_target
     from splatcli.render.view_renderer import ViewRenderer
 
@@ -378,8 +379,8 @@ def render_views(model: Model, chosen: Views, scene: Scene | None, opts: RenderO
 
 def _save_cameras(path: Path, chosen: Views, fps: float | None, out: Output) -> None:
     """Write cameras in the layout of splat, or of nerfstudio when the file is named so."""
+    from splatcli.output_files import write_bytes
     from splatcli.render.camera_files import SUFFIX, camera_path_json, cameras_json
-    from splatcli.render.images import write_bytes
 
     if path.name.lower().endswith(SUFFIX):
         text, notes = camera_path_json(chosen.cameras, fps or chosen.fps or _FPS)
@@ -441,7 +442,8 @@ def _write_images(
     out: Output,
 ) -> None:
     """Write a file for each view; several kinds of image go to a folder each."""
-    from splatcli.render.images import image_paths, png_bytes, write_bytes
+    from splatcli.output_files import image_paths, write_bytes
+    from splatcli.render.images import png_bytes
     from splatcli.render.output import channels, write_exr
 
     if target.folder is None:

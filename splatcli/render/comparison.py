@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 
 from splatcli.gaussians import Gaussians
-from splatcli.render.images import MASKED_COLOUR, RenderSettings, error_map, render_pixels
+from splatcli.render.colour_maps import MASKED_COLOUR, error_map
+from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.train.evaluate import psnr, ssim

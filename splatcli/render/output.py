@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 
 from splatcli.checkpoint.atomic import write_atomically
 from splatcli.errors import OutputError, ResourceError, SplatError, UsageError
-from splatcli.render.images import RenderedMaps, make_parent_folder
+from splatcli.output_files import make_parent_folder
+from splatcli.render.images import RenderedMaps
 
 #: Kinds in an EXR file by default.
 DEFAULT = ("rgb", "alpha", "depth")

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from splatcli.render.images import TICKS, error_map, heat, position, shrunk
+from splatcli.render.colour_maps import TICKS, error_map, heat, position
+from splatcli.render.images import shrunk
 from splatcli.render.scoring import Comparison
 
 #: Views on a sheet by default.

@@ -9,16 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.render.images import (
-    COMPARED,
-    LAYERS,
-    MASKED_COLOUR,
-    ModelRenderer,
-    RenderedMaps,
-    error_map,
-    layer_images,
-    to_uint8,
-)
+from splatcli.render.colour_maps import MASKED_COLOUR, error_map
+from splatcli.render.images import COMPARED, LAYERS, ModelRenderer, RenderedMaps, layer_images, to_uint8
 from splatcli.render.scoring import Comparison, GroundTruth
 from splatcli.scene.camera import Camera
 from splatcli.train.events import ViewScore

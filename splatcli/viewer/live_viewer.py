@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from splatcli.formats.html import ICON
+from splatcli.render.colour_maps import ByteImage
 from splatcli.render.images import (
     LAYERS,
     NEAR_FAR,
-    ByteImage,
     ModelRenderer,
     RenderSettings,
     jpeg_bytes,

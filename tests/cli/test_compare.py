@@ -15,7 +15,7 @@ import imageio.v3 as imageio
 import numpy as np
 import pytest
 
-from splatcli.render.images import error_map
+from splatcli.render.colour_maps import error_map
 from tests.cli.terminal import on_terminal
 from tests.cli.tiny import HEIGHT, QUICK, WIDTH, write_scene
 from tests.native.cases import NEEDS_COMPILER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from splatcli.render.images import MASKED_COLOUR, TICKS, error_map, heat, position
+from splatcli.render.colour_maps import MASKED_COLOUR, TICKS, error_map, heat, position
 
 
 def lightness(colours: np.ndarray) -> np.ndarray:

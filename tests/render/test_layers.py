@@ -11,15 +11,14 @@ import torch
 from numpy.testing import assert_allclose
 
 from splatcli.gaussians import Gaussians
+from splatcli.render.colour_maps import depth_image, turbo
 from splatcli.render.images import (
     ModelRenderer,
     RenderSettings,
-    depth_image,
     layer_images,
     median_distance,
     shortest_axes,
     side_by_side,
-    turbo,
 )
 from splatcli.scene.camera import Camera
 from splatcli.scene.points import morton_order

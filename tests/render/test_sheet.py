@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from splatcli.render.images import error_map
+from splatcli.render.colour_maps import error_map
 from splatcli.render.scoring import Comparison
 from splatcli.render.sheet import Extremes, contact_sheet
 from splatcli.train.events import ViewScore

@@ -26,7 +26,7 @@ from splatcli.cli.commands import run as splat
 from splatcli.config import Config
 from splatcli.errors import ModelFileError, OutputError
 from splatcli.formats.ply import write_ply_file
-from splatcli.render.images import write_bytes
+from splatcli.output_files import write_bytes
 from tests.cli.tiny import QUICK, write_scene
 from tests.formats.made import read_ply
 from tests.torture.calls import KINDS, SHORT_WRITE, armed, run_under

@@ -20,7 +20,7 @@ from splatcli.cli.commands import run as splat
 from splatcli.config import DataConfig, build_config
 from splatcli.errors import LockedError, ModelFileError, OutputError, SceneError, UsageError
 from splatcli.formats.ply import write_ply_file
-from splatcli.render.images import write_bytes
+from splatcli.output_files import write_bytes
 from splatcli.scene.points import read_points_ply
 from splatcli.scene.read import read_scene
 from tests.formats.made import read_ply

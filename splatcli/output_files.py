@@ -1,0 +1,63 @@
+"""Files of results: their names and folders, whether they can be written, and writing them in one step."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+from splatcli.checkpoint.atomic import write_atomically
+from splatcli.errors import OutputError
+
+#: Endings that a view's name loses.
+_PICTURE_SUFFIXES = {".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp", ".exr"}
+
+
+def write_bytes(path: Path, payload: bytes) -> None:
+    """Write a file atomically, and create its folders. Raise OutputError."""
+    make_parent_folder(path)
+    write_atomically(path, lambda file: file.write(payload), what="file", stream=True)
+
+
+def make_parent_folder(path: Path) -> None:
+    """Create the folders of a file. Raise OutputError, also if the path is a folder."""
+    try:
+        if path.is_dir():  # also the empty name
+            raise OutputError("this is a folder, not a file", where=path, remedy="name a file")
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = "write elsewhere, or free disk space"
+        raise OutputError(f"cannot create the folder: {error.strerror}", where=path.parent, remedy=remedy) from None
+
+
+def check_place(path: Path) -> None:
+    """Raise OutputError where a file or a folder can surely not be written, before hours of work; change nothing."""
+    if os.path.exists(path):  # also a pipe, or a name of an open file
+        return
+    place = Path(os.path.realpath(path))
+    while not os.path.lexists(folder := place.parent):
+        place = folder
+    fault = errno.ENOTDIR if not folder.is_dir() else 0 if os.access(folder, os.W_OK | os.X_OK) else errno.EACCES
+    if fault:
+        raise OutputError(f"cannot write here: {os.strerror(fault)}", where=path, remedy="choose another place with -o")
+
+
+def image_paths(names: Iterable[str], folder: Path, suffix: str = ".png") -> list[Path]:
+    """Return the image file of each view: its name with ``suffix``, always inside ``folder``, all distinct.
+
+    Names come from untrusted files: drives, roots and ``..`` in them are dropped.
+    """
+    taken: set[str] = set()
+    paths = []
+    for name in names:
+        parts = [part for part in PurePosixPath(name.replace("\\", "/")).parts if part not in ("/", "..", ".")]
+        parts = [part.replace("\0", "").replace(":", "_") for part in parts] or ["view"]
+        named = PurePosixPath(*parts)
+        stem = str(named.with_suffix("") if named.suffix.lower() in _PICTURE_SUFFIXES else named)
+        candidate, count = stem, 2
+        while candidate.casefold() in taken:
+            candidate, count = f"{stem}_{count}", count + 1
+        taken.add(candidate.casefold())
+        paths.append(folder / f"{candidate}{suffix}")
+    return paths
