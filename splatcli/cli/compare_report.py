@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _ROWS = 6
 #: Two models of one scene are more alike than this, dB; models in different frames are less.
 _UNLIKE_DB = 12.0
-#: PSNR in dB of equal images (splatcli/train/evaluate.py).
+#: PSNR in dB of equal images (splatcli/train/image_metrics.py).
 _EQUAL_DB = 100.0
 
 #: Views to show, one at a time: figures, the reason for choosing it, and images.

@@ -42,7 +42,7 @@ from splatcli.progress import track
 from splatcli.rasterizer.rendering import Render, ViewRender, render
 from splatcli.scene.camera import Camera
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background, image_background
-from splatcli.train.evaluate import color_corrected
+from splatcli.train.image_metrics import color_corrected
 from splatcli.train.start import run_scene
 
 LEVELS = ("light", "normal", "strong")

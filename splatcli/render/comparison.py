@@ -19,7 +19,7 @@ from splatcli.render.colour_maps import MASKED_COLOUR, error_map
 from splatcli.render.images import RenderSettings, render_pixels
 from splatcli.render.scoring import GroundTruth
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import psnr, ssim
+from splatcli.train.image_metrics import psnr, ssim
 
 #: Names of the figures, in their order: of A against the photo, of B against the photo, of A against B.
 FIGURES = ("psnr_a", "ssim_a", "psnr_b", "ssim_b", "psnr_ab", "ssim_ab")

@@ -20,8 +20,8 @@ from torch import Tensor
 from splatcli.errors import ResourceError, SceneError, UsageError
 from splatcli.scene.images import LoadedImage
 from splatcli.scene.scene import Scene
-from splatcli.train.evaluate import color_corrected, mask_out, psnr, ssim
 from splatcli.train.events import ViewScore
+from splatcli.train.image_metrics import color_corrected, mask_out, psnr, ssim
 
 _INSTALL = "pip install 'splatcli[lpips]'"
 

@@ -19,8 +19,9 @@ from splatcli.scene.camera import Camera
 from splatcli.scene.images import AHEAD
 from splatcli.scene.read import read_scene
 from splatcli.scene.scene import Scene
-from splatcli.train.evaluate import evaluate, load_image, protocol, psnr, ssim
+from splatcli.train.evaluate import evaluate, load_image, protocol
 from splatcli.train.events import Evaluated, Stepped
+from splatcli.train.image_metrics import psnr, ssim
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.trainer import Trainer
 from splatcli.train.training_images import TrainingImages

@@ -15,17 +15,8 @@ from splatcli.native.build import NoCompilerError
 from splatcli.rasterizer import image_loss
 from splatcli.rasterizer.reference import ssim_map_reference
 from splatcli.scene.camera import Camera
-from splatcli.train.evaluate import (
-    color_corrected,
-    evaluate,
-    load_image,
-    mask_out,
-    mean_scores,
-    protocol,
-    psnr,
-    quantised,
-    ssim,
-)
+from splatcli.train.evaluate import evaluate, load_image, mean_scores, protocol
+from splatcli.train.image_metrics import color_corrected, mask_out, psnr, quantised, ssim
 from tests.rasterizer.scenes import random_image
 from tests.train.worlds import made_scene, short_config
 

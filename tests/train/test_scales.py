@@ -13,7 +13,7 @@ from splatcli.config import Config
 from splatcli.rasterizer import NativeEngine, render
 from splatcli.scene.camera import Camera
 from splatcli.scene.points import PointCloud
-from splatcli.train.evaluate import psnr
+from splatcli.train.image_metrics import psnr
 from splatcli.train.trainer import Trainer
 from tests.native.cases import NEEDS_COMPILER, float32
 from tests.rasterizer.scenes import look_from
