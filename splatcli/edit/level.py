@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from splatcli.edit.transform import Similarity
 from splatcli.gaussians import Gaussians
-from splatcli.rasterizer.reference import rotation_matrices
+from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera, common_up
 
 Floats = NDArray[np.float64]

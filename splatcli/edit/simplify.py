@@ -33,8 +33,8 @@ from scipy.spatial.transform import Rotation
 
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.progress import report, track
-from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import render
+from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 
 Floats = NDArray[np.float64]

@@ -32,7 +32,7 @@ from splatcli.formats.format import ExportMetadata, Format, file_size
 from splatcli.formats.sog import import_sog, sog_files
 from splatcli.gaussians import Gaussians
 from splatcli.progress import track
-from splatcli.rasterizer.reference import rotation_matrices
+from splatcli.rotation import rotation_matrices
 from splatcli.scene.points import morton_order
 
 INDEX = "lod-meta.json"

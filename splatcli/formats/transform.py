@@ -22,7 +22,7 @@ from splatcli.checkpoint.foreign.imported import (
 from splatcli.errors import ModelFileError
 from splatcli.formats.quantisation import Doubles
 from splatcli.gaussians import SH_REST
-from splatcli.rasterizer.reference import sh_basis
+from splatcli.sh import sh_basis
 
 #: How far a matrix may be from a rotation and one scale for all axes.
 _EVEN = 1e-5

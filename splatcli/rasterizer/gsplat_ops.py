@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from splatcli.rasterizer.context import Z_FAR
-from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN, rotation_matrices, sh_basis
+from splatcli.rasterizer.reference import ALPHA_MIN, BLUR, JACOBIAN_MARGIN
+from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import NEAR
+from splatcli.sh import sh_basis
 
 #: Standard deviations after which a Gaussian of opacity 1 falls below 1/255; gsplat's bound of the radii.
 MAX_EXTENT = 3.33

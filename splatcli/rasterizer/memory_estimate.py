@@ -24,7 +24,7 @@ from splatcli.rasterizer import ppisp
 from splatcli.rasterizer.bilateral_grid import AT_A_TIME, BAND_BYTES
 from splatcli.rasterizer.context import Z_FAR, tile_rows_of
 from splatcli.rasterizer.memory_budget import LIST_BYTES, MAX_ISECTS, round_capacity
-from splatcli.rasterizer.reference import rotation_matrices
+from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 
 #: Gaussians, and tile rows of all of them together, that are processed at once: tens of megabytes.

@@ -27,9 +27,9 @@ from splatcli.checkpoint.state import Checkpoint
 from splatcli.gaussians import SH_C0, Gaussians
 from splatcli.rasterizer import render
 from splatcli.rasterizer.chunk_bounds import chunk_bounds
-from splatcli.rasterizer.reference import rotation_matrices
 from splatcli.rasterizer.rendering import Render
 from splatcli.render.colour_maps import ByteImage, Floats, depth_image, to_bytes
+from splatcli.rotation import rotation_matrices
 from splatcli.scene.camera import Camera
 from splatcli.train.backgrounds import BACKGROUNDS, evaluation_background
 from splatcli.train.per_view_params import PerViewParams
