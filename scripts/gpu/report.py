@@ -171,13 +171,15 @@ def speed_lines(speeds: dict[str, Any], beside: dict[str, Any]) -> list[str]:
                 f"{peer['steps_per_second']:8.1f} {peer['ms'] / ours['ms']:6.2f} {peer['peak_mib']:6d} "
                 f"{peer['l1_only']['ms'] / ours['ms']:6.2f}"
             )
+        # Older reports name it pairs_per_visible.
+        isects = ours["isects_per_visible"] if "isects_per_visible" in ours else ours["pairs_per_visible"]
         rows.append(
             f"{name:18} {ours['steps_per_second']:8.1f} {ours['ms']:8.3f} {ours['spread']:6.3f} {ours['peak_mib']:6d} "
-            f"{ours['visible_share']:5.2f} {ours['pairs_per_visible']:7.2f} {theirs}"
+            f"{ours['visible_share']:5.2f} {isects:8.2f} {theirs}"
         )
     if not rows:
         return []
-    head = f"{'training':18} {'steps/s':>8} {'ms':>8} {'spread':>6} {'MiB':>6} {'seen':>5} {'pairs/V':>7} "
+    head = f"{'training':18} {'steps/s':>8} {'ms':>8} {'spread':>6} {'MiB':>6} {'seen':>5} {'isects/V':>8} "
     extra = {key: beside[key] for key in ("version", "build", "waited") if key in beside}
     return [
         f"{head}{'gsplat/s':>8} {'ratio':>6} {'MiB':>6} {'L1':>6}",

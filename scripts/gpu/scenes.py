@@ -179,8 +179,8 @@ class Training:
         return {
             "visible": visible,
             "visible_share": round(visible / max(1, len(self.gaussians)), 3),
-            "pairs": isects,
-            "pairs_per_visible": round(isects / max(1, visible), 2),
+            "isects": isects,
+            "isects_per_visible": round(isects / max(1, visible), 2),
             "overflow": overflow,
         }
 

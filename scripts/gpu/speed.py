@@ -84,7 +84,7 @@ def stages(report: Report) -> None:
             training.step()
         training.finish()
         counts = training.counts()
-        floors = least_bytes(case.n, int(counts["visible"]), int(counts["pairs"]), width * height)
+        floors = least_bytes(case.n, int(counts["visible"]), int(counts["isects"]), width * height)
         result: dict[str, Any] = {}
         for name, events in Timed.events.items():
             if name in floors:

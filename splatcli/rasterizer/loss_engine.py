@@ -56,7 +56,7 @@ class LossEngine(SyncEngine):
                 background=inputs.background,
                 viewmat=pose,
                 antialiased=inputs.antialiased,
-                smoothing=inputs.filter_3d,
+                filter_3d=inputs.filter_3d,
                 backend=self._backend,
             )
             # Its gradient is that of the projected means.

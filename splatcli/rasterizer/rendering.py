@@ -66,7 +66,7 @@ def render(
     background: Tensor | None = None,
     viewmat: Tensor | None = None,
     antialiased: bool = False,
-    smoothing: Tensor | None = None,
+    filter_3d: Tensor | None = None,
     backend: Backend | None = None,
     budget: MemoryBudget | None = None,
     z_range: tuple[float, float] | None = None,
@@ -78,14 +78,14 @@ def render(
     background: [3], black by default.
     viewmat: [4, 4] world to camera; replaces the camera's pose and gets a gradient.
     antialiased: scale opacities by the area that the 0.3 px^2 blur added.
-    smoothing: [N] sizes of the 3D filter (rasterizer/filter_3d.py), without gradient; Gaussians of apply_filter_3d()
+    filter_3d: [N] sizes of the 3D filter (rasterizer/filter_3d.py), without gradient; Gaussians of apply_filter_3d()
         need none.
     backend: where to run; by default the library of the parameters' device and dtype.
     budget: bytes for tile intersections; by default nine tenths of the free memory. A view that does not fit at once is
         rendered in bands of tile rows, with the same bits.
     z_range: camera z, world units, between which a mean has to lie for its Gaussian to be seen; by default from the
         camera's near plane on.
-    bounds: chunk_bounds() of these Gaussians and ``smoothing``: on a CPU chunks outside the view are skipped, with the
+    bounds: chunk_bounds() of these Gaussians and ``filter_3d``: on a CPU chunks outside the view are skipped, with the
         same bits. The caller sees to it that they hold.
 
     Autocast has no effect: half-precision inputs are computed in float32 and get gradients in their own dtype; float64
@@ -102,7 +102,7 @@ def render(
         background=background,
         viewmat=viewmat,
         antialiased=antialiased,
-        smoothing=smoothing,
+        filter_3d=filter_3d,
         backend=backend,
         budget=budget,
         z_range=z_range,
@@ -127,7 +127,7 @@ class ViewRender:
         background: Tensor | None = None,
         viewmat: Tensor | None = None,
         antialiased: bool = False,
-        smoothing: Tensor | None = None,
+        filter_3d: Tensor | None = None,
         backend: Backend | None = None,
         budget: MemoryBudget | None = None,
         z_range: tuple[float, float] | None = None,
@@ -158,7 +158,7 @@ class ViewRender:
             backend = backend or backend_for(gaussians.device, dtype)
         except NoCompilerError as error:
             _log.warning("%s\nRendering in plain torch instead: right, but hundreds of times slower.", error)
-            filtered = gaussians if smoothing is None else apply_filter_3d(gaussians, smoothing)
+            filtered = gaussians if filter_3d is None else apply_filter_3d(gaussians, filter_3d)
             with torch.autocast(gaussians.device.type, enabled=False):
                 self._plain = Render(
                     *render_reference(
@@ -181,7 +181,7 @@ class ViewRender:
         self.parameters = [prepare(tensor) for _, tensor in gaussians.items()]
         inputs = [*self.parameters, self.background, self.viewmat, *([] if self.colors is None else [self.colors])]
         self.with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-        self._smoothing = None if smoothing is None else prepare(smoothing.detach())
+        self._filter_3d = None if filter_3d is None else prepare(filter_3d.detach())
         self.frame = RasterContext(backend, budget, slack=0.0)
         if self.colors is not None:
             self.frame.set_channels(self.colors.detach())
@@ -194,8 +194,8 @@ class ViewRender:
             viewmat=self.viewmat.detach() if self.has_pose else None,
             z_range=z_range,
         )
-        if self._smoothing is not None:
-            self.view.filter_3d = backend.pointer(self._smoothing, len(gaussians))
+        if self._filter_3d is not None:
+            self.view.filter_3d = backend.pointer(self._filter_3d, len(gaussians))
         self._bounds = None if bounds is None or backend.device.type != "cpu" else prepare(bounds)
         if self._bounds is not None:
             chunks = -(-len(gaussians) // abi.CHUNK)

@@ -101,9 +101,9 @@ class Probed:
 class Alarmed:
     """Something looks wrong, and training continues; ``text`` is a sentence.
 
-    alarm: "psnr" (quality fell and stayed low), "count" (a refinement removed too many Gaussians), "pairs" (Gaussians
-    cover far more tiles than before), "evaluation" (the views could not be scored), "metrics" (lines of metrics.jsonl
-    are lost), "space" (the disk may get full).
+    alarm: "psnr" (quality fell and stayed low), "count" (a refinement removed too many Gaussians), "intersections"
+    (Gaussians cover far more tiles than before; "pairs" in metrics.jsonl of older versions), "evaluation" (the views
+    could not be scored), "metrics" (lines of metrics.jsonl are lost), "space" (the disk may get full).
     """
 
     step: int

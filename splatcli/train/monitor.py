@@ -91,7 +91,9 @@ class IntersectionMonitor:
         if not 0.0 < INTERSECTION_JUMP * before < now:
             return None
         text = f"a Gaussian covers {now:.0f} tiles of the fullest view on average, {before:.1f} before: scales explode"
-        return Alarmed(step, "pairs", f"{text}; smaller steps may help (optim.log_scales_lr), and memory will run out")
+        return Alarmed(
+            step, "intersections", f"{text}; smaller steps may help (optim.log_scales_lr), and memory will run out"
+        )
 
 
 class FiniteMonitor:

@@ -113,7 +113,7 @@ def drawn(backend: Backend, antialiased: bool, *, inside: bool) -> tuple[Tensor,
         gaussians if inside else apply_filter_3d(gaussians, sizes),
         camera,
         antialiased=antialiased,
-        smoothing=sizes if inside else None,
+        filter_3d=sizes if inside else None,
         backend=backend,
     )
     return out.image, out.alpha, out.depth
@@ -146,7 +146,7 @@ def test_gradcheck_of_the_filter_in_the_kernels(seed: int, antialiased: bool) ->
 
     def run(*groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bundle = Gaussians(**dict(zip(GROUPS, groups, strict=True)))
-        out = render(bundle, camera, antialiased=antialiased, smoothing=sizes, backend=float64())
+        out = render(bundle, camera, antialiased=antialiased, filter_3d=sizes, backend=float64())
         return out.image, out.alpha, out.depth
 
     inputs = [tensor.detach().clone().requires_grad_() for _, tensor in gaussians.items()]

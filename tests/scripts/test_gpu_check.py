@@ -19,7 +19,7 @@ import pytest
 import torch
 from gpu import peer, prepare, scenes, speed
 from gpu.process import run_child
-from gpu.report import CARRIED, REHEARSE, Report, Section, Skipped, summary
+from gpu.report import CARRIED, REHEARSE, Report, Section, Skipped, speed_lines, summary
 
 from tests.kernels.simt import simulated
 from tests.native.cases import NEEDS_COMPILER
@@ -43,11 +43,17 @@ OURS = {
     "spread": 0.01,
     "peak_mib": 1500,
     "visible_share": 0.6,
-    "pairs_per_visible": 4.2,
+    "isects_per_visible": 4.2,
 }
 PEER = {"steps_per_second": 100.0, "ms": 10.0, "peak_mib": 2500, "l1_only": {"ms": 8.0}}
 SPEED = {"status": "ok", "1M 2MP front": OURS}
 BESIDE = {"status": "ok", "version": "1.5.3", "1M 2MP front": {"ours": OURS, "gsplat": PEER}}
+
+
+def test_reports_of_older_versions_are_read() -> None:
+    older = {("pairs_per_visible" if key == "isects_per_visible" else key): value for key, value in OURS.items()}
+    assert speed_lines({"1M": older}, {}) == speed_lines({"1M": OURS}, {})
+    assert " 4.20 " in speed_lines({"1M": OURS}, {})[1]
 
 
 def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:

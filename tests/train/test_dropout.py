@@ -90,7 +90,7 @@ def test_gaussians_that_are_left_out_are_not_there(kind: str) -> None:
         found, wanted = render_reference(apply_filter_3d(gaussians, sizes), camera), render_reference(rest, camera)
         image, without = found[0], wanted[0]
     else:
-        image = render(gaussians, camera, smoothing=sizes, backend=backend).image
+        image = render(gaussians, camera, filter_3d=sizes, backend=backend).image
         without = render(rest, camera, backend=backend).image
     whole = render(gaussians.map(lambda t: t.detach().double()), camera, backend=float64()).image
     assert float((whole - without.double()).abs().max()) > 0.05, "the others show"

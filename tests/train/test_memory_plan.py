@@ -244,7 +244,7 @@ def test_pairs_that_explode_raise_an_alarm_once() -> None:
     isects = [300] * 100 + [310] * 100 + [9000] * 50 + [300] * 50 + [9000] * 100
     alarms = [alarm for step, n in enumerate(isects, 1) if (alarm := watch.check(step, n, 100)) is not None]
     (alarm,) = alarms
-    assert (alarm.step, alarm.alarm) == (300, "pairs")
+    assert (alarm.step, alarm.alarm) == (300, "intersections")
     assert "90 tiles of the fullest view on average, 3.1 before" in alarm.text
 
 
