@@ -188,7 +188,7 @@ def sog_files(gaussians: Gaussians, *, antialiased: bool = False, entries: int =
     images: dict[str, Texels] = {}
 
     def put(name: str, texels: Texels) -> str:
-        """Return [N, 3 or 4] as an image; opaque where nothing else is said."""
+        """Keep [N, 3 or 4] as an image, opaque where nothing else is said, and return the name of its file."""
         whole = np.zeros((height * width, 4), np.uint8)
         whole[:, 3] = 255
         whole[:count, : texels.shape[1]] = texels

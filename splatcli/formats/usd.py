@@ -62,7 +62,7 @@ def encode_usdz(gaussians: Gaussians, metadata: ExportMetadata) -> Encoded:
 
 
 def _fill(field: Any, columns: Columns[Floats], degree: int, vt: Any) -> None:
-    """Return the attributes of the schema; all floats, for readers prefer them to halves."""
+    """Write the attributes of the schema; all floats, for readers prefer them to halves."""
     scales = scales_of(columns.scales)
     quats = unit_quats(columns.quats)
     harmonics = np.concatenate([columns.sh0[:, None], columns.shN], axis=1).reshape(-1, 3)
