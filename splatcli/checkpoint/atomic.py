@@ -59,7 +59,7 @@ def write_atomically(
         are refused. They are never replaced; of a link, the target is.
     Order: reserve, write, fsync, verify, rename, fsync the folder. Raises OutputError for every failure, ResourceError
     for a lack of memory (a DivergedError of ``write`` passes); the old file is then untouched and no temporary file is
-    left.
+    left, as after Ctrl-C and SIGTERM.
     """
     try:
         target, kind = _target_of(path)
@@ -81,16 +81,17 @@ def write_atomically(
     # Of a long name only so much that the temporary one, in UTF-8, is none too long.
     temporary = target.with_name(f"{target.name[:50]}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     try:
-        with temporary.open("xb") as file:
-            if reserve:
-                _reserve(file.fileno(), reserve)
-            write(file)
-            file.flush()
-            file.truncate(file.tell())  # frees what was reserved in excess
-            os.fsync(file.fileno())
-        if verify is not None:
-            verify(temporary)
-        os.replace(temporary, target)
+        with ended_by_signals():
+            with temporary.open("xb") as file:
+                if reserve:
+                    _reserve(file.fileno(), reserve)
+                write(file)
+                file.flush()
+                file.truncate(file.tell())  # frees what was reserved in excess
+                os.fsync(file.fileno())
+            if verify is not None:
+                verify(temporary)
+            os.replace(temporary, target)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

@@ -487,11 +487,12 @@ def _behind(
     from collections import deque
     from concurrent.futures import Future, ThreadPoolExecutor
 
+    from splatcli.checkpoint.atomic import ended_by_signals
     from splatcli.native.backend import default_threads
 
     workers = min(default_threads(), _WRITERS)
     pending: deque[tuple[RenderedView, Future[dict[str, Path]]]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+    with ended_by_signals(), ThreadPoolExecutor(workers) as pool:  # which waits for files that are being written
         for rendered, path in zip(views, paths, strict=True):
             if len(pending) == workers:
                 before, done = pending.popleft()

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import resource
+import signal
 import stat
 import threading
 from collections.abc import Callable, Iterator
@@ -119,6 +120,21 @@ def test_ctrl_c_in_a_save_leaves_nothing_behind(
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(saved, checkpoint_of(step=400))
     assert_untouched(saved, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_a_write_leaves_nothing_behind(number: signal.Signals, tmp_path: Path) -> None:
+    """As in the minutes that a video takes."""
+
+    def write(file: object) -> None:
+        assert signal.getsignal(number) != signal.SIG_DFL, "it would end the process at once"
+        signal.raise_signal(number)
+
+    with pytest.raises(SystemExit) as caught:
+        write_atomically(tmp_path / "x.mp4", write, what="the video")
+    assert caught.value.code == 128 + number
+    assert not any(tmp_path.iterdir())
+    assert signal.getsignal(number) == signal.SIG_DFL
 
 
 def test_the_order_is_write_sync_verify_rename_sync_folder(
