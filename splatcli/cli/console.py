@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, TextIO
 
-from splatcli.errors import OutputError, SplatError
+from splatcli.errors import OutputError, SplatError, UsageError
 from splatcli.progress import listening
 
 if TYPE_CHECKING:
@@ -216,11 +216,17 @@ def _stdout_error(error: OSError) -> OutputError:
     )
 
 
-def stdout_or(output: Path) -> Path:
-    """Return ``output``, or ``-`` for /dev/stdout and other names of stdout."""
+def stdout_or(output: Path, *, json: bool) -> Path:
+    """Return ``output``, or ``-`` for /dev/stdout and other names of stdout.
+
+    json: whether stdout gets JSON objects. Raise UsageError if it would get both.
+    """
     from splatcli.checkpoint.atomic import names_stdout
 
-    return Path("-") if names_stdout(output) else output
+    path = Path("-") if names_stdout(output) else output
+    if json and str(path) == "-":
+        raise UsageError("--json and -o - both want stdout", where="-o", remedy="leave one out")
+    return path
 
 
 class _LogHandler(logging.Handler):

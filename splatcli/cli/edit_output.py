@@ -45,7 +45,7 @@ class EditTarget:
                 raise OutputError("the file is already there", where=file, remedy="-w replaces it")
         if args.output is None:
             return cls(None, None, replaces=False)
-        path = stdout_or(args.output)
+        path = stdout_or(args.output, json=args.json and not args.dry_run)
         if args.writes_checkpoint:
             check_droppable(operations)
             return cls(path, None, path.is_file())

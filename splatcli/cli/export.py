@@ -175,7 +175,7 @@ def export(args: ExportArguments) -> int:
     from splatcli.formats.selection import Crop
 
     assert args.output is not None, "checked above"
-    output = stdout_or(args.output)
+    output = stdout_or(args.output, json=args.json and not args.dry_run)
     name = "ply" if str(output) == "-" and args.format is None else args.format
     folder = streamed_sog.folder_to_write(output, name)
     if folder is not None:

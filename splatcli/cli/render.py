@@ -216,10 +216,8 @@ def render(args: RenderArguments) -> int:
     from splatcli.render.view_renderer import parse_kinds, parse_range, parse_size
     from splatcli.train.backgrounds import parse_background
 
-    output = None if args.output is None else stdout_or(args.output)
+    output = None if args.output is None else stdout_or(args.output, json=args.json)
     with open_output(json=args.json, quiet=args.quiet) as out:
-        if args.json and str(output) == "-":
-            raise UsageError("--json and -o - both want stdout", where="-o", remedy="leave one out")
         request = RenderOptions(
             output=output,
             format=args.format,

@@ -286,6 +286,13 @@ class TestExport:
         assert done.code == 8
         assert list(tmp_path.iterdir()) == [tmp_path / "folder.ply"]
 
+    def test_json_and_a_file_do_not_share_stdout(self, splat: Splat, exported_ply: Path) -> None:
+        done = splat("export", exported_ply, "-o", "-", "--json")
+        assert done.code == 2, done.err
+        assert "both want stdout" in done.objects[-1]["what"]
+        planned = splat("export", exported_ply, "-o", "-", "--json", "--dry-run")
+        assert (planned.code, planned.objects[-1]["makes"]) == (0, "-"), planned.err
+
     def test_a_ply_has_no_cameras_to_export(self, splat: Splat, exported_ply: Path, tmp_path: Path) -> None:
         assert splat("export", exported_ply, "-o", tmp_path / "cameras.json").code == 2
 

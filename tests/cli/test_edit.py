@@ -242,6 +242,7 @@ def test_a_file_that_is_there_stays_without_overwrite(splat: Splat, model: Path,
         (("--scale",), "requires an argument"),
         (("-wt", "1,0,0"), "in one word"),
         (("--ordered-operation", "x"), "no such option"),
+        (("-o", "-", "--scale", "2", "--json"), "both want stdout"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(
