@@ -50,6 +50,8 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
     refused = system_error(error)
     if refused is not None and refused.errno == errno.ENOMEM:
         return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
+    if refused is not None and refused.errno == errno.ELOOP:
+        error = refused  # Path.resolve() turns it into a RuntimeError
     if isinstance(error, OSError):  # an input, unless it lies where results go
         return from_os_error(error, OutputError if _is_output(error.filename, argv) else SceneError)
     return None

@@ -101,6 +101,12 @@ def looped_image(folder: Path) -> None:
     path.symlink_to(path.name)
 
 
+def looped_scene(folder: Path) -> None:
+    """The scene replaced by a link to itself."""
+    shutil.rmtree(folder / "scene")
+    (folder / "scene").symlink_to("scene")
+
+
 def a_folder_and_a_dead_link(folder: Path) -> None:
     """Two images replaced."""
     remove("scene/images/view_004.jpg", "scene/images/view_008.jpg")(folder)
@@ -591,6 +597,13 @@ CASES = [
         command=READ,
     ),
     Case(21, "a link to itself", looped_image, says=("Too many levels of symbolic links", "images/view_000")),
+    Case(
+        21,
+        "a scene that links to itself",
+        looped_scene,
+        says=("Too many levels of symbolic links",),
+        command=("train", "scene", "-n", "1"),
+    ),
     Case(22, "no images_4", nothing, 0, ("12 images are reduced while loading",), flags=("-r", "4")),
     # transforms.json
     Case(
