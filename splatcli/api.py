@@ -13,7 +13,8 @@ import json
 import logging
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -28,7 +29,7 @@ from splatcli.checkpoint.foreign.imported import ImportOptions, to_gaussians
 from splatcli.checkpoint.run_dir import METRICS, RunDir, checkpoints_of, find_latest_sound, run_of
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import NAMED_STARTS, Config, DataConfig, build_config, setting_fields
-from splatcli.errors import UnreadableError, UsageError, os_errors
+from splatcli.errors import SplatError, UnreadableError, UsageError, os_errors
 from splatcli.formats.format import ExportMetadata
 from splatcli.formats.registry import format_to_write, import_model, is_own_checkpoint, newest_import
 from splatcli.formats.selection import Crop, select
@@ -57,6 +58,18 @@ from splatcli.train.trainer import Trainer as EngineTrainer
 _log = logging.getLogger(__name__)
 
 
+@contextmanager
+def _naming_arguments() -> Iterator[None]:
+    """Let errors name an argument of Python where the parts below name the flag of the command line."""
+    try:
+        yield
+    except SplatError as error:
+        if error.where is not None and error.where.startswith("-"):
+            error.where = "path" if error.where == "-o" else error.where.removeprefix("--").replace("-", "_")
+            error.args = (str(error),)
+        raise
+
+
 @dataclass(slots=True, eq=False)
 class Scene(EngineScene):
     """Cameras, images and points of a folder, as training reads them; its fields are those of scene.scene.Scene.
@@ -67,6 +80,7 @@ class Scene(EngineScene):
     data: DataConfig = field(default_factory=DataConfig)
 
     @classmethod
+    @_naming_arguments()
     def open(cls, path: str | Path, **settings: Any) -> Scene:
         """Return the scene in a folder, of any layout that ``splat train`` reads.
 
@@ -125,6 +139,7 @@ class Model:
     notes: tuple[str, ...] = ()
 
     @classmethod
+    @_naming_arguments()
     def load(
         cls, path: str | Path, *, device: str | torch.device = "cpu", import_options: ImportOptions | None = None
     ) -> Model:
@@ -166,10 +181,12 @@ class Model:
         degree, device = self.gaussians.sh_degree, self.gaussians.device
         return f"<Model{where} {self.origin}{step}, {len(self):,} Gaussians, SH degree {degree}, {device}>"
 
+    @_naming_arguments()
     def to(self, device: str | torch.device) -> Model:
         """Return the model with its Gaussians on ``device``; "auto" takes the GPU if there is one. Raises as load()."""
         return dataclasses.replace(self, gaussians=self.gaussians.to(_device(device)))
 
+    @_naming_arguments()
     def render(
         self,
         camera: Camera,
@@ -238,6 +255,7 @@ class Model:
             )
         return found
 
+    @_naming_arguments()
     def export(
         self,
         path: str | Path,
@@ -331,6 +349,7 @@ class Trainer:
     Raises SceneError, and UsageError for settings that do not exist or do not fit.
     """
 
+    @_naming_arguments()
     def __init__(
         self,
         scene: EngineScene | str | Path,
@@ -378,6 +397,7 @@ class Trainer:
         self._from: Path | None = None
 
     @classmethod
+    @_naming_arguments()
     def resume(
         cls,
         path: str | Path,

@@ -82,6 +82,22 @@ def test_a_scene_takes_its_own_settings_only() -> None:
     assert "--" not in str(caught.value)  # flags are of the command line
 
 
+def test_errors_name_the_argument_and_not_a_flag(tmp_path: Path) -> None:
+    model = splatcli.Model(random_gaussians(5))
+    camera = splatcli.Camera("a", 8, 6, 8.0, 8.0, 4.0, 3.0, np.eye(4))
+    for argument, call in {
+        "format": lambda: splatcli.Scene.open(COURTYARD, format="nope"),
+        "device": lambda: model.to("gpu"),
+        "background": lambda: model.render(camera, background="whitish"),
+        "path": lambda: model.export(tmp_path / "x.nope"),
+        "min_opacity": lambda: model.export(tmp_path / "x.spz", min_opacity=1.0),
+    }.items():
+        with pytest.raises(UsageError) as caught:
+            call()
+        assert caught.value.where == argument
+        assert str(caught.value).startswith(f"{argument}: ")
+
+
 def test_a_folder_without_a_scene_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SceneError):
         splatcli.Scene.open(tmp_path)
