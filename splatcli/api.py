@@ -276,6 +276,10 @@ class Model:
         path = Path(path)
         chosen = format_to_write(path, format)
         assert chosen.write is not None, "format_to_write() gives formats that are written"
+        if sh_degree is not None and sh_degree not in range(5):
+            raise UsageError(f"there is no SH degree {sh_degree!r}", where="sh_degree", remedy="0 to 4")
+        if min_opacity is not None and not 0 <= min_opacity <= 1:
+            raise UsageError(f"{min_opacity!r} is no opacity", where="min_opacity", remedy="0 to 1")
         degree = chosen.sh_degree if sh_degree is None else min(sh_degree, chosen.sh_degree)
         if not isinstance(crop, str | None):
             raise UsageError(

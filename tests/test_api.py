@@ -98,6 +98,16 @@ def test_errors_name_the_argument_and_not_a_flag(tmp_path: Path) -> None:
         assert str(caught.value).startswith(f"{argument}: ")
 
 
+@pytest.mark.parametrize(
+    "given", [{"sh_degree": -1}, {"sh_degree": 5}, {"min_opacity": math.nan}, {"min_opacity": -0.1}], ids=str
+)
+def test_an_export_out_of_range_is_refused(given: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        splatcli.Model(random_gaussians(5)).export(tmp_path / "x.ply", **given)
+    assert [caught.value.where] == list(given)
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_folder_without_a_scene_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SceneError):
         splatcli.Scene.open(tmp_path)
