@@ -209,6 +209,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
     """
     from splatcli.checkpoint.atomic import write_atomically
     from splatcli.formats.ply import Seal, write_ply_parts
+    from splatcli.render.images import make_parent_folder
     from splatcli.train.merge import own_rows
     from splatcli.train.state import flushed
 
@@ -218,6 +219,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
             where="-o",
             remedy="for other formats: splat merge RUN | splat export -o FILE",
         )
+    make_parent_folder(target)
 
     def parts() -> Iterator[Gaussians]:
         for block, path in enumerate(last):

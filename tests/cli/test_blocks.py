@@ -115,11 +115,12 @@ def test_jobs_of_an_array_come_to_the_same_bits(merged_run: Path, ball: Path, sp
     for name in GROUPS:
         assert getattr(one.gaussians, name).equal(getattr(other.gaussians, name))
         assert all(a.equal(b) for a, b in zip(one.moments[name], other.moments[name], strict=True))
-    streamed = splat("merge", place, "-o", tmp_path / "streamed.ply", "--json")
+    target = tmp_path / "new" / "streamed.ply"
+    streamed = splat("merge", place, "-o", target, "--json")
     assert streamed.objects[-1]["num_gaussians"] == len(one.gaussians)
     assert splat("export", place, "-o", tmp_path / "whole.ply").code == 0
-    assert read_ply(tmp_path / "streamed.ply").means.equal(read_ply(tmp_path / "whole.ply").means)
-    assert (tmp_path / "streamed.ply").read_bytes() == (tmp_path / "whole.ply").read_bytes()
+    assert read_ply(target).means.equal(read_ply(tmp_path / "whole.ply").means)
+    assert target.read_bytes() == (tmp_path / "whole.ply").read_bytes()
 
 
 def test_blocks_that_were_trained_otherwise_are_not_merged(ball: Path, splat: Splat, tmp_path: Path) -> None:
