@@ -209,7 +209,7 @@ def _merge_ply(last: list[Path], grid: Grid, target: Path, out: Output) -> None:
     """
     from splatcli.checkpoint.atomic import write_atomically
     from splatcli.formats.ply import Seal, write_ply_parts
-    from splatcli.render.images import make_parent_folder
+    from splatcli.output_files import make_parent_folder
     from splatcli.train.merge import own_rows
     from splatcli.train.state import flushed
 

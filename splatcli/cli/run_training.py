@@ -7,8 +7,8 @@ import math
 import os
 import shlex
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -221,9 +221,9 @@ def resume_training(
         if sharded:
             check_sharded(config, viewer=live is not None)
         out.note(f"reading {root}")
-        with _slow_section(group, "reading the scene"):
-            scene = read_scene(root, config.data, background=training_image_background(config))
         run = run_folder(path)
+        with _slow_section(group, "reading the scene"), _skipping_in_a_new_run(root, run or path):
+            scene = read_scene(root, config.data, background=training_image_background(config))
         requests.listen_for_stops()
         make = partial(RunDir.open, run) if run else partial(_new_run_dir, scene.root)
         with _open_run_dir(group, make) as run_dir:
@@ -406,6 +406,18 @@ def summary(run: Path, checkpoint: Path, num_gaussians: int, score: Evaluated | 
     return f"{took}: {facts}{remark}\nnext: " + "\n      ".join(following)
 
 
+@contextmanager
+def _skipping_in_a_new_run(scene: Path, run: Path) -> Iterator[None]:
+    """Let remedies that leave images out start a new run from the model of this one, whose images are fixed."""
+    try:
+        yield
+    except SceneError as error:
+        command = f"splat train {shlex.quote(str(scene))} --init {shlex.quote(str(run))} --skip"
+        error.remedy = (error.remedy or "").replace("splat train --skip", command) or None
+        error.args = (str(error),)
+        raise
+
+
 def run_trainer(
     trainer: Trainer,
     stop_at: int | None,
@@ -428,8 +440,9 @@ def run_trainer(
     deadline = budget.deadline if budget else math.inf
     if live is not None:
         live.must_continue = lambda: requests.pending() or time.monotonic() >= deadline
+    skipping = _skipping_in_a_new_run(trainer.scene.root, trainer.run_dir.path)
     try:
-        with make_reporter(out) as reporter:
+        with make_reporter(out) as reporter, skipping:
             for event in trainer.run(stop_at, requests.stop, requests.save, deadline):
                 reporter.report(event)
                 if isinstance(event, Stepped):

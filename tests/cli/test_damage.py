@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from splatcli.checkpoint.run_dir import RunDir, find_latest_sound
 from splatcli.errors import OutputError
 from tests.cli.tiny import QUICK
 from tests.running import Done, Splat
+from tests.scene import made
 
 
 @pytest.fixture(scope="session")
@@ -330,3 +333,14 @@ def test_errors_of_the_system_have_codes_and_name_the_place(tmp_path: Path, spla
         problem = from_os_error(OSError(number, os.strerror(number), "a/b"), kind)
         assert (problem.exit_code, problem.where) == (code, "a/b"), os.strerror(number)
         assert problem.remedy
+
+
+def test_a_run_that_lost_an_image_goes_on_as_its_error_says(tmp_path: Path, splat: Splat) -> None:
+    scene, run = made.colmap_scene(tmp_path / "a scene"), tmp_path / "run"
+    assert splat("train", scene, "-o", run, "-n", 4, "-q", *QUICK).code == 0
+    (scene / "images" / made.names()[3]).unlink()
+    done = splat("resume", run, "-n", 6)
+    assert done.code == 3, done.err
+    (command,) = re.findall(r"splat train .* --init .* --skip-missing", done.err)
+    again = splat(*shlex.split(command)[1:], "-o", tmp_path / "again", "-n", 2, "-q", *QUICK)
+    assert again.code == 0, again.err
