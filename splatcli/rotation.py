@@ -1,6 +1,6 @@
-"""Rotation matrices of unnormalised quaternions, for all but the kernels and their reference.
+"""Rotation matrices of unnormalised quaternions, for all but the kernels and their reference: docs/math.md 2.3.
 
-The reference (rasterizer/reference.py) is the oracle of tests and has a definition of its own, which a test compares.
+The reference (rasterizer/reference.py), the oracle of tests, makes them by Rodrigues' formula instead.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from torch import Tensor
 
 
 def rotation_matrices(quats: Tensor) -> Tensor:
-    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z (docs/math.md 2.3)."""
-    unit = quats / quats.square().sum(1, keepdim=True).sqrt()
-    w, axis = unit[:, 0, None, None], unit[:, 1:]
-    zero = torch.zeros_like(axis[:, 0])
-    ax, ay, az = axis.unbind(1)
-    cross = torch.stack([zero, -az, ay, az, zero, -ax, -ay, ax, zero], 1).reshape(-1, 3, 3)
-    # Rodrigues in quaternion form: R = I + 2 w [v]x + 2 [v]x [v]x.
-    return torch.eye(3, dtype=quats.dtype, device=quats.device) + 2 * (w * cross + cross @ cross)
+    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z."""
+    w, x, y, z = (quats / quats.norm(dim=1, keepdim=True)).unbind(1)
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+        [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+        [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+    ]
+    return torch.stack([torch.stack(row, 1) for row in rows], 1)
