@@ -13,7 +13,7 @@ FILE = "transforms_train.json"
 
 
 def read_blender(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """``transforms_train.json`` with ``transforms_test.json`` as the held-out views; no points."""
+    """Read ``transforms_train.json``, with ``transforms_test.json`` as the held-out views; there are no points."""
     train_file, test_file = root / FILE, root / "transforms_test.json"
     train = read_views(load_transforms(train_file), root, train_file, data, problems)
     source = SceneSource(root, train_file, train, [root], resized_folders=False)

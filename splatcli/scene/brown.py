@@ -35,7 +35,7 @@ class Brown:
     tangential: Sequence[float] = (0.0, 0.0)
 
     def camera(self, width: int, height: int, where: object, label: str) -> pycolmap.Camera:
-        """The same lens as PINHOLE, OPENCV or FULL_OPENCV. Raises SceneError where none of them comes near it."""
+        """Return the lens as PINHOLE, OPENCV or FULL_OPENCV. Raises SceneError where none of them comes near it."""
         k1, k2, k3, k4 = [*self.radial, 0.0, 0.0, 0.0, 0.0][:4]
         p1, p2 = self.tangential
         head = [self.fx, self.fy, self.cx, self.cy]
@@ -51,7 +51,7 @@ class Brown:
     def _rational(
         self, width: int, height: int, k: NDArray[np.float64], where: object, label: str
     ) -> tuple[list[float], list[float]]:
-        """Numerator and denominator, three coefficients each, of the quotient nearest to the polynomial of degree 8."""
+        """Return the quotient nearest to the polynomial of degree 8: three coefficients above, and three below."""
         corner = math.hypot(
             max(self.cx, width - self.cx) / self.fx,
             max(self.cy, height - self.cy) / self.fy,
@@ -76,7 +76,7 @@ class Brown:
 
 
 def colmap_camera(model: str, width: int, height: int, params: Sequence[float]) -> pycolmap.Camera:
-    """A camera of a COLMAP model with these parameters."""
+    """Return a camera of a COLMAP model with these parameters."""
     camera = pycolmap.Camera.create_from_model_name(pycolmap.INVALID_CAMERA_ID, model, 1.0, width, height)
     camera.params = list(params)
     return camera

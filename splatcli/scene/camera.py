@@ -67,7 +67,7 @@ class Camera:
         return np.where(inside, u, 0).astype(np.intp), np.where(inside, v, 0).astype(np.intp), inside
 
     def resized(self, width: int, height: int) -> Camera:
-        """The same view at another image size; intrinsics scale with each axis."""
+        """Return the same view at another image size; intrinsics scale with each axis."""
         sx, sy = width / self.width, height / self.height
         return replace(
             self,
@@ -87,7 +87,7 @@ def lens_rows(cameras: Sequence[Camera]) -> list[int]:
 
 
 def product(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[I, J] the product of a [I, 3] and b [3, J]; a BLAS library's bits depend on the processor."""
+    """Return [I, J], the product of a [I, 3] and b [3, J], without BLAS, whose last bits depend on the processor."""
     columns: NDArray[np.float64] = a[:, 0:1] * b[0] + a[:, 1:2] * b[1] + a[:, 2:3] * b[2]
     return columns
 
@@ -97,12 +97,12 @@ _COMMON = 1e-3
 
 
 def common_up(cameras: Sequence[Camera]) -> NDArray[np.float64] | None:
-    """[3] unit, world: the mean of where the cameras' upper edges are; None when they cancel out, or of no camera."""
+    """Return [3], unit, world: the mean of the cameras' up directions; None when they cancel out, or without any."""
     return mean_direction(np.array([-camera.viewmat[1, :3] for camera in cameras]).reshape(-1, 3))
 
 
 def mean_direction(directions: NDArray[np.float64]) -> NDArray[np.float64] | None:
-    """[3] unit: the mean of unit vectors [N, 3]; None when they cancel out, or of none."""
+    """Return [3], unit: the mean direction of unit vectors [N, 3]; None when they cancel out, or without any."""
     total = directions.sum(axis=0)
     length = float(np.linalg.norm(total))
     return np.asarray(total / length) if length > _COMMON * len(directions) else None
@@ -113,9 +113,9 @@ _SMALL = 1e-4
 
 
 def apply_pose_delta(camera: Camera, delta: NDArray[np.float64]) -> Camera:
-    """``camera`` turned about its own centre and then shifted, both in its own axes.
+    """Return ``camera`` turned about its own centre and then shifted, both in its own axes.
 
-    delta: [6], a rotation vector in radians and a translation in world units. Zeros give the very same bits.
+    delta: [6], a rotation vector in radians and a translation in world units. Zeros return the camera itself.
     """
     if not delta.any():
         return camera
@@ -127,7 +127,10 @@ def apply_pose_delta(camera: Camera, delta: NDArray[np.float64]) -> Camera:
 
 
 def pose_delta_vjp(camera: Camera, delta: NDArray[np.float64], v_viewmat: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[6] gradient in ``delta``, from v_viewmat [4, 4], that in the matrix of ``apply_pose_delta(camera, delta)``."""
+    """Return [6], the gradient in ``delta``.
+
+    v_viewmat: [4, 4], the gradient in the matrix of ``apply_pose_delta(camera, delta)``.
+    """
     rotation, jacobian = _exponential(delta[:3])
     turned = product(rotation, camera.viewmat[:3])
     v_turn = np.cross(turned.T, v_viewmat[:3].T).sum(axis=0)
@@ -135,7 +138,7 @@ def pose_delta_vjp(camera: Camera, delta: NDArray[np.float64], v_viewmat: NDArra
 
 
 def _exponential(vector: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The rotation of a rotation vector, and the left Jacobian: R(w + dw) = R(J dw) R(w) to first order."""
+    """Return the rotation of a rotation vector, and the left Jacobian: R(w + dw) = R(J dw) R(w) to first order."""
     x, y, z = vector
     cross = np.array([[0.0, -z, y], [z, 0.0, -x], [-y, x, 0.0]])
     angle2 = float(x * x + y * y + z * z)

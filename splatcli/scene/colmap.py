@@ -78,7 +78,7 @@ class Model:
 
 
 def find_models(root: Path) -> list[Model]:
-    """The models in the first usual place that has any, those with most images first."""
+    """Return the models in the first usual place that has any, those with most images first."""
     for place in PLACES:
         models = _models_in(root / place)
         if models:
@@ -87,7 +87,7 @@ def find_models(root: Path) -> list[Model]:
 
 
 def search_models(root: Path) -> list[Model]:
-    """Models anywhere below ``root``; raises SceneError when they lie in folders that do not belong together."""
+    """Return the models anywhere below ``root``. Raises SceneError when their folders do not belong together."""
     groups: dict[Path, list[Model]] = {}
     for base, folders, _ in walk(root, private=True):
         path = Path(base)
@@ -107,7 +107,7 @@ def search_models(root: Path) -> list[Model]:
 
 
 def choose_model(root: Path, name: str, models: list[Model]) -> list[Model]:
-    """``models`` with the one in folder ``name`` first. Raises SceneError, with the names there are, if it has none."""
+    """Return ``models`` with the one in folder ``name`` first. Raises SceneError, which lists them, if it has none."""
     wanted = _model_at(root / name)
     if wanted is None:
         there = ", ".join(f"{_place(model, root)} ({model.num_images} images)" for model in models)
@@ -176,7 +176,7 @@ def _largest_first(models: list[Model]) -> list[Model]:
 
 
 def _compare_twin(model: Model, notes: list[str]) -> None:
-    """Says so when there are both binary and text files and they differ, or only half of the binary ones."""
+    """Add a note where binary and text files have different numbers of images, or a binary file has no counterpart."""
     if model.suffix == ".bin" and (model.folder / "images.txt").is_file():
         others = _count_images(model.folder / "images.txt")
         if others != model.num_images:
@@ -258,7 +258,7 @@ def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | Non
 
 
 def _image_folders(root: Path, model: Path) -> list[Path]:
-    """Where the images of a model may be: `images` first, but `input` for a model under `distorted`."""
+    """Return where the images of a model may be: `images` first, but `input` for a model under `distorted`."""
     names = ("input", "images") if "distorted" in model.parts[len(root.parts) :] else ("images", "input")
     bases = [root]
     folder = model if model.is_relative_to(root) else root
@@ -320,7 +320,7 @@ class _Records:
                 yield cls(path, data)
 
     def each(self, kind: str, smallest: int) -> Iterator[int]:
-        """Number the records of the file, which the caller reads in between. Raises SceneError for bytes after them."""
+        """Yield the index of each record, which the caller then reads. Raises SceneError for bytes after the last."""
         self.total = self.count(smallest, f"{kind}s")
         self.kind = kind
         for index in range(self.total):
@@ -346,7 +346,7 @@ class _Records:
         return layout.unpack_from(self.data, start)
 
     def skip(self, size: int) -> None:
-        """Go on by so many bytes. Raises SceneError at the end of the file."""
+        """Skip ``size`` bytes. Raises SceneError at the end of the file."""
         if self.offset + size > len(self.data):
             raise self.fault(
                 f"ends in the middle of {self.record}: byte {self.offset + size:,} is needed, "
@@ -474,7 +474,7 @@ def _point_places(file: _Records) -> tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def _gather(data: mmap.mmap, places: NDArray[np.int64], size: int) -> NDArray[np.uint8]:
-    """Return [P, size] the bytes of ``data`` from each of ``places`` [P] on."""
+    """Return [P, size], the bytes of ``data`` from each of ``places`` [P] on."""
     found = np.empty((len(places), size), np.uint8)
     with memoryview(data) as view:
         source = np.frombuffer(view, np.uint8)
@@ -489,7 +489,7 @@ def _gather(data: mmap.mmap, places: NDArray[np.int64], size: int) -> NDArray[np
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number the lines of a file from 1, without the space around them."""
+    """Yield each line of a file with its number, from 1, and without the space around it."""
     # Bytes that are no UTF-8 must not end the search for a faulty line; a byte order mark is no part of the text.
     with (
         path.open("rb") as raw,
@@ -506,7 +506,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _data_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Number the lines that are neither empty nor a comment."""
+    """Iterate over the lines that are neither empty nor a comment, with their numbers."""
     return ((number, line) for number, line in _lines(path) if line and not line.startswith("#"))
 
 

@@ -67,7 +67,7 @@ class ControlPoints:
     points: tuple[ControlPoint, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         points = [
             {"name": p.name, "place": list(p.place), "pixels": {k: list(v) for k, v in p.pixels.items()}}
             for p in self.points
@@ -135,7 +135,7 @@ def _row(line: str, where: str) -> tuple[float, float, float, float, float, str,
 
 
 def _geodetic(system: str, places: NDArray[np.float64], path: Path) -> NDArray[np.float64]:
-    """[N, 3] latitude, longitude, height of coordinates in a system."""
+    """Return [N, 3], the latitude, longitude and height of coordinates in a system. Raises SceneError."""
     name = system.upper().replace(" ", "")
     if name == _GEOCENTRIC:
         return np.array([from_geocentric(place) for place in places])
@@ -177,7 +177,7 @@ class ControlFit:
     missing: Mapping[str, str]
 
     def facts(self) -> dict[str, Any]:
-        """Figures for a report: residuals of each point in metres, known minus found."""
+        """Return figures for a report: residuals of each point in metres, known minus found."""
         fit = self.fit
         rms = np.sqrt((fit.residuals[fit.used] ** 2).mean(axis=0))
         axes = ("x", "y", "z") if self.origin is None else ("east", "north", "up")
@@ -196,7 +196,7 @@ class ControlFit:
         }
 
     def document(self) -> dict[str, Any]:
-        """The content of the sidecar of a scene that the similarity was applied to."""
+        """Return the content of the sidecar of a scene that the similarity was applied to."""
         facts = {"model_to_scene": self.fit.similarity.matrix.tolist(), **self.facts()}
         if self.origin is None:
             return {"version": 1, "frame": "metres, axes of the control points", **facts}
@@ -214,7 +214,7 @@ class ControlFit:
 
 
 def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -> ControlFit:
-    """The similarity from a model to control points by least squares, without those that contradict the others.
+    """Return the similarity from a model to control points by least squares, without those that contradict the others.
 
     Each point is placed in the model by the rays through its pixels. Raises SceneError when fewer than three points
     are placed, when they lie on one line, and for a pixel outside of its image.
@@ -266,7 +266,7 @@ def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -
 
 
 def _fit(old: NDArray[np.float64], new: NDArray[np.float64]) -> Fit:
-    """The similarity from ``old`` to ``new`` [N, 3] by least squares, without points that contradict the others.
+    """Return the similarity from ``old`` to ``new`` [N, 3] by least squares, without points that contradict the others.
 
     A point is left out if it is further off from the fit of the others than _BLUNDER standard deviations of these;
     five points remain at least, since fewer do not contradict one another clearly.
@@ -304,7 +304,7 @@ def _check_inside(image: pycolmap.Image, pixel: tuple[float, float], point: str,
 
 
 def _ray(image: pycolmap.Image, pixel: tuple[float, float]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Center of the camera and unit direction of a pixel in the model."""
+    """Return the centre of the camera and the unit direction of a pixel, in the model."""
     assert image.camera is not None
     on_plane = image.camera.cam_from_img(np.array([pixel]))[0]
     direction = image.cam_from_world().rotation.matrix().T @ np.append(on_plane, 1.0)
@@ -312,11 +312,11 @@ def _ray(image: pycolmap.Image, pixel: tuple[float, float]) -> tuple[NDArray[np.
 
 
 def _widest(directions: NDArray[np.float64]) -> float:
-    """The widest angle between directions [N, 3] in degrees."""
+    """Return the widest angle between directions [N, 3], in degrees."""
     return math.degrees(math.acos(float(np.clip((directions @ directions.T).min(), -1.0, 1.0))))
 
 
 def nearest_to_rays(centers: NDArray[np.float64], directions: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[3] the point with the least sum of squared distances to rays: centers [N, 3], unit directions [N, 3]."""
+    """Return [3], the point with the least sum of squared distances to rays: centers [N, 3], unit directions [N, 3]."""
     across = np.eye(3) - directions[:, :, None] * directions[:, None, :]
     return np.linalg.solve(across.sum(axis=0), (across @ centers[:, :, None]).sum(axis=0)[:, 0])

@@ -50,7 +50,7 @@ class Header:
 
 
 def read_header(path: Path, max_pixels: int | None = None) -> Header:
-    """Size, mode, orientation and colours without decoding.
+    """Read size, mode, orientation and colours of an image without decoding it.
 
     max_pixels: more are refused. Raises SceneError when the file is not an image that can be read.
     """
@@ -79,7 +79,7 @@ def read_header(path: Path, max_pixels: int | None = None) -> Header:
 
 
 def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple[int, int] | None = None) -> Decoded:
-    """The picture in sRGB.
+    """Decode an image to sRGB.
 
     background: what straight alpha is composited on; None leaves the colours as they are.
     orientation: EXIF's, 1 to 8, is applied; the file's own is not.
@@ -117,9 +117,9 @@ def decode(path: Path, background: Rgb | None, orientation: int = 1, size: tuple
 
 
 def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
-    """[H, W] whether a pixel is neither black nor transparent, EXIF's ``orientation`` applied. Raises SceneError.
+    """Return [H, W], whether a pixel is neither black nor transparent, EXIF's ``orientation`` applied.
 
-    Numbers are taken as stored: 1 is not 0, whatever the number of bits.
+    Numbers are taken as stored: 1 is not 0, whatever the number of bits. Raises SceneError.
     """
     with _opened(path) as image, _decoding(path):
         undo = _orientation(image) if image.format == "TIFF" else 1
@@ -133,7 +133,10 @@ def decode_nonzero(path: Path, orientation: int = 1) -> NDArray[np.bool_]:
 
 
 def decode_numbers(path: Path, orientation: int = 1) -> NDArray[Any]:
-    """[H, W] the numbers of an image of one channel as stored, EXIF's ``orientation`` applied. Raises SceneError."""
+    """Return [H, W], the numbers of an image of one channel as stored, EXIF's ``orientation`` applied.
+
+    Raises SceneError.
+    """
     with _opened(path) as image, _decoding(path):
         undo = _orientation(image) if image.format == "TIFF" else 1
         values = np.asarray(image)
@@ -141,13 +144,13 @@ def decode_numbers(path: Path, orientation: int = 1) -> NDArray[Any]:
 
 
 def decode_rgb(path: Path, background: Rgb, orientation: int = 1) -> NDArray[np.uint8]:
-    """``decode``, the colours only: [H, W, 3] uint8."""
+    """Return the colours of ``decode`` only, [H, W, 3] uint8."""
     return decode(path, background, orientation).rgb
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """The file as Pillow sees it before it decodes pixels."""
+    """Open the file with Pillow, which decodes no pixels yet."""
     refuse_raw(path)
     try:
         image = open_image(path)
@@ -164,7 +167,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def open_image(path: Path) -> Image.Image:
-    """The file as Pillow opens it, only the formats that are read. Raises what Pillow raises, and SceneError."""
+    """Open the file with Pillow, as one of the formats that are read. Raises what Pillow raises, and SceneError."""
     formats: tuple[str, ...] = FORMATS
     if heif.is_heif(_start(path)):
         if not heif.can_read():
@@ -184,7 +187,7 @@ def _start(path: Path) -> bytes:
 
 @contextmanager
 def _decoding(path: Path) -> Iterator[None]:
-    """Turns whatever a decoder raises at damaged bytes into a message: Pillow's raise nearly everything."""
+    """Turn what a decoder raises at damaged bytes into a message: Pillow's decoders raise nearly everything."""
     try:
         yield
     except SplatError:
@@ -223,7 +226,7 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _stored_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height as stored; of TIFFs Pillow tells them as they are upright."""
+    """Return width and height as stored; Pillow gives those of a TIFF as they are upright."""
     quarter = image.format == "TIFF" and _orientation(image) >= 5
     return (image.height, image.width) if quarter else image.size
 
@@ -262,18 +265,18 @@ _START = 64
 
 
 def refuse_raw(path: Path) -> None:
-    """Raises SceneError for a camera's raw file, by its name."""
+    """Raise SceneError for a camera's raw file, by its name."""
     if path.suffix.lower() in RAW_SUFFIXES:
         raise raw_error(path)
 
 
 def raw_error(path: Path) -> SceneError:
-    """The error for a camera's raw file."""
+    """Return the error for a camera's raw file."""
     return SceneError("is a camera's raw file, which has to be developed first", where=path, remedy=conversion(path))
 
 
 def unreadable_error(path: Path) -> SceneError:
-    """The error for a file that no decoder knows: what it is, by its first bytes, and the remedy."""
+    """Return the error for a file that no decoder knows: what it is, by its first bytes, and the remedy."""
     try:
         start = _start(path)
     except OSError as error:
@@ -302,10 +305,10 @@ def unreadable_error(path: Path) -> SceneError:
 
 
 def conversion(path: Path, then: str | None = None, *, known: bool = True) -> str:
-    """The remedy for an image that another program can read: a command that makes PNG copies, and how to use them.
+    """Return the remedy for an image that another program can read: a command that makes PNG copies, and their use.
 
     then: what to do with the copies; None for the images of a scene with cameras.
-    known: begins with the formats that are read.
+    known: begin with the formats that are read.
     """
     folder = shlex.quote(path.parent.name or ".")
     copies = shlex.quote(f"{path.parent.name}_png")
@@ -317,7 +320,7 @@ def conversion(path: Path, then: str | None = None, *, known: bool = True) -> st
 
 
 def reduction(path: Path) -> str:
-    """The remedy for images that are too large: a command that makes smaller copies, and how to use them."""
+    """Return the remedy for images that are too large: a command that makes smaller copies, and their use."""
     folder = shlex.quote(path.parent.name or ".")
     copies = shlex.quote(f"{path.parent.name}_small")
     return (
@@ -338,7 +341,7 @@ def _kind(start: bytes) -> str | None:
 
 
 def _shown(start: bytes) -> str:
-    """The first bytes as text where they are, else as numbers."""
+    """Return the first bytes as text where they are text, else as hexadecimal numbers."""
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n")[:16]
     if text and all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):
         return repr(text.split(b"\n")[0].decode("ascii").rstrip())
@@ -350,17 +353,17 @@ _UNDO = {6: 8, 8: 6}
 
 
 def same_shape(size: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether one width and height is the other scaled, but for rounding to whole pixels."""
+    """Return whether one width and height is the other scaled, but for rounding to whole pixels."""
     return abs(size[0] * other[1] - size[1] * other[0]) <= max(*size, *other)
 
 
 def reorient(pixels: NDArray[Any], undo: int, orientation: int) -> NDArray[Any]:
-    """Pixels that a decoder turned by ``undo`` as stored, and then turned by ``orientation``; C-contiguous."""
+    """Undo a decoder's turn by ``undo`` and turn the pixels by ``orientation`` instead; C-contiguous."""
     return np.ascontiguousarray(apply_orientation(apply_orientation(pixels, _UNDO.get(undo, undo)), orientation))
 
 
 def apply_orientation(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
-    """Stored pixels [H, W, ...] as EXIF's ``orientation``, 1 to 8, puts them upright; a view of the same memory."""
+    """Return stored pixels [H, W, ...] turned upright by EXIF's ``orientation``, 1 to 8; a view of the same memory."""
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
     down = orientation in (3, 4, 7, 8)
@@ -369,7 +372,7 @@ def apply_orientation(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
 
 
 def nearest(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
-    """[H, W] at another width and height: each pixel has the value under its middle."""
+    """Return [H, W] values at another width and height: each pixel has the value under its middle."""
     width, height = size
     rows, columns = (
         ((2 * np.arange(now) + 1) * before) // (2 * now)
@@ -403,7 +406,7 @@ class Colours:
     gamma: float | None = None
 
     def to_rgb(self, image: Image.Image) -> Image.Image:
-        """An sRGB image of mode RGB; ``image`` has mode ``self.mode``, or one that Pillow converts to it."""
+        """Return an sRGB image of mode RGB; ``image`` has mode ``self.mode``, or one that Pillow converts to it."""
         if self.transform is not None:
             return self.transform.apply(image if image.mode == self.mode else image.convert(self.mode))
         rgb = image if image.mode == "RGB" else image.convert("RGB")
@@ -413,7 +416,7 @@ class Colours:
         return rgb.point(levels * 3)
 
     def encoded(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Values in 0...1 as sRGB has them, by ``gamma`` alone."""
+        """Return values in 0...1 as sRGB has them, by ``gamma`` alone."""
         if self.gamma is None:
             return values
         light = values ** (1 / self.gamma)
@@ -425,7 +428,7 @@ SRGB = Colours("sRGB")
 
 
 def colours_of(image: Image.Image) -> Colours:
-    """The colours of an opened image; SRGB too where it does not say, or says something that cannot be used."""
+    """Return the colours of an opened image; SRGB too where it does not say, or says something that cannot be used."""
     if image.mode == "LAB":
         return _lab()
     mode = _base_mode(image)
@@ -449,7 +452,7 @@ def _base_mode(image: Image.Image) -> str:
 
 @lru_cache(maxsize=64)
 def _from_profile(data: bytes, mode: str) -> Colours | None:
-    """None for a profile that is broken or of another kind of pixels: no reason to refuse the image."""
+    """Return the colours of a profile; None for one that is broken or of other pixels, which is no reason to refuse."""
     try:
         profile = ImageCms.ImageCmsProfile(io.BytesIO(data))
         space = profile.profile.xcolor_space
@@ -504,7 +507,7 @@ class Decoded:
 
 
 def from_bytes(image: Image.Image, background: Rgb | None, colours: Colours) -> Decoded:
-    """Of an image of 8 bits or fewer a channel."""
+    """Decode an image of 8 bits or fewer a channel."""
     if not image.has_transparency_data:
         return Decoded(np.array(colours.to_rgb(image)), None)
     if image.mode not in ("LA", "RGBA"):
@@ -515,7 +518,7 @@ def from_bytes(image: Image.Image, background: Rgb | None, colours: Colours) -> 
 
 
 def composite(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8], background: tuple[int, ...]) -> NDArray[np.uint8]:
-    """Straight alpha [H, W] over a colour [C], in place in rgb [H, W, C], rounded to nearest; products fit 16 bits."""
+    """Blend straight alpha [H, W] over a colour [C], in place in rgb [H, W, C], to nearest; products fit 16 bits."""
     ground = np.array(background, dtype=np.uint16)
     for top in range(0, len(rgb), _ROWS):
         rows = slice(top, top + _ROWS)
@@ -526,7 +529,7 @@ def composite(rgb: NDArray[np.uint8], alpha: NDArray[np.uint8], background: tupl
 
 
 def from_deep(values: NDArray[np.uint16] | NDArray[np.float32], background: Rgb | None, colours: Colours) -> Decoded:
-    """[H, W, C] 16-bit numbers or floats in 0...1; C = 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA."""
+    """Decode [H, W, C] 16-bit numbers or floats in 0...1; C = 1 grey, 2 grey and alpha, 3 RGB, 4 RGBA."""
     height, width, channels = values.shape
     has_alpha = channels in (2, 4)
     scale = 65535 if values.dtype == np.uint16 else 1
@@ -552,7 +555,7 @@ def from_deep(values: NDArray[np.uint16] | NDArray[np.float32], background: Rgb 
 
 
 def grey(image: Image.Image, path: Path) -> NDArray[np.uint16] | NDArray[np.float32]:
-    """[H, W, 1] of Pillow's modes for deep grey: 16 bits (also kept as 32-bit integers) and floating point."""
+    """Return [H, W, 1] of Pillow's modes for deep grey: 16 bits (also kept as 32-bit integers) and floating point."""
     values = np.asarray(image)[..., None]
     if values.dtype.kind == "f":
         low, high = float(values.min()), float(values.max())
@@ -574,7 +577,7 @@ def grey(image: Image.Image, path: Path) -> NDArray[np.uint16] | NDArray[np.floa
 
 
 def deep(image: Image.Image, path: Path) -> NDArray[np.uint16] | None:
-    """[H, W, C] of a PNG or TIFF with 16 bits in each of 2, 3 or 4 channels; None for any other image.
+    """Return [H, W, C] of a PNG or TIFF with 16 bits in each of 2, 3 or 4 channels; None for any other image.
 
     Pillow keeps the upper byte of such files only, so they are decoded in a way that shows both: RGB and RGBA twice,
     as stored and with the bytes of a number swapped; grey with alpha as four plain bytes.

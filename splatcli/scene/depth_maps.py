@@ -103,7 +103,7 @@ def find_depth_maps(
     *,
     relative: bool = False,
 ) -> dict[str, DepthFile]:
-    """Name of a view in ``found`` -> its depth map; empty where none is asked for, or the scene names none.
+    """Find the depth map of each view in ``found``, by name; none where none is asked for, or the scene names none.
 
     relative: the maps know depth up to a scale and a shift. Maps that are missing are added to ``problems``, or with
     ``data.skip_missing`` reported.
@@ -146,7 +146,7 @@ def find_depth_maps(
 def check_depth_map(
     file: DepthFile, image: Path, stored: tuple[int, int], orientation: int, max_pixels: int
 ) -> DepthFile:
-    """The map with the orientation to apply: that of its image, unless it is upright already. Reads its header only.
+    """Return the map with the orientation to apply, that of its image unless it is upright already, by its header only.
 
     stored: the image's size in its file. Raises SceneError when the map cannot be read or has another shape.
     """
@@ -163,7 +163,7 @@ def check_depth_map(
 
 
 def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
-    """[H, W] z in scene units, 0 where nothing is known; of a relative map without a fit the numbers as they are.
+    """Return [H, W], z in scene units, 0 where unknown; of a relative map without a fit the numbers as they are.
 
     Raises SceneError when it is damaged, or holds no depth.
     """
@@ -187,7 +187,7 @@ def read_depth_map(file: DepthFile) -> NDArray[np.float32]:
 
 
 def _numbers(file: DepthFile) -> NDArray[Any]:
-    """[H, W] the numbers in the file, upright. Raises SceneError when it is damaged, or coloured."""
+    """Return [H, W], the numbers in the file, upright. Raises SceneError when it is damaged, or coloured."""
     path = file.path
     if path.suffix.lower() in (".npy", ".npz"):
         with _array(path) as (stream, shape, dtype, fortran):
@@ -206,12 +206,12 @@ def _numbers(file: DepthFile) -> NDArray[Any]:
 
 
 def reduce_depths(depths: NDArray[np.float32], size: tuple[int, int]) -> NDArray[np.float32]:
-    """Depths at another width and height, none of them mixed."""
+    """Return depths at another width and height, none of them mixed."""
     return np.ascontiguousarray(nearest(depths, size))
 
 
 def resample_depths(depths: NDArray[np.float32], grid: Tensor) -> NDArray[np.float32]:
-    """Depths [h, w] seen through a lens's sampling grid [1, H, W, 2], none of them mixed; 0 beyond the image."""
+    """Return depths [h, w] seen through a lens's sampling grid [1, H, W, 2], none of them mixed; 0 beyond the image."""
     height, width = depths.shape
     unit = 0.5 * (grid[0].numpy() + 1.0)
     x, y = np.floor(unit[..., 0] * width), np.floor(unit[..., 1] * height)
@@ -221,14 +221,14 @@ def resample_depths(depths: NDArray[np.float32], grid: Tensor) -> NDArray[np.flo
 
 
 def _named(source: SceneSource, views: list[View]) -> tuple[dict[str, Path], list[str]]:
-    """The maps that the scene's own file names, and those of them that are not there."""
+    """Return the maps that the scene's own file names, and those of them that are not there."""
     maps = {view.name: source.root / str(view.depth) for view in views}
     missing = [str(view.depth) for view in views if not is_file(maps[view.name])]
     return {name: path for name, path in maps.items() if is_file(path)}, missing
 
 
 def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dict[str, Path], list[str]]:
-    """Maps by the image's name (a.jpg.npy), or by its stem (a.npy); and the images without one."""
+    """Find maps by the image's name (a.jpg.npy), or by its stem (a.npy); return them and the images without one."""
     if not folder.is_dir():
         raise SceneError(
             "the folder of depth maps is not there", where=folder, remedy="--depths names a folder inside the scene"
@@ -254,7 +254,7 @@ def _in_folder(folder: Path, views: list[View], problems: Problems) -> tuple[dic
 
 
 def _size(file: DepthFile, max_pixels: int) -> tuple[int, int]:
-    """Width and height, from the header. Raises SceneError for what cannot be a map."""
+    """Return width and height, from the header. Raises SceneError for what cannot be a map."""
     path = file.path
     if path.suffix.lower() in (".npy", ".npz"):
         with _array(path) as (_, shape, _, _):
@@ -271,9 +271,9 @@ def _size(file: DepthFile, max_pixels: int) -> tuple[int, int]:
 
 @contextmanager
 def _array(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[Any], bool]]:
-    """The stream at the first number of a .npy, or of the only array of a .npz; with shape, type and order.
+    """Open a .npy, or the only array of a .npz, at its first number; with shape, type and order.
 
-    What the header claims is in the file, so that no more is allocated than that is large.
+    The file holds all that its header claims, so that no more memory is allocated than the file is large.
     """
     try:
         with _opened(path) as (stream, size):
@@ -302,7 +302,7 @@ def _array(path: Path) -> Iterator[tuple[IO[bytes], tuple[int, ...], np.dtype[An
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
-    """The stream of an array, and the bytes that it has."""
+    """Open the stream of an array; with the number of its bytes."""
     if path.suffix.lower() == ".npy":
         with path.open("rb") as file:
             yield file, path.stat().st_size
@@ -340,7 +340,7 @@ class KnownDepths:
 
 
 def depths_of_points(camera: Camera, xyz: NDArray[np.float32]) -> KnownDepths:
-    """The depths of points [P, 3] at the pixels that they fall on: of several points at one, the nearest.
+    """Return the depths of points [P, 3] at the pixels that they fall on: of several points at one, the nearest.
 
     Points before the near plane are left out: no Gaussian is rendered there.
     """

@@ -54,7 +54,7 @@ class Found:
 def find_images(
     source: SceneSource, views: list[View], data: DataConfig, notes: list[str], problems: Problems
 ) -> Found:
-    """The files of the views; copies already reduced by the resolution asked for, where all views have one."""
+    """Find the files of the views; copies already reduced by the resolution asked for, where all views have one."""
     folders = source.image_folders
     if data.images is not None:
         folders = [source.root / data.images]
@@ -91,7 +91,7 @@ def find_images(
 
 
 def images_below(folder: Path) -> Iterator[str]:
-    """The image files below a folder, by their endings, as relative paths with forward slashes."""
+    """Yield the image files below a folder, by their endings, as relative paths with forward slashes."""
     for base, folders, files in walk(folder):
         folders.sort()
         for file in sorted(files):
@@ -105,7 +105,7 @@ def listed(names: list[str], count: int) -> str:
 
 
 def unread_below(folder: Path) -> list[str]:
-    """The files below a folder that are images by their endings and are not looked for, as relative paths.
+    """Return the files below a folder that are images by their endings but are not looked for, as relative paths.
 
     A camera's raw file beside an image of the same name is that image, and does not count.
     """
@@ -137,7 +137,7 @@ def unread_error(folder: Path, names: Sequence[str]) -> SceneError:
 
 
 def find_in(folder: Path, files: Mapping[str, str]) -> Found:
-    """The files of views under ``folder``: the exact name, else the only image with the same ``_stem``.
+    """Find the files of views under ``folder``: the exact name, else the only image with the same ``_stem``.
 
     files: names of the views -> the paths asked for.
     """
@@ -168,7 +168,7 @@ def _files(views: Iterable[View]) -> dict[str, str]:
 
 
 def _choose_folder(folders: list[Path], views: list[View]) -> Found:
-    """The first folder that has every image, else the one that has most (the first among equals)."""
+    """Find the images in the first folder that has all, else in the one that has most (the first among equals)."""
     best: Found | None = None
     for folder in folders:
         if not folder.is_dir():
@@ -182,7 +182,7 @@ def _choose_folder(folders: list[Path], views: list[View]) -> Found:
 
 
 def ambiguous_error(folder: Path, name: str, candidates: list[str]) -> SceneError:
-    """The error for a view that several files could belong to."""
+    """Return the error for a view that several files could belong to."""
     return SceneError(
         f"{name} is not there, and {len(candidates)} files could be meant: {', '.join(candidates[:SHOWN])}",
         where=folder,
@@ -191,7 +191,7 @@ def ambiguous_error(folder: Path, name: str, candidates: list[str]) -> SceneErro
 
 
 def _missing(found: Found, total: int, looked: list[Path], root: Path) -> SceneError:
-    """The error for images that views name and the disk lacks: how many, which, and what is there instead."""
+    """Return the error for images that views name and the disk lacks: how many, which, and what is there instead."""
     named = [f"{name}{_in_place_of(found.folder / name)}" for name in found.missing[:SHOWN]]
     shown = ", ".join(named) + (", ..." if len(found.missing) > SHOWN else "")
     if found.paths:
@@ -221,7 +221,7 @@ def _in_place_of(path: Path) -> str:
 
 
 def _tell_links(found: Found, root: Path, notes: list[str]) -> None:
-    """Links are followed (downloaders and data stores use them for every image); a note says where they lead."""
+    """Add a note on links that lead out of the scene. They are followed: data stores use them for every image."""
     away = {path for path in {found.folder, *found.paths.values()} if path.is_symlink()}
     # A link that leads to itself stays as it is, where Path.resolve() would raise: opening it names the fault.
     led = {path: Path(os.path.realpath(path)) for path in away}
@@ -247,7 +247,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 def is_file(path: Path) -> bool:
-    """Whether a file is there. Raises OSError when the system cannot say."""
+    """Return whether a file is there. Raises OSError when the system cannot say."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
     except ValueError:  # a NUL in the name
@@ -270,9 +270,9 @@ def _is_dead_link(path: Path) -> bool:
 
 
 def walk(folder: Path, *, private: bool = False) -> Iterator[tuple[str, list[str], list[str]]]:
-    """os.walk(), which keeps silent about folders that cannot be read; here they raise OSError.
+    """Walk a folder as os.walk() does, which passes over folders that cannot be read; here they raise OSError.
 
-    private: folders that belong to somebody else (EACCES) are passed over, where it is only looked around.
+    private: folders that belong to somebody else (EACCES) are passed over, for a search that may miss them.
     """
 
     def refuse(error: OSError) -> None:

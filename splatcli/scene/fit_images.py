@@ -31,7 +31,7 @@ _MAX_LISTED = 3
 
 
 def check_resolution(resolution: float | None) -> None:
-    """Raises UsageError for a width that can only be a mistaken divisor."""
+    """Raise UsageError for a width that can only be a mistaken divisor."""
     if resolution is not None and resolution not in DIVISORS and round(resolution) < MIN_WIDTH:
         raise UsageError(
             f"resolution {resolution:g} would make images {resolution:g} pixels wide",
@@ -41,7 +41,7 @@ def check_resolution(resolution: float | None) -> None:
 
 
 def training_size(width: int, height: int, resolution: float | None) -> tuple[int, int]:
-    """INRIA's sizes: divisors round; a width keeps the aspect with the height cut to whole pixels; never enlarges."""
+    """Return INRIA's size: divisors round; a width keeps the aspect with the height rounded down; never larger."""
     if resolution in DIVISORS:
         factor = int(resolution or 1)
         return max(1, round(width / factor)), max(1, round(height / factor))
@@ -81,7 +81,7 @@ class ImageFitter:
     def add(
         self, view: View, path: Path, original: Path | None, mask: Path | None, depth: DepthFile | None = None
     ) -> ImageSource | None:
-        """The source of one view; None when it is left out, or its lens was refused before. Raises SceneError.
+        """Return the source of one view; None when it is left out, or its lens was refused before. Raises SceneError.
 
         original: the full-size image of which ``path`` is a reduced copy.
         """
@@ -166,7 +166,7 @@ class ImageFitter:
         return training_size(camera.width, camera.height, self.resolution)
 
     def _fit(self, header: Header, lens: pycolmap.Camera, path: Path) -> tuple[tuple[int, int], int]:
-        """The stored size to use and the EXIF orientation to apply, so that image and lens have the same aspect."""
+        """Return the stored size to use and the EXIF orientation to apply, so that image and lens have one aspect."""
         stored, wanted = (header.width, header.height), (int(lens.width), int(lens.height))
         if same_shape(stored, wanted):
             self.counts["scaled"] += stored != wanted and not self.divided
@@ -225,7 +225,7 @@ def fit_images(
     notes: list[str],
     problems: Problems,
 ) -> list[ImageSource]:
-    """The images of the views as their headers tell of them. Raises all problems known by now.
+    """Return the images of the views, by their headers. Raises all problems known by now.
 
     paths, originals, masks, depths: by the names of the views. originals: the full-size images where ``paths`` are
         reduced copies; else empty.
@@ -260,7 +260,7 @@ def fit_images(
 
 
 def keep_decodable(store: ImageStore, data: DataConfig, notes: list[str], problems: Problems) -> ImageStore:
-    """The images that can be decoded in full. The others are left out; without skip_bad_images they are problems."""
+    """Keep the images that can be decoded in full. Others are left out; without skip_bad_images they are problems."""
     damaged = store.damaged()
     if not damaged:
         return store
@@ -280,7 +280,7 @@ def _bad_note(bad: list[SceneError]) -> str:
 
 
 def _identical_note(sources: Iterable[ImageSource]) -> str | None:
-    """A warning of images that are byte for byte the same; None when there are none."""
+    """Return a warning of images that are byte for byte the same; None when there are none."""
     names = {source.path: source.camera.name for source in sources}
     groups = identical_files(names)
     if not groups:
@@ -297,7 +297,7 @@ _START = 4 << 10
 
 
 def identical_files(paths: Iterable[Path]) -> list[list[Path]]:
-    """Groups of two and more files with the same bytes, in the order given.
+    """Return groups of two and more files with the same bytes, in the order given.
 
     Files are distinguished by size, then by their first bytes; only what is left is read to the end. A file that cannot
     be read belongs to no group. A file with several names is read once.

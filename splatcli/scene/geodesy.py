@@ -15,7 +15,10 @@ _STEPS = 5
 
 
 def to_geocentric(places: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[N, 3] metres in the Earth's frame (EPSG:4978) of latitude, longitude in degrees and height in metres [N, 3]."""
+    """Return [N, 3], metres in the Earth's frame (EPSG:4978).
+
+    places: [N, 3] latitude and longitude in degrees and height in metres.
+    """
     lat, lon = np.radians(places[..., 0]), np.radians(places[..., 1])
     height = places[..., 2]
     normal = _A / np.sqrt(1 - _E2 * np.sin(lat) ** 2)
@@ -30,7 +33,7 @@ def to_geocentric(places: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def from_geocentric(point: NDArray[np.float64]) -> tuple[float, float, float]:
-    """Latitude and longitude in degrees and height in metres of a point [3] in the Earth's frame."""
+    """Return latitude and longitude in degrees and height in metres of a point [3] in the Earth's frame."""
     x, y, z = map(float, point)
     across = math.hypot(x, y)
     lat = math.atan2(z, across * (1 - _E2))
@@ -43,7 +46,7 @@ def from_geocentric(point: NDArray[np.float64]) -> tuple[float, float, float]:
 
 
 def enu_axes(lat: float, lon: float) -> NDArray[np.float64]:
-    """[3, 3] rows: the directions east, north and up at a place, in the Earth's frame."""
+    """Return [3, 3], whose rows are the directions east, north and up at a place, in the Earth's frame."""
     sin_lat, cos_lat = math.sin(math.radians(lat)), math.cos(math.radians(lat))
     sin_lon, cos_lon = math.sin(math.radians(lon)), math.cos(math.radians(lon))
     return np.array(
@@ -56,6 +59,6 @@ def enu_axes(lat: float, lon: float) -> NDArray[np.float64]:
 
 
 def to_enu(places: NDArray[np.float64], origin: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[N, 3] metres east, north and up of ``origin`` [3], both latitude, longitude, height."""
+    """Return [N, 3], metres east, north and up of ``origin`` [3]; places and origin are latitude, longitude, height."""
     away = to_geocentric(places) - to_geocentric(origin)
     return np.asarray(away @ enu_axes(float(origin[0]), float(origin[1])).T)

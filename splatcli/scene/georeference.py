@@ -43,7 +43,7 @@ _LINE = 0.02
 
 
 def position_of(path: Path) -> tuple[float, float, float] | None:
-    """Latitude and longitude in degrees and height in metres of an image by its EXIF; None where it has none.
+    """Return latitude and longitude in degrees and height in metres of an image by its EXIF; None where it has none.
 
     The height is EXIF's, above sea level or the ellipsoid as the camera has it.
     """
@@ -105,7 +105,7 @@ class Fit:
     def of(
         cls, similarity: Similarity, used: NDArray[np.bool_], old: NDArray[np.float64], new: NDArray[np.float64]
     ) -> Fit:
-        """The fit by a similarity that the pairs ``used`` of ``old`` and ``new`` [N, 3] gave."""
+        """Return the fit by a similarity that the pairs ``used`` of ``old`` and ``new`` [N, 3] gave."""
         residuals = new - similarity(old)
         freedom = (3 * int(used.sum()) - 7) / 3
         sigma = _sigma(np.linalg.norm(residuals[used], axis=1), freedom / used.sum())
@@ -127,7 +127,7 @@ class PositionsError(ValueError):
 
 
 def fit_similarity(old: NDArray[np.float64], new: NDArray[np.float64], what: str = "GPS positions") -> Fit:
-    """The similarity from ``old`` to ``new`` [N, 3] that most of the pairs agree on, by least squares of those.
+    """Fit the similarity from ``old`` to ``new`` [N, 3] that most of the pairs agree on, by least squares of those.
 
     what: the new points, for messages; the old ones are cameras.
     Raises PositionsError for too few, for positions on one line or at one place, and where few agree.
@@ -163,7 +163,10 @@ def check_spread(points: NDArray[np.float64], what: str) -> None:
 
 
 def _sigma(lengths: NDArray[np.float64], freedom: float) -> float:
-    """Standard deviation of one axis from lengths of residuals; freedom: degrees of it for each position and axis."""
+    """Return the standard deviation of one axis from lengths of residuals.
+
+    freedom: degrees of freedom for each position and axis.
+    """
     return math.sqrt(float((lengths**2).mean()) / 3 / max(freedom, 1e-9))
 
 
@@ -172,7 +175,7 @@ def _robust(lengths: NDArray[np.float64]) -> float:
 
 
 def _agreeing(old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """[N] the half nearest to the similarity of three pairs whose median residual is least."""
+    """Return [N], the half nearest to the similarity of three pairs whose median residual is least."""
     generator = np.random.default_rng(len(old))
     best, half = math.inf, np.ones(len(old), dtype=np.bool_)
     for _ in range(_TRIALS):
@@ -188,7 +191,7 @@ def _agreeing(old: NDArray[np.float64], new: NDArray[np.float64]) -> NDArray[np.
 
 
 def similarity_of(old: NDArray[np.float64], new: NDArray[np.float64]) -> Similarity:
-    """The least squares similarity of pairs [N, 3] (Umeyama)."""
+    """Return the least squares similarity of pairs [N, 3] (Umeyama)."""
     a, b = old.mean(axis=0), new.mean(axis=0)
     u, extents, v = np.linalg.svd((new - b).T @ (old - a))
     signs = np.array([1.0, 1.0, np.sign(np.linalg.det(u) * np.linalg.det(v))])
@@ -207,7 +210,7 @@ class Georeference:
     names: tuple[str, ...]
 
     def facts(self) -> dict[str, Any]:
-        """Figures for a report."""
+        """Return figures for a report."""
         rms = np.sqrt((self.fit.residuals[self.fit.used] ** 2).mean(axis=0))
         left_out = [name for name, used in zip(self.names, self.fit.used, strict=True) if not used]
         return {
@@ -220,7 +223,7 @@ class Georeference:
         }
 
     def document(self) -> dict[str, Any]:
-        """The content of the sidecar of a scene that the similarity was applied to."""
+        """Return the content of the sidecar of a scene that the similarity was applied to."""
         lat, lon, height = self.origin
         axes = enu_axes(lat, lon).T
         geocentric = np.eye(4)
@@ -237,7 +240,7 @@ class Georeference:
 
 
 def georeference(centers: Mapping[str, NDArray[np.float64]], folder: Path) -> Georeference:
-    """The fit of cameras to the positions in the EXIF of their images. Raises PositionsError.
+    """Fit cameras to the positions in the EXIF of their images. Raises PositionsError.
 
     centers: name of the image below ``folder`` -> [3] position of its camera in the model.
     """
@@ -256,19 +259,19 @@ def write_sidecar(folder: Path, content: Mapping[str, Any]) -> None:
 
 
 def place_of(sidecar: Mapping[str, Any] | None) -> tuple[float, float, float] | None:
-    """Latitude, longitude and height of the origin of a scene with this sidecar; None where it has none."""
+    """Return latitude, longitude and height of the origin of a scene with this sidecar; None where it has none."""
     origin = None if sidecar is None else sidecar.get("origin")
     return None if origin is None else (float(origin["latitude"]), float(origin["longitude"]), float(origin["height"]))
 
 
 def place_text(place: Sequence[float]) -> str:
-    """Where a scene lies, for comments in files and notes."""
+    """Return a text that says where a scene lies, for comments in files and notes."""
     numbers = " ".join(f"{value:.9g}" for value in place)
     return f"metres, x east, y north, z up (in a PLY's frame) of latitude, longitude, height {numbers} (EPSG:4979)"
 
 
 def read_sidecar(folder: Path, model: str | None = None) -> dict[str, Any] | None:
-    """The sidecar of a scene; None without one. Raises SceneError for one that is damaged.
+    """Read the sidecar of a scene; None without one. Raises SceneError for one that is damaged.
 
     model: folder of the COLMAP model in use, where one was named. ``splat sfm`` aligns only the largest, ``sparse/0``:
     there is no sidecar of ``sparse/1`` and so on.

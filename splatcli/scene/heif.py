@@ -17,7 +17,7 @@ _AV1 = frozenset((b"avif", b"avis"))
 
 
 def is_heif(start: bytes) -> bool:
-    """Whether a file that begins with these bytes, 64 or more, is a HEIF image. AVIF files are none."""
+    """Return whether a file that begins with these bytes, 64 or more, is a HEIF image. AVIF files are none."""
     if start[4:8] != b"ftyp" or start[8:12] not in _BRANDS:
         return False
     end = min(int.from_bytes(start[:4], "big"), len(start))
@@ -26,7 +26,7 @@ def is_heif(start: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def can_read() -> bool:
-    """Whether pillow-heif is installed; from then on Pillow opens such files as its format HEIF."""
+    """Return whether pillow-heif is installed; from then on Pillow opens such files as its format HEIF."""
     try:
         plugin = importlib.import_module("pillow_heif")
         # Depth maps and other auxiliary images of a file are not used.

@@ -111,7 +111,7 @@ class ByteCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], _V], size: Callable[[_V], int]) -> _V:
-        """The value under ``key``, made (outside the lock) when absent; kept if there is room for it."""
+        """Return the value under ``key``, made (outside the lock) when absent; keep it if there is room for it."""
         with self._lock:
             if key in self._entries:
                 return self._entries[key]  # type: ignore[return-value]
@@ -183,18 +183,18 @@ class ImageStore:
         return any(source.depth is not None for source in self.sources)
 
     def has_depth(self, i: int) -> bool:
-        """Whether image ``i`` has a map of its depths."""
+        """Return whether image ``i`` has a depth map."""
         return self.sources[i].depth is not None
 
     def may_be_transparent(self, i: int) -> bool:
-        """Whether image ``i`` can have alpha, read from its header. Raises SceneError."""
+        """Return whether image ``i`` can have alpha, read from its header. Raises SceneError."""
         source = self.sources[i]
         if source.mask is not None and self.mask_is_alpha:
             return True
         return not self.alpha_is_mask and read_header(source.path).has_alpha
 
     def of(self, sources: list[ImageSource]) -> ImageStore:
-        """A store of other images that is otherwise alike."""
+        """Return a store of other images that is otherwise alike."""
         return ImageStore(
             sources,
             self.background,
@@ -204,11 +204,11 @@ class ImageStore:
         )
 
     def with_alpha(self) -> ImageStore:
-        """A store of the same images that leaves transparency as it is, and keeps none of them in memory."""
+        """Return a store of the same images that leaves transparency as it is, and keeps none of them in memory."""
         return ImageStore(self.sources, None, 0, alpha_is_mask=self.alpha_is_mask, mask_is_alpha=self.mask_is_alpha)
 
     def limit(self, nbytes: int) -> None:
-        """No more than so many bytes of images are kept from now on."""
+        """Keep no more than ``nbytes`` bytes of images from now on."""
         self._images.budget = min(self._images.budget, nbytes)
 
     def max_bytes(self, kept: int | None = None) -> int:
@@ -221,15 +221,15 @@ class ImageStore:
         return min(images, budget) + self._parallel() * stored * (DECODE_BYTES + depths)
 
     def has(self, i: int) -> bool:
-        """Whether the file is (still) there."""
+        """Return whether the file is (still) there."""
         return self.sources[i].path.is_file()
 
     def load(self, i: int) -> NDArray[np.uint8]:
-        """The pixels of image ``i``, [H, W, 3]. Raises SceneError when it or its mask is damaged."""
+        """Return the pixels of image ``i``, [H, W, 3]. Raises SceneError when it or its mask is damaged."""
         return self.image(i).pixels
 
     def image(self, i: int) -> LoadedImage:
-        """LoadedImage ``i`` with what is masked in it. Raises SceneError when it or its mask is damaged."""
+        """Return image ``i`` with what is masked in it. Raises SceneError when it or its mask is damaged."""
         with self._lock:
             pending = self._pending.pop(i, None)
         if pending is not None:
@@ -237,7 +237,7 @@ class ImageStore:
         return self._cached(i)
 
     def prefetch(self, i: int) -> None:
-        """Starts decoding image ``i`` in the background; an error surfaces when it is loaded."""
+        """Start decoding image ``i`` in the background; an error surfaces when it is loaded."""
         with self._lock:
             if i in self._pending or i in self._images:
                 return
@@ -246,14 +246,14 @@ class ImageStore:
             self._pending[i] = self._workers.submit(self._cached, i)
 
     def close(self) -> None:
-        """Lets the background workers finish and ends them; the next ``prefetch`` starts others."""
+        """Let the background workers finish, and end them; the next ``prefetch`` starts others."""
         with self._lock:
             workers, self._workers = self._workers, None
         if workers is not None:
             workers.shutdown(wait=True)
 
     def relative_depth(self, i: int) -> NDArray[np.float32]:
-        """The numbers of the relative map of image ``i``, [H, W] at its camera's size. Raises SceneError."""
+        """Return the numbers of the relative map of image ``i``, [H, W] at its camera's size. Raises SceneError."""
         source = self.sources[i]
         assert source.depth is not None
         depths = self._depth(replace(source, depth=replace(source.depth, fit=None)))
@@ -261,7 +261,7 @@ class ImageStore:
         return depths
 
     def damaged(self) -> dict[int, SceneError]:
-        """Decodes every image and mask in full, keeping none: the index of each that cannot be, and why."""
+        """Decode every image and mask in full, keeping none; return the errors of those that cannot be, by index."""
 
         def problem(i: int) -> SceneError | None:
             try:
@@ -276,7 +276,7 @@ class ImageStore:
             return {i: error for i, error in found if error is not None}
 
     def _parallel(self) -> int:
-        """Images that are decoded at a time: as many as memory allows for the largest."""
+        """Return the number of images that are decoded at a time: as many as memory allows for the largest."""
         largest = max((source.stored[0] * source.stored[1] for source in self.sources), default=1)
         return max(1, min(AHEAD, os.cpu_count() or 1, max_pixels(None) // largest))
 
@@ -354,7 +354,7 @@ _UNKNOWN = 8 << 30
 
 
 def machine_memory() -> int:
-    """Bytes of main memory, or of the container's limit where that is less."""
+    """Return the bytes of main memory, or of the container's limit where that is less."""
     try:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -368,10 +368,10 @@ def machine_memory() -> int:
 
 
 def cache_bytes(asked: int | None) -> int:
-    """Bytes of decoded images that may stay in memory: as asked, else this machine's share."""
+    """Return the bytes of decoded images that may stay in memory: as asked, else this machine's share."""
     return int(CACHE_SHARE * machine_memory()) if asked is None else asked
 
 
 def max_pixels(asked: int | None) -> int:
-    """Pixels that one image may have: as asked, else what can be decoded in this machine's share."""
+    """Return the number of pixels that one image may have: as asked, else what this machine's share can decode."""
     return int(IMAGE_SHARE * machine_memory()) // DECODE_BYTES if asked is None else asked

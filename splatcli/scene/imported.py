@@ -32,7 +32,7 @@ _POINTS = ("points", "sparse", "sparse_pc", "points3D", "tie_points", "pointclou
 def viewmat_of(
     rotation: NDArray[np.float64], center: NDArray[np.float64], where: object, label: str, *, opengl: bool
 ) -> NDArray[np.float64]:
-    """[4, 4] world to camera with OpenCV axes, of camera to world [3, 3] and a position [3]. Raises SceneError."""
+    """Return [4, 4], world to camera, OpenCV axes, of camera to world [3, 3] and a position [3]. Raises SceneError."""
     pose = rigid_pose(rotation * _FLIP if opengl else rotation, center, where, label)
     viewmat = np.eye(4)
     viewmat[:3, :3] = pose[:3, :3].T
@@ -41,7 +41,7 @@ def viewmat_of(
 
 
 def image_name(label: str, folders: Sequence[Path]) -> str:
-    """The image that a program calls ``label``: without the folders of another machine, with the ending it has here."""
+    """Return the name of the image that a program calls ``label``: without folders, with the ending it has here."""
     name = PurePosixPath(label.replace("\\", "/")).name
     if PurePosixPath(name).suffix.lower() in SUFFIXES or not name:
         return name or label
@@ -54,7 +54,7 @@ def image_name(label: str, folders: Sequence[Path]) -> str:
 
 
 def points_beside(file: Path, limit: int) -> RawPoints | None:
-    """The point cloud beside a file of cameras: ``<its stem>.ply``, else points.ply, sparse.ply and the like."""
+    """Read the point cloud beside a file of cameras: ``<its stem>.ply``, else points.ply, sparse.ply and the like."""
     for stem in (file.stem, *_POINTS):
         path = file.with_name(f"{stem}.ply")
         if is_file(path):
@@ -64,7 +64,7 @@ def points_beside(file: Path, limit: int) -> RawPoints | None:
 
 
 def only_one(files: list[Path], what: str) -> Path:
-    """The file that describes a scene. Raises SceneError for several."""
+    """Return the file that describes a scene. Raises SceneError for several."""
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise SceneError(
@@ -74,7 +74,7 @@ def only_one(files: list[Path], what: str) -> Path:
 
 
 def check_size(file: Path, limit: int = MAX_BYTES) -> None:
-    """Raises SceneError for a file that is too large to be a list of cameras."""
+    """Raise SceneError for a file that is too large to be a list of cameras."""
     size = file.stat().st_size
     if size > limit:
         remedy = "export the cameras alone, without points" if limit == MAX_BYTES else "export fewer points"
@@ -82,9 +82,9 @@ def check_size(file: Path, limit: int = MAX_BYTES) -> None:
 
 
 def load_json(file: Path, kind: type[_Kind], remedy: str, limit: int = MAX_BYTES) -> _Kind:
-    """The object (kind dict) or the list that a JSON file holds; ``remedy`` goes with the error about the other one.
+    """Return the object (kind dict) or the list that a JSON file holds; ``remedy`` is for a file that holds the other.
 
-    Raises SceneError, with line and column where they are known, for whatever is no such file.
+    Raises SceneError, with line and column where they are known, for any other file.
     """
     text = ""
     try:
@@ -125,14 +125,14 @@ def _refuse_constant(text: str) -> float:
 
 
 def _place_of_constant(text: str) -> str:
-    """line:column of the first NaN or Infinity that is not inside a string."""
+    """Return line:column of the first NaN or Infinity that is not inside a string."""
     found = re.search(r'(?:[^"NI]|"(?:[^"\\]|\\.)*+")*+(NaN|Infinity)', text)
     start = found.start(1) if found else 0
     return f"{text.count(chr(10), 0, start) + 1}:{start - text.rfind(chr(10), 0, start)}"
 
 
 def finite_numbers(values: object, count: int, what: str, file: Path, remedy: str) -> list[float]:
-    """The numbers of a list out of JSON. Raises SceneError for anything else, and for numbers beyond any double."""
+    """Return the numbers of a list from JSON. Raises SceneError for all else, and for numbers beyond any double."""
     usable = isinstance(values, list) and len(values) == count and all(type(one) in (int, float) for one in values)
     try:
         found = [float(one) for one in values] if usable else []  # type: ignore[attr-defined]  # narrowed by usable
@@ -144,11 +144,11 @@ def finite_numbers(values: object, count: int, what: str, file: Path, remedy: st
 
 
 def head(file: Path) -> bytes:
-    """The first 4,096 bytes of a file."""
+    """Return the first 4,096 bytes of a file."""
     with file.open("rb") as stream:
         return stream.read(4096)
 
 
 def with_suffix(root: Path, suffix: str) -> list[Path]:
-    """The files of a folder with an ending, in the order of their names."""
+    """Return the files of a folder with an ending, in the order of their names."""
     return sorted(path for path in root.iterdir() if path.suffix.lower() == suffix and path.is_file())

@@ -52,7 +52,7 @@ class Finding:
 
 
 def inspect_scene(scene: Scene) -> list[Finding]:
-    """All findings of a scene that could be read: what is there first, then what looks wrong."""
+    """Return all findings of a scene that could be read: what is there first, then what looks wrong."""
     found = [*_cameras(scene), *_images(scene), *_beside(scene), *_points(scene), *_split(scene)]
     return sorted(found, key=lambda finding: finding.state == "warning")
 
@@ -110,7 +110,7 @@ def _images(scene: Scene) -> Iterator[Finding]:
 
 
 def _beside(scene: Scene) -> Iterator[Finding]:
-    """Masks and depth maps."""
+    """Yield the findings on masks and depth maps."""
     count = sum(source.mask is not None for source in scene.images.sources)
     if count:
         yield Finding("found", "masks", f"{count} of {len(scene.cameras)} images have one")
@@ -158,7 +158,7 @@ def _split(scene: Scene) -> Iterator[Finding]:
 
 
 def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.float64]:
-    """[C] the part of the points [P, 3] that fall into the picture of each of some cameras, spread over all."""
+    """Return [C], the part of the points [P, 3] in the image of each of some cameras, which are spread over all."""
     some = xyz[:: -(-len(xyz) // _POINTS)].astype(np.float64)
     shares = []
     for camera in cameras[:: -(-len(cameras) // _CAMERAS)]:
@@ -172,7 +172,7 @@ def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.
 
 
 def _top(source: ImageSource) -> str:
-    """The folder that image names are relative to."""
+    """Return the folder that image names are relative to."""
     return str(source.path.parents[source.camera.name.count("/")].name) + "/"
 
 
@@ -192,9 +192,9 @@ _MOST = 0.95
 
 
 def masked_share(store: ImageStore) -> tuple[float, int] | None:
-    """(the part of the images that is masked, mean over those inspected; their number); None where nothing can be.
+    """Return (the mean masked part of the images inspected, their number); None where nothing can be inspected.
 
-    Masks that cannot be read are passed over: reading them reports it.
+    Masks that cannot be read are passed over: loading them reports the error.
     """
     masked = [i for i, source in enumerate(store.sources) if store.alpha_is_mask or source.mask is not None]
     looked = [masked[k * len(masked) // _LOOKS] for k in range(_LOOKS)] if len(masked) > _LOOKS else masked
@@ -232,7 +232,7 @@ def _share(store: ImageStore, i: int) -> float:
 
 
 def _percent(share: float) -> str:
-    """0 % and 100 % only where it is all or nothing."""
+    """Return a share in per cent; 0 % and 100 % only where it is nothing or all."""
     percent = 100.0 * share
     if 0.0 < percent < 1.0 or 99.0 < percent < 100.0:
         return f"{percent:.2g} %" if percent < 1.0 else "more than 99 %"

@@ -38,7 +38,7 @@ def find_masks(
     notes: list[str],
     problems: Problems,
 ) -> dict[str, Path]:
-    """Name of each view in ``found`` -> its mask; empty when there are none.
+    """Find the mask of each view in ``found``, by name; none when there are none.
 
     factor: the images are copies reduced by this; masks reduced alike are preferred. None: the images themselves.
     Every image has a mask or none has: the missing ones are added to ``problems``.
@@ -65,9 +65,9 @@ def find_masks(
 
 
 def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool) -> dict[str, Path]:
-    """Name of each image -> its mask in ``folder``, by COLMAP's names (a.jpg.png), else by the image's with any ending.
+    """Return each image's mask in ``folder``, by COLMAP's names (a.jpg.png), else by the image's with any ending.
 
-    wanted: a folder without any mask of these images is a problem too. Some with and some without always are.
+    wanted: a folder without any mask of these images is a problem too. Masks of some images only always are one.
     """
     masks = {name: folder / f"{name}.png" for name in names if (folder / f"{name}.png").is_file()}
     others = find_in(folder, {name: name for name in names if name not in masks})
@@ -88,7 +88,7 @@ def masks_in(folder: Path, names: list[str], problems: Problems, *, wanted: bool
 
 
 def check_mask(mask: Path, image: Path, stored: tuple[int, int], orientation: int, reduced: bool) -> int:
-    """The EXIF orientation to apply to a mask: that of its image, unless it is upright already.
+    """Return the EXIF orientation to apply to a mask: that of its image, unless it is upright already.
 
     stored: the image's size in its file. reduced: the image is a smaller copy, whose mask may be larger.
     Raises SceneError when the mask cannot be read or has another size.
@@ -107,23 +107,23 @@ def check_mask(mask: Path, image: Path, stored: tuple[int, int], orientation: in
 
 
 def read_mask(mask: Path, orientation: int) -> NDArray[np.bool_]:
-    """[H, W] the pixels that a mask hides. Raises SceneError when it is damaged."""
+    """Return [H, W], the pixels that a mask hides. Raises SceneError when it is damaged."""
     return ~decode_nonzero(mask, orientation)
 
 
 def read_mask_as_alpha(mask: Path, orientation: int, size: tuple[int, int]) -> NDArray[np.uint8]:
-    """[H, W] of an image's width and height: 255 where its mask hides nothing, 0 where all. Raises SceneError."""
+    """Return [H, W] of an image's size: 255 where its mask hides nothing, 0 where it hides all. Raises SceneError."""
     visible = Image.fromarray((~read_mask(mask, orientation)).astype(np.uint8) * np.uint8(255))
     return np.array(visible if visible.size == size else visible.resize(size, Image.Resampling.BOX))
 
 
 def alpha_is_mask(data: DataConfig) -> bool:
-    """Whether transparency is a mask, rather than a part of the picture."""
+    """Return whether transparency is a mask, rather than a part of the picture."""
     return data.masks == ALPHA and data.mask_mode == "ignore"
 
 
 def reduce_mask(masked: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.bool_]:
-    """Hidden pixels at another width and height: those whose area holds a masked one."""
+    """Return hidden pixels at another width and height: those whose area holds a masked one."""
     if (masked.shape[1], masked.shape[0]) == size:
         return masked
     covered = Image.fromarray(masked.astype(np.float32)).resize(size, Image.Resampling.BOX)
@@ -131,7 +131,7 @@ def reduce_mask(masked: NDArray[np.bool_], size: tuple[int, int]) -> NDArray[np.
 
 
 def resample_mask(masked: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
-    """Hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a masked one touches."""
+    """Return hidden pixels [h, w] seen through a lens's sampling grid [1, H, W, 2]: those that a masked one touches."""
     field = torch.from_numpy(masked.astype(np.float32))[None, None]
     with torch.inference_mode():
         weight = torch.nn.functional.grid_sample(
@@ -143,7 +143,7 @@ def resample_mask(masked: NDArray[np.bool_], grid: Tensor) -> NDArray[np.bool_]:
 def _named(
     source: SceneSource, views: list[View], found: Found, factor: int | None, problems: Problems
 ) -> dict[str, Path]:
-    """The masks that the scene's own file names."""
+    """Return the masks that the scene's own file names."""
     masks: dict[str, Path] = {}
     for view in views:
         if view.name not in found.paths:
@@ -164,6 +164,6 @@ def _named(
 
 
 def _folders(source: SceneSource, found: Found, factor: int | None) -> list[Path]:
-    """masks/ beside the images' folder; in the scene's folder when the images lie there themselves."""
+    """Return where masks may be: masks/ beside the images' folder, or in the scene's where the images lie there."""
     base = found.folder / "masks" if found.folder == source.root else found.folder.with_name("masks")
     return [base] if factor is None else [base.with_name(f"masks_{factor}"), base]

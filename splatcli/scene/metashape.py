@@ -41,7 +41,7 @@ _IDENTITY = _Placement(np.eye(3), np.zeros(3), 1.0)
 
 
 def read_metashape(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The aligned cameras of the one chunk that has any, in the coordinates of that chunk's world."""
+    """Read the aligned cameras of the one chunk that has any, in the coordinates of that chunk's world."""
     file = only_one(_files(root), "Metashape cameras")
     check_size(file)
     chunk = _chunk(_parse(file), file)
@@ -203,7 +203,7 @@ def _numbers(element: ET.Element | None, count: int, name: str, label: str, file
 
 
 def _placements(chunk: ET.Element, file: Path, notes: list[str]) -> tuple[dict[str | None, _Placement], str | None]:
-    """The placement of each component, under None that of the chunk; and the only component that has a common frame."""
+    """Return placements by component, that of the chunk under None; and the largest one, if no frame is common."""
     placements: dict[str | None, _Placement] = {None: _placement(chunk.find("transform"), "the chunk", file)}
     counted = Counter(
         camera.get("component_id") for camera in chunk.iterfind("cameras//camera") if not _why_not(camera, None)
@@ -254,7 +254,7 @@ def _view(
 
 
 def _locally(views: list[View], notes: list[str]) -> tuple[list[View], bool]:
-    """Views whose coordinates are geocentric in metres east, north and up of their middle; and whether they are."""
+    """Return views, geocentric ones in metres east, north and up of their middle; and whether they were geocentric."""
     if not views:
         return views, False
     middle = np.mean([view.center for view in views], axis=0)

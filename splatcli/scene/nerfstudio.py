@@ -25,7 +25,7 @@ _FLIP = np.array([1.0, -1.0, -1.0])
 
 
 def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """``transforms.json``: intrinsics per frame or global (the frame wins), distortion, points, named splits.
+    """Read ``transforms.json``: intrinsics per frame or global (the frame wins), distortion, points, named splits.
 
     Frames whose image is missing are left out when most have one, as the field's readers do: instant-ngp's own fox
     scene lists 17 images that it does not ship.
@@ -58,7 +58,7 @@ def read_nerfstudio(root: Path, data: DataConfig, problems: Problems) -> SceneSo
 
 
 def load_transforms(file: Path) -> dict[str, Any]:
-    """The file's JSON object. Raises SceneError."""
+    """Return the file's JSON object. Raises SceneError."""
     return load_json(file, dict, "it should start with { and have 'frames'")
 
 
@@ -70,7 +70,7 @@ def _frames(document: dict[str, Any], file: Path) -> list[object]:
 
 
 def read_views(document: dict[str, Any], root: Path, file: Path, data: DataConfig, problems: Problems) -> list[View]:
-    """The frames that are right; the others are added to ``problems``. Raises SceneError when there is no list."""
+    """Return the views of sound frames; the others are added to ``problems``. Raises SceneError without a list."""
     views = []
     for i, frame in enumerate(_frames(document, file)):
         with problems.collect():
@@ -91,7 +91,7 @@ def _view(frame: object, i: int, document: dict[str, Any], root: Path, file: Pat
 
 
 def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str, data: DataConfig) -> str | None:
-    """Where another file of a frame is, relative to the scene's folder; as it is given where that is allowed."""
+    """Return where another file of a frame is, relative to the scene's folder, or as given where that is allowed."""
     given = frame.get(key)
     if given is None:
         return None
@@ -100,7 +100,7 @@ def _beside(frame: dict[str, Any], key: str, root: Path, file: Path, label: str,
 
 
 def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float64]:
-    """[4, 4] world to camera from ``transform_matrix``, camera to world with OpenGL axes, 3x4 or 4x4."""
+    """Return [4, 4], world to camera, of ``transform_matrix``, camera to world with OpenGL axes, 3x4 or 4x4."""
     if "transform_matrix" not in frame:
         raise SceneError(f"{label}: no 'transform_matrix'", where=file, remedy="correct or remove that frame")
     matrix = _matrix(frame["transform_matrix"])
@@ -126,7 +126,7 @@ def _viewmat(frame: dict[str, Any], file: Path, label: str) -> NDArray[np.float6
 
 
 def _matrix(rows: object) -> NDArray[np.float64] | None:
-    """Rows of numbers as an array; None for anything else (numpy would take strings for numbers)."""
+    """Return rows of numbers as an array; None for anything else (numpy would take strings for numbers)."""
     if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == 4 for row in rows):
         return None
     if not all(type(value) in (int, float) for row in rows for value in row):
@@ -138,7 +138,7 @@ def _matrix(rows: object) -> NDArray[np.float64] | None:
 
 
 def _with_suffix(name: str, root: Path) -> str:
-    """The name with an image ending; Blender leaves it out. The usual one, when none of the files is there."""
+    """Return the name with an image ending, which Blender leaves out: the usual one when no such file is there."""
     if PurePosixPath(name).suffix.lower() in SUFFIXES:
         return name
     for suffix in SUFFIXES:
@@ -148,7 +148,7 @@ def _with_suffix(name: str, root: Path) -> str:
 
 
 def _common_folder(root: Path, views: list[View]) -> tuple[str, list[View]]:
-    """The first folder that all names share becomes the image folder, and the names relative to it."""
+    """Return the first folder that all names share, "" for none, and the views with names relative to it."""
     tops = {view.name.partition("/")[0] if "/" in view.name else "" for view in views}
     top = tops.pop() if len(tops) == 1 else ""
     if not top or not (root / top).is_dir():
@@ -219,7 +219,7 @@ class TransformsLens:
 
 
 def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: str) -> TransformsLens:
-    """The lens of one frame; each key is taken from the frame if it has it, else from the top of the file.
+    """Return the lens of one frame; each key is taken from the frame if it has it, else from the top of the file.
 
     Frames that say nothing of a lens share one, which messages call by the file rather than by the frame.
     """
@@ -231,7 +231,7 @@ def lens_of(frame: dict[str, Any], document: dict[str, Any], file: Path, label: 
 
 
 def depth_unit(document: dict[str, Any], file: Path) -> float | None:
-    """Scene units that 1 in a depth map is, where the file says so. Raises SceneError for what cannot be."""
+    """Return the scene units that 1 in a depth map is, where the file says so. Raises SceneError for what cannot be."""
     given = document.get("depth_unit_scale_factor")
     return None if given is None else _number(given, "depth_unit_scale_factor", file, "the top of the file")
 
@@ -239,7 +239,7 @@ def depth_unit(document: dict[str, Any], file: Path) -> float | None:
 def _intrinsics(
     frame: dict[str, Any], document: dict[str, Any], file: Path, label: str
 ) -> tuple[tuple[str, float], ...]:
-    """The intrinsics of a frame, each taken from the frame if it has it, else from the top of the file."""
+    """Return the intrinsics of a frame, each taken from the frame if it has it, else from the top of the file."""
     values: dict[str, float] = {}
     # A focal length in the frame replaces an angle at the top, not the other way round.
     focal_in_frame = any(key in frame for key in ("fl_x", "camera_angle_x", "fl_y", "camera_angle_y"))
@@ -313,7 +313,7 @@ def _make_lens(
 
 
 def _focal(size: float, angle: float | None) -> float | None:
-    """Pixels, from an opening angle in radians."""
+    """Return a focal length in pixels, from an opening angle in radians."""
     if angle is None:
         return None
     return 0.5 * size / math.tan(0.5 * angle)

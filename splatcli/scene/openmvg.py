@@ -41,7 +41,7 @@ _GRAY = 128
 
 
 def read_openmvg(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The views that have a pose, in the reconstruction's frame."""
+    """Read the views that have a pose, in the reconstruction's frame."""
     file, document = _load(root)
     lenses = _lenses(document, file, problems)
     poses = dict(_entries(document, "extrinsics", file))
@@ -73,7 +73,7 @@ def _files(root: Path) -> list[Path]:
 
 
 def _load(root: Path) -> tuple[Path, dict[str, Any]]:
-    """The file with poses, of those that the stages of OpenMVG write. Raises SceneError for none and for several."""
+    """Load the file with poses, of those that OpenMVG's stages write. Raises SceneError for none and for several."""
     files = _files(root)
     documents = {
         file: load_json(file, dict, _EXPORT, MAX_BYTES_WITH_POINTS)
@@ -151,7 +151,7 @@ def _lens(members: dict[str, Any], kind: str, label: str, file: Path) -> pycolma
 
 
 def _viewmat(pose: Any, label: str, file: Path) -> NDArray[np.float64]:
-    """[4, 4] world to camera, of its rotation and the centre of projection."""
+    """Return [4, 4], world to camera, of a pose's rotation and centre of projection."""
     pose = pose if isinstance(pose, dict) else {}
     rows = pose.get("rotation")
     rows = rows if isinstance(rows, list) and len(rows) == 3 else [None] * 3

@@ -27,7 +27,7 @@ _CENTERED = ("brown", "simple_radial", "radial", "fisheye_opencv")
 
 
 def read_opensfm(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The shots of the reconstruction that has most, in its frame: metres east, north and up if there was GPS."""
+    """Read the reconstruction with most shots, in its frame: metres east, north and up if there was GPS."""
     file = next(root / place for place in _PLACES if (root / place).is_file())
     document, notes = _largest(load_json(file, list, _REDO, MAX_BYTES_WITH_POINTS), file)
     shots, cameras = _table(document, "shots", file), _table(document, "cameras", file)
@@ -69,7 +69,7 @@ def _table(document: dict[str, Any], key: str, file: Path) -> dict[str, dict[str
 
 
 def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
-    """The lens in pixels: lengths of the file are in units of the longer side, from the middle of the image."""
+    """Return the lens in pixels: lengths of the file are in units of the longer side, from the middle of the image."""
     kind = camera.get("projection_type", "perspective")
     if kind not in (*_PLAIN, *_CENTERED):
         raise SceneError(
@@ -98,7 +98,7 @@ def _lens(camera: dict[str, Any], label: str, file: Path) -> pycolmap.Camera:
 
 
 def _viewmat(shot: dict[str, Any], label: str, file: Path) -> NDArray[np.float64]:
-    """[4, 4] world to camera, of a rotation as axis times angle and a translation."""
+    """Return [4, 4], world to camera, of a rotation as axis times angle and a translation."""
     turn, shift = (
         np.array(finite_numbers(shot.get(key), 3, f"{label}: {key}", file, _REDO))
         for key in ("rotation", "translation")

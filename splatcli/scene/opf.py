@@ -38,7 +38,7 @@ class _Project:
     resources: dict[str, list[Path]]
 
     def load(self, kind: str, what: str) -> list[tuple[Path, dict[str, Any]]]:
-        """The JSON resources of a format. Raises SceneError when there is none."""
+        """Return the JSON resources of a format. Raises SceneError when there is none."""
         files = self.resources.get(kind, [])
         if not files:
             raise SceneError(f"has no {what}", where=self.file, remedy=f"calibrate the project, and {_EXPORT}")
@@ -46,7 +46,7 @@ class _Project:
 
 
 def read_opf(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The calibrated cameras, in the project's processing frame (a right-handed local one, z up)."""
+    """Read the calibrated cameras, in the project's processing frame (a right-handed local one, z up)."""
     project = _project(root)
     images = _images(project)
     sizes = _sizes(project)
@@ -171,7 +171,7 @@ def _passed_over(images: dict[int, tuple[str, Path]], views: list[View]) -> list
 
 
 def _points(project: _Project, limit: int) -> RawPoints | None:
-    """The tie points of the calibration; None where the project has none."""
+    """Return the tie points of the calibration; None where the project has none."""
     files = project.resources.get(_GLTF, [])
     if not files:
         return None
@@ -198,7 +198,7 @@ def _points(project: _Project, limit: int) -> RawPoints | None:
 
 
 def _accessor(document: dict[str, Any], index: int, file: Path) -> NDArray[Any]:
-    """[N, 3 or 4] of a glTF accessor: floats or bytes."""
+    """Return [N, 3 or 4], the numbers of a glTF accessor: floats or bytes."""
     accessor = document["accessors"][index]
     view = document["bufferViews"][accessor["bufferView"]]
     uri = document["buffers"][view["buffer"]]["uri"]

@@ -57,7 +57,7 @@ class Grid:
         return int(strips * (cuts + 1))
 
     def block_of(self, points: NDArray[np.floating]) -> NDArray[np.int64]:
-        """[N] the block that each of ``points`` [N, 3] lies in; each lies in one, also if it is not finite."""
+        """Return [N], the block that each of ``points`` [N, 3] lies in; each lies in one, also if it is not finite."""
         first, second = self._across(points)
         strip = np.searchsorted(self.strips, first, side="right")
         within = np.zeros(len(points), np.int64)
@@ -66,13 +66,13 @@ class Grid:
         return np.asarray(strip * (self.columns.shape[1] + 1) + within, np.int64)
 
     def near(self, points: NDArray[np.floating], block: int, margin: tuple[float, float]) -> Mask:
-        """[N] whether each point lies in ``block`` or no farther from it than ``margin`` along each axis."""
+        """Return [N], whether each point lies in ``block`` or no farther from it than ``margin`` along each axis."""
         first, second = self._across(points)
         strip, column = divmod(block, self.columns.shape[1] + 1)
         return _between(first, self.strips, strip, margin[0]) & _between(second, self.columns[strip], column, margin[1])
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return plain values, for JSON."""
         return {
             "axes": self.axes.tolist(),
             "strips": self.strips.tolist(),
@@ -85,7 +85,7 @@ class Grid:
 
 
 def make_grid(scene: Scene, shape: tuple[int, int]) -> Grid:
-    """Columns of equally many points of ``scene``. shape: (A, B), strips and columns in each.
+    """Cut ``scene`` into columns of equally many points. shape: (A, B), strips and columns in each.
 
     Raises SceneError where there are too few points.
     """
@@ -141,7 +141,7 @@ def block_contents(scene: Scene, shape: tuple[int, int]) -> list[BlockContents]:
 
 
 def check_blocks(scene: Scene, shape: tuple[int, int], held: list[BlockContents], most: float) -> None:
-    """Raises SceneError for blocks that cannot be trained, UsageError where one holds more than ``most`` of the scene.
+    """Raise SceneError for blocks that cannot be trained, UsageError where one holds more than ``most`` of the scene.
 
     held: what block_contents() gives.
     """
@@ -168,7 +168,7 @@ def check_blocks(scene: Scene, shape: tuple[int, int], held: list[BlockContents]
 
 
 def restrict_to_block(scene: Scene, shape: tuple[int, int], block: int) -> Scene:
-    """``scene`` with the views and points of one block; its cameras, images and size stay those of the whole.
+    """Return ``scene`` with the views and points of one block; its cameras, images and size stay those of the whole.
 
     Raises UsageError where there is no such block, SceneError where too few views show it.
     """
@@ -208,7 +208,7 @@ def restrict_to_block(scene: Scene, shape: tuple[int, int], block: int) -> Scene
 
 
 def _ground(xyz: Doubles) -> Doubles:
-    """[2, 3] the axes along which points spread most, the farthest tenth of them aside."""
+    """Return [2, 3], the axes along which points spread most, the farthest tenth of them aside."""
     offsets = xyz - np.median(xyz, axis=0)
     distances = np.linalg.norm(offsets, axis=1)
     near = offsets[distances <= np.quantile(distances, 0.9)]
@@ -236,12 +236,12 @@ def _margin(grid: Grid, xyz: NDArray[np.floating]) -> tuple[float, float]:
 
 
 def _sample(xyz: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Rows that stand for all."""
+    """Return evenly spread rows that stand for all."""
     return np.arange(0, len(xyz), max(1, len(xyz) // _SAMPLE))
 
 
 def _in_sight(camera: Camera, xyz: NDArray[np.floating]) -> Mask:
-    """[N] whether points are before ``camera`` and inside its image."""
+    """Return [N], whether points are in front of ``camera`` and inside its image."""
     local = xyz.astype(np.float64) @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
     depth = local[:, 2]
     safe = np.where(depth > 0, depth, 1.0)
@@ -252,7 +252,7 @@ def _in_sight(camera: Camera, xyz: NDArray[np.floating]) -> Mask:
 
 
 def _shows(sight: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks: int) -> bool:
-    """Whether a view belongs to ``block``: enough of what it sees lies there, or more than in any other."""
+    """Return whether a view belongs to ``block``: enough of what it sees lies there, or more than in any other."""
     total = int(sight.sum())
     if total == 0:
         return False
@@ -262,7 +262,7 @@ def _shows(sight: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks
 
 
 def _surroundings(scene: Scene, train: list[int], inside: Mask) -> Mask:
-    """Points outside that the views see, at most AROUND for each one inside."""
+    """Return the points outside that the views see, at most AROUND for each one inside."""
     assert scene.points is not None
     most = int(AROUND * inside.sum())
     rows = np.flatnonzero(_thinned(~inside, _CANDIDATES * most))
@@ -275,7 +275,7 @@ def _surroundings(scene: Scene, train: list[int], inside: Mask) -> Mask:
 
 
 def _thinned(mask: Mask, most: int) -> Mask:
-    """``mask`` with at most ``most`` of its rows, evenly spread."""
+    """Return ``mask`` with at most ``most`` of its rows, evenly spread."""
     rows = np.flatnonzero(mask)
     if len(rows) <= most:
         return mask

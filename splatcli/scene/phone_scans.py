@@ -27,7 +27,7 @@ _LENS = ("fx", "fy", "cx", "cy", "width", "height")
 
 
 def read_polycam(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The keyframes, optimised where Polycam did so, in ARKit's metres with y up; their depth maps too."""
+    """Read the keyframes, optimised where Polycam did so, in ARKit's metres with y up; their depth maps too."""
     keyframes = root / "keyframes"
     cameras, images = _keyframes(keyframes)
     views = []
@@ -75,7 +75,7 @@ def _keyframe(file: Path, images: Path) -> View:
 
 
 def read_record3d(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The frames of a recording in ARKit's metres with y up; the images are numbered as the poses are."""
+    """Read the frames of a recording in ARKit's metres with y up; the images are numbered as the poses are."""
     file = root / "metadata.json"
     document = load_json(file, dict, _RECORD3D_EXPORT)
     poses = document.get("poses")
@@ -116,7 +116,7 @@ def _intrinsics(document: dict[str, Any], file: Path) -> list[float]:
 
 
 def _rotation(quaternion: NDArray[np.float64], label: str, file: Path) -> NDArray[np.float64]:
-    """[3, 3] of x, y, z, w."""
+    """Return [3, 3], the rotation of a quaternion x, y, z, w. Raises SceneError unless its length is about 1."""
     length = float(np.linalg.norm(quaternion))
     if not abs(length - 1) < 0.01:
         raise SceneError(

@@ -31,13 +31,13 @@ class Tracks:
     points: NDArray[np.int64]
 
     def moved(self, rows: NDArray[np.int64]) -> Tracks:
-        """The same where row ``i`` of the points has become ``rows[i]``, -1 for one that was left out."""
+        """Return the same where row ``i`` of the points has become ``rows[i]``, -1 for one that was left out."""
         points = rows[self.points]
         kept = points >= 0
         return Tracks(self.images[kept], points[kept])
 
     def by_image(self, images: list[int]) -> list[NDArray[np.int64]]:
-        """The points that each of ``images`` sees: ascending rows, each once."""
+        """Return the points that each of ``images`` sees: ascending rows, each once."""
         order = np.argsort(self.images, kind="stable")
         numbers, points = self.images[order], self.points[order]
         starts, ends = np.searchsorted(numbers, images, "left"), np.searchsorted(numbers, images, "right")
@@ -80,15 +80,15 @@ class RawPoints:
 
 
 def stride(total: int, limit: int) -> int:
-    """Taking every so-manieth of ``total`` items leaves at most ``limit``, spread evenly over the file."""
+    """Return the step that takes at most ``limit`` of ``total`` items, spread evenly over the file."""
     return max(1, math.ceil(total / limit))
 
 
 def clean_points(raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool, notes: list[str]) -> PointCloud | None:
-    """The points as training takes them; None when none is left.
+    """Return the points as training takes them; None when none is left.
 
     offset: [3] the position in the input's frame that becomes the origin; subtracted in float64.
-    drop_bad: leaves out points that are NaN, infinite or beyond float32, which otherwise raise SceneError.
+    drop_bad: leave out points that are NaN, infinite or beyond float32, which otherwise raise SceneError.
     """
     if len(raw.xyz) < raw.total:
         notes.append(f"{len(raw.xyz):,} of {raw.total:,} points are taken, spread over the file (data.max_points)")
@@ -112,7 +112,7 @@ def clean_points(raw: RawPoints, offset: NDArray[np.float64], *, drop_bad: bool,
 
 
 def read_points_ply(path: Path, limit: int) -> RawPoints:
-    """The vertices of a PLY file: x y z, and red green blue (0..255, or 0..1 when floating point); grey without them.
+    """Read the vertices of a PLY file: x y z, and red green blue (0..255, or 0..1 in floating point); else grey.
 
     limit: at most so many, spread evenly over the file.
     Raises SceneError when the file is missing, damaged, shorter than its header says, or has no coordinates.
@@ -150,7 +150,7 @@ _PLY_REMEDY = "write the points again as PLY with x y z red green blue, or drop 
 
 
 def _check_size(path: Path) -> None:
-    """plyfile allocates what the header claims, before it reads: compare the claim with the file's size first."""
+    """Raise SceneError for a PLY file shorter than its header claims: plyfile allocates the claim before it reads."""
     with path.open("rb") as file:
         head = file.read(_MAX_HEADER)
     end = re.search(rb"end_header\r?\n", head)
@@ -177,9 +177,9 @@ def _check_size(path: Path) -> None:
 
 
 def nearest_points(positions: NDArray[np.float64], points: NDArray[np.floating], which: int = 1) -> NDArray[np.float64]:
-    """[C] the distance from each of ``positions`` [C, 3] to the nearest of ``points`` [P, 3], or the ``which``-th.
+    """Return [C], the distance from ``positions`` [C, 3] to the nearest of ``points`` [P, 3], or the ``which``-th.
 
-    There are so many points at least.
+    There must be at least ``which`` points.
     """
     # Cameras are far from points: without boxes drawn tight around them a tree answers a hundred times as fast.
     tree = scipy.spatial.cKDTree(points.astype(np.float64), balanced_tree=False, compact_nodes=False)
@@ -192,7 +192,7 @@ _BITS = 21
 
 
 def morton_order(means: NDArray[np.floating]) -> NDArray[np.int64]:
-    """[N] the order of positions [N, 3] along a Z curve through their bounds."""
+    """Return [N], the order of positions [N, 3] along a Z curve through their bounds."""
     if not len(means):
         return np.zeros(0, np.int64)
     low = means.min(axis=0).astype(np.float64)
@@ -205,7 +205,7 @@ def morton_order(means: NDArray[np.floating]) -> NDArray[np.int64]:
 
 
 def _spread(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Each of the 21 lowest bits moved to three times its place."""
+    """Move each of the 21 lowest bits to three times its place."""
     for shift, mask in (
         (32, 0x001F00000000FFFF),
         (16, 0x001F0000FF0000FF),

@@ -64,12 +64,12 @@ MAX_NESTED = 2
 
 
 def read_scene(path: Path, data: DataConfig, *, background: Rgb | None = (0, 0, 0)) -> Scene:
-    """The scene in a folder: COLMAP, Blender, nerfstudio / instant-ngp, or the cameras of another program.
+    """Read the scene in a folder: COLMAP, Blender, nerfstudio / instant-ngp, or the cameras of another program.
 
     path: the scene's folder.
     background: R G B, 0 to 255, under what is transparent; None for one that is new each step, see ImageStore.
     Only headers of the images are read. Cameras come at the training resolution and undistorted.
-    COLMAP wins where a transforms file tells the same views, since it brings points; a note says so.
+    COLMAP wins where a transforms file describes the same views, since it brings points; a note says so.
     Raises SceneError for anything missing, damaged or contradictory, all of it at once where one fault does not hide
     another (SceneProblems); UsageError for an impossible resolution, and for two layouts that disagree.
     """
@@ -95,7 +95,7 @@ class NoCamerasError(SceneError):
 
 
 def has_images_only(path: Path) -> bool:
-    """Whether a folder holds images, and nothing in it or below looks like a part of a description of cameras."""
+    """Return whether a folder holds images, and nothing in it or below looks like part of a description of cameras."""
     root = Path(path).absolute()
     found = False
     for base, folders, files in walk(root, private=True):
@@ -258,7 +258,7 @@ _MAX_LISTED = 8
 def build_scene(
     source: SceneSource, reader: Reader, data: DataConfig, background: Rgb | None, problems: Problems
 ) -> Scene:
-    """The Scene of a described source. background: as in read_scene().
+    """Build the Scene of a described source. background: as in read_scene().
 
     Raises SceneError for images and cameras that do not fit together, with all that ``problems`` holds already.
     """
@@ -354,7 +354,7 @@ def _place_notes(sidecar: dict[str, Any] | None) -> list[str]:
 
 
 def _seen(points: PointCloud | None, views: list[View], cameras: list[Camera]) -> list[NDArray[np.int64]] | None:
-    """The points that each camera's image sees, where tracks were read."""
+    """Return the points that each camera's image sees; None where no tracks were read."""
     if points is None or points.tracks is None:
         return None
     numbers = {view.name: -1 if view.number is None else view.number for view in views}
@@ -362,7 +362,7 @@ def _seen(points: PointCloud | None, views: list[View], cameras: list[Camera]) -
 
 
 def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
-    """``views``, which are in name order, without those that repeat the name of another."""
+    """Return ``views``, which are in name order, without those that repeat the name of another."""
     if not views:
         problems.raise_any()
         raise SceneError("describes no views", where=file, remedy="run structure from motion again")
@@ -382,7 +382,7 @@ def _distinct(views: list[View], file: Path, problems: Problems) -> list[View]:
 
 
 def _check_registered(source: SceneSource, registered: int, folder: Path, notes: list[str], problems: Problems) -> None:
-    """COLMAP leaves out images that it cannot place; when that is nearly all of them, the model is of no use."""
+    """Note images that COLMAP does not register; a model with too few registered ones to train on is a problem."""
     if problems.total or folder == source.root or not folder.is_dir():
         return
     names = list(images_below(folder))
@@ -401,7 +401,7 @@ def _check_registered(source: SceneSource, registered: int, folder: Path, notes:
 
 
 def _offset(views: list[View], data: DataConfig, notes: list[str]) -> NDArray[np.float64]:
-    """How far the scene is moved, and a note when it is."""
+    """Return how far the scene is moved, and add a note when it is."""
     if not views:
         return np.zeros(3)
     centers = np.stack([view.center for view in views])
@@ -456,7 +456,7 @@ def disagreement(one: SceneSource, other: SceneSource) -> str | None:
 
 
 def _paired(one: list[View], other: list[View]) -> list[tuple[View, View]] | None:
-    """The views of both by name; folders are left out where only so the names agree, endings always."""
+    """Pair the views of both by name, without endings, and without folders if only those differ; else return None."""
     for key in (_path, _stem):
         first, second = ({key(view): view for view in views} for views in (one, other))
         if first.keys() == second.keys() and len(first) == len(one):
@@ -473,7 +473,7 @@ def _stem(view: View) -> str:
 
 
 def _turns(one: list[View], other: list[View]) -> NDArray[np.float64]:
-    """[V] degrees between the rotations that the two give each view relative to the first, which frames cancel from."""
+    """Return [V], degrees between the rotations relative to the first view that both give each; frames cancel out."""
     first, second = (np.stack([view.viewmat[:3, :3] for view in views]) for views in (one, other))
     between = (first @ first[0].T) @ (second @ second[0].T).transpose(0, 2, 1)
     cosines = (np.trace(between, axis1=1, axis2=2) - 1) / 2
@@ -481,7 +481,7 @@ def _turns(one: list[View], other: list[View]) -> NDArray[np.float64]:
 
 
 def _distances(views: list[View]) -> NDArray[np.float64]:
-    """[V] distances of the cameras from their middle, in units of the mean distance."""
+    """Return [V], distances of the cameras from their middle, in units of the mean distance."""
     centers = np.stack([view.center for view in views])
     distances = np.linalg.norm(centers - centers.mean(axis=0), axis=1)
     return np.asarray(distances / max(float(distances.mean()), np.finfo(np.float64).tiny))

@@ -48,7 +48,7 @@ class CsvLens:
 
 
 def read_realitycapture(root: Path, data: DataConfig, problems: Problems) -> SceneSource:
-    """The cameras of the table, in its coordinates: x east, y north, alt up where the project is georeferenced."""
+    """Read the cameras of the table, in its coordinates: x east, y north, alt up where the project is georeferenced."""
     file = only_one(_files(root), "RealityCapture cameras")
     check_size(file)
     folders = [root / "images", root]
@@ -136,7 +136,7 @@ def _number(row: dict[str, str], name: str, where: str, label: str) -> float:
 
 
 def _rotation(heading: float, pitch: float, roll: float) -> NDArray[np.float64]:
-    """[3, 3] camera to world, OpenGL axes: zeros look down, the upper edge to the north; heading is clockwise."""
+    """Return [3, 3], camera to world, OpenGL axes: zeros look down, the upper edge north; heading is clockwise."""
     h, p, r = np.radians([-heading, pitch, roll])
     about_z = np.array([[np.cos(h), -np.sin(h), 0.0], [np.sin(h), np.cos(h), 0.0], [0.0, 0.0, 1.0]])
     about_x = np.array([[1.0, 0.0, 0.0], [0.0, np.cos(p), -np.sin(p)], [0.0, np.sin(p), np.cos(p)]])

@@ -42,7 +42,7 @@ class _Fit:
 def fit_relative_depths(
     store: ImageStore, known: Sequence[KnownDepths] | None, file: Path, notes: list[str]
 ) -> ImageStore:
-    """The store with its relative maps in scene units; maps that do not fit their image's points are left out.
+    """Return the store with relative maps in scene units; maps that do not fit their image's points are left out.
 
     known: the depths of points that each image of the store sees, if they have tracks.
     file: the file that describes the views.

@@ -64,7 +64,7 @@ class Scene:
         return extent_of(np.stack([self.cameras[i].center for i in self.train]))
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of images, a SHA-256 over names, sizes, and the first and last 64 kB of each; others of masks and maps.
+        """Return the image count, a SHA-256 over names, sizes, first and last 64 kB of each; others of masks and maps.
 
         Raises SceneError when a file has gone.
         """
@@ -101,13 +101,13 @@ ROUNDING = 1e-9
 
 
 def extent_of(centers: NDArray[np.float64]) -> float:
-    """The size of a scene by its cameras [N, 3]: INRIA's, and 0 when they stand at one point."""
+    """Return the size of a scene by its cameras [N, 3]: INRIA's, and 0 when they stand at one point."""
     spread = float(np.linalg.norm(centers - centers.mean(axis=0), axis=1).max())
     return 0.0 if spread <= ROUNDING * max(1.0, float(np.abs(centers).max())) else spread * EXTENT_MARGIN
 
 
 def origin_offset(centers: NDArray[np.float64], extent: float) -> NDArray[np.float64]:
-    """[3] float64: what to subtract from the input's coordinates; zeros unless the scene lies far from the origin.
+    """Return [3] float64, to subtract from the input's coordinates; zeros unless the scene lies far from the origin.
 
     centers: [N, 3] of the cameras. extent: of the scene, in the same units.
     The offset is a round number in decimal, so that people can add it back.
@@ -120,14 +120,14 @@ def origin_offset(centers: NDArray[np.float64], extent: float) -> NDArray[np.flo
 
 
 def move_origin(view: View, offset: NDArray[np.float64]) -> View:
-    """The same view in the frame whose origin is ``offset`` in the input's."""
+    """Return the same view in the frame whose origin is ``offset`` in the input's."""
     viewmat = view.viewmat.copy()
     viewmat[:3, 3] += product(viewmat[:3, :3], offset[:, None])[:, 0]
     return replace(view, viewmat=viewmat)
 
 
 def collinear(centers: NDArray[np.float64]) -> bool:
-    """Whether three or more cameras [N, 3] stand on a straight line."""
+    """Return whether three or more cameras [N, 3] stand on a straight line."""
     spreads = np.linalg.svd(centers - centers.mean(axis=0), compute_uv=False)
     return len(centers) > 2 and bool(spreads[1] <= 1e-6 * spreads[0])
 
@@ -135,7 +135,7 @@ def collinear(centers: NDArray[np.float64]) -> bool:
 def split_views(
     source: SceneSource, names: list[str], test_every: int, notes: list[str]
 ) -> tuple[list[int], list[int]]:
-    """Indices of training and held-out views: the layout's own split, else every n-th in name order.
+    """Return indices of training and held-out views: the layout's own split, else every n-th in name order.
 
     names: of all views, sorted.
     Raises SceneError when none is left to train on.
@@ -174,7 +174,7 @@ def known_depths(scene: Scene, view: int) -> KnownDepths:
 
 
 def check_depths(scene: Scene) -> None:
-    """Raises SceneError where no training view has a known depth."""
+    """Raise SceneError where no training view has a known depth."""
     if any(scene.images.has_depth(view) for view in scene.train):
         return
     if scene.seen is not None and any(len(scene.seen[view]) for view in scene.train):

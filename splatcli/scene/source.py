@@ -37,7 +37,7 @@ class Lens(Protocol):
     def label(self) -> str: ...
 
     def __call__(self, width: int, height: int) -> pycolmap.Camera:
-        """The lens for a stored image of this size; most layouts know the size and ignore it. Raises SceneError."""
+        """Return the lens for a stored image of this size, which most layouts know and ignore. Raises SceneError."""
         ...
 
 
@@ -130,9 +130,9 @@ _UP = "__"
 
 
 def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_outside: bool) -> tuple[str, str | None]:
-    """A file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
+    """Return a file name from a scene file as a clean path relative to ``root``, forward slashes, and None.
 
-    allow_outside: for a file that is not below ``root`` gives a safe name and the path as it was given.
+    allow_outside: for a file that is not below ``root`` return a safe name and the path as it was given.
     Raises SceneError for a file outside that is not allowed, and always for URLs, drive letters and what is no file
     name; nothing is ever downloaded.
     """
@@ -163,7 +163,7 @@ def path_in_scene(name: str, root: Path, where: object, label: str, *, allow_out
 
 
 def _is_short(part: str) -> bool:
-    """Whether file systems can have such a name; asking them for a longer one is an error, not a no."""
+    """Return whether file systems can have such a name; asking them for a longer one is an error, not a no."""
     try:
         return len(os.fsencode(part)) <= MAX_NAME
     except UnicodeEncodeError:
@@ -184,7 +184,7 @@ def _outside(name: str, text: str, path: Path, where: object, label: str, allowe
 def rigid_pose(
     rotation: NDArray[np.float64], translation: NDArray[np.float64], where: object, label: str
 ) -> NDArray[np.float64]:
-    """[4, 4] pose from R [3, 3] and t [3], R replaced by the nearest exact rotation.
+    """Return [4, 4], the pose of R [3, 3] and t [3], R replaced by the nearest exact rotation.
 
     Raises SceneError when a number is not finite, or R is scaled, sheared or mirrored beyond printed digits.
     """
@@ -243,7 +243,7 @@ class SceneProblems(SceneError):
         return {**super().as_dict(), "problems": listed, "num_problems": self.total}
 
     def lines(self) -> list[str]:
-        """A heading, then each problem with its place; a remedy that several in a row share comes once, after them."""
+        """Return a heading, then each problem with its place; a remedy that several in a row share follows the last."""
         cut = f", the first {len(self.problems)}" if self.total > len(self.problems) else ""
         lines = [f"error[{self.code}]: {self.total:,} problems in {self.root}{cut}:"]
         for i, problem in enumerate(self.problems):
@@ -271,7 +271,7 @@ class Problems:
         self._seen: set[str] = set()
 
     def add(self, problem: SceneError) -> None:
-        """One more problem; the very same one, met again at the next view, is no new one."""
+        """Add a problem; the very same one, met again at the next view, counts once."""
         if str(problem) in self._seen:
             return
         self._seen.add(str(problem))
@@ -281,14 +281,14 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """A SceneError raised inside is added, and what follows the block goes on."""
+        """Add a SceneError raised inside, and go on with what follows the block."""
         try:
             yield
         except SceneError as problem:
             self.add(problem)
 
     def raise_any(self) -> None:
-        """Raises the one problem as it is, several as SceneProblems; returns when there is none."""
+        """Raise the one problem as it is, several as SceneProblems; return when there is none."""
         if self.total == 1:
             raise self._first[0]
         if self.total:
@@ -296,5 +296,5 @@ class Problems:
 
 
 def _below(where: str, root: Path) -> str:
-    """A place inside the scene, relative to its folder."""
+    """Return a place inside the scene, relative to its folder."""
     return where.removeprefix(f"{root}{os.sep}")

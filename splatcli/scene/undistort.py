@@ -40,7 +40,7 @@ def lens_key(lens: pycolmap.Camera) -> LensKey:
 
 
 def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
-    """Raises SceneError when a lens cannot be right: size, focal length, principal point, finite numbers, model."""
+    """Raise SceneError when a lens cannot be right: size, focal length, principal point, finite numbers, model."""
 
     def refuse(what: str) -> SceneError:
         return SceneError(f"{label}: {what}", where=where, remedy="correct the camera, or calibrate it again")
@@ -69,7 +69,7 @@ def check_lens(lens: pycolmap.Camera, where: object, label: str) -> None:
 
 
 def is_pinhole(lens: pycolmap.Camera) -> bool:
-    """Whether straight lines are straight: a pinhole model, or another one with all coefficients zero.
+    """Return whether straight lines are straight: a pinhole model, or another one with all coefficients zero.
 
     ``is_undistorted`` alone is true for fisheye models that have no coefficients.
     """
@@ -77,7 +77,7 @@ def is_pinhole(lens: pycolmap.Camera) -> bool:
 
 
 def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Camera:
-    """The pinhole that a lens is trained as: itself when straight, else COLMAP's undistorted camera without blanks.
+    """Return the pinhole that a lens is trained as: itself when straight, else COLMAP's undistorted one without blanks.
 
     Raises SceneError when the distortion folds over or leaves the image, which only wrong coefficients do.
     """
@@ -99,7 +99,7 @@ def pinhole_of(lens: pycolmap.Camera, where: object, label: str) -> pycolmap.Cam
 
 
 def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool:
-    """Whether the rays of a pinhole fall into the lens's image, each at a place of its own."""
+    """Return whether the rays of a pinhole fall into the lens's image, each at a place of its own."""
     matrix = pinhole.calibration_matrix()
     x, y = np.meshgrid(np.linspace(0, pinhole.width, _PROBES), np.linspace(0, pinhole.height, _PROBES))
     pixels = np.stack([x.ravel(), y.ravel()], axis=1)
@@ -114,7 +114,7 @@ def _sees_each_ray_once(lens: pycolmap.Camera, pinhole: pycolmap.Camera) -> bool
 
 
 def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
-    """Where each pixel of ``camera`` is found in the lens's image: [1, H, W, 2] float32, x y from -1 to 1.
+    """Return where each pixel of ``camera`` is in the lens's image: [1, H, W, 2] float32, x y from -1 to 1.
 
     -1 and 1 are the image's outer edges, so that the grid serves an image of any resolution.
     """
@@ -131,7 +131,7 @@ def sampling_grid(lens: pycolmap.Camera, camera: Camera) -> Tensor:
 
 
 def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
-    """An image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
+    """Return an image [h, w, 3] sampled at a grid [1, H, W, 2] with a bicubic kernel, edges repeated: [H, W, 3]."""
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     with torch.inference_mode():
         found = torch.nn.functional.grid_sample(
@@ -144,7 +144,7 @@ def resample(image: NDArray[np.uint8], grid: Tensor) -> NDArray[np.uint8]:
 def _trace(
     lens: pycolmap.Camera, matrix: NDArray[np.float64], x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """[M, 2] pixels of the lens that see what the pinhole ``matrix`` [3, 3] sees at (x, y); NaN where it is blind."""
+    """Return [M, 2], lens pixels that see what the pinhole ``matrix`` [3, 3] sees at (x, y); NaN where it is blind."""
     rays = np.ones((len(x), 3))
     rays[:, 0] = (x - matrix[0, 2]) / matrix[0, 0]
     rays[:, 1] = (y - matrix[1, 2]) / matrix[1, 1]
@@ -152,7 +152,7 @@ def _trace(
 
 
 def rescaled(lens: pycolmap.Camera, width: int, height: int) -> pycolmap.Camera:
-    """The same lens for images of another size and (nearly) the same aspect."""
+    """Return the same lens for images of another size and (nearly) the same aspect."""
     if (lens.width, lens.height) == (width, height):
         return lens
     copy = pycolmap.Camera(lens.todict())
