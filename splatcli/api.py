@@ -101,7 +101,7 @@ class Scene(EngineScene):
         return cls(**{one.name: getattr(found, one.name) for one in dataclasses.fields(EngineScene)}, data=data)
 
     def __len__(self) -> int:
-        """The number of views."""
+        """Return the number of views."""
         return len(self.cameras)
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class Model:
         )
 
     def __len__(self) -> int:
-        """The number of Gaussians."""
+        """Return the number of Gaussians."""
         return len(self.gaussians)
 
     def __repr__(self) -> str:

@@ -109,7 +109,7 @@ class _Plan(BaseModel):
 
 
 def read_plan(path: Path, *, data: Path | None = None, seeds: list[int] | None = None) -> list[Cell]:
-    """The runs that a TOML file asks for: ``seeds``, ``args``, ``[scenes.NAME]`` with ``path`` and ``args``, and
+    """Read the runs of a TOML file: ``seeds``, ``args``, ``[scenes.NAME]`` with ``path`` and ``args``, and
     ``[settings.NAME]`` with ``args``.
 
     data: where relative paths of scenes begin; the file's own folder unless given.

@@ -170,7 +170,7 @@ class SplatModule(pl.LightningModule):
             checkpoint[KEY] = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises ModelFileError when what is stored is not a sound checkpoint."""
+        """Restore the run that is stored. Raises ModelFileError when it is not a sound checkpoint."""
         found = stored_run(checkpoint)
         if self.run is None:
             self._checkpoint = found

@@ -34,19 +34,19 @@ _COS = [(-1.0) ** k / math.factorial(2 * k) for k in range(9, -1, -1)]
 
 
 def exp(x: Tensor) -> Tensor:
-    """e^x in float64; 0 below -708, infinity above 709."""
+    """Return e^x in float64; 0 below -708, infinity above 709."""
     part, power = _expm1_reduced(x.double())
     return _saturated(x, (part + 1.0) * power, below=0.0)
 
 
 def expm1(x: Tensor) -> Tensor:
-    """e^x - 1 in float64, without cancellation near 0; -1 below -708, infinity above 709."""
+    """Return e^x - 1 in float64, without cancellation near 0; -1 below -708, infinity above 709."""
     part, power = _expm1_reduced(x.double())
     return _saturated(x, part * power + (power - 1.0), below=-1.0)
 
 
 def log(x: Tensor) -> Tensor:
-    """The natural logarithm in float64: -infinity at 0, NaN below, infinity at infinity."""
+    """Return the natural logarithm in float64: -infinity at 0, NaN below, infinity at infinity."""
     x = x.double()
     tiny = x < 2.0**-1022
     bits = torch.where(tiny, x * 2.0**54, x).view(torch.int64)
@@ -63,36 +63,36 @@ def log(x: Tensor) -> Tensor:
 
 
 def log1p(x: Tensor) -> Tensor:
-    """log(1 + x) in float64, without cancellation near 0; finite x above -1, else as log()."""
+    """Return log(1 + x) in float64, without cancellation near 0; finite x above -1, else as log()."""
     x = x.double()
     u = 1.0 + x
     return log(u) + torch.where(u > 0.0, (x - (u - 1.0)) / u, 0.0)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """1 / (1 + e^-x) in float64."""
+    """Return 1 / (1 + e^-x) in float64."""
     return 1.0 / (1.0 + exp(-x.double()))
 
 
 def logit(p: Tensor) -> Tensor:
-    """log(p / (1 - p)) in float64, the inverse of sigmoid(); infinite at 0 and 1."""
+    """Return log(p / (1 - p)) in float64, the inverse of sigmoid(); infinite at 0 and 1."""
     p = p.double()
     return log(p) - log1p(-p)
 
 
 def logit_of(p: float) -> float:
-    """log(p / (1 - p)) of a number; minus infinity at 0."""
+    """Return log(p / (1 - p)) of a number; minus infinity at 0."""
     return math.log(p / (1.0 - p)) if p > 0 else -math.inf
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + e^x) in float64."""
+    """Return log(1 + e^x) in float64."""
     x = x.double()
     return torch.where(x > 0.0, x, 0.0) + log1p(exp(-x.abs()))
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """The square root in the dtype of x, rounded as IEEE 754 says; torch's on the CPU is MKL's, which is not."""
+    """Return the square root in the dtype of x, rounded as IEEE 754 says, which torch's on the CPU (MKL's) is not."""
     if x.device.type != "cpu":
         return x.sqrt()
     with np.errstate(invalid="ignore"):
@@ -100,7 +100,7 @@ def sqrt(x: Tensor) -> Tensor:
 
 
 def power(base: float, exponents: Tensor) -> Tensor:
-    """base^n in float64 for each whole number n >= 0 of ``exponents``, an integer tensor; by repeated squaring."""
+    """Return base^n in float64 for each whole n >= 0 of ``exponents``, an integer tensor; by repeated squaring."""
     result = torch.ones_like(exponents, dtype=torch.float64)
     left, factor = exponents, base
     while bool((left > 0).any()):
@@ -110,7 +110,7 @@ def power(base: float, exponents: Tensor) -> Tensor:
 
 
 def normal(*shape: int, generator: torch.Generator) -> Tensor:
-    """Normal numbers of mean 0 and variance 1 [*shape], float64 on the CPU, by the method of Box and Muller.
+    """Return normal numbers of mean 0, variance 1 [*shape], float64 on the CPU, by the method of Box and Muller.
 
     generator: on the CPU; two uniform numbers are drawn for each two.
     """
@@ -146,7 +146,7 @@ def rotate(quats: Tensor, vectors: Tensor) -> Tensor:
 
 
 def tree_sum(x: Tensor) -> Tensor:
-    """[...] the sum of x [..., K] over its last dimension, in the dtype of x: halves are added until one is left."""
+    """Return [...], the sum of x [..., K] over K, in the dtype of x: halves are added until one is left."""
     while (count := x.shape[-1]) > 1:
         half = count // 2
         halves = x[..., :half] + x[..., half : 2 * half]
@@ -157,7 +157,7 @@ def tree_sum(x: Tensor) -> Tensor:
 
 
 def _expm1_reduced(x: Tensor) -> tuple[Tensor, Tensor]:
-    """e^r - 1 and 2^n for x = r + n log 2 with |r| at most half of log 2."""
+    """Return e^r - 1 and 2^n for x = r + n log 2 with |r| at most half of log 2."""
     n = (x * (1.0 / math.log(2.0))).round().clamp(_LEAST_POWER, _MOST_POWER)
     r = (x - n * _LN2_HIGH) - n * _LN2_LOW
     whole = torch.where(n == n, n, 0.0).to(torch.int64)
@@ -170,7 +170,7 @@ def _saturated(x: Tensor, result: Tensor, below: float) -> Tensor:
 
 
 def _horner(x: Tensor, coefficients: list[float]) -> Tensor:
-    """The polynomial in x with ``coefficients``, that of the highest power first."""
+    """Return the polynomial in x with ``coefficients``, that of the highest power first."""
     total = torch.full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total.mul_(x).add_(coefficient)

@@ -156,7 +156,7 @@ def write_folder_atomically(path: Path, write: Callable[[Path], object], *, what
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise SystemExit meanwhile, as SIGINT raises KeyboardInterrupt, so that nothing is left."""
+    """Let SIGTERM and SIGHUP raise SystemExit meanwhile, as SIGINT raises KeyboardInterrupt: nothing is left."""
     before = {}
 
     def leave(number: int, frame: FrameType | None) -> None:

@@ -187,7 +187,7 @@ def unpack(manifest: Manifest, tensors: dict[str, Tensor], where: object) -> Che
 
 
 def _stored_shape(group: str, tensor: Tensor) -> Tensor:
-    """INRIA's shapes: [N, 1, 3] for the constant SH coefficient, [N, 1] for the opacity."""
+    """Return a tensor in INRIA's shape: [N, 1, 3] for the constant SH coefficient, [N, 1] for the opacity."""
     return tensor.unsqueeze(1) if group in ("sh0", "logit_opacities") else tensor
 
 

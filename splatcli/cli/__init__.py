@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> int:
-    """The console script ``splat``: runs the command of ``sys.argv`` and returns its exit code."""
+    """Run the command of ``sys.argv`` and return its exit code, for the console script ``splat``."""
     try:
         _open_missing_streams()
         # Schedulers send SIGUSR1 at any time, and by default it kills. Training handles it later.

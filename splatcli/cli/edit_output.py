@@ -34,7 +34,7 @@ class EditTarget:
 
     @classmethod
     def of(cls, args: EditArguments, operations: Sequence[Operation]) -> EditTarget:
-        """operations: all of the first model. Raises UsageError, OutputError."""
+        """Return the target of an edit. operations: all of the first model. Raises UsageError, OutputError."""
         from splatcli.cli.console import stdout_or
         from splatcli.edit.run_state import check_droppable
         from splatcli.formats import streamed_sog

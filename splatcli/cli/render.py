@@ -41,7 +41,7 @@ class RenderCommand(options.Command):
 
 
 def _complete_views(args: list[str]) -> list[str]:
-    """``--views`` takes the next word, unless there is none, it is an option, or it is a model that exists."""
+    """Let ``--views`` take the next word, unless there is none, it is an option, or it is a model that exists."""
     full: list[str] = []
     for position, arg in enumerate(args):
         full.append(arg)

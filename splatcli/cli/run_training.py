@@ -311,7 +311,7 @@ def _earlier_run(place: Path, request: dict[str, Any], out: Output) -> Path | No
 
 
 def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) -> Path:
-    """The path that ``make`` gives; of several processes the first makes it, and the others wait."""
+    """Return the path that ``make`` gives; of several processes the first makes it, and the others wait."""
     if group is None:
         return make()
     with group.rank0_section(doing):
@@ -320,7 +320,7 @@ def _on_rank0(group: ProcessGroup | None, doing: str, make: Callable[[], Path]) 
 
 
 def _open_run_dir(group: ProcessGroup | None, make: Callable[[], RunDir]) -> RunDir:
-    """The run folder that ``make`` opens; of several processes the first owns it, and the others read in it."""
+    """Return the run folder that ``make`` opens; of several processes the first owns it, the others only read in it."""
     from splatcli.train.data_parallel import ReadOnlyRunDir
 
     if group is None:

@@ -231,7 +231,7 @@ class ProcessGroup:
         return received.view(len(received), *own.shape[1:])
 
     def gather_rows(self, own: Tensor) -> Tensor | None:
-        """The same on rank 0 alone; return None on the others."""
+        """Return on rank 0 the rows of all ranks, as all_gather_rows(); on the others None."""
         rows = own.reshape(len(own), math.prod(own.shape[1:]))
         received, _ = self._all_to_all("whole", rows, [len(own)] + [0] * (self.size - 1), None)
         return None if self.rank else received.view(len(received), *own.shape[1:])
@@ -239,7 +239,7 @@ class ProcessGroup:
     def _all_to_all(
         self, kind: str, rows: Tensor, counts: Sequence[int], problem: Exception | None
     ) -> tuple[Tensor, list[int]]:
-        """See all_to_all_rows(). kind: see ``sent``.
+        """Exchange rows as all_to_all_rows() does. kind: see ``sent``.
 
         A scalar message has, for each other rank, how many rows it gets and the sum of their bits.
         """

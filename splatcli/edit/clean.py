@@ -224,7 +224,7 @@ class _Views:
 
     @classmethod
     def of(cls, gaussians: Gaussians, cameras: Sequence[Camera], photos: Photos | None, task: str) -> _Views:
-        """photos: None sums the weights alone."""
+        """Return the sums over the views of ``cameras``. photos: None sums the weights alone."""
         total = cls(*(torch.zeros(len(gaussians), dtype=torch.float64) for _ in range(8)))
         signs = torch.Generator().manual_seed(0)
         opacities = gaussians.logit_opacities.clone().requires_grad_()
@@ -254,7 +254,7 @@ class _Views:
         return total
 
     def _add_saved(self, first: Tensor, second: Tensor) -> None:
-        """first, second: [N] of one view, minus the first of the two sums of the module, and the second one."""
+        """Add one view. first, second: [N], minus the first of the two sums of the module, and the second one."""
         saved = first - second
         lost = (SURE * second - first).clamp(min=0)
         self.saved += saved

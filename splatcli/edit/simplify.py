@@ -126,7 +126,7 @@ class _Mixture:
 
     @classmethod
     def of(cls, gaussians: Gaussians, masses: Floats | None) -> _Mixture:
-        """masses: what contributions() tells; without them opacity x area."""
+        """Return the mixture of all Gaussians. masses: of contributions(); without them opacity x area."""
         scales = gaussians.log_scales.double().exp().numpy()
         opacities = gaussians.logit_opacities.double().sigmoid().numpy()
         known = opacities * _areas(scales)
@@ -148,7 +148,7 @@ class _Mixture:
         return len(self.means)
 
     def covariances(self, rows: Indices, thinnest: float = 0.0) -> Floats:
-        """[M, 3, 3] of some rows. thinnest: the least standard deviation, times the largest of the same Gaussian."""
+        """Return [M, 3, 3] of some rows. thinnest: the least standard deviation, times the Gaussian's largest."""
         scales = np.maximum(self.scales[rows], thinnest * self.scales[rows].max(axis=1, keepdims=True))
         root = self.axes[rows] * scales[:, None, :]
         return np.asarray(root @ root.transpose(0, 2, 1))
@@ -212,7 +212,7 @@ _MOST_OPAQUE = 0.99
 
 
 def _areas(scales: Floats) -> Floats:
-    """[N]: what an ellipsoid covers from a direction at random, but for a constant."""
+    """Return [N], the area that an ellipsoid covers from a direction at random, but for a constant."""
     return scales[:, 0] * scales[:, 1] + scales[:, 0] * scales[:, 2] + scales[:, 1] * scales[:, 2]
 
 
@@ -241,7 +241,7 @@ def _cheapest_pairs(model: _Mixture, most: int) -> tuple[Indices, Indices]:
 
 
 def _losses(model: _Mixture, covariances: Floats, first: Indices, second: Indices) -> Floats:
-    """[M]: what merging each pair loses. covariances: [N, 3, 3] of all, the thinnest made thicker."""
+    """Return [M], the loss of merging each pair. covariances: [N, 3, 3] of all, the thinnest made thicker."""
     one, other = model.masses[first], model.masses[second]
     share = one / (one + other)
     mixed = share * (1 - share)
@@ -256,7 +256,7 @@ def _losses(model: _Mixture, covariances: Floats, first: Indices, second: Indice
 
 
 def _log_determinants(matrices: Floats) -> Floats:
-    """[M] of symmetric [M, 3, 3]; numpy's own takes ten times as long for matrices so small."""
+    """Return [M], log determinants of symmetric [M, 3, 3]; numpy's take ten times as long for matrices so small."""
     (a, b, c), (_, d, e), (_, _, f) = np.moveaxis(matrices, 0, -1)
     found = a * (d * f - e * e) - b * (b * f - c * e) + c * (b * e - c * d)
     return np.asarray(np.log(np.maximum(found, np.finfo(np.float64).tiny)))

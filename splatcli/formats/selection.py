@@ -134,7 +134,7 @@ class Crop:
         return ((wide >= low) & (wide <= low.new_tensor(self.high))).all(dim=1)
 
     def _surrounds(self, u: Tensor, v: Tensor) -> Tensor:
-        """[N]: a ray from the point along u crosses an odd number of edges."""
+        """Return [N], whether a ray from the point along u crosses an odd number of edges."""
         inside = torch.zeros(len(u), dtype=torch.bool, device=u.device)
         for (u0, v0), (u1, v1) in zip(self.corners, (*self.corners[1:], self.corners[0]), strict=True):
             if v0 != v1:

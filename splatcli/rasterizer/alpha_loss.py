@@ -20,7 +20,7 @@ def alpha_loss_vjp(alpha: Tensor, target: Tensor, mask: Tensor | None, weight: f
 
 
 def _write_by_numpy(alpha: Tensor, target: Tensor, mask: Tensor | None, slope: float, v_alpha: Tensor) -> None:
-    """For a CPU: the threads that torch starts for a plane wait busily, and take the cores of the native library's."""
+    """Write the gradient on a CPU: the threads that torch starts wait busily, and take the native library's cores."""
     red, green, blue = np.moveaxis(target.numpy(), 2, 0)
     empty = np.maximum(np.maximum(red, green), blue) <= EMPTY
     if mask is not None:

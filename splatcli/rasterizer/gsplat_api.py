@@ -262,7 +262,7 @@ def rasterization(
 def _check_sharded(
     group: ProcessGroup, batch: torch.Size, viewmats: Tensor, cameras: int, sh_degree: int | None
 ) -> None:
-    """UsageError for what ranks cannot do together, DistributedError where they do not agree."""
+    """Raise UsageError for what ranks cannot do together, DistributedError where they do not agree."""
     if batch:
         raise UsageError("batches are not supported with distributed=True", remedy="one call for each")
     if viewmats.requires_grad:

@@ -189,7 +189,7 @@ def _legend(draw: ImageDraw.ImageDraw, scene: Scene, shown: int, font: _Font) ->
 
 
 def _scale_bar(draw: ImageDraw.ImageDraw, window: _Window, left: int, font: _Font) -> None:
-    """A round length of scene units, an eighth to a quarter of the panel wide."""
+    """Draw a round length of scene units, an eighth to a quarter of the panel wide."""
     wanted = window.half / 2
     unit = 10.0 ** math.floor(math.log10(wanted))
     length = unit * max(step for step in (1, 2, 5) if step * unit <= wanted)
@@ -204,7 +204,7 @@ def _scale_bar(draw: ImageDraw.ImageDraw, window: _Window, left: int, font: _Fon
 
 
 def _axes(draw: ImageDraw.ImageDraw, window: _Window, up: Doubles | None, left: int, font: _Font) -> None:
-    """The world's axes and the cameras' up, as far as they lie in the panel's plane."""
+    """Draw the world's axes and the cameras' up, as far as they lie in the panel's plane."""
     x, y = left + 60.0, _HEAD + _SIDE - 60.0
     arrows = [(axis, colour, name) for axis, colour, name in zip(np.eye(3), _AXES, "xyz", strict=True)]
     if up is not None:

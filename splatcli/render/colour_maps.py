@@ -97,7 +97,7 @@ def error_map(
 
 
 def _table() -> NDArray[np.uint8]:
-    """[256, 3]: ``_PATH`` in sRGB."""
+    """Return [256, 3], ``_PATH`` in sRGB."""
     at, knots = np.linspace(0.0, 1.0, 256), np.linspace(0.0, 1.0, len(_PATH))
     lightness, chroma, hue = (np.interp(at, knots, column) for column in zip(*_PATH, strict=True))
     y = (lightness + 16.0) / 116.0

@@ -147,7 +147,7 @@ def median_distance(gaussians: Gaussians, camera: Camera) -> float:
 
 
 def layer_images(maps: RenderedMaps, kinds: Iterable[str], near_far: tuple[float, float]) -> dict[str, ByteImage]:
-    """[H, W, 3] uint8 of each kind among LAYERS. near_far: depths of red and of violet, as of ``depth_range``."""
+    """Return [H, W, 3] uint8 of each kind in LAYERS. near_far: depths of red and of violet, as of ``depth_range``."""
     made: dict[str, ByteImage] = {}
     for kind in kinds:
         if kind == "rgb":

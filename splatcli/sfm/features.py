@@ -57,7 +57,7 @@ class SfmImage:
 
     @classmethod
     def of(cls, name: str, folder: Path, header: Header, mask: Path | None = None) -> SfmImage:
-        """Raises SceneError for a mask that is not of this image."""
+        """Return the image that a header describes. Raises SceneError for a mask that is not of this image."""
         orientation = orientation_of(header)
         stored = (header.width, header.height)
         turn = 1 if mask is None else check_mask(mask, folder / name, stored, orientation, False)
@@ -94,7 +94,7 @@ class Stored:
 def extract(
     database: Path, images: list[SfmImage], options: SfmOptions, *, threads: int, gpu: bool, progress: Progress
 ) -> tuple[list[Stored], dict[str, SplatError]]:
-    """Finds features and writes them, with images and cameras, into the database, one image after another.
+    """Find features and write them, with images and cameras, into the database, one image after another.
 
     Images are named by their place among ``images``: pycolmap's lists know no names with spaces. Those that an earlier
     call for the same images and options wrote are taken from the database.
@@ -181,7 +181,7 @@ class _Rigs:
         self._frames: dict[tuple[str, int], list[int]] = {}
 
     def add(self, store: pycolmap.Database, name: str, panorama: tuple[str, int, int], features: Features) -> int:
-        """Write the image of a face; returns its number."""
+        """Write the image of a face; return its number."""
         source, width, face = panorama
         if width not in self._cameras:
             self._cameras[width] = self._write_rig(store, width)
@@ -213,7 +213,7 @@ class _Rigs:
 
 @contextmanager
 def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bool) -> Iterator[Iterator[Features]]:
-    """The features of each image, in order, as they are found."""
+    """Give the features of each image, in order, as they are found."""
     work = partial(_features_of, options=options, gpu=gpu)
     processes = min(1 if gpu else threads, len(images))
     if processes <= 1:
@@ -225,7 +225,7 @@ def _features(images: list[SfmImage], options: SfmOptions, threads: int, gpu: bo
 
 
 def die_with_parent() -> None:
-    """This process ends when the one that made it does, however that ends; and leaves Ctrl-C to that one."""
+    """Let this process end when the one that made it does, however that ends; leave Ctrl-C to that one."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
@@ -282,7 +282,7 @@ _extractors: dict[int, pycolmap.FeatureExtractor] = {}
 
 
 def _extractor(max_features: int, gpu: bool) -> pycolmap.FeatureExtractor:
-    """The extractor of this process: a GPU's takes a second to set up."""
+    """Return the extractor of this process, which is kept: a GPU's takes a second to set up."""
     if os.getpid() not in _extractors:
         options = pycolmap.FeatureExtractionOptions()
         options.use_gpu = gpu
@@ -314,7 +314,7 @@ LensKey = tuple[str, int, int, float]
 
 
 def focal_share(path: Path) -> float:
-    """Focal length over the longer side of the image, from EXIF; 0 where it is not there."""
+    """Return the focal length over the longer side of the image, from EXIF; 0 where it is not there."""
     try:
         with open_image(path) as image:
             # A PNG without EXIF would be decoded to look for some behind the pixels.
@@ -330,7 +330,7 @@ def focal_share(path: Path) -> float:
 
 
 def _share_of_sensor(exif: Mapping[int, Any], width: int, height: int) -> float:
-    """Focal length over the longer side of the sensor, both in mm; 0 where EXIF does not give them."""
+    """Return the focal length over the longer side of the sensor, both in mm; 0 where EXIF does not give them."""
     if not all(tag in exif for tag in (_FOCAL, _UNIT, *_PER_UNIT)):
         return 0.0
     written = [int(exif.get(tag, 0)) for tag in _WRITTEN_SIZE]
@@ -350,7 +350,7 @@ def lens_key(name: str, width: int, height: int, share: float, per: CameraPer) -
 
 
 def first_guess(model: str, key: LensKey) -> pycolmap.Camera:
-    """The camera that the solver starts from."""
+    """Return the camera that the solver starts from."""
     _, width, height, share = key
     focal = (share or GUESSED_FOCAL) * max(width, height)
     camera = pycolmap.Camera.create_from_model_name(0, model, focal, width, height)

@@ -48,11 +48,11 @@ class SfmInput:
         return [self.path / name for name in self.names] or [self.path]
 
     def mask(self, name: str) -> Path | None:
-        """The mask of an image."""
+        """Return the mask of an image; None where it has none."""
         return None if self.mask_folder is None or name not in self.masks else self.mask_folder / self.masks[name]
 
     def fingerprint(self) -> dict[str, str | int]:
-        """Count of files, a SHA-256 over names, sizes and both ends of each, and one of masks.
+        """Return the count of files, a SHA-256 over names, sizes and both ends of each, and one of masks.
 
         Images that cannot be opened count by their names, for they are left out. Raises SceneError for other files.
         """
@@ -83,12 +83,12 @@ def _digest(files: list[tuple[str, Path]], *, lenient: bool = False) -> str:
 
 
 def is_video(path: Path) -> bool:
-    """Whether a path names a file that is taken for a video."""
+    """Return whether a path names a file that is taken for a video."""
     return path.suffix.lower() in VIDEO_SUFFIXES and path.is_file()
 
 
 def find_input(path: Path, masks: str | None = None) -> SfmInput:
-    """The images below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError.
+    """Find the images below a folder, in its ``images/`` alone where that has any; or a video. Raises SceneError.
 
     masks: a folder of masks relative to ``path``, or "none"; None takes ``masks/`` in ``path`` or beside it, where it
     has masks of these images.
@@ -157,7 +157,7 @@ def _is_image(name: str) -> bool:
 
 
 def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dict[str, SplatError]]:
-    """Headers of the images by name, and the reasons of those that cannot be read."""
+    """Return the headers of the images by name, and the reasons of those that cannot be read."""
     headers: dict[str, Header] = {}
     bad: dict[str, SplatError] = {}
     for name in footage.names:
@@ -172,8 +172,8 @@ def readable(footage: SfmInput, max_pixels: int) -> tuple[dict[str, Header], dic
 
 
 def orientation_of(header: Header) -> int:
-    """The EXIF orientation that images are worked on in: the one that the reader of scenes will choose.
+    """Return the EXIF orientation that images are worked on in: the one that the reader of scenes will choose.
 
-    That one turns an image only where its shape shows that the cameras belong to the turned one.
+    The reader turns an image only where its shape shows that the cameras belong to the turned one.
     """
     return header.orientation if header.orientation >= 5 and header.width != header.height else 1

@@ -183,7 +183,7 @@ def _decide(
     used: set[int],
     seed: int,
 ) -> dict[str, Any]:
-    """The simplest lens of a camera that every simpler one predicts worse than; with what was tried."""
+    """Choose the lens of a camera that predicts clearly better than the simpler ones; return it with what was tried."""
     own = withheld.of(used)
     groups = withheld.images[own]
     best, errors = camera.model_name, before.errors[own]
@@ -282,7 +282,7 @@ def _attempt(
 
 
 def _adjust(model: pycolmap.Reconstruction, constant: set[int], threads: int, *, min_track_length: int) -> None:
-    """Bundle adjustment of poses, points and lenses; principal points stay in the middle, as in the mapper."""
+    """Run bundle adjustment of poses, points and lenses; principal points stay in the middle, as in the mapper."""
     options = pycolmap.BundleAdjustmentOptions()
     options.print_summary = False
     options.refine_sensor_from_rig = False
@@ -357,7 +357,7 @@ def doubt(lens: pycolmap.Camera, before: pycolmap.Camera) -> str:
 
 
 def _is_monotone(lens: pycolmap.Camera) -> bool:
-    """Whether rays go out steadily from the principal point to the edge of the image, each seen at one place."""
+    """Return whether rays go out steadily from the principal point to the image's edge, each seen at one place."""
     middle = np.array([lens.principal_point_x, lens.principal_point_y])
     angles = np.linspace(0, 2 * np.pi, _LINES, endpoint=False)
     # Corners matter most, and evenly spaced directions miss them.

@@ -32,7 +32,7 @@ def match(
     progress: Callable[[int, int], None],
     loose: bool = False,
 ) -> int:
-    """Matches images pair by pair; returns how many pairs hold together geometrically.
+    """Match images pair by pair; return how many pairs hold together geometrically.
 
     names: of the images in the database, without spaces. pairs: indices into ``names``. loose: with a looser ratio
     test, and then guided by the geometry of the two views, which takes longer.
@@ -102,7 +102,7 @@ def _holds(store: pycolmap.Database, pair: tuple[int, int]) -> bool:
 
 
 def _write_pairs(path: Path, names: Sequence[str], pairs: Sequence[Pair]) -> None:
-    """COLMAP's list: two names a line, separated by a space."""
+    """Write COLMAP's list: two names a line, separated by a space."""
     path.write_text("".join(f"{names[i]} {names[j]}\n" for i, j in pairs), encoding="utf-8")
 
 
@@ -131,7 +131,7 @@ def how_to_match(asked: Matching, num_images: int, *, video: bool) -> Matching:
 
 
 def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int) -> list[Pair]:
-    """Pairs (i, j), i < j, ascending. descriptors: [N_i, 128] of each image, in name order.
+    """Return pairs (i, j), i < j, ascending. descriptors: [N_i, 128] of each image, in name order.
 
     "sequential" takes neighbours in the order and, so that a path that comes back is closed, those that look alike;
     "retrieval" takes only these.
@@ -149,7 +149,7 @@ def choose_pairs(how: Matching, descriptors: list[NDArray[np.uint8]], seed: int)
 def pairs_to_retry(pairs: Sequence[Pair], lacking: set[int], source: Sequence[str | None]) -> list[Pair]:
     """Return the pairs of the images ``lacking`` with all others, ascending; of ``pairs`` where they are too many.
 
-    source: of each image the panorama that it is a face of, or None; faces of one panorama are no pair.
+    source: for each image the panorama that it is a face of, or None; faces of one panorama are no pair.
     """
     count = len(source)
     if len(lacking) * count <= MOST_RETRIED:
@@ -159,7 +159,7 @@ def pairs_to_retry(pairs: Sequence[Pair], lacking: set[int], source: Sequence[st
 
 
 def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> list[Pair]:
-    """Each image with the ``neighbours`` that look most like it, as ascending pairs (i, j), i < j.
+    """Pair each image with the ``neighbours`` that look most like it; return ascending pairs (i, j), i < j.
 
     Images without features are like none.
     """
@@ -175,7 +175,7 @@ def alike(descriptors: list[NDArray[np.uint8]], neighbours: int, seed: int) -> l
 
 
 def describe(descriptors: list[NDArray[np.uint8]], seed: int) -> NDArray[np.float32]:
-    """[N, words * 128] unit vectors, one an image: VLAD over words that are learnt from these very images.
+    """Return [N, words * 128], a unit vector for each image: VLAD over words that are learnt from these very images.
 
     For each word the residuals of the descriptors nearest to it are summed, normalised by themselves, so that a
     texture that repeats does not outweigh the rest. An image without features is the zero vector.

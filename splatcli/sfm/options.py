@@ -61,7 +61,7 @@ class SfmOptions:
     control_points: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        """Raises UsageError for a value that cannot be followed."""
+        """Raise UsageError for a value that cannot be followed."""
         for flag, value, known in (
             ("--camera-model", self.camera_model, (AUTO, *MODELS)),
             ("--camera-per", self.camera_per, get_args(CameraPer)),
@@ -116,7 +116,7 @@ class SfmOptions:
         return names[0].strip(), names[1].strip(), length
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         values = asdict(self)
         # Cameras made before there were these options are still known.
         if self.control_points is None:

@@ -29,7 +29,7 @@ _LEAST_WIDTH = 64
 
 
 def is_panorama(path: Path, header: Header) -> bool:
-    """Whether an image is a whole equirectangular panorama: its XMP says so, or its shape, seam and poles do.
+    """Return whether an image is a whole equirectangular panorama, by its XMP, or by its shape, seam and poles.
 
     Raises SceneError for a part of one, and for one that cannot be decoded.
     """
@@ -51,7 +51,7 @@ def is_panorama(path: Path, header: Header) -> bool:
 
 
 def _closes(rgb: NDArray[np.uint8]) -> bool:
-    """Whether the left edge goes on where the right one ends, and each pole is one point."""
+    """Return whether the left edge goes on where the right one ends, and each pole is one point."""
     levels = rgb.astype(np.float64).mean(axis=2)
     seam = np.abs(levels[:, 0] - levels[:, -1]).mean()
     beside = np.abs(np.diff(levels[:, :: max(1, levels.shape[1] // 64)][:, :2], axis=1)).mean()
@@ -60,7 +60,7 @@ def _closes(rgb: NDArray[np.uint8]) -> bool:
 
 
 def face_camera(width: int) -> pycolmap.Camera:
-    """The lens of the faces of a panorama of ``width`` pixels, as fine as its middle row."""
+    """Return the lens of the faces of a panorama of ``width`` pixels, as fine as its middle row."""
     focal = width / (2 * math.pi)
     size = [max(16, 2 * round(focal * math.tan(math.radians(half)))) for half in (_ACROSS, _UP)]
     camera = pycolmap.Camera.create_from_model_name(0, "PINHOLE", focal, *size)
@@ -69,13 +69,13 @@ def face_camera(width: int) -> pycolmap.Camera:
 
 
 def face_from_rig(face: int) -> NDArray[np.float64]:
-    """[3, 3] from the first face's camera frame, which is the panorama's, to that of ``face``; OpenCV axes."""
+    """Return [3, 3], from the first face's camera frame, which is the panorama's, to that of ``face``; OpenCV axes."""
     yaw = 2 * math.pi * face / FACES
     return np.array([[math.cos(yaw), 0.0, -math.sin(yaw)], [0.0, 1.0, 0.0], [math.sin(yaw), 0.0, math.cos(yaw)]])
 
 
 def _places(width: int, height: int, face: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Columns and rows of a panorama that the pixels of a face show; the middle of the first one is 0."""
+    """Return columns and rows of a panorama that the pixels of a face show; the middle of the first one is 0."""
     camera = face_camera(width)
     focal = camera.focal_length_x
     x = (np.arange(camera.width) + 0.5 - camera.width / 2) / focal
@@ -87,7 +87,7 @@ def _places(width: int, height: int, face: int) -> tuple[NDArray[np.float64], ND
 
 
 def cut(rgb: NDArray[np.uint8], face: int) -> NDArray[np.uint8]:
-    """[h, w, 3] a face of a panorama [H, W, 3], bilinear."""
+    """Return [h, w, 3], a face of a panorama [H, W, 3], bilinear."""
     height, width = rgb.shape[:2]
     column, row = _places(width, height, face)
     left, top = np.floor(column).astype(np.int64), np.floor(row).astype(np.int64)
@@ -98,7 +98,7 @@ def cut(rgb: NDArray[np.uint8], face: int) -> NDArray[np.uint8]:
 
 
 def write_faces(path: Path, folder: Path) -> list[Path]:
-    """The faces of a panorama as JPEG files in ``folder``. Raises SceneError for one that cannot be decoded."""
+    """Write the faces of a panorama as JPEG files in ``folder``. Raises SceneError for one that cannot be decoded."""
     rgb = decode_rgb(path, (0, 0, 0))
     folder.mkdir(parents=True)
     written = []
@@ -109,7 +109,7 @@ def write_faces(path: Path, folder: Path) -> list[Path]:
 
 
 def write_masks(mask: Path, width: int, height: int, folder: Path) -> list[Path]:
-    """The mask of a panorama cut as its faces are, as PNG files in ``folder``. Raises SceneError."""
+    """Write the mask of a panorama, cut as its faces are, as PNG files in ``folder``. Raises SceneError."""
     counts = decode_nonzero(mask)
     if counts.shape != (height, width):
         raise SceneError(

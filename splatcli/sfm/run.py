@@ -66,7 +66,7 @@ def run_sfm(
     gpu: bool,
     tell: Tell,
 ) -> SfmResult:
-    """The scene of the images in ``place``; without one in ``<beside>/<name>-sfm``, numbered where others have it.
+    """Build the scene of the images in ``place``; by default in ``<beside>/<name>-sfm``, numbered where others have it.
 
     What is there already for the same images and options is used again, unless ``overwrite`` says to replace it.
     Raises SceneError for images that do not suffice or are not there, OutputError for the place, ResourceError when
@@ -102,7 +102,7 @@ def _features_key(key: dict[str, Any], options: SfmOptions, gpu: bool) -> dict[s
 
 
 def gpu_wanted(device: str) -> bool:
-    """Whether pycolmap shall use a GPU, for ``auto``, ``cpu`` or ``cuda``. Raises ResourceError when it cannot."""
+    """Return whether pycolmap uses a GPU, for ``auto``, ``cpu`` or ``cuda``. Raises ResourceError when it cannot."""
     import torch
 
     from splatcli.scene._pycolmap import pycolmap
@@ -118,7 +118,7 @@ def gpu_wanted(device: str) -> bool:
 
 
 def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
-    """The first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, or nothing yet."""
+    """Return the first of NAME-sfm, NAME-sfm-2, ... that holds these cameras, or nothing yet."""
     source = footage.path
     if source.name == "images" and not footage.is_video:
         source = source.parent
@@ -130,7 +130,7 @@ def _free_place(beside: Path, footage: SfmInput, key: dict[str, Any]) -> Path:
 
 
 def _known(folder: Path) -> dict[str, Any] | None:
-    """The report in a folder; None when there is none that can be read."""
+    """Return the report in a folder; None when there is none that can be read."""
     try:
         facts = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -139,7 +139,7 @@ def _known(folder: Path) -> dict[str, Any] | None:
 
 
 def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
-    """Whether model, images and masks are still there."""
+    """Return whether model, images and masks are still there."""
     sparse = folder / "sparse" / "0"
     if not all((sparse / f"{kind}.bin").is_file() for kind in ("cameras", "images", "points3D")):
         return False
@@ -150,7 +150,7 @@ def _is_whole(folder: Path, facts: dict[str, Any]) -> bool:
 
 
 def _is_outdated(facts: dict[str, Any]) -> bool:
-    """Whether images that an extra was missing for were left out and it is installed now, or models were not kept."""
+    """Return whether images were left out for an extra that is installed now, or models were not kept."""
     if facts.get("other_models") and "other_images" not in facts:
         return True
     return any(heif.INSTALL in reason for reason in facts.get("unreadable", {}).values()) and heif.can_read()
@@ -216,9 +216,9 @@ _KEY = "key.json"
 
 @contextlib.contextmanager
 def _temporary(folder: Path, key: dict[str, Any]) -> Iterator[Path]:
-    """A folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
+    """Have a folder to work in, beside ``folder``; what an earlier call with this key left may be in it.
 
-    It is gone at the end, unless that is an exception and features were found.
+    It is removed at the end, unless an exception ends the block and features were found.
     """
     made = folder.with_name(f"{folder.name}.tmp.{os.getpid()}.{secrets.token_hex(4)}")
     parents = [parent for parent in folder.parents if not parent.exists()]
@@ -252,7 +252,7 @@ def _has_features(made: Path) -> bool:
 
 
 def _left_over(folder: Path, key: dict[str, Any]) -> Path | None:
-    """Return what a process that is not there any more left for this place and key; remove what others left."""
+    """Return what an earlier, ended call left for this place and key, or None; remove what others left."""
     ours = re.compile(re.escape(folder.name) + r"\.tmp\.(\d+)\.[0-9a-f]{8}")
     found: Path | None = None
     for path in sorted(folder.parent.iterdir()):
@@ -271,7 +271,7 @@ def _left_over(folder: Path, key: dict[str, Any]) -> Path | None:
 
 
 def _put(made: Path, folder: Path) -> None:
-    """Moves a complete folder to its place; what was there goes when the new one is in."""
+    """Move a complete folder to its place; what was there is removed when the new one is in."""
     old = made.with_name(f"{made.name}.old")
     try:
         if folder.exists():
@@ -297,7 +297,7 @@ _LOG_TAIL = 16 << 10
 def run_worker(
     footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
 ) -> dict[str, Any]:
-    """The facts of a reconstruction made in ``folder``. Raises what the worker met, ResourceError when it crashed.
+    """Run the worker in ``folder``; return its facts. Raises what the worker met, ResourceError when it crashed.
 
     Whatever ends this call, Ctrl-C included, the worker has ended too when it returns.
     """
@@ -343,7 +343,7 @@ def run_worker(
 
 
 def _listen(worker: subprocess.Popen[str], request: dict[str, Any], tell: Tell) -> dict[str, Any]:
-    """The last word of the worker; empty when it ended without one."""
+    """Return the last word of the worker; empty when it ended without one."""
     assert worker.stdin is not None
     assert worker.stdout is not None
     try:
@@ -360,7 +360,7 @@ def _listen(worker: subprocess.Popen[str], request: dict[str, Any], tell: Tell) 
 
 
 def crashed(code: int, log: Path) -> SplatError:
-    """The error for a worker that ended without a word. code: as Popen.returncode, negative for a signal.
+    """Return the error for a worker that ended without a word. code: as Popen.returncode, negative for a signal.
 
     log: lies in the folder that the worker wrote to.
     """
@@ -385,7 +385,7 @@ def crashed(code: int, log: Path) -> SplatError:
 
 
 def _last_words(log: Path) -> str:
-    """The last line of a log that says something, without pycolmap's stamp of time and place."""
+    """Return the last line of a log that says something, without pycolmap's stamp of time and place."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _LOG_TAIL))
         lines = file.read().decode(errors="replace").splitlines()
@@ -396,7 +396,7 @@ def _last_words(log: Path) -> str:
 
 
 def _rebuilt(facts: dict[str, Any]) -> SplatError:
-    """The worker's error, of the kind that it was there."""
+    """Return the worker's error, of the kind that it was there."""
     kinds = {
         kind.code: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, SplatError)
     }
@@ -479,7 +479,7 @@ def doubts(facts: dict[str, Any]) -> list[str]:
 
 
 def lines(facts: dict[str, Any]) -> list[str]:
-    """The report as a table of two columns."""
+    """Return the report as a table of two columns."""
     cameras = _cameras(facts["cameras"])
     rows = [
         ("images registered", f"{facts['registered']} of {facts['total']}"),
@@ -520,7 +520,7 @@ def _retried(facts: dict[str, Any] | None) -> list[tuple[str, str]]:
 
 
 def _lens(facts: dict[str, Any]) -> str:
-    """How the lens model of a camera was chosen: the errors of held-out observations before, after, and of others."""
+    """Return how a camera's lens model was chosen: errors of held-out observations before, after, and of others."""
     others = ", ".join(
         f"{trial['model']} {'refused' if 'refused' in trial else format(trial['error_px'], '.3f')}"
         for trial in facts["tried"]
@@ -534,7 +534,7 @@ def _lens(facts: dict[str, Any]) -> str:
 
 
 def _placed(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    """Rows on metres and place; none where no image has a position."""
+    """Return rows on metres and place; none where no image has a position."""
     if facts.get("applied") and "origin" in facts:
         lat, lon, _ = facts["origin"]
         off = math.sqrt(sum(value**2 for value in facts["residual_m"].values()))

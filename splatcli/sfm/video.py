@@ -25,7 +25,7 @@ _PLUGINS = {"imageio_ffmpeg": "FFMPEG", "av": "pyav"}
 
 
 def write_frames(video: Path, folder: Path, count: int, progress: Callable[[int, int], None]) -> list[str]:
-    """The sharpest frame of each of ``count`` equal stretches, as frame_000123.png; the number is that in the video.
+    """Write the sharpest frame of each of ``count`` equal stretches, as frame_000123.png; numbers are the video's.
 
     progress: hears frames read, and how many the video says it has. Raises SceneError for what is no video,
     ResourceError without a package that reads any.
@@ -86,7 +86,7 @@ def _written(frames: Iterable[Frame], folder: Path) -> list[str]:
 
 
 def _num_frames(meta: dict[str, Any], count: int) -> int:
-    """Frames that a video says it has; ``count`` where it does not say, which keeps all up to that number."""
+    """Return how many frames a video says it has; ``count`` where it does not say, which keeps all up to that."""
     said = meta.get("nframes", math.inf)
     if math.isfinite(said) and said >= 1:
         return int(said)
@@ -114,14 +114,14 @@ Item = TypeVar("Item")
 
 
 def sharpness(rgb: NDArray[np.uint8]) -> float:
-    """Variance of the Laplacian of the luminance, [H, W, 3] or [H, W]; larger is sharper, 0 is flat."""
+    """Return the variance of the Laplacian of the luminance, [H, W, 3] or [H, W]; larger is sharper, 0 is flat."""
     picture = Image.fromarray(rgb).convert("L")
     picture.thumbnail((_JUDGED_AT, _JUDGED_AT), Image.Resampling.BOX)
     return float(laplace(np.asarray(picture, dtype=np.float32)).var())
 
 
 def sharpest(scored: Iterable[tuple[Item, float]], total: int, count: int) -> Iterator[Item]:
-    """The item with the highest score of each of ``count`` equal stretches of ``total`` items, in order.
+    """Return the item with the highest score of each of ``count`` equal stretches of ``total`` items, in order.
 
     The first among equals. Only one item is held at a time. Where there are more items than ``total`` the last
     stretch is longer, where there are fewer some stretches stay empty.
@@ -133,6 +133,6 @@ def sharpest(scored: Iterable[tuple[Item, float]], total: int, count: int) -> It
 
 
 def _best_of_each(scored: Iterable[tuple[int, Item, float]]) -> Iterator[Item]:
-    """The item with the highest score of each stretch, the first among equals; numbers of stretches ascend."""
+    """Yield the item with the highest score of each stretch, the first among equals; numbers of stretches ascend."""
     for _, stretch in groupby(scored, key=itemgetter(0)):
         yield max(stretch, key=itemgetter(2))[1]

@@ -70,7 +70,7 @@ class Job:
     def __init__(
         self, footage: SfmInput, options: SfmOptions, folder: Path, *, threads: int, gpu: bool, tell: Tell
     ) -> None:
-        """folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away.
+        """Set up a Job. folder: exists; receives images/, sparse/0/ and, in work/, what is thrown away.
 
         What a Job of the same images and options left in work/ is used, everything else there is removed.
         """
@@ -86,7 +86,7 @@ class Job:
         self._since = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        """All steps; returns the facts of the report. Raises SplatError."""
+        """Run all steps; return the facts of the report. Raises SplatError."""
         pycolmap.set_random_seed(self.options.seed)
         work = self.folder / "work"
         work.mkdir(exist_ok=True)
@@ -257,7 +257,7 @@ class Job:
         return (found if count > len(registered) else models), facts
 
     def _phase(self, name: str) -> Callable[[int, int], None]:
-        """Ends the phase before; returns what tells of the new one. Time is counted to the last word of a phase."""
+        """End the phase before; return the progress callback of the new one. A phase lasts until its last call."""
         self._since = time.monotonic()
 
         def progress(done: int, total: int) -> None:
@@ -279,7 +279,7 @@ class Job:
         return names if all((self.folder / "images" / name).is_file() for name in names) else None
 
     def _images(self, frames: list[str] | None) -> list[SfmImage]:
-        """The images to work on, in name order; they lie in, or are linked from, images/ then.
+        """Return the images to work on, in name order; they lie in, or are linked from, images/ then.
 
         frames: those of a video that are there already.
         """
@@ -308,7 +308,7 @@ class Job:
         return sorted([*images, *panoramas], key=lambda image: image.name)
 
     def _panoramas(self, footage: SfmInput, headers: dict[str, Header], bad: dict[str, SplatError]) -> list[SfmImage]:
-        """The faces of panoramas, which are written and taken out of ``headers``."""
+        """Write the faces of panoramas and return them; take the panoramas out of ``headers``."""
         faces: list[SfmImage] = []
         for name, header in list(headers.items()):
             path = footage.path / name
@@ -383,7 +383,7 @@ class Job:
         )
 
     def _place(self, model: pycolmap.Reconstruction) -> dict[str, Any]:
-        """Gives the model metres, and a place where GPS says so; returns what was done, or why it was not."""
+        """Give the model metres, and a place where GPS says so; return what was done, or why it was not."""
         if self.options.control_points is not None:
             return self._control(model, ControlPoints.from_dict(self.options.control_points))
         if self.options.scale_from is not None:
@@ -452,7 +452,7 @@ class Job:
 
 
 def sources(stored: list[Stored]) -> list[str | None]:
-    """Return of each image the panorama that it is a face of, or None."""
+    """Return for each image the panorama that it is a face of, or None."""
     return [None if item.image.panorama is None else item.image.panorama[0] for item in stored]
 
 
@@ -470,7 +470,7 @@ def remove_unfinished(folder: Path, *, keep_images: bool) -> None:
 
 
 def link(image: Path, place: Path) -> None:
-    """A second name for an image, which takes no room and survives a move of either folder; else a symbolic link.
+    """Give an image a second name, which takes no room and survives a move of either folder; else a symbolic link.
 
     A second name is not possible on another file system, and on some systems for files of somebody else.
     """
@@ -485,7 +485,7 @@ def link(image: Path, place: Path) -> None:
 def run_mapper(
     database: Path, folder: Path, *, seed: int, threads: int, total: int, progress: Callable[[int, int], None]
 ) -> list[pycolmap.Reconstruction]:
-    """The models that the matches give, those with most images first; they need not be of one piece.
+    """Return the models that the matches give, those with most images first; they need not be of one piece.
 
     folder: where pycolmap may write. progress: hears images placed in the model that is being built, and ``total``.
     """
@@ -569,7 +569,7 @@ def _rig_cameras(database: Path) -> set[int]:
 def name_and_colour(
     model: pycolmap.Reconstruction, names: Mapping[int, str], colours: Mapping[int, NDArray[np.uint8]]
 ) -> None:
-    """Gives images their names, and each point the mean colour of its observations.
+    """Give images their names, and each point the mean colour of its observations.
 
     names: image id -> path of the image. colours: image id -> [N, 3] of its features.
     """
@@ -599,7 +599,7 @@ def parallax(model: pycolmap.Reconstruction) -> float:
 
 
 def model_facts(model: pycolmap.Reconstruction, names: list[str]) -> dict[str, Any]:
-    """Figures of a model. names: of all images that it was to be made of."""
+    """Return figures of a model. names: of all images that it was to be made of."""
     placed = {model.image(number).name for number in model.reg_image_ids()}
     used = {model.image(number).camera_id for number in model.reg_image_ids()}
     return {

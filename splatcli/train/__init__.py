@@ -11,7 +11,7 @@ class _CallablePackage(ModuleType):
     """The package has the name of the function, which an import of one of its modules would otherwise hide."""
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """As splatcli.api.train()."""
+        """Train as splatcli.api.train() does."""
         import splatcli
 
         return splatcli.Trainer(*arguments, **options).run()

@@ -67,7 +67,7 @@ class TrainState:
         return len(self.gaussians) if self.shard is None else self.shard.total
 
     def sh_degree(self) -> int:
-        """The SH degree that the last step used."""
+        """Return the SH degree that the last step used."""
         return active_sh_degree(self.config.schedule, self.gaussians.sh_degree, self.step)
 
     def flushed(self) -> Gaussians:

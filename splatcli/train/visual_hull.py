@@ -62,7 +62,7 @@ class Silhouette:
 
     @classmethod
     def of(cls, camera: Camera, pixels: NDArray[np.uint8], alpha: NDArray[np.uint8]) -> Silhouette:
-        """pixels, alpha: of the camera's size."""
+        """Return the silhouette of an image. pixels, alpha: of the camera's size."""
         step = math.ceil(max(alpha.shape) / SILHOUETTE_SIDE)
         padded = np.pad(alpha >= OPAQUE, [(0, -side % step) for side in alpha.shape])
         height, width = (side // step for side in padded.shape)

@@ -135,7 +135,7 @@ def scene_summary(state: TrainState) -> dict[str, Any]:
 
 
 def _camera_json(camera: Camera) -> dict[str, Any]:
-    """A camera of the run for the page: its name, world to camera [3, 4], and half its sides at depth 1."""
+    """Return a camera of the run for the page: its name, world to camera [3, 4], and half its sides at depth 1."""
     return {
         "name": camera.name,
         "pose": camera.viewmat[:3].ravel().tolist(),

@@ -54,7 +54,7 @@ def _longest(log_scales: Tensor) -> Tensor:
 
 
 def sample_split(gaussians: Gaussians, rows: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """As long_axis_split(), with children sampled from the Gaussian."""
+    """Split as long_axis_split() does, with children sampled from the Gaussian."""
     rows = torch.cat([rows, rows])
     noise = normal(len(rows), 3, generator=generator).to(gaussians.device)
     offsets = _offsets(gaussians, rows, noise * exp(gaussians.log_scales[rows]))

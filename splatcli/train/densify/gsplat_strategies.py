@@ -211,7 +211,7 @@ class MCMCStrategy(_Strategy):
     def step_pre_backward(
         self, params: Params, optimizers: Optimizers, state: State, step: int, info: Mapping[str, Any]
     ) -> None:
-        """Nothing is needed of the backward pass."""
+        """Do nothing: nothing is needed of the backward pass."""
 
     @torch.no_grad()
     def step_post_backward(
