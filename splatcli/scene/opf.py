@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,8 +127,8 @@ def _image(uri: str, listed: Path, root: Path, label: str, data: DataConfig) -> 
     if parts.scheme or path.startswith("/"):
         # The place on the machine that wrote the project; here the image lies in the folder, or in its images/.
         return image_name(path, [root, root / "images"]), None
-    inside = (listed.parent / path).relative_to(root) if ".." not in Path(path).parts else Path(path)
-    return path_in_scene(inside.as_posix(), root, listed, label, allow_outside=data.allow_outside)
+    inside = os.path.relpath(listed.parent / path, root)
+    return path_in_scene(Path(inside).as_posix(), root, listed, label, allow_outside=data.allow_outside)
 
 
 def _lens(sensor: dict[str, Any] | None, number: int, sizes: dict[int, tuple[int, int]], file: Path) -> FixedLens:
@@ -186,7 +187,8 @@ def _points(project: _Project, limit: int) -> RawPoints | None:
             rgb = np.full((len(xyz), 3), 128, np.uint8)
             if "COLOR_0" in primitive:
                 rgb = _accessor(document, primitive["COLOR_0"], file)[:, :3]
-            clouds.append((xyz @ matrix[:3, :3].T + matrix[:3, 3], rgb))
+            x, y, z = (xyz @ matrix[:3, :3].T + matrix[:3, 3]).T
+            clouds.append((np.stack([x, -z, y], axis=1), rgb))  # glTF's y is up, OPF's z
         points = np.concatenate([xyz for xyz, _ in clouds])
         colours = np.concatenate([rgb for _, rgb in clouds])
         if len(points) != len(colours):

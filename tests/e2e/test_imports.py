@@ -40,6 +40,9 @@ PROGRAMS: dict[str, Writer] = {
     "realitycapture": write.realitycapture,
     "realityscan": lambda *a, **k: write.realitycapture(*a, **k, newer=True),
     "opf": write.opf,
+    "opf with a list in a folder": lambda *a, **k: write.opf(
+        *a, **k, uri=lambda name: f"../photos/{name}", list_file="meta/camera-list.json"
+    ),
     "opf of another machine": lambda *a, **k: (
         write.opf(*a, **k, uri=lambda name: f"file:///C:/jobs/my%20photos/{name}"),
         (a[0] / "photos").rename(a[0] / "images"),

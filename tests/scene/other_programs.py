@@ -158,11 +158,12 @@ def opf(
     kind: str = "perspective",
     points: tuple[NDArray[np.float64], NDArray[np.uint8]] | None = None,
     uri: Callable[[str], str] = lambda name: f"photos/{name}",
+    list_file: str = "camera-list.json",
 ) -> None:
     first = cameras[0]
-    root.mkdir(parents=True, exist_ok=True)
+    (root / list_file).parent.mkdir(parents=True, exist_ok=True)
     resources = {
-        "camera_list": ("application/opf-camera-list+json", "camera-list.json"),
+        "camera_list": ("application/opf-camera-list+json", list_file),
         "input_cameras": ("application/opf-input-cameras+json", "input-cameras.json"),
         "calibration": ("application/opf-calibrated-cameras+json", "calibration/calibrated-cameras.json"),
     }
@@ -222,8 +223,9 @@ def _write_gltf(folder: Path, xyz: NDArray[np.float64], rgb: NDArray[np.uint8]) 
             buffers.append({"uri": name, "byteLength": data.nbytes})
         attributes = {"POSITION": 2 * part, "COLOR_0": 2 * part + 1}
         meshes.append({"primitives": [{"mode": 0, "attributes": attributes}]})
-        matrix = np.eye(4)
-        matrix[:3, 3] = middle
+        # As in the example of the specification: points are stored with z up, and glTF's y is up.
+        matrix = np.array([[1.0, 0, 0, 0], [0, 0, 1, 0], [0, -1, 0, 0], [0, 0, 0, 1]])
+        matrix[:3, 3] = matrix[:3, :3] @ middle
         nodes.append({"mesh": part, "matrix": matrix.T.ravel().tolist()})
     document = {"asset": {"version": "2.0"}, "nodes": nodes, "meshes": meshes, "accessors": accessors}
     (folder / "tracks.gltf").write_text(json.dumps({**document, "bufferViews": views, "buffers": buffers}))
