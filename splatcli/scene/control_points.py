@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,8 +152,20 @@ def _geodetic(system: str, places: NDArray[np.float64], path: Path) -> NDArray[n
                 f"the coordinates are in {system}, which pyproj converts", where=path, remedy=INSTALL
             ) from None
         try:
-            convert = pyproj.Transformer.from_crs(wanted, "EPSG:4979", always_xy=True)
-            lon, lat, height = convert.transform(places[:, 0], places[:, 1], places[:, 2])
+            crs = pyproj.CRS.from_user_input(wanted)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of the grid that is asked for here
+                lacking = crs.is_compound and not pyproj.transformer.TransformerGroup(crs, "EPSG:4979").best_available
+            if lacking:
+                raise SceneError(
+                    f"pyproj lacks the grid for the heights of {crs.name}",
+                    where=path,
+                    remedy="set PROJ_NETWORK=ON, so that pyproj fetches it, or give heights above the ellipsoid",
+                )
+            convert = pyproj.Transformer.from_crs(crs, "EPSG:4979", always_xy=True)
+            # Without heights of its own, a system in feet is taken to have heights in feet.
+            unit = crs.axis_info[0].unit_conversion_factor if crs.is_projected and len(crs.axis_info) == 2 else 1.0
+            lon, lat, height = convert.transform(places[:, 0], places[:, 1], unit * places[:, 2])
         except pyproj.exceptions.ProjError as error:
             reason = str(error).splitlines()[0]
             raise SceneError(f"{system!r} is no coordinate system: {reason}", where=path, remedy=_REMEDY) from None
@@ -213,6 +226,15 @@ class ControlFit:
         }
 
 
+def _same_image(name: str, images: Iterable[str]) -> str | None:
+    """Return the one of ``images`` that a file of control points means, which may leave out folders or name more."""
+    names = list(images)
+    if name in names:
+        return name
+    found = [each for each in names if f"/{each}".endswith(f"/{name}") or f"/{name}".endswith(f"/{each}")]
+    return found[0] if len(found) == 1 else None
+
+
 def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -> ControlFit:
     """Return the similarity from a model to control points by least squares, without those that contradict the others.
 
@@ -220,16 +242,14 @@ def fit_control_points(model: pycolmap.Reconstruction, control: ControlPoints) -
     are placed, when they lie on one line, and for a pixel outside of its image.
     """
     images = {model.image(number).name: number for number in model.reg_image_ids()}
-    short: dict[str, list[str]] = {}
-    for name in images:
-        short.setdefault(Path(name).name, []).append(name)
     named = {pixel for point in control.points for pixel in point.pixels}
     found: dict[str, NDArray[np.float64]] = {}
     missing: dict[str, str] = {}
     for point in control.points:
         rays = []
         for name, pixel in point.pixels.items():
-            for full in [name] if name in images else short.get(Path(name).name, [])[:1]:
+            full = _same_image(name, images)
+            if full is not None:
                 image = model.image(images[full])
                 _check_inside(image, pixel, point.name, control.file)
                 rays.append(_ray(image, pixel))

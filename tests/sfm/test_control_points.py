@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from splatcli.api import Scene
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.control_points import ControlPoints, _fit, nearest_to_rays, read_control_points
+from splatcli.scene.control_points import ControlPoints, _fit, _same_image, nearest_to_rays, read_control_points
 from splatcli.scene.geodesy import to_enu
 from splatcli.scene.georeference import FILE
 from splatcli.sfm.worker import centers_of
@@ -181,6 +183,38 @@ def test_too_few_points_and_other_flags_are_refused(photos: Path, tmp_path: Path
     Path("gcp.txt").write_text("LOCAL\n" + text.replace(f"{x} {y}", f"{float(x) + 4 * corner.WIDTH} {y}", 1))
     assert run(["sfm", str(photos), "-o", "made", "--gcp", "gcp.txt"]) == 3
     assert f"of {wide}, which is {corner.WIDTH}x{corner.HEIGHT}" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("a/1.jpg", "a/1.jpg"),
+        ("2.jpg", "b/2.jpg"),  # as some programs write them
+        ("flight/b/2.jpg", "b/2.jpg"),
+        ("b/1.jpg", None),  # not registered, and not the image of that name in another folder
+        ("3.jpg", None),  # two are called so
+        ("22.jpg", None),
+    ],
+)
+def test_a_mark_belongs_to_one_image_or_none(name: str, found: str | None) -> None:
+    assert _same_image(name, ["a/1.jpg", "b/2.jpg", "a/3.jpg", "b/3.jpg"]) == found
+
+
+def test_heights_are_in_the_unit_of_the_system_and_need_its_grid(tmp_path: Path) -> None:
+    pyproj = pytest.importorskip("pyproj", reason="needs pyproj: splatcli[geo]")
+    file = tmp_path / "gcp.txt"
+    file.write_text("EPSG:2278\n" + rows(POINTS * 0 + [3.1e6, 1.38e7, 328.083333]))  # US survey feet, in Texas
+    for point in read_control_points(file).points:
+        assert point.place[2] == pytest.approx(100.0, abs=1e-4)
+    file.write_text("EPSG:32614\n" + rows(POINTS * 0 + [3e5, 3.3e6, 100.0]))
+    for point in read_control_points(file).points:
+        assert point.place[2] == pytest.approx(100.0, abs=1e-4)
+    file.write_text("EPSG:32632+5773\n" + rows(POINTS * 0 + [5e5, 5.3e6, 100.0]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        there = pyproj.transformer.TransformerGroup("EPSG:32632+5773", "EPSG:4979").best_available
+    with nullcontext() if there else pytest.raises(SceneError, match="lacks the grid for the heights of"):
+        assert all(point.place[2] > 130.0 for point in read_control_points(file).points)
 
 
 def test_rays_meet_and_plain_values_come_back(tmp_path: Path) -> None:
