@@ -138,7 +138,7 @@ class PageServer(ThreadingHTTPServer):
         name = _host_name(host)
         if self.local and not is_loopback(name):
             return "This server answers localhost only; --host makes it answer others."
-        if not (self.local or is_loopback(name) or _is_address(name) or self._is_own_name(name)):
+        if not (self.local or is_loopback(name) or _is_address(name) or name.lower() in self._names):
             return "This server answers to its address and to the name given by --host."
         if any(not _is_same_origin(origin, host) for origin in headers.get_all("Origin", [])):
             return "Pages of other sites get nothing from this server."
@@ -147,9 +147,6 @@ class PageServer(ThreadingHTTPServer):
         if foreign and headers.get("Sec-Fetch-Mode") != "navigate":
             return "Pages of other sites get nothing from this server."
         return None
-
-    def _is_own_name(self, name: str) -> bool:
-        return name.lower() in self._names or name.lower().partition(".")[0] == socket.gethostname().lower()
 
     # Connections: the thread of serve_forever() admits them, and one thread each serves them.
 
@@ -257,6 +254,12 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+def _own_names() -> set[str]:
+    """Return the names of this machine. Whole ones: anybody may own a domain that begins with its host name."""
+    own = socket.gethostname().lower()
+    return {own, f"{own.partition('.')[0]}.local", socket.getfqdn().lower()}
+
+
 def listen(host: str, port: int | None, responder: Responder) -> PageServer:
     """Return a server, which answers once serve_forever() is called.
 
@@ -268,7 +271,7 @@ def listen(host: str, port: int | None, responder: Responder) -> PageServer:
     except (OSError, UnicodeError):
         raise UsageError(f"{host!r} is not an address of this machine", where="--host", remedy=_HOSTS) from None
     address = str(found[0])
-    names = frozenset() if is_loopback(address) else frozenset({host.lower(), socket.getfqdn().lower()})
+    names = frozenset() if is_loopback(address) else frozenset({host.lower(), *_own_names()})
     ports = [*range(FIRST_PORT, FIRST_PORT + PORTS), 0] if port is None else [port]
     for number in ports:
         try:

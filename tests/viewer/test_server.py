@@ -110,7 +110,8 @@ def test_a_request_must_be_addressed_to_this_machine(server: PageServer, host: s
         ("[fd00::1]:8080", 200),
         ("localhost", 200),
         (f"{socket.gethostname()}:80", 200),
-        (f"{socket.gethostname().upper()}.lab.example", 200),
+        (f"{socket.gethostname().upper().partition('.')[0]}.local:80", 200),
+        (f"{socket.gethostname()}.evil.example", 403),
         ("machine.example", 403),  # a name that its owner may have pointed here
         ("", 403),
     ],
