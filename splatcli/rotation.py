@@ -10,8 +10,10 @@ from torch import Tensor
 
 
 def rotation_matrices(quats: Tensor) -> Tensor:
-    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z."""
-    w, x, y, z = (quats / quats.norm(dim=1, keepdim=True)).unbind(1)
+    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z; of zeros, which exports store, none."""
+    length = quats.norm(dim=1, keepdim=True)
+    unit = quats / torch.where(length == 0, 1.0, length)
+    w, x, y, z = torch.where(length == 0, quats.new_tensor([1.0, 0.0, 0.0, 0.0]), unit).unbind(1)
     rows = [
         [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
         [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],

@@ -86,11 +86,14 @@ def rotation_between(one: Floats, other: Floats) -> Similarity:
     """Return the smallest rotation about the origin that takes a unit vector to another."""
     cosine = float(np.clip(one @ other, -1.0, 1.0))
     axis = np.cross(one, other)
-    if cosine < 0 and np.linalg.norm(axis) < 1e-12:  # a half turn, about any axis across
+    sine = float(np.linalg.norm(axis))
+    if cosine < 0 and sine < 1e-8:  # a half turn, about any axis across
         across = np.eye(3)[int(np.argmin(np.abs(one)))]
         across = across - (across @ one) * one
         across /= np.linalg.norm(across)
         return Similarity(rotation=2 * np.outer(across, across) - np.eye(3))
+    # 1 / (1 + cosine) cancels near a half turn, where the sine does not.
+    factor = 1 / (1 + cosine) if cosine > 0 else (1 - cosine) / sine**2
     x, y, z = axis
     skew = np.array([[0, -z, y], [z, 0, -x], [-y, x, 0]])
-    return Similarity(rotation=np.eye(3) + skew + skew @ skew / (1 + cosine))
+    return Similarity(rotation=np.eye(3) + skew + factor * (skew @ skew))

@@ -79,15 +79,19 @@ class _Node:
 
     @classmethod
     def divided(cls, means: NDArray[np.float32], rows: Indices, leaf: int) -> _Node:
-        """Return the tree whose leaves hold at most ``leaf`` of the rows of ``means`` [N, 3]."""
+        """Return the tree whose leaves hold at most ``leaf`` of the rows of ``means`` [N, 3], or more at one place."""
         if len(rows) <= leaf:
             return cls(rows)
         inside = means[rows]
-        axis = int(np.ptp(np.quantile(inside, [_STRAYS, 1 - _STRAYS], axis=0), axis=0).argmax())
-        half = len(rows) // 2
-        order = np.argpartition(inside[:, axis], half)
-        cut = float(inside[order[half], axis])
-        parts = rows[order[:half]], rows[order[half:]]
+        extent = np.ptp(np.quantile(inside, [_STRAYS, 1 - _STRAYS], axis=0), axis=0)
+        if not extent.any():
+            return cls(rows)
+        axis = int(extent.argmax())
+        along = inside[:, axis]
+        cut = float(np.partition(along, len(rows) // 2)[len(rows) // 2])
+        if not (along < cut).any():  # at least half of them share the least coordinate
+            cut = float(along[along > cut].min())
+        parts = rows[along < cut], rows[along >= cut]
         return cls(rows, axis, cut, tuple(cls.divided(means, part, leaf) for part in parts))
 
     def parts(self, most: int) -> Iterator[_Node]:

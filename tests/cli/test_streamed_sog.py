@@ -104,6 +104,21 @@ def test_the_folder_has_levels_by_half_in_chunks_and_leaves(model: Path, tmp_pat
 
 
 @pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("shared", [600, 1000])
+def test_gaussians_on_one_plane_and_at_one_place_are_divided(shared: int, tmp_path: Path) -> None:
+    gaussians = scene(1000, 1)
+    gaussians.logit_opacities.clamp_(-5, 5)
+    gaussians.means[:shared, 0] = float(gaussians.means[:, 0].min()) - 1.0
+    gaussians.means[:shared:2] = gaussians.means[0]
+    write_ply_file(gaussians, tmp_path / "plane.ply")
+    assert exported(tmp_path / "plane.ply", "-o", tmp_path / "plane.lod/", "--lod-levels", 1) == 0
+    index = index_of(tmp_path / "plane.lod")
+    counts = [leaf["lods"]["0"]["count"] for leaf in leaves(index["tree"])]
+    assert sum(counts) == 1000
+    assert min(counts) > 0
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_the_finest_level_is_read_back(model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert exported(model, "-o", tmp_path / "named" / "lod-meta.json") == 0
     assert run(["info", str(tmp_path / "named" / "lod-meta.json"), "--json"]) == 0

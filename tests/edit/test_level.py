@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -66,7 +68,11 @@ def test_a_cloud_has_no_floor() -> None:
     assert up_of_gaussians(round_ones) is None
 
 
-@pytest.mark.parametrize("other", [(0, 0, 1), (0, 0, -1), (1, 0, 0), (0.6, 0, 0.8), (-0.6, 0.0, -0.8)])
+@pytest.mark.parametrize(
+    "other",
+    [(0, 0, 1), (0, 0, -1), (1, 0, 0), (0.6, 0, 0.8), (-0.6, 0.0, -0.8)]
+    + [(math.sin(off), 0.0, -math.cos(off)) for off in (1e-3, 1e-6, 2e-8)],  # nearly a half turn
+)
 def test_a_rotation_between_two_directions_is_the_smallest(other: tuple[float, float, float]) -> None:
     one, other = np.array([0.0, 0.0, 1.0]), np.array(other, dtype=float)
     rotation = rotation_between(one, other).rotation
