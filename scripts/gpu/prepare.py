@@ -167,10 +167,22 @@ def tracked_mib() -> float:
     return sum((ROOT / name).stat().st_size for name in names if name and (ROOT / name).is_file()) / 2**20
 
 
+def fits_python(wheel: str) -> bool:
+    """Return whether this Python can import what a wheel of this name holds."""
+    python, abi, _ = wheel.removesuffix(".whl").split("-")[-3:]
+    return "py3" in python.split(".") or abi == "abi3" or f"cp{sys.version_info[0]}{sys.version_info[1]}" in python
+
+
 def unpack(part: str, carried: Path, site: Path) -> list[str]:
-    """Unpack the wheels of a part where Python finds them, before what is installed; return their names."""
+    """Unpack the wheels of a part where Python finds them, before what is installed; return their names.
+
+    Wheels for another version of Python are left out: one would hide a package that is installed and works.
+    """
     names = []
     for wheel in sorted((carried / part).glob("*.whl")):
+        if not fits_python(wheel.name):
+            print(f"left out, for another Python: {wheel.name}", file=sys.stderr)
+            continue
         with zipfile.ZipFile(wheel) as archive:  # none of them has scripts or data beside its packages
             archive.extractall(site)
         names.append(wheel.name)

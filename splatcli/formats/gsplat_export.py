@@ -31,7 +31,7 @@ def export_splats(
     The tensors are raw, as gsplat trains them: scales are logarithms [N, 3], opacities logits [N], quats [N, 4] wxyz,
     sh0 [N, 1, 3] or [N, 3], shN [N, K, 3] with K = 0, 3, 8, 15 or 24. Rows that are not finite are left out.
     format: ply, splat, ply_compressed, or any that ``splat export`` writes.
-    Raises NotImplementedError for another format, ValueError for shapes that do not fit.
+    Raises NotImplementedError for another format, ValueError for shapes that do not fit, and where no Gaussian is left.
     """
     name = _NAMES.get(format, format)
     try:
@@ -44,6 +44,8 @@ def export_splats(
     finite = torch.ones(len(gaussians), dtype=torch.bool)
     for _, column in gaussians.items():
         finite &= column.reshape(len(gaussians), -1).isfinite().all(dim=1)
+    if name != "ply" and not bool(finite.any()):
+        raise ValueError("no Gaussian is finite, and only a PLY can hold none")
     payload = chosen.write(gaussians.map(lambda column: column[finite]), ExportMetadata()).payload
     if save_to is not None:
         Path(save_to).write_bytes(payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,10 @@ def test_an_unknown_format_is_named(name: str) -> None:
     g = random_gaussians(2)
     with pytest.raises(NotImplementedError, match=f"format='{name}'"):
         export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, g.shN, format=name)
+
+
+@pytest.mark.parametrize("name", ["ply", "splat", "sog", "glb", "usdz", "html"])
+def test_nothing_but_rows_that_are_not_finite_is_a_ply_or_an_error(name: str) -> None:
+    g = random_gaussians(3).map(lambda column: column * float("nan"))
+    with nullcontext() if name == "ply" else pytest.raises(ValueError, match="no Gaussian is finite"):
+        assert export_splats(g.means, g.log_scales, g.quats, g.logit_opacities, g.sh0, g.shN, format=name)

@@ -473,6 +473,9 @@ def test_what_is_prepared_is_unpacked_where_python_finds_it(
     assert len(names) == 7
     assert (tmp_path / "site" / "pydantic_core" / "__init__.py").is_file()
     assert prepare.unpack("speed", tmp_path / "nothing", tmp_path / "site") == []
+    make_wheel(tmp_path / "old" / "speed" / "ancient-1.0-cp27-cp27m-linux_x86_64.whl", "ancient", "")
+    assert prepare.unpack("speed", tmp_path / "old", tmp_path / "site") == []
+    assert not (tmp_path / "site" / "ancient").exists()
     monkeypatch.setattr(prepare, "tracked_mib", lambda: 60.0)
     assert gpu_check.main(["--prepare", str(tmp_path / "carried")]) == 1
     assert "more than 56 MiB" in capsys.readouterr().err
