@@ -125,7 +125,7 @@ def test_huge_gaussians_are_removed_after_the_first_reset_and_by_their_radius() 
     params, optimizers, _ = prepared(DefaultStrategy(), 3100)
     assert moments(params, optimizers) == [1, 2, 0, 0, 0]
     large = DefaultStrategy(refine_scale2d_stop_iter=4000, grow_scale2d=0.005, prune_scale2d=0.005)
-    # All are split, and small ones of high gradient duplicated first; what comes of faint rows is removed.
+    # All are split, and small ones of high gradient duplicated first; children and copies of faint rows go.
     params, optimizers, _ = prepared(large, 600)
     assert moments(params, optimizers) == [0] * (1 + 2 * 6 - 4)
     assert_close(params["means"][0].detach(), random_gaussians(6).means[1])
