@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def rotation_matrices(quats: Tensor) -> Tensor:
-    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z; of zeros, which exports store, none."""
+    """Return [N, 3, 3] rotations of unnormalised quaternions [N, 4] w x y z; of a zero quaternion the identity."""
     length = quats.norm(dim=1, keepdim=True)
     unit = quats / torch.where(length == 0, 1.0, length)
     w, x, y, z = torch.where(length == 0, quats.new_tensor([1.0, 0.0, 0.0, 0.0]), unit).unbind(1)
