@@ -49,22 +49,32 @@ class Camera:
         rotation, translation = self.viewmat[:3, :3], self.viewmat[:3, 3]
         return -product(rotation.T, translation[:, None])[:, 0]
 
-    def pixels_of(self, points: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
-        """Return column and row of each of ``points`` [P, 3], world units, and whether it is in the image.
+    def project(
+        self, points: NDArray[np.floating[Any]]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        """Return (x, y, z) of each of ``points`` [P, 3], world units: pixel coordinates and camera z, [P] each.
 
-        Both are 0 where it is not.
+        x and y are NaN where z is not positive.
         """
+        points = np.asarray(points, dtype=np.float64)
         # Sums in a fixed order for any number of threads: every process of a run starts from the same points.
         x, y, z = (
             (row[0] * points[:, 0] + row[1] * points[:, 1]) + (row[2] * points[:, 2] + row[3])
             for row in self.viewmat[:3]
         )
-        before = z > 0.0
-        depth = np.where(before, z, 1.0)
-        u = np.floor(self.fx * x / depth + self.cx)
-        v = np.floor(self.fy * y / depth + self.cy)
-        inside = before & (u >= 0) & (u < self.width) & (v >= 0) & (v < self.height)
-        return np.where(inside, u, 0).astype(np.intp), np.where(inside, v, 0).astype(np.intp), inside
+        depth = np.where(z > 0.0, z, np.nan)
+        return self.fx * x / depth + self.cx, self.fy * y / depth + self.cy, z
+
+    def pixels_of(
+        self, points: NDArray[np.floating[Any]]
+    ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.bool_]]:
+        """Return column and row of each of ``points`` [P, 3], world units, and whether it is in the image.
+
+        Both are 0 where it is not.
+        """
+        x, y, _ = self.project(points)
+        inside = (x >= 0) & (x < self.width) & (y >= 0) & (y < self.height)
+        return np.where(inside, x, 0).astype(np.intp), np.where(inside, y, 0).astype(np.intp), inside
 
     def resized(self, width: int, height: int) -> Camera:
         """Return the same view at another image size; intrinsics scale with each axis."""

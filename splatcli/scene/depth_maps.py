@@ -344,12 +344,10 @@ def depths_of_points(camera: Camera, xyz: NDArray[np.float32]) -> KnownDepths:
 
     Points before the near plane are left out: no Gaussian is rendered there.
     """
-    seen = xyz @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
-    seen = seen[seen[:, 2] > camera.near]
-    x = np.floor(camera.fx * seen[:, 0] / seen[:, 2] + camera.cx)
-    y = np.floor(camera.fy * seen[:, 1] / seen[:, 2] + camera.cy)
-    inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
-    pixels, depths = (y * camera.width + x)[inside].astype(np.int64), seen[inside, 2]
+    x, y, z = camera.project(xyz)
+    inside = (z > camera.near) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
+    pixels = y[inside].astype(np.int64) * camera.width + x[inside].astype(np.int64)
+    depths = z[inside]
     pixels, first = np.unique(pixels[order := np.argsort(depths, kind="stable")], return_index=True)
     return KnownDepths(pixels, depths[order][first])
 

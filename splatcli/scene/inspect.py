@@ -159,16 +159,8 @@ def _split(scene: Scene) -> Iterator[Finding]:
 
 def shown_shares(xyz: NDArray[np.float32], cameras: list[Camera]) -> NDArray[np.float64]:
     """Return [C], the part of the points [P, 3] in the image of each of some cameras, which are spread over all."""
-    some = xyz[:: -(-len(xyz) // _POINTS)].astype(np.float64)
-    shares = []
-    for camera in cameras[:: -(-len(cameras) // _CAMERAS)]:
-        seen = some @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
-        ahead = seen[seen[:, 2] > 0]
-        x = camera.fx * ahead[:, 0] / ahead[:, 2] + camera.cx
-        y = camera.fy * ahead[:, 1] / ahead[:, 2] + camera.cy
-        inside = (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
-        shares.append(np.count_nonzero(inside) / len(some))
-    return np.array(shares)
+    some = xyz[:: -(-len(xyz) // _POINTS)]
+    return np.array([camera.pixels_of(some)[2].mean() for camera in cameras[:: -(-len(cameras) // _CAMERAS)]])
 
 
 def _top(source: ImageSource) -> str:

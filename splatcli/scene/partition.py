@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from splatcli.errors import SceneError, UsageError
-from splatcli.scene.camera import Camera
 from splatcli.scene.points import PointCloud
 from splatcli.scene.scene import Scene
 
@@ -129,7 +128,7 @@ def block_contents(scene: Scene, shape: tuple[int, int]) -> list[BlockContents]:
     xyz = scene.points.xyz
     sample = xyz[_sample(xyz)]
     own, margin = grid.block_of(sample), _margin(grid, xyz)
-    views = [_in_sight(scene.cameras[i], sample) for i in scene.train]
+    views = [scene.cameras[i].pixels_of(sample)[2] for i in scene.train]
     found = []
     for block in range(len(grid)):
         inside = grid.near(sample, block, margin)
@@ -182,7 +181,7 @@ def restrict_to_block(scene: Scene, shape: tuple[int, int], block: int) -> Scene
     inside = grid.near(xyz, block, _margin(grid, xyz))
     sample = _sample(xyz)
     own = grid.block_of(xyz[sample])
-    views = {i: _in_sight(scene.cameras[i], xyz[sample]) for i in sorted([*scene.train, *scene.test])}
+    views = {i: scene.cameras[i].pixels_of(xyz[sample])[2] for i in sorted([*scene.train, *scene.test])}
     train = [i for i in scene.train if _shows(views[i], own, inside[sample], block, len(grid))]
     if len(train) < LEAST_VIEWS:
         raise SceneError(
@@ -240,17 +239,6 @@ def _sample(xyz: NDArray[np.floating]) -> NDArray[np.int64]:
     return np.arange(0, len(xyz), max(1, len(xyz) // _SAMPLE))
 
 
-def _in_sight(camera: Camera, xyz: NDArray[np.floating]) -> Mask:
-    """Return [N], whether points are in front of ``camera`` and inside its image."""
-    local = xyz.astype(np.float64) @ camera.viewmat[:3, :3].T + camera.viewmat[:3, 3]
-    depth = local[:, 2]
-    safe = np.where(depth > 0, depth, 1.0)
-    x = camera.fx * local[:, 0] / safe + camera.cx
-    y = camera.fy * local[:, 1] / safe + camera.cy
-    sight: Mask = (depth > 0) & (x >= 0) & (x < camera.width) & (y >= 0) & (y < camera.height)
-    return sight
-
-
 def _shows(sight: Mask, own: NDArray[np.int64], inside: Mask, block: int, blocks: int) -> bool:
     """Return whether a view belongs to ``block``: enough of what it sees lies there, or more than in any other."""
     total = int(sight.sum())
@@ -268,7 +256,7 @@ def _surroundings(scene: Scene, train: list[int], inside: Mask) -> Mask:
     rows = np.flatnonzero(_thinned(~inside, _CANDIDATES * most))
     xyz, seen = scene.points.xyz[rows], np.zeros(len(rows), bool)
     for i in train:
-        seen |= _in_sight(scene.cameras[i], xyz)
+        seen |= scene.cameras[i].pixels_of(xyz)[2]
     around = np.zeros_like(inside)
     around[rows[seen]] = True
     return _thinned(around, most)
