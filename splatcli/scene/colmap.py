@@ -258,13 +258,14 @@ def _points(model: Model, data: DataConfig, notes: list[str]) -> RawPoints | Non
 
 
 def _image_folders(root: Path, model: Path) -> list[Path]:
-    """Return where the images of a model may be: `images` first, but `input` for a model under `distorted`."""
+    """Return where the images of a model may be, the nearest first.
+
+    They are in `images` rather than in `input`, but for a model under `distorted`.
+    """
     names = ("input", "images") if "distorted" in model.parts[len(root.parts) :] else ("images", "input")
-    bases = [root]
-    folder = model if model.is_relative_to(root) else root
-    while folder != root:
-        bases.append(folder)
-        folder = folder.parent
+    bases = [model if model.is_relative_to(root) else root]
+    while bases[-1] != root:
+        bases.append(bases[-1].parent)
     return [base / name for name in names for base in bases] + bases
 
 
@@ -556,12 +557,24 @@ def _images_text(path: Path) -> list[_Image]:
             what = "expected IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"
             raise _fault(path, line_number, what) from None
         # They are not read, but without them this is the pose of another image.
-        if len(observations.split()) % 3:
+        if not _is_observations(observations):
             what = "expected X Y POINT3D_ID for each observation of the image above, or an empty line"
             raise _fault(path, line_number + 1, what)
         _check_new(path, line_number, "image", image.number, lines)
         images.append(image)
     return images
+
+
+def _is_observations(line: str) -> bool:
+    """Return whether a line has X Y POINT3D_ID for each observation; a pose line with spaces in its name has not."""
+    fields = line.split()
+    try:
+        # Of a pose line, these are all numbers and the beginning of the name.
+        for first in range(0, min(len(fields), 12), 3):
+            float(fields[first]), float(fields[first + 1]), int(fields[first + 2])
+    except (ValueError, IndexError):
+        return False
+    return len(fields) % 3 == 0
 
 
 def _points_text(path: Path, limit: int, with_tracks: bool) -> RawPoints | None:

@@ -177,7 +177,11 @@ def open_image(path: Path) -> Image.Image:
                 remedy=f"{heif.INSTALL}; or {conversion(path, known=False)}",
             )
         formats = ("HEIF",)
-    return Image.open(path, formats=formats)
+    image = Image.open(path, formats=formats)
+    if image.format == "TIFF":
+        # Pillow maps uncompressed files into memory by their names, with the size that they have when they are upright.
+        image.filename = ""
+    return image
 
 
 def _start(path: Path) -> bytes:
@@ -369,6 +373,16 @@ def apply_orientation(pixels: NDArray[Any], orientation: int) -> NDArray[Any]:
     down = orientation in (3, 4, 7, 8)
     right = orientation in (2, 3, 6, 7)
     return pixels[:: -1 if down else 1, :: -1 if right else 1]
+
+
+def stored_point(shown: tuple[float, float], orientation: int, size: tuple[int, int]) -> tuple[float, float]:
+    """Return the stored place of x, y of an image turned upright by EXIF's ``orientation``; the corner is 0, 0.
+
+    size: width and height of the image turned upright.
+    """
+    x = size[0] - shown[0] if orientation in (2, 3, 6, 7) else shown[0]
+    y = size[1] - shown[1] if orientation in (3, 4, 7, 8) else shown[1]
+    return (y, x) if orientation >= 5 else (x, y)
 
 
 def nearest(values: NDArray[Any], size: tuple[int, int]) -> NDArray[Any]:
@@ -588,7 +602,7 @@ def deep(image: Image.Image, path: Path) -> NDArray[np.uint16] | None:
     args = tiles[0].args
     layout = str(args if isinstance(args, str) else next(iter(args or ()), ""))
     if layout == "LA;16B":
-        with Image.open(path, formats=FORMATS) as raw:
+        with open_image(path) as raw:
             raw._mode = "RGBA"
             raw.tile = [tile._replace(args="RGBA") for tile in raw.tile]
             both = np.asarray(raw).astype(np.uint16)
@@ -597,7 +611,7 @@ def deep(image: Image.Image, path: Path) -> NDArray[np.uint16] | None:
         return None
     native = "L" if sys.byteorder == "little" else "B"
     swapped = layout[:-1] + ("B" if layout[-1].replace("N", native) == "L" else "L")
-    with Image.open(path, formats=FORMATS) as raw:
+    with open_image(path) as raw:
         raw.tile = [
             tile._replace(args=swapped if not isinstance(tile.args, tuple) else (swapped, *tile.args[1:]))
             for tile in raw.tile

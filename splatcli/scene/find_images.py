@@ -78,7 +78,9 @@ def find_images(
             f"{len(found.inexact)} images were found under another ending, case or Unicode form, e.g. {file} for {name}"
         )
     _tell_links(found, source.root, notes)
-    if source.resized_folders and data.resolution in DIVISORS and data.resolution != 1:
+    # Of images in the scene's own folder, a folder DIR_2 beside it is another scene.
+    own = found.folder.resolve() == source.root.resolve()
+    if source.resized_folders and not own and data.resolution in DIVISORS and data.resolution != 1:
         smaller = found.folder.with_name(f"{found.folder.name}_{int(data.resolution or 1)}")
         if smaller.is_dir():
             copies = find_in(smaller, _files(view for view in views if view.name in found.paths))
@@ -139,25 +141,29 @@ def unread_error(folder: Path, names: Sequence[str]) -> SceneError:
 def find_in(folder: Path, files: Mapping[str, str]) -> Found:
     """Find the files of views under ``folder``: the exact name, else the only image with the same ``_stem``.
 
+    A file found for one view by its stem, or of another view's exact name, is no candidate.
+
     files: names of the views -> the paths asked for.
     """
     found = Found(folder)
-    index: dict[str, list[str]] | None = None
-    for name, file in files.items():
-        path = folder / file
-        if is_file(path):
-            found.paths[name] = path
+    exact = {name: file for name, file in files.items() if is_file(folder / file)}
+    taken = set(exact.values())
+    index: dict[str, list[str]] = defaultdict(list)
+    for other in images_below(folder) if len(exact) < len(files) else ():
+        index[_stem(other)].append(other)
+    for name in files:
+        if name in exact:
+            found.paths[name] = folder / exact[name]
             continue
-        if index is None:
-            index = defaultdict(list)
-            for other in images_below(folder):
-                index[_stem(other)].append(other)
-        candidates = [other for other in index.get(_stem(name), []) if not _is_dead_link(folder / other)]
+        candidates = [
+            other for other in index.get(_stem(name), []) if other not in taken and not _is_dead_link(folder / other)
+        ]
         if len(candidates) > 1:
             found.ambiguous.append((name, candidates))
         elif candidates:
             found.paths[name] = folder / candidates[0]
             found.inexact.append((name, candidates[0]))
+            taken.add(candidates[0])
         else:
             found.missing.append(name)
     return found

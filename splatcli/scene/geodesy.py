@@ -45,6 +45,14 @@ def from_geocentric(point: NDArray[np.float64]) -> tuple[float, float, float]:
     return math.degrees(lat), math.degrees(math.atan2(y, x)), height
 
 
+def median_place(places: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return [3], the medians of latitude, longitude and height [N, 3], also across the 180th meridian."""
+    middle: NDArray[np.float64] = np.median(places, axis=0)
+    if np.ptp(places[:, 1]) > 180.0:
+        middle[1] = (np.median(places[:, 1] % 360.0) + 180.0) % 360.0 - 180.0
+    return middle
+
+
 def enu_axes(lat: float, lon: float) -> NDArray[np.float64]:
     """Return [3, 3], whose rows are the directions east, north and up at a place, in the Earth's frame."""
     sin_lat, cos_lat = math.sin(math.radians(lat)), math.cos(math.radians(lat))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from splatcli.errors import SceneError
 from splatcli.scene.decode import open_image
-from splatcli.scene.geodesy import enu_axes, to_enu, to_geocentric
+from splatcli.scene.geodesy import enu_axes, median_place, to_enu, to_geocentric
 
 FILE = "georeference.json"
 #: EXIF: the sub-folder of positions, and its tags.
@@ -57,7 +57,8 @@ def position_of(path: Path) -> tuple[float, float, float] | None:
         lon *= -1 if str(tags.get(_LON_REF, "E")).upper().startswith("W") else 1
         height = float(tags[_ALT])
         below = tags.get(_ALT_REF, b"\0")
-        height *= -1 if below in (b"\x01", 1) else 1
+        # 1 is below the sea or the ellipsoid, 3 below the sea.
+        height *= -1 if below in (b"\x01", b"\x03", 1, 3) else 1
     except Exception:
         return None  # the picture can be whole although its metadata is not
     known = all(map(math.isfinite, (lat, lon, height))) and (lat, lon) != (0.0, 0.0)
@@ -248,7 +249,7 @@ def georeference(centers: Mapping[str, NDArray[np.float64]], folder: Path) -> Ge
     if not known:
         raise PositionsError("no image has a GPS position with a height")
     places = np.array(list(known.values()))
-    origin = np.median(places, axis=0)
+    origin = median_place(places)
     fit = fit_similarity(np.stack([centers[name] for name in known]), to_enu(places, origin))
     lat, lon, height = map(float, origin)
     return Georeference((lat, lon, height), fit, tuple(known))

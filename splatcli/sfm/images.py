@@ -135,7 +135,9 @@ def _with_masks(footage: SfmInput, path: Path, wanted: str | None) -> SfmInput:
             where=path / wanted,
             remedy="--masks names a folder as seen from that of the images; none does without masks",
         )
-    places = [path / "masks", path.with_name("masks")] if wanted is None else [(path / wanted).absolute()]
+    places = [path / "masks"] if wanted is None else [(path / wanted).absolute()]
+    if wanted is None and footage.path == path:
+        places.append(path.with_name("masks"))
     for place in places:
         if not place.is_dir() or place == path:
             continue

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
 from plyfile import PlyData, PlyElement
 
 from splatcli.errors import OutputError, SceneError
+from splatcli.output_files import write_bytes
 from splatcli.scene._pycolmap import pycolmap
+from splatcli.scene.decode import decode, decode_nonzero, read_header
+from splatcli.scene.masks import masks_in
+from splatcli.scene.source import Problems
+from splatcli.sfm.images import orientation_of
 
 TRANSFORMS, POINTS = "transforms.json", "sparse_pc.ply"
 #: COLMAP's camera model -> nerfstudio's, and the coefficients after focal length and principal point, in order.
@@ -30,7 +38,8 @@ _FLIP = np.diag([1.0, -1.0, -1.0, 1.0])
 def write_transforms(folder: Path) -> Path:
     """Write transforms.json and sparse_pc.ply of the model ``folder``/sparse/0; return the path of the first.
 
-    Poses are camera to world, OpenGL axes, in the model's frame. Raises SceneError for a lens that nerfstudio lacks.
+    Poses are camera to world, OpenGL axes, in the model's frame. nerfstudio does not heed EXIF: images that it turns,
+    and their masks, become upright copies. Raises SceneError for a lens that nerfstudio lacks.
     """
     model = pycolmap.Reconstruction(folder / "sparse/0")
     images = sorted((model.image(number) for number in model.reg_image_ids()), key=lambda image: image.name)
@@ -38,6 +47,11 @@ def write_transforms(folder: Path) -> Path:
         {"file_path": f"images/{image.name}", **_intrinsics(image.camera, folder), "transform_matrix": _pose(image)}
         for image in images
     ]
+    masks = _masks(folder, [image.name for image in images])
+    for image, frame in zip(images, frames, strict=True):
+        _make_upright(folder / "images" / image.name, masks.get(image.name))
+        if image.name in masks:
+            frame["mask_path"] = masks[image.name].relative_to(folder).as_posix()
     points = list(model.points3D.values())
     vertices = np.zeros(len(points), dtype=[*((axis, "f4") for axis in "xyz"), *((c, "u1") for c in _COLOURS)])
     if points:
@@ -54,6 +68,50 @@ def write_transforms(folder: Path) -> Path:
 
 
 _COLOURS = ("red", "green", "blue")
+
+
+def _masks(folder: Path, names: list[str]) -> dict[str, Path]:
+    if not (folder / "masks").is_dir():
+        return {}
+    problems = Problems(folder)
+    masks = masks_in(folder / "masks", names, problems, wanted=False)
+    problems.raise_any()
+    return masks
+
+
+#: Ending -> Pillow's format and options of an upright copy; of any other file it is a PNG under the same name.
+_FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys((".jpg", ".jpeg"), ("JPEG", {"quality": 95, "subsampling": 0})),
+    **dict.fromkeys((".tif", ".tiff"), ("TIFF", {"compression": "tiff_deflate"})),
+    ".webp": ("WEBP", {"lossless": True}),
+}
+
+
+def _make_upright(image: Path, mask: Path | None) -> None:
+    """Replace an image that EXIF turns by an upright copy, and its mask by one of one channel that fits.
+
+    They are links, whose originals stay as they are.
+    """
+    header = read_header(image)
+    orientation = orientation_of(header)
+    if mask is not None:
+        found = read_header(mask)
+        stored = (found.width, found.height) == (header.width, header.height)
+        turn = orientation if stored else 1
+        if turn > 1 or found.mode not in ("1", "L"):
+            _replace(mask, decode_nonzero(mask, turn).astype(np.uint8) * np.uint8(255), "PNG", {})
+    if orientation > 1:
+        kind, options = _FORMATS.get(image.suffix.lower(), ("PNG", {}))
+        upright = decode(image, None, orientation)
+        layers = upright.rgb if upright.alpha is None else np.dstack([upright.rgb, upright.alpha])
+        _replace(image, layers, kind, options)
+
+
+def _replace(link: Path, pixels: NDArray[np.uint8], kind: str, options: dict[str, Any]) -> None:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, format=kind, **options)
+    link.unlink()  # write_bytes() would follow it
+    write_bytes(link, file.getvalue())
 
 
 def _pose(image: pycolmap.Image) -> list[list[float]]:

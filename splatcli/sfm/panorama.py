@@ -51,8 +51,13 @@ def is_panorama(path: Path, header: Header) -> bool:
 
 
 def _closes(rgb: NDArray[np.uint8]) -> bool:
-    """Return whether the left edge goes on where the right one ends, and each pole is one point."""
+    """Return whether the left edge goes on where the right one ends, and each pole is one point.
+
+    A seam from sky to ground varies; that of an object on a plain background does not.
+    """
     levels = rgb.astype(np.float64).mean(axis=2)
+    if levels[:, 0].std() <= _POLE:
+        return False
     seam = np.abs(levels[:, 0] - levels[:, -1]).mean()
     beside = np.abs(np.diff(levels[:, :: max(1, levels.shape[1] // 64)][:, :2], axis=1)).mean()
     beside = min(beside, np.abs(levels[:, 1] - levels[:, 0]).mean())

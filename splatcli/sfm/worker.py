@@ -25,12 +25,12 @@ from splatcli import __version__
 from splatcli.errors import OutputError, SceneError, SplatError, UsageError
 from splatcli.scene._pycolmap import pycolmap
 from splatcli.scene.control_points import ControlPoints, fit_control_points
-from splatcli.scene.decode import Header
+from splatcli.scene.decode import Header, read_header
 from splatcli.scene.georeference import PositionsError, Similarity, georeference, position_of, write_sidecar
 from splatcli.scene.images import max_pixels
 from splatcli.sfm.features import SfmImage, Stored, die_with_parent, extract
 from splatcli.sfm.gaps import find_gaps, stretches_in
-from splatcli.sfm.images import SfmInput, readable
+from splatcli.sfm.images import SfmInput, orientation_of, readable
 from splatcli.sfm.lens import choose_lenses
 from splatcli.sfm.matching import Pair, choose_pairs, how_to_match, match, match_again, pairs_to_retry
 from splatcli.sfm.options import AUTO, COLOURS, MIN_IMAGES, VIDEO_FRAMES, Matching, SfmOptions
@@ -439,11 +439,19 @@ class Job:
         return {"applied": True, **facts, "unused_positions": unused}
 
     def _control(self, model: pycolmap.Reconstruction, control: ControlPoints) -> dict[str, Any]:
-        found = fit_control_points(model, control)
+        found = fit_control_points(model, control, self._unturned)
         model.transform(pycolmap.Sim3d(found.fit.similarity.matrix))
         write_sidecar(self.folder, found.document())
         place = {} if found.origin is None else {"origin": list(found.origin)}
         return {"applied": True, **place, **found.facts()}
+
+    def _unturned(self, name: str) -> int:
+        """Return the EXIF orientation of an image of the model that is worked on as it is stored; else 1."""
+        file = self.footage.path / name
+        if self.footage.is_video or not file.is_file():  # a frame, or a face of a panorama
+            return 1
+        header = read_header(file)
+        return header.orientation if orientation_of(header) == 1 else 1
 
     def _write(self, model: pycolmap.Reconstruction, number: int) -> None:
         sparse = self.folder / "sparse" / str(number)

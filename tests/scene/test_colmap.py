@@ -206,3 +206,31 @@ def test_the_fingerprint_tells_images_apart(tmp_path: Path) -> None:
     assert not scene.images.has(2)
     with pytest.raises(SceneError, match="cannot read the image"):
         scene.fingerprint()
+
+
+def test_undistorted_images_beside_their_model_come_before_the_originals(tmp_path: Path) -> None:
+    """COLMAP's image_undistorter writes dense/images and dense/sparse; the originals stay in images/."""
+    made.write_images(tmp_path / "images")
+    made.colmap_scene(tmp_path / "dense", "sparse")
+    scene = read_scene(tmp_path, DataConfig())
+    assert {source.path.parent for source in scene.images.sources} == {tmp_path / "dense/images"}
+
+
+def test_names_with_spaces_are_no_observations(tmp_path: Path) -> None:
+    """Without the lines of observations, the pose of every second image would be taken for one."""
+    names = [f"IMG 00{i} (1).png" for i in range(made.COUNT)]
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names), text=True)
+    made.write_images(tmp_path / "images", names)
+    assert [camera.name for camera in read_scene(tmp_path, DataConfig()).cameras] == names
+    file = tmp_path / "sparse/0/images.txt"
+    file.write_text("".join(line for line in file.read_text().splitlines(keepends=True) if line.strip()))
+    with pytest.raises(SceneError, match="expected X Y POINT3D_ID for each observation"):
+        read_scene(tmp_path, DataConfig())
+
+
+def test_a_file_is_the_image_of_one_view(tmp_path: Path) -> None:
+    names = ["a.png", "a.jpg", "b.png"]
+    made.write_model(tmp_path / "sparse/0", made.reconstruction(image_names=names))
+    made.write_images(tmp_path / "images", ["a.png", "b.png"])
+    with pytest.raises(SceneError, match=r"1 of 3 images .*a\.jpg"):
+        read_scene(tmp_path, DataConfig())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from splatcli.errors import SceneError
-from splatcli.scene.decode import decode, decode_nonzero, decode_rgb, read_header
+from splatcli.scene.decode import decode, decode_nonzero, decode_numbers, decode_rgb, read_header, stored_point
 from tests.scene import made
 from tests.scene.imagefiles import png16, png_header, tiff16
 
@@ -126,6 +126,35 @@ def test_every_exif_orientation_is_applied_when_asked_for_and_only_then(
     if orientation >= 5:
         with pytest.raises(SceneError, match="now, it was"):
             decode(path, BLACK, 1, size=(made.WIDTH, made.HEIGHT))
+
+
+@pytest.mark.parametrize("mode", ["L", "RGBA", "I;16"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_uncompressed_tiffs_are_turned_as_others(tmp_path: Path, orientation: int, mode: str) -> None:
+    """Pillow would map one strip of these into memory, with the width of the upright image."""
+    upright = made.picture(0)
+    upright = upright[..., 0] if mode != "RGBA" else np.dstack([upright, upright[..., :1] | 1])
+    upright = upright.astype(np.uint16) * 257 if mode == "I;16" else upright
+    turned = as_stored(upright if upright.ndim == 3 else upright[..., None], orientation)
+    path = tmp_path / "a.tiff"
+    Image.fromarray(turned.reshape(turned.shape[:2] if upright.ndim == 2 else turned.shape)).save(
+        path, strip_size=1 << 30, tiffinfo={0x0112: orientation}
+    )
+    grey = (upright // 257 if mode == "I;16" else upright).astype(np.uint8)
+    colours = grey[..., :3] if mode == "RGBA" else np.repeat(grey[..., None], 3, axis=2)
+    np.testing.assert_array_equal(decode(path, None, orientation).rgb, colours)
+    np.testing.assert_array_equal(decode_nonzero(path, orientation), colours.any(axis=2))
+    if mode != "RGBA":
+        np.testing.assert_array_equal(decode_numbers(path, orientation), upright)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_point_of_an_upright_image_is_found_in_the_file(orientation: int) -> None:
+    upright = np.arange(30).reshape(5, 6)
+    stored = as_stored(upright[..., None], orientation)[..., 0]
+    for row, column in np.ndindex(5, 6):
+        x, y = stored_point((column + 0.5, row + 0.5), orientation, (6, 5))
+        assert stored[int(y), int(x)] == upright[row, column]
 
 
 @pytest.mark.parametrize(

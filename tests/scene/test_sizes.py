@@ -74,6 +74,14 @@ def test_an_incomplete_folder_of_smaller_copies_is_not_used(tmp_path: Path) -> N
     assert any("images_2/ lacks 1 images" in note for note in scene.notes)
 
 
+def test_the_scene_beside_this_one_holds_no_smaller_copies(tmp_path: Path) -> None:
+    for name in ("scan", "scan_2"):
+        made.write_model(tmp_path / name / "sparse/0", made.reconstruction())
+        made.write_images(tmp_path / name)
+    scene = read_scene(tmp_path / "scan", DataConfig(resolution=2))
+    assert {source.path.parent.name for source in scene.images.sources} == {"scan"}
+
+
 @pytest.mark.parametrize("size", [{}, {"w": None, "h": None}, {"h": None}], ids=["size", "no-size", "width-only"])
 def test_smaller_copies_serve_transforms_too(tmp_path: Path, size: dict[str, None]) -> None:
     """Intrinsics are those of the full-size images, whose size a file may leave out."""

@@ -28,6 +28,9 @@ POINTS = np.array(
     [[0.0, 0.4, 0.5], [0.5, 0.0, 0.9], [0.6, 0.7, 0.0], [0.0, 1.0, 0.2], [0.2, 0.3, 0.0], [0.9, 0.0, 0.3]]
 )
 
+#: The image that EXIF turns by half: structure from motion works on it as it is stored.
+TURNED = 4
+
 
 def pixel(index: int, point: np.ndarray) -> np.ndarray:
     x, y, z = corner.pose(index)[:3] @ np.append(point, 1.0)
@@ -40,6 +43,8 @@ def rows(places: np.ndarray, *, views=range(6), separator: str = " ", named: boo
         for view in views:
             x, y = pixel(view, POINTS[i])
             if 0 <= x <= corner.WIDTH and 0 <= y <= corner.HEIGHT:
+                if view == TURNED:
+                    x, y = corner.WIDTH - x, corner.HEIGHT - y
                 numbers = [repr(float(value)) for value in (*place, x, y)]
                 lines.append(separator.join([*numbers, f"{view}.png", *([f"p{i}"] if named else [])]))
     return "\n".join(lines) + "\n"
@@ -50,7 +55,9 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("control") / "photos"
     folder.mkdir()
     for index in range(6):
-        Image.fromarray(corner.image(index)).save(folder / f"{index}.png")
+        exif = Image.Exif()
+        exif[0x0112] = 3 if index == TURNED else 1
+        Image.fromarray(corner.image(index)).save(folder / f"{index}.png", exif=exif)
     return folder
 
 

@@ -16,7 +16,7 @@ from splatcli.api import Model
 from splatcli.cli.commands import run
 from splatcli.errors import SceneError
 from splatcli.scene._pycolmap import pycolmap
-from splatcli.scene.geodesy import enu_axes, from_geocentric, to_enu, to_geocentric
+from splatcli.scene.geodesy import enu_axes, from_geocentric, median_place, to_enu, to_geocentric
 from splatcli.scene.georeference import (
     FILE,
     PositionsError,
@@ -91,6 +91,24 @@ def test_what_is_no_position_is_none(tags: dict, tmp_path: Path) -> None:
     assert position_of(tmp_path / "a.jpg") is None
     (tmp_path / "b.jpg").write_bytes(b"no image")
     assert position_of(tmp_path / "b.jpg") is None
+
+
+def test_heights_below_the_sea_are_negative_in_every_version_of_exif(tmp_path: Path) -> None:
+    heights = []
+    for ref in range(4):
+        exif = with_gps(PLACE)
+        exif[0x8825] = {**exif[0x8825], 5: bytes([ref])}
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.jpg", exif=exif)
+        place = position_of(tmp_path / "a.jpg")
+        assert place is not None
+        heights.append(np.sign(place[2]))
+    assert heights == [1, -1, 1, -1]
+
+
+def test_the_middle_of_places_around_the_180th_meridian_is_there() -> None:
+    places = np.array([[48.0, lon, 5.0] for lon in (179.9, -179.9, 179.8, -179.7, -179.6)])
+    np.testing.assert_allclose(median_place(places), [48.0, -179.9, 5.0], atol=1e-9)
+    np.testing.assert_allclose(median_place(places[[0, 2]]), [48.0, 179.85, 5.0], atol=1e-9)
 
 
 def test_outliers_are_left_out_and_the_rest_gives_scale_and_turn() -> None:

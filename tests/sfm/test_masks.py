@@ -118,6 +118,9 @@ def test_masks_are_found_in_the_folder_beside_it_or_where_it_is_said(images: Pat
     (tmp_path / "scene/cut-outs").rename(tmp_path / "scene/masks")
     for root in ("scene", "scene/images"):
         assert len(find_input(tmp_path / root).masks) == NUM_IMAGES
+    # Beside a project they are those of another.
+    (tmp_path / "scene/masks").rename(tmp_path / "masks")
+    assert not find_input(tmp_path / "scene").masks
 
 
 def test_masks_that_cannot_be_right_are_refused(images: Path, tmp_path: Path) -> None:

@@ -38,6 +38,11 @@ def test_panoramas_are_known_by_xmp_or_by_seam_and_poles(tmp_path: Path) -> None
     assert not taken_for_one(tmp_path / "seam.png")
     Image.fromarray(corner.image(0)).resize((256, 128)).save(tmp_path / "wide.png")
     assert not taken_for_one(tmp_path / "wide.png")
+    for background in (0, 255):
+        sky[:] = background
+        sky[20:44, 50:80] = 128
+        Image.fromarray(sky).save(tmp_path / "object.png")
+        assert not taken_for_one(tmp_path / "object.png")
     Image.fromarray(panoramas.image(0)[:200]).save(tmp_path / "part.jpg", xmp=panoramas.XMP)
     with pytest.raises(SceneError, match="part of a panorama"):
         taken_for_one(tmp_path / "part.jpg")
