@@ -56,7 +56,7 @@ def examine() -> dict[str, Any]:
     backends = {"cpu": _attempt(partial(_check, Backend.cpu, _cpu_reason(), "cpu"))}
     for gpu in range(torch.cuda.device_count()):
         device = f"cuda:{gpu}"
-        backends[device] = _attempt(partial(_check, partial(Backend.cuda, device), _cuda_reason(gpu), device))
+        backends[device] = _attempt(partial(_check_gpu, gpu))
     if not facts["gpus"]:
         backends["cuda"] = _no_gpu(bool(facts["driver"] or facts["driver_cuda"]))
     facts["backends"] = backends
@@ -159,7 +159,10 @@ def _driver() -> str | None:
 
 
 def _gpu(index: int) -> dict[str, Any]:
-    properties = torch.cuda.get_device_properties(index)
+    try:
+        properties = torch.cuda.get_device_properties(index)
+    except RuntimeError:  # the driver counts it, but torch cannot use it, as its backend says
+        return {"name": None, "capability": None, "memory_bytes": None}
     return {
         "name": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
@@ -205,6 +208,11 @@ def _no_gpu(driver: bool) -> dict[str, Any]:
 
 def _dotted(version: tuple[int, int] | None) -> str | None:
     return None if version is None else f"{version[0]}.{version[1]}"
+
+
+def _check_gpu(gpu: int) -> dict[str, Any]:
+    device = f"cuda:{gpu}"
+    return _check(partial(Backend.cuda, device), _cuda_reason(gpu), device)
 
 
 def _check(backend_of: Callable[[], Backend], why: str, device: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     ├── UsageError           2  the command line or the settings
     ├── SceneError           3  input data: photos, cameras, points
     ├── ResourceError        4  memory, GPU, compiler
+    │   └── DeviceFaultError 4  a GPU that has failed, so that this process cannot use it any more
     ├── ModelFileError       5  a checkpoint, PLY or other model file that cannot be trusted
     │   └── UnreadableError  5  one that the system refuses to read; its content may be sound
     ├── VersionError         6  a file made by a version that this one cannot read
@@ -87,6 +88,15 @@ class ResourceError(SplatError):
 
     exit_code = 4
     code = "E004"
+
+
+class DeviceFaultError(ResourceError):
+    """A GPU or its driver has failed: every later call of this process fails too."""
+
+    usual_remedy = (
+        "run the same command again, or splat resume RUN; dmesg names a fault of the hardware (Xid), and splat doctor "
+        "tests the GPU"
+    )
 
 
 class ModelFileError(SplatError):
@@ -231,6 +241,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Return whether a smaller model might not have met this error."""
     from torch import OutOfMemoryError  # of a GPU; on a CPU torch raises a plain RuntimeError
 
+    if isinstance(error, DeviceFaultError):
+        return False
     if isinstance(error, ResourceError | OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)

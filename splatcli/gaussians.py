@@ -99,5 +99,5 @@ class Gaussians:
 
 def reachable(tensor: Tensor, device: torch.device) -> bool:
     """Return whether kernels on ``device``, a GPU, can read a host tensor at its address: pinned memory has one address
-    for both."""
-    return device.type == "cuda" and tensor.device.type == "cpu" and tensor.is_pinned()
+    for both. Of an empty tensor there is nothing to read, and torch says that it is not pinned."""
+    return device.type == "cuda" and tensor.device.type == "cpu" and (tensor.numel() == 0 or tensor.is_pinned())

@@ -3,7 +3,8 @@
  *
  * Every struct starts with its own size, so that a caller built against another header is refused and not misread.
  * Pointers are to contiguous arrays on the call's device; `real` means float or double, by SplatCall.dtype.
- * Functions return 0, or -1 with a message in splat_last_error() (one a thread).
+ * Functions return 0, or a negative number with a message in splat_last_error() (one a thread): -1, or
+ * SPLAT_DEVICE_FAULT where the GPU or its driver has failed.
  *
  * The CPU library has done its work when it returns. The CUDA library only enqueues on the caller's stream and never
  * waits: it writes its counts to device memory (SplatFrame.counters, SplatLoss.means), and the fields marked
@@ -31,6 +32,8 @@ extern "C" {
 #define SPLAT_POSE 16        /* reals of a chunk's partial sum of the pose gradient */
 #define SPLAT_BOUNDS 8       /* reals of the bounds of a chunk, see SplatView */
 #define SPLAT_CHANNELS_AT_ONCE 64 /* channels whose gradients splat_blend_vjp sums in a pass over the intersections */
+
+#define SPLAT_DEVICE_FAULT (-2)
 
 /* SplatFrame.counters */
 enum {

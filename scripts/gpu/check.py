@@ -97,7 +97,12 @@ def build(report: Report) -> None:
 
 
 #: Files of the tests that need a GPU, and the part of the section's time that each gets at most.
-TEST_FILES = {"tests/gpu/test_gpu.py": 0.6, "tests/gpu/test_offload.py": 0.4, "tests/gpu/test_ranks.py": 0.6}
+TEST_FILES = {
+    "tests/gpu/test_gpu.py": 0.6,
+    "tests/gpu/test_offload.py": 0.4,
+    "tests/gpu/test_ranks.py": 0.5,
+    "tests/gpu/test_distributed_call.py": 0.6,
+}
 
 
 def tests(report: Report) -> None:

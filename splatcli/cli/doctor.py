@@ -72,8 +72,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         f"driver     {_driver(facts)}",
     ]
     for index, gpu in enumerate(facts["gpus"]):
-        memory = gpu["memory_bytes"] / 2**30
-        lines.append(f"cuda:{index}     {gpu['name']}, capability {gpu['capability']}, {memory:.0f} GiB")
+        lines.append(f"cuda:{index}     {_gpu(gpu)}")
     if not facts["gpus"]:
         lines.append("GPUs       torch finds none")
     for name, label in (("compiler", "compiler "), ("nvcc", "nvcc     ")):
@@ -101,6 +100,12 @@ def _driver(facts: dict[str, Any]) -> str:
         return "no NVIDIA driver"
     cuda = f", for CUDA up to {facts['driver_cuda']}" if facts["driver_cuda"] else ""
     return (facts["driver"] or "present") + cuda
+
+
+def _gpu(gpu: dict[str, Any]) -> str:
+    if gpu["name"] is None:
+        return "torch cannot use it"
+    return f"{gpu['name']}, capability {gpu['capability']}, {gpu['memory_bytes'] / 2**30:.0f} GiB"
 
 
 def _tool_lines(label: str, tool: dict[str, Any]) -> list[str]:

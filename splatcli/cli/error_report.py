@@ -18,7 +18,16 @@ import typer
 from splatcli import __version__
 from splatcli.cli.console import Output
 from splatcli.cli.process import PipeError
-from splatcli.errors import OutputError, ResourceError, SceneError, SplatError, UsageError, from_os_error, system_error
+from splatcli.errors import (
+    DeviceFaultError,
+    OutputError,
+    ResourceError,
+    SceneError,
+    SplatError,
+    UsageError,
+    from_os_error,
+    system_error,
+)
 
 
 def report_error(error: Exception, argv: Sequence[str], out: Output) -> int:
@@ -52,6 +61,8 @@ def _as_splat_error(error: Exception, argv: Sequence[str]) -> SplatError | None:
         return ResourceError("the machine is out of memory", remedy="use fewer or smaller images (-r), or --cap-max")
     if refused is not None and refused.errno == errno.ELOOP:
         error = refused  # Path.resolve() turns it into a RuntimeError
+    if type(error).__name__ == "AcceleratorError":  # torch's, which is not loaded here
+        return DeviceFaultError(f"a GPU has failed: {(str(error).splitlines() or [''])[0]}")
     if isinstance(error, OSError):  # an input, unless it lies where results go
         return from_os_error(error, OutputError if _is_output(error.filename, argv) else SceneError)
     return None

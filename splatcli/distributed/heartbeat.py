@@ -33,6 +33,9 @@ LEFT_TIMEOUT = 3.0
 
 #: Seconds from a failure on after which a process is ended that cannot react to it, since it waits for a GPU.
 EXIT_GRACE = 8.0
+#: The same where collectives only begin with their call: a process may wait for one of them at any later place. One
+#: that is not stuck reacts at its next collective.
+ENQUEUED_GRACE = 3.0 * EXIT_GRACE
 
 #: The failure's key in the store.
 _KEY = "failure"
@@ -86,10 +89,12 @@ class HeartbeatMonitor:
     """A thread of rank ``rank`` of ``size``, which ends with the process, or with close().
 
     store: a client of its own, which no other thread waits in.
+    enqueues: collectives are over on a GPU, some time after their calls have returned.
     """
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: Store, rank: int, size: int, *, enqueues: bool = False) -> None:
         self.rank, self.size = rank, size
+        self._enqueues = enqueues
         self._store = store
         self._lock = threading.Lock()
         self._count, self._doing = 0, "the start"
@@ -215,8 +220,14 @@ class HeartbeatMonitor:
             except (RuntimeError, ValueError):
                 if time.monotonic() - self._answered > SILENCE_LIMIT and not self._closed.is_set():
                     self._take_lost_store()
-            if self._failure is not None and time.monotonic() - self._failed_at > EXIT_GRACE and self._waiting:
+            if self._failure is not None and self._is_stuck(time.monotonic() - self._failed_at):
                 self._end()
+
+    def _is_stuck(self, passed: float) -> bool:
+        """Return whether the process cannot react to a failure that is ``passed`` seconds old."""
+        if self._waiting:
+            return passed > EXIT_GRACE
+        return self._enqueues and self._slow is None and passed > ENQUEUED_GRACE
 
     def _round(self) -> None:
         text = json.dumps([time.monotonic(), self._count, self._slow or self._doing, self._slow is not None])

@@ -111,7 +111,8 @@ class ProcessGroup:
         self._idle = True
         self._on_gpu = dist.get_backend(data) == "nccl"
         self._number = 0
-        self.monitor = HeartbeatMonitor(store.clone(), rank, size)  # type: ignore[attr-defined]  # torch's stubs miss it
+        own = store.clone()  # type: ignore[attr-defined]  # torch's stubs miss it
+        self.monitor = HeartbeatMonitor(own, rank, size, enqueues=self._on_gpu)
 
     # --- scalars ------------------------------------------------------------------------------------------------
 

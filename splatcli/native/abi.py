@@ -13,6 +13,8 @@ ISECT_GRAD = 16
 POSE = 16
 CHANNELS_AT_ONCE = 64
 BOUNDS = 8
+#: The result of a call where the GPU or its driver has failed.
+DEVICE_FAULT = -2
 #: Places in Frame.counters.
 COUNT_VISIBLE, COUNT_MAX_ISECTS, COUNT_ISECTS, COUNT_OVERFLOW = range(4)
 COUNTERS = 4

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from splatcli.errors import ResourceError, UsageError
+from splatcli.errors import DeviceFaultError, ResourceError, UsageError
 from splatcli.gaussians import Gaussians, reachable
 from splatcli.native import abi, build
 from splatcli.native.build import cpu_library
@@ -196,7 +196,7 @@ class Backend:
     def call(self, name: str, *arguments: Any) -> int:
         """Run ``splat_<name>`` with this backend's SplatCall in front and return its result.
 
-        Raises ResourceError with the library's message.
+        Raises ResourceError with the library's message; DeviceFaultError where the GPU or its driver has failed.
         """
         stream = self.stream
         if stream is None and self.device.type == "cuda":
@@ -205,6 +205,8 @@ class Backend:
         result: int = getattr(self.library, f"splat_{name}")(header, *arguments)
         if result < 0:
             message = (self.library.splat_last_error() or b"").decode(errors="replace")
+            if result == abi.DEVICE_FAULT:
+                raise DeviceFaultError(f"{self.device} has failed: {message}")
             raise ResourceError(f"the rasterizer refused: {message}")
         return result
 

@@ -18,6 +18,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from splatcli.rasterizer.exposure import constant
+
 #: Brightness is Rec. 601 luma of the rendered colour, as in the original.
 LUMA = (0.299, 0.587, 0.114)
 
@@ -58,7 +60,7 @@ def slice_grid_vjp(image: Tensor, grid: Tensor, v_out: Tensor, v_image: Tensor, 
             v_weights = torch.bmm(maps[lines].flatten(0, 1).mT, v_affine.flatten(0, 1)).view_as(slopes)
             v_luma = (v_weights * slopes).sum(dim=2)
             through = (_rows(affine)[:, :, :, :3] * v_colours.unsqueeze(3)).sum(dim=2)
-            through += v_luma.unsqueeze(2) * image.new_tensor(LUMA)[:, None]
+            through += v_luma.unsqueeze(2) * constant(LUMA, image)[:, None]
             v_image[lines] = cut.joined(through)
         v_grid.copy_(cut.maps_vjp(v_maps))
 
@@ -148,7 +150,7 @@ class _Cut:
 
 def _luma(colours: Tensor) -> Tensor:
     """Return [h, S, 1, P] of colours [h, S, 3, P]."""
-    return (colours * colours.new_tensor(LUMA)[:, None]).sum(dim=2, keepdim=True)
+    return (colours * constant(LUMA, colours)[:, None]).sum(dim=2, keepdim=True)
 
 
 def _between(maps: Tensor, weights: Tensor) -> Tensor:

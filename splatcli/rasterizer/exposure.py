@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from splatcli.reproducible import tree_sum
@@ -37,6 +41,20 @@ def mapped(matrix: Tensor, planes: Tensor) -> Tensor:
     """Return [3, H, W] the product of matrix [3, 3] with each colour of planes [3, H, W]."""
     columns = matrix.T[:, :, None, None]
     return columns[0] * planes[0] + columns[1] * planes[1] + columns[2] * planes[2]
+
+
+def constant(values: tuple[Any, ...], like: Tensor) -> Tensor:
+    """Return fixed numbers as a tensor of the dtype and on the device of ``like``.
+
+    It is made once: a copy to a GPU waits for all that the GPU has to do.
+    """
+    return _constant(values, like.dtype, like.device)
+
+
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def _parts(exposure: Tensor, image: Tensor) -> tuple[Tensor, Tensor]:

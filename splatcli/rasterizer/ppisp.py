@@ -15,13 +15,16 @@ threads nor on the instruction set.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from splatcli.rasterizer.exposure import colour_planes, mapped
+from splatcli.rasterizer.exposure import colour_planes, constant, mapped
 from splatcli.reproducible import exp, log, sigmoid, softplus, tree_sum
+
+Rows = tuple[tuple[float, ...], ...]
 
 #: Numbers of a view, of a camera, and of those of its response.
 VIEW_NUMBERS, CAMERA_NUMBERS, RESPONSE_NUMBERS = 9, 27, 12
@@ -102,10 +105,7 @@ class _Camera:
         self.params = params.to(image)
         self.gain = exp(self.params[:1] * math.log(2.0)).to(image)
         height, width, _ = image.shape
-        x, y = (
-            ((torch.arange(n, dtype=torch.float64) + 0.5 - 0.5 * n) / max(height, width)).to(image.device, image.dtype)
-            for n in (width, height)
-        )
+        x, y = (_from_centre(n, max(height, width), image.dtype, image.device) for n in (width, height))
         vignetting = self.params[9:24].view(3, 5, 1, 1)
         self.dx, self.dy = x - vignetting[:, 0], y[:, None] - vignetting[:, 1]
         self.factors = vignetting[:, 2:].unbind(1)
@@ -182,6 +182,13 @@ class _Lookup:
         return torch.where(self.beyond == 0.0, (table.diff(dim=1) * PIECES).gather(1, self.piece).view(self.shape), 1.0)
 
 
+@lru_cache(maxsize=64)
+@torch.inference_mode(False)
+def _from_centre(pixels: int, longer: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return [pixels] how far each is from the middle, in units of the longer side; made once, since a copy waits."""
+    return ((torch.arange(pixels, dtype=torch.float64) + 0.5 - 0.5 * pixels) / longer).to(device, dtype)
+
+
 def _bands(image: Tensor) -> list[slice]:
     """Return all lines, some at a time."""
     height, width, _ = image.shape
@@ -193,8 +200,8 @@ def _tables(params: Tensor) -> tuple[Tensor, Tensor]:
     """Return the responses [3, PIECES + 1] at equal steps from black to white, and their slopes [3, 4, PIECES + 1] by
     the numbers of params[24:]."""
     raw = params[24:].double().view(3, 4)
-    offsets = raw.new_tensor(OFFSETS)
-    toe, shoulder, gamma = (softplus(raw[:, :3] + offsets) + raw.new_tensor(LEAST)).unbind(1)
+    offsets = constant(OFFSETS, raw)
+    toe, shoulder, gamma = (softplus(raw[:, :3] + offsets) + constant(LEAST, raw)).unbind(1)
     toe, shoulder, gamma, c = (one[:, None] for one in (toe, shoulder, gamma, sigmoid(raw[:, 3])))
     x = torch.arange(PIECES + 1, dtype=torch.float64, device=raw.device) / PIECES
     blend = toe + c * (shoulder - toe)
@@ -244,7 +251,8 @@ _FROM_RGI = ((1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (-1.0, -1.0, 1.0))
 
 def _homography(shifts: Tensor) -> _Homography:
     """Return the map that moves the four chromaticities by ``shifts`` [8], float64."""
-    at = shifts.double().view(4, 2) + shifts.new_tensor(CHROMATICITIES, dtype=torch.float64)
+    at = shifts.double().view(4, 2)
+    at = at + constant(CHROMATICITIES, at)
     columns = torch.cat([at, torch.ones_like(at[:, :1])], dim=1)
     blue, red, green, white = columns
     # Cramer's rule: what the targets count in white; 3 makes each 1 at the start.
@@ -255,14 +263,14 @@ def _homography(shifts: Tensor) -> _Homography:
 def _correction(shifts: Tensor) -> Tensor:
     """Return [3, 3] what the colour correction does to (R, G, B), but for the brightness, which stays."""
     shape = _homography(shifts)
-    left, right = (shifts.new_tensor(part, dtype=torch.float64) for part in (_FROM_RGI, _rows(_TO_WEIGHTS, _TO_RGI)))
+    left, right = (constant(part, shape.white) for part in (_FROM_RGI, _rows(_TO_WEIGHTS, _TO_RGI)))
     return _product(_product(left, shape.targets * shape.weights), right)
 
 
 def _correction_vjp(shifts: Tensor, v_matrix: Tensor) -> Tensor:
     """Return [8] the gradient of the shifts from that of _correction()'s matrix [3, 3]."""
     shape = _homography(shifts)
-    left, right = (shifts.new_tensor(part, dtype=torch.float64) for part in (_FROM_RGI, _rows(_TO_WEIGHTS, _TO_RGI)))
+    left, right = (constant(part, shape.white) for part in (_FROM_RGI, _rows(_TO_WEIGHTS, _TO_RGI)))
     v_scaled = _product(_product(left.T, v_matrix.double()), right.T)
     v_blue, v_red, v_green = (v_scaled * shape.weights).T
     of_blue, of_red, of_green = (3.0 * _sum3(v_scaled * shape.targets, 0)).unbind()
@@ -274,9 +282,11 @@ def _correction_vjp(shifts: Tensor, v_matrix: Tensor) -> Tensor:
     return torch.stack([v_blue, v_red, v_green, v_white])[:, :2].flatten().to(shifts)
 
 
-def _rows(a: tuple[tuple[float, ...], ...], b: tuple[tuple[float, ...], ...]) -> list[list[float]]:
+def _rows(a: Rows, b: Rows) -> Rows:
     """Return the product of two matrices of whole numbers."""
-    return [[sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)] for row in a]
+    return tuple(
+        tuple(sum(x * y for x, y in zip(row, column, strict=True)) for column in zip(*b, strict=True)) for row in a
+    )
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

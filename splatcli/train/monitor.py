@@ -118,7 +118,7 @@ class FiniteMonitor:
         if stacked.device.type == "cuda":
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             stacked = torch.empty_like(stacked, device="cpu", pin_memory=True).copy_(stacked, non_blocking=True)
-            done.record()
+            done.record(torch.cuda.current_stream(device))
             self._pending = (step, stacked, done)
         else:
             self._pending = (step, stacked, None)

@@ -90,6 +90,22 @@ def test_without_a_gpu_the_cause_is_reported(
 
 
 @NEEDS_COMPILER
+def test_a_gpu_that_torch_cannot_use_is_a_fact(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old driver counts its GPUs; torch raises at the first use of one."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 12020)")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", refuse)
+    done = splat("doctor")
+    assert done.code == 0
+    assert "cuda:0     torch cannot use it" in done.out
+    assert "cuda:0     DOES NOT WORK: The NVIDIA driver on your system is too old" in done.out
+
+
+@NEEDS_COMPILER
 def test_machine_and_extras_are_described(splat: Splat, monkeypatch: pytest.MonkeyPatch) -> None:
     (facts,) = splat("doctor", "--json").objects
     assert facts["memory_bytes"] > 2**28

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from splatcli import errors
 from splatcli.cli import commands, error_report
@@ -63,6 +64,14 @@ def test_a_bug_leaves_its_traceback_in_a_file(failing, splat, tmp_path: Path, mo
     text = report.read_text()
     assert "splat info x" in text
     assert "ZeroDivisionError: by zero" in text
+
+
+def test_a_gpu_that_has_failed_is_no_bug(failing, splat) -> None:
+    failing(torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors"))
+    done = splat("info", "x")
+    assert done.code == 4
+    assert "a GPU has failed: CUDA error: an illegal memory access was encountered" in done.err
+    assert "splat resume RUN" in done.err
 
 
 def test_a_bug_is_reported_if_no_file_can_be_written(failing, splat, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from splatcli import rasterization
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not dist.is_nccl_available(), reason="torch has no NCCL")]
 
 
 def arguments(device: torch.device) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from splatcli.errors import ResourceError
+from splatcli.errors import DeviceFaultError, ResourceError
 from splatcli.native import abi
 from splatcli.native.backend import Backend
 from splatcli.rasterizer.adam import AdamState, decay_table
@@ -235,7 +235,9 @@ def check_devices(library: Path) -> None:
     assert {(launch.device, launch.stream) for launch in emulator.trace()} == {(DEVICE, STREAM)}
     with emulator.current_device(2):
         emulator.fail_launch(2)
-        with pytest.raises(ResourceError, match=r"project_totals: unspecified launch failure"):
+        with pytest.raises(
+            DeviceFaultError, match=r"has failed: splat_project: project_totals: unspecified launch failure"
+        ):
             everything(backend)
         assert emulator.device == 2
         emulator.fail_launch(0)

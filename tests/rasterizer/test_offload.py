@@ -211,6 +211,7 @@ def test_no_other_device_reaches_the_host() -> None:
     assert not reachable(torch.zeros(3), CPU)
     assert not reachable(torch.zeros(3, device="meta"), torch.device("cuda"))
     assert not reachable(torch.zeros(3), torch.device("cuda")), "memory that is not pinned"
+    assert reachable(torch.zeros(0, 0, 3), torch.device("cuda")), "nothing to read; torch does not call it pinned"
 
 
 @NEEDS_COMPILER

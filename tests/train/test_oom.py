@@ -11,7 +11,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.config import Config
-from splatcli.errors import ResourceError
+from splatcli.errors import DeviceFaultError, ResourceError
 from splatcli.gaussians import Gaussians
 from splatcli.rasterizer.adam import AdamState
 from splatcli.rasterizer.step_inputs import StepInputs
@@ -82,6 +82,14 @@ def test_a_run_that_outgrows_the_memory_ends_smaller(error: Callable[[], Excepti
     assert run.saved[40].step == run.saved[40].adam_step == 40
     assert run.saved[40].config.strategy.cap_max == run.configs[-1].strategy.cap_max == cap
     assert any(isinstance(event, Evaluated) for event in happened)
+
+
+def test_a_gpu_that_has_failed_is_no_lack_of_memory() -> None:
+    trainer = start_plain(growing(), MemoryRun(), SmallMachine(30, lambda: DeviceFaultError("cuda:0 has failed")))
+    happened = []
+    with pytest.raises(DeviceFaultError, match="cuda:0 has failed"):
+        happened.extend(trainer.run())
+    assert not any(isinstance(event, RolledBack) for event in happened)
 
 
 def test_the_cap_is_nine_tenths_of_what_a_step_was_done_with() -> None:

@@ -23,6 +23,9 @@ template <class Work>
 int32_t enter(const char* what, const SplatCall* call, Work work) {
   try {
     gpu::on_device(*call, work);
+  } catch (const gpu::DeviceFault& error) {
+    (void)fail(what, error.what());
+    return SPLAT_DEVICE_FAULT;
   } catch (const std::exception& error) {
     return fail(what, error.what());
   }

@@ -11,8 +11,15 @@ namespace gpu {
 
 inline cudaStream_t stream_of(const SplatCall& call) { return static_cast<cudaStream_t>(call.stream); }
 
+// An error of CUDA other than lack of memory: the GPU or its driver has failed.
+struct DeviceFault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 inline void throw_cuda(const char* what, cudaError_t error) {
-  throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(error));
+  const std::string message = std::string(what) + ": " + cudaGetErrorString(error);
+  if (error == cudaErrorMemoryAllocation) throw std::runtime_error(message);
+  throw DeviceFault(message);
 }
 
 inline void check_cuda(const char* what, cudaError_t error) {

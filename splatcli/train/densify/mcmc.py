@@ -188,11 +188,12 @@ def compute_relocation(logits: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
     total, term = torch.zeros_like(each), -torch.ones_like(each)
     for k in range(1, int(copies.max()) + 1):
         term = -term * each
-        total += term * (binomial[copies, k] / math.sqrt(k))
+        total += term * binomial[copies, k]
     return logit(each).to(logits.dtype), log(opacity / total).to(logits.dtype)
 
 
-#: [n, k] n over k, 0 beyond n; all of them exact in float64.
+#: [n, k] n over k, divided by the root of k from k = 1 on: here, as a GPU multiplies by the reciprocal instead.
 _BINOMIAL = torch.tensor(
-    [[math.comb(n, k) for k in range(MAX_COPIES + 1)] for n in range(MAX_COPIES + 1)], dtype=torch.float64
+    [[math.comb(n, k) / math.sqrt(max(k, 1)) for k in range(MAX_COPIES + 1)] for n in range(MAX_COPIES + 1)],
+    dtype=torch.float64,
 )

@@ -26,6 +26,7 @@ typedef struct CUstream_st* cudaStream_t;
 enum cudaError_t {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
   cudaErrorInvalidConfiguration = 9,
   cudaErrorInvalidDevice = 101,
   cudaErrorLaunchFailure = 719
