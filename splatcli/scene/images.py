@@ -237,10 +237,15 @@ class ImageStore:
         return self._cached(i)
 
     def prefetch(self, i: int) -> None:
-        """Start decoding image ``i`` in the background; an error surfaces when it is loaded."""
+        """Start decoding image ``i`` in the background; an error surfaces when it is loaded.
+
+        At most 2 * AHEAD images wait for image(), those of a step and those after it; the oldest gives way to another.
+        """
         with self._lock:
             if i in self._pending or i in self._images:
                 return
+            if len(self._pending) >= 2 * AHEAD:
+                self._pending.pop(next(iter(self._pending))).cancel()
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(self._parallel(), thread_name_prefix="splat-images")
             self._pending[i] = self._workers.submit(self._cached, i)

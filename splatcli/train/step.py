@@ -124,7 +124,7 @@ class Stepper:
         rows = [state.sampler.next() for _ in range(state.config.train.batch_size)]
         backgrounds = [training_background(state) for _ in rows]
         rank, size = (0, 1) if group is None else (group.rank, group.size)
-        self.images.prefetch(state.train[i] for i in state.sampler.upcoming(AHEAD * size)[rank::size])
+        self.images.prefetch(state.train[i] for i in _own_upcoming(state, rank, size))
         cameras = [scene_camera(state, scene, step, row) for row in rows]
 
         def inputs_of(i: int) -> StepInputs:
@@ -163,6 +163,15 @@ def _batch_engine(state: TrainState, budget: Budget, group: ProcessGroup | None)
     if state.shard is not None and group is not None:
         return sharded_engine_for(device, group, budget)
     return batch_engine_for(device, budget, group)
+
+
+def _own_upcoming(state: TrainState, rank: int, size: int) -> list[int]:
+    """Return the training views of the next batches of this pass that process ``rank`` of ``size`` renders, a few.
+
+    View i of a batch belongs to process i % size, and the next batch begins with the sampler's next view.
+    """
+    batch, upcoming = state.config.train.batch_size, state.sampler.upcoming(AHEAD * size)
+    return [row for i, row in enumerate(upcoming) if i % batch % size == rank][:AHEAD]
 
 
 def scene_camera(state: TrainState, scene: Scene, step: int, row: int) -> Camera:

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
 from splatcli.distributed.process_group import ProcessGroup
 from splatcli.errors import ResourceError
 from splatcli.rasterizer.batch import FlatSums
+from splatcli.scene.images import AHEAD, LoadedImage
 from splatcli.scene.scene import Scene
 from splatcli.train.data_parallel import ReadOnlyRunDir, check_same_run, state_digest
 from splatcli.train.events import RolledBack, Stepped
@@ -22,7 +24,7 @@ from splatcli.train.trainer import Trainer
 from tests.distributed.ranks import results
 from tests.distributed.training import STEPS, batch_config, go_on, train
 from tests.native.cases import NEEDS_COMPILER
-from tests.train.worlds import MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians
+from tests.train.worlds import MadeImages, MemoryRun, PlainEngine, made_scene, plain_renderer, random_gaussians
 
 pytestmark = NEEDS_COMPILER
 
@@ -89,6 +91,43 @@ def test_a_run_goes_from_four_ranks_to_three_two_and_one_without_losing_a_bit(al
         digests |= first["digests"]
     last = part(None, checkpoint, None)
     assert {**digests, **last["digests"]} == alone["default"]["digests"]
+
+
+class AskedImages(MadeImages):
+    """Tells how many images were waiting at once: asked for ahead and not loaded yet."""
+
+    def __init__(self, pixels: list[NDArray[np.uint8]]) -> None:
+        super().__init__(pixels)
+        self.waiting: set[int] = set()
+        self.asked: set[int] = set()
+        self.most = 0
+
+    def prefetch(self, i: int) -> None:
+        self.asked.add(i)
+        self.waiting.add(i)
+        self.most = max(self.most, len(self.waiting))
+
+    def image(self, i: int) -> LoadedImage:
+        self.waiting.discard(i)
+        return super().image(i)
+
+
+def asked_ahead(group: ProcessGroup) -> tuple[int, int, set[int], set[int]]:
+    """(images waiting at most, at the end, asked for, loaded) in a run with three views a step."""
+    scene = made_scene(30)
+    images = AskedImages(scene.images.pixels)  # type: ignore[attr-defined]
+    scene.images = images  # type: ignore[assignment]
+    train(group, batch_config(3, guard={"probe_every": 0}), scene=scene, stop_at=STEPS - 1)
+    return images.most, len(images.waiting), images.asked, set(images.loaded)
+
+
+def test_ranks_ask_ahead_for_the_views_that_they_render() -> None:
+    """Also where ranks have different numbers of views in a step."""
+    for rank, (most, left, asked, loaded) in enumerate(results(asked_ahead, 2)):
+        share = 2 - rank
+        assert most <= AHEAD + share
+        assert left <= AHEAD
+        assert len(asked & loaded) >= len(asked) - AHEAD
 
 
 def troubled(group: ProcessGroup, folder: str, trouble: str) -> tuple[list[str], int, int]:

@@ -12,7 +12,7 @@ from PIL import Image
 from splatcli.config import DataConfig
 from splatcli.errors import SceneError
 from splatcli.scene.decode import DECODE_BYTES
-from splatcli.scene.images import ByteCache
+from splatcli.scene.images import AHEAD, ByteCache
 from splatcli.scene.read import read_scene
 from tests.scene import made
 
@@ -101,6 +101,17 @@ def test_prefetched_images_are_the_same_and_errors_come_at_load(tmp_path: Path) 
     store.close()
     store.prefetch(2)
     np.testing.assert_array_equal(store.load(2), made.picture(2))
+    store.close()
+
+
+def test_images_that_nobody_loads_give_way_to_others(tmp_path: Path) -> None:
+    made.colmap_scene(tmp_path)
+    images = read_scene(tmp_path, DataConfig(cache_bytes=1)).images
+    store = images.of(images.sources * 2)
+    for i in range(2 * made.COUNT):
+        store.prefetch(i)
+    assert list(store._pending) == list(range(2 * made.COUNT))[-2 * AHEAD :]
+    np.testing.assert_array_equal(store.load(0), made.picture(0))
     store.close()
 
 
