@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from splatcli.checkpoint.run_dir import RunDir
+from splatcli.checkpoint.state import DatasetInfo
 from splatcli.config import Config, with_settings
 from splatcli.errors import DivergedError, OutputError, ResourceError, SplatError, as_splat_error
 from splatcli.gaussians import Gaussians
@@ -25,6 +26,7 @@ from splatcli.train.monitor import StepDivergedError, nonfinite_rows, state_tens
 from splatcli.train.sampler import ViewSampler
 from splatcli.train.schedule import learning_rates
 from splatcli.train.sharding import shard_of
+from splatcli.train.start import apply_config
 from splatcli.train.state import TrainState
 
 #: Rows with a NaN or infinity that the report shows.
@@ -93,6 +95,9 @@ class RollbackPlan:
     largest: int
     epoch: int
     config: Config
+    dataset: DatasetInfo
+    #: The name of the caller's loss, see TrainState.
+    loss: str | None
     device: torch.device
     store: TensorStorage
     #: (rank, size) where each process holds a shard.
@@ -131,6 +136,8 @@ class Recovery:
             largest=largest,
             epoch=state.sampler.epoch,
             config=state.config,
+            dataset=state.dataset,
+            loss=state.loss,
             device=state.gaussians.device,
             store=state.adam.storage,
             place=None if state.shard is None else (state.shard.rank, state.shard.size),
@@ -147,13 +154,14 @@ class Recovery:
         try:
             kept = None if cap is None or cap >= before else most_opaque_rows(checkpoint.gaussians, cap)
             state = shard_of(checkpoint, plan.place, plan.device, kept, plan.store)
+            apply_config(state, plan.config)  # includes changes since this checkpoint was written
         except (RuntimeError, MemoryError) as error:  # a GPU that has failed, or is full for good
             raise ResourceError(
                 f"{plan.what}; and the last checkpoint does not fit either: {as_splat_error(error).what}",
                 where=self.run_dir.path,
                 remedy=f"splat resume {self.run_dir.path} goes on from step {checkpoint.step} when the device is free",
             ) from None
-        state.config = plan.config  # includes the changes of rollbacks since this checkpoint was written
+        state.dataset, state.loss = plan.dataset, plan.loss
         # Another order of views, so that the same steps do not fail again.
         state.sampler = ViewSampler(len(state.train), state.config.train.seed, epoch=plan.epoch + 1)
         text = _lower_learning_rate(state) if cap is None else _lower_cap(state, plan, cap, before)

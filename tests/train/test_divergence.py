@@ -15,7 +15,7 @@ from torch import Tensor
 
 from splatcli.checkpoint.run_dir import RunDir
 from splatcli.checkpoint.state import Checkpoint
-from splatcli.config import Config, GuardConfig
+from splatcli.config import Config, GuardConfig, with_settings
 from splatcli.errors import DivergedError, SceneError
 from splatcli.gaussians import GROUPS, Gaussians
 from splatcli.rasterizer.adam import AdamState
@@ -30,6 +30,8 @@ from tests.train.worlds import (
     MadeImages,
     MemoryRun,
     PlainEngine,
+    copied,
+    made_scene,
     plain_renderer,
     random_adam,
     random_gaussians,
@@ -212,6 +214,35 @@ def test_a_stop_right_after_a_rollback_saves_what_has_changed() -> None:
             asked.append("SIGTERM")
     assert run.saved[5].config.optim.means_lr == trainer.state.config.optim.means_lr
     assert run.saved[5].sampler == {"epoch": 3, "position": 0}
+
+
+def test_a_rollback_returns_to_the_state_that_the_run_was_resumed_with() -> None:
+    """With the settings, the loss and the photos that it has been given since its checkpoint was written."""
+    run = MemoryRun()
+    list(start_plain(config_of(), run).run(stop_at=8))
+    saved = run.saved[8]
+    assert saved.sh_last_step is not None
+    saved.sh_last_step -= 3  # as of an engine that leaves out steps of shN
+    config = with_settings(saved.config, {"optim.beta1": 0.5, "optim.shN_lr": 3 * saved.config.optim.shN_lr})
+    scene = made_scene()
+    photos: dict[str, str | int] = {"images": len(scene.cameras), "sha256": "other"}
+    scene.fingerprint = lambda: photos  # type: ignore[method-assign]
+    engine = PoisonedEngine(break_mean, 11)
+    engine.loss = math.nan
+    parts = {"engine": engine, "renderer": plain_renderer, "clock": lambda: 0.0}
+    trainer = Trainer.resume(copied(saved), scene, run_dir=run, config=config, allowed={"photos"}, **parts)  # type: ignore[arg-type]
+    trainer.state.loss = "own"
+    before = bits(trainer.state.to_checkpoint())
+    backs = 0
+    for event in trainer.run():
+        if isinstance(event, RolledBack):
+            backs += 1
+            assert event.step == 8
+            assert bits(trainer.state.to_checkpoint()) == before
+            assert trainer.state.adam.sh_last_step.tolist() == [8] * trainer.state.count
+            assert trainer.state.adam.beta1 == trainer.state.config.optim.beta1 == 0.5
+    assert backs == 1
+    assert (run.saved[20].loss, run.saved[20].dataset.fingerprint) == ("own", photos)
 
 
 def all_tensors(gaussians: Gaussians, adam: AdamState) -> Iterator[Tensor]:

@@ -251,6 +251,7 @@ def copied(checkpoint: Checkpoint) -> Checkpoint:
         dataset=checkpoint.dataset,
         views={k: v.clone() for k, v in checkpoint.views.items()},
         filter_3d=None if checkpoint.filter_3d is None else checkpoint.filter_3d.clone(),
+        loss=checkpoint.loss,
     )
 
 
